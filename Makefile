@@ -1,0 +1,50 @@
+# Everything a person or a CI job runs. The environment builds itself on first use and again
+# whenever its description changes; nothing outside .venv is touched.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check exact env clean
+
+help:
+	@echo "make demo      plain against drafted decoding with the default pair"
+	@echo "make test      check + the quick tests"
+	@echo "make test-all  check + every test that this machine can run, then exact"
+	@echo "make check     lint, format, types, imports, sizes"
+	@echo "make exact     drafted output equals plain output, bit for bit (slow)"
+	@echo "make clean     remove build products and tool caches, keep .venv and the models"
+
+demo: env
+	$(BIN)/blockdraft bench demo
+
+test: check
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: check
+	$(BIN)/python -m pytest --ignore tests/exact
+	$(MAKE) exact
+
+exact: env
+	$(BIN)/python -m pytest tests/exact
+
+check: env
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sizes.py
+
+env: $(STAMP)
+
+# The constraints pin torch, so no step can pull another build than the tested one.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info $(STAMP)

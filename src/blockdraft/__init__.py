@@ -1,0 +1,1 @@
+"""Exact block-diffusion speculative decoding."""

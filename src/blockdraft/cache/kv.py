@@ -1,0 +1,103 @@
+"""The target's K/V of one sequence, in buffers that grow by whole multiples of `KEY_MULTIPLE`.
+
+Two properties serve exactness. A key's slot is its absolute position, whatever was rolled back
+before. And the buffers are handed out whole, so the attention always reduces over a multiple of
+`KEY_MULTIPLE` keys, those past the end masked: the number of keys of a position then depends on
+little more than the position. They also serve speed: appending copies new rows only, and a whole
+buffer is contiguous, which the matrix products want.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+KEY_MULTIPLE = 64
+
+
+class KVLayer(CacheLayerMixin):
+    """K/V of one layer: [1, kv_heads, capacity, head_dim], of which `length` slots are valid.
+
+    Sliding-window layers keep all keys too, and the model's mask hides the old ones: a ring buffer
+    could not be rolled back, and would move keys to other slots.
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take shape, type and device from the first keys and values [1, kv_heads, q, head_dim]."""
+        self.keys = key_states.new_zeros((*key_states.shape[:2], 0, key_states.shape[3]))
+        self.values = value_states.new_zeros((*value_states.shape[:2], 0, value_states.shape[3]))
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append [1, kv_heads, q, head_dim]; returns the whole buffers [1, kv_heads, capacity, ..]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        end = self.length + key_states.shape[2]
+        if end > self.keys.shape[2]:
+            self.keys = _grown(self.keys, _padded(end))
+            self.values = _grown(self.values, _padded(end))
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        return self.keys, self.values
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` slots; what they hold stays, masked, until overwritten."""
+        assert length <= self.length
+        self.length = length
+
+    def get_seq_length(self) -> int:
+        """Number of valid slots."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(number of keys that the next update hands out, position of the first)."""
+        capacity = self.keys.shape[2] if self.keys is not None else 0
+        return max(capacity, _padded(self.length + query_length)), 0
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """No limit; the name in older transformers."""
+        return -1
+
+
+class KVCache(Cache):
+    """The K/V of one sequence, all layers."""
+
+    layers: list[KVLayer]
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[KVLayer() for _ in range(num_layers)])
+
+    @property
+    def length(self) -> int:
+        """Number of cached tokens."""
+        return self.layers[0].length
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        for layer in self.layers:
+            layer.truncate(length)
+
+
+def _padded(length: int) -> int:
+    return -(-length // KEY_MULTIPLE) * KEY_MULTIPLE
+
+
+def _grown(buffer: Tensor, capacity: int) -> Tensor:
+    grown = buffer.new_zeros((*buffer.shape[:2], capacity, buffer.shape[3]))
+    grown[:, :, : buffer.shape[2]] = buffer
+    return grown

@@ -1,0 +1,116 @@
+"""What a user asks of one generation."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from blockdraft.core.errors import RequestError
+
+FinishReason = Literal["stop", "length"]
+
+MAX_SEED = 2**64 - 1
+MAX_SAMPLES = 2**16
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen, and when to stop.
+
+    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 filter nothing. `logprobs` asks for the
+    log-probability of each token and of that many most likely ones. `speculative` is True for as
+    many drafted tokens as the drafter gives, False for plain decoding, or the most a step may draft.
+
+    Raises:
+        RequestError: a value is out of its range.
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    logprobs: int | None = None
+    speculative: bool | int = True
+
+    def __post_init__(self) -> None:
+        _check_count("max_tokens", self.max_tokens, 1)
+        _check_count("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_real("temperature", self.temperature, 0.0, math.inf)
+        _check_count("top_k", self.top_k, 0)
+        _check_real("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_real("min_p", self.min_p, 0.0, 1.0)
+        _check_real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
+        _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for token_id, bias in self.logit_bias.items():
+            _check_real(f"logit_bias of token {token_id}", bias, -100.0, 100.0)
+        if self.seed is not None:
+            _check_count("seed", self.seed, 0, MAX_SEED)
+        if any(not text for text in self.stop):
+            raise RequestError("stop holds an empty string; every text ends there, leave it out")
+        _check_count("n", self.n, 1, MAX_SAMPLES)
+        if self.logprobs is not None:
+            _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.speculative, bool):
+            _check_count("speculative", self.speculative, 0)
+
+    @property
+    def is_greedy_argmax(self) -> bool:
+        """True if the choice is the plain argmax of the target's logits."""
+        return self.temperature == 0.0 and not self.changes_logits
+
+    @property
+    def changes_logits(self) -> bool:
+        """True if penalties, biases or a minimum length act on the logits."""
+        return (
+            self.uses_penalties
+            or bool(self.logit_bias)
+            or self.min_tokens > 0
+        )
+
+    @property
+    def uses_penalties(self) -> bool:
+        """True if earlier tokens of the sequence change the logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """The most tokens a step may draft; None leaves it to the drafter."""
+        if self.speculative is True:
+            return None
+        return int(self.speculative)
+
+
+def _check_count(name: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} is {value!r}; give a whole number from {low} up")
+    if value < low or (high is not None and value > high):
+        limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        raise RequestError(f"{name} is {value}; give a number {limit}")
+
+
+def _check_real(
+    name: str, value: object, low: float, high: float, *, low_open: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RequestError(f"{name} is {value!r}; give a finite number from {low:g} up")
+    if value < low or value > high or (low_open and value == low):
+        start = f"above {low:g}" if low_open else f"of at least {low:g}"
+        end = "" if high == math.inf else f" and at most {high:g}"
+        raise RequestError(f"{name} is {value:g}; give a number {start}{end}")

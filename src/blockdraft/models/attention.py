@@ -1,0 +1,89 @@
+"""Attention whose rows do not depend on the rows beside them.
+
+`scaled_dot_product_attention` picks kernels and splits by the number of queries, so a row's bits
+change with its company. Here every row is a batched matrix product, a float32 softmax over a padded
+number of keys, and a second product. transformers models call it through their attention interface.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from blockdraft.models.exact import row_rule
+
+EXACT_ATTENTION = "blockdraft_exact"
+
+
+def exact_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Row-invariant attention with grouped heads.
+
+    query: [1, heads, q, head_dim]; key, value: [1, kv_heads, keys, head_dim];
+    attention_mask: additive, [1, 1, q, keys]; s_aux: sink logits [heads].
+    Returns [1, q, heads, head_dim] and no weights.
+    """
+    _, heads, q_len, head_dim = query.shape
+    kv_heads = key.shape[1]
+    scale = head_dim**-0.5 if scaling is None else scaling
+    # All query heads of a K/V head are rows of one product: no copy of K/V per head.
+    grouped = query[0].reshape(kv_heads, -1, head_dim)
+    scores = torch.bmm(grouped, key[0].transpose(1, 2))
+    scores = scores.to(_softmax_dtype(query.dtype)).mul_(scale)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    scores = scores.view(kv_heads, heads // kv_heads, q_len, -1)
+    if attention_mask is not None:
+        scores += attention_mask[0]
+    weights = _softmax(scores, s_aux).to(value.dtype)
+    output = _weighted_sum(weights.view(kv_heads, -1, scores.shape[-1]), value[0])
+    return output.view(1, heads, q_len, head_dim).transpose(1, 2), None
+
+
+def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
+    """[kv_heads, rows, keys] times [kv_heads, keys, head_dim], keys in tiles of fixed borders."""
+    tile, num_keys = row_rule(value.dtype).key_tile, value.shape[1]
+    if num_keys <= tile:
+        return torch.bmm(weights, value)
+    output = torch.bmm(weights[:, :, :tile], value[:, :tile])
+    for start in range(tile, num_keys, tile):
+        end = start + tile
+        output += torch.bmm(weights[:, :, start:end], value[:, start:end])
+    return output
+
+
+def _softmax(scores: Tensor, s_aux: Tensor | None) -> Tensor:
+    """Softmax over keys; a sink takes its share of the sum and is dropped."""
+    if s_aux is None:
+        return scores.softmax(dim=-1)
+    sink = s_aux.to(scores.dtype).view(scores.shape[0], scores.shape[1], 1, 1)
+    sink = sink.expand(*scores.shape[:3], 1)
+    return torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1].contiguous()
+
+
+def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _additive_mask(*args: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
+    """The model's own mask rule as additive [1, 1, q, keys]: made once a forward, not per layer."""
+    kwargs["allow_is_causal_skip"] = False
+    visible = sdpa_mask(*args, **kwargs)
+    assert visible is not None
+    bias = torch.zeros(visible.shape, dtype=_softmax_dtype(dtype), device=visible.device)
+    return bias.masked_fill_(~visible, -torch.inf)
+
+
+AttentionInterface.register(EXACT_ATTENTION, exact_attention)
+AttentionMaskInterface.register(EXACT_ATTENTION, _additive_mask)

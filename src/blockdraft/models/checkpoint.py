@@ -1,0 +1,189 @@
+"""Drafter checkpoints on disk: a folder with `config.json` and `model.safetensors`.
+
+The names are those of the published DFlash checkpoints (arXiv 2602.06036). Reading accepts the
+prefixes that other tools add; writing gives the plain names.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from blockdraft.core.errors import ModelError
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+PROVENANCE_NAME = "provenance.json"
+
+_PREFIXES = ("draft_model.", "model.")
+_RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
+
+_FOREIGN_TENSORS = {
+    "attention_conv.": "a DFlash 2 drafter",
+    "mlp_conv.": "a DFlash 2 drafter",
+    "candidate_selector.": "a DFlash 2 drafter",
+    "markov_head.": "a DSpark drafter",
+    "confidence_head.": "a DSpark drafter",
+    "prefix_gru.": "a Domino drafter",
+    "embed_proj.": "a Domino drafter",
+    "d2t": "a drafter with a vocabulary of its own",
+    "t2d": "a drafter with a vocabulary of its own",
+    "embed_tokens.": "a drafter with an embedding of its own",
+    "lm_head.": "a drafter with an output head of its own",
+}
+"""Parts of tensor names that mark what this project does not run yet."""
+
+_NUM_SHOWN = 3
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a checkpoint.
+
+    Raises:
+        ModelError: it is absent or not a JSON object.
+    """
+    path = folder / CONFIG_NAME
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(
+            f"cannot read {path} ({error.strerror}); a drafter is a folder with {CONFIG_NAME} and "
+            f"{WEIGHTS_NAME}"
+        ) from error
+    except ValueError as error:
+        raise ModelError(
+            f"{path} is not valid JSON ({error}); copy the checkpoint again"
+        ) from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path} holds no JSON object; copy the checkpoint again")
+    return raw
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint on the CPU, under their plain names; shards are joined.
+
+    Raises:
+        ModelError: the file is absent or damaged, or two tensors have the same plain name.
+    """
+    if (folder / "mask_embedding.pt").exists():
+        raise ModelError(
+            f"{folder} has a learned mask embedding (mask_embedding.pt), which is not supported "
+            f"yet; use a drafter that takes the target's embedding of its mask token"
+        )
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        try:
+            part = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"cannot read {path} ({error}); copy the checkpoint again") from error
+        for name, value in part.items():
+            plain = plain_name(name)
+            if plain in tensors:
+                raise ModelError(f"{path} holds {plain} twice; it is not one drafter's checkpoint")
+            tensors[plain] = value
+    return tensors
+
+
+def plain_name(name: str) -> str:
+    """The published name of a tensor, without what other tools put before it."""
+    while any(name.startswith(prefix) for prefix in _PREFIXES):
+        name = name.split(".", 1)[1]
+    for theirs, ours in _RENAMED.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return name
+
+
+def check_tensors(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], folder: Path
+) -> None:
+    """Compare names and shapes with those of the model that the config describes.
+
+    Raises:
+        ModelError: they differ; says how many tensors are missing, unexpected and of a wrong
+            shape, and names the first few.
+    """
+    for name in sorted(found):
+        for part, what in _FOREIGN_TENSORS.items():
+            if name.startswith(part) or f".{part}" in name:
+                raise ModelError(
+                    f"{folder} holds {name}: it is {what}, which is not supported yet; use a "
+                    f"DFlash checkpoint without it"
+                )
+    shapes = [
+        f"{name} {list(found[name].shape)} instead of {list(expected[name].shape)}"
+        for name in sorted(found.keys() & expected.keys())
+        if found[name].shape != expected[name].shape
+    ]
+    problems = [
+        *_count("missing", sorted(expected.keys() - found.keys())),
+        *_count("unexpected", sorted(found.keys() - expected.keys())),
+        *_count("of the wrong shape", shapes),
+    ]
+    if problems:
+        raise ModelError(
+            f"the tensors in {folder} are not those of its {CONFIG_NAME}: {'; '.join(problems)}; "
+            f"use the two files of one checkpoint"
+        )
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    provenance: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint; each file replaces its predecessor in one move.
+
+    The weights come first: a reader that finds a config finds its weights too.
+
+    Args:
+        folder: made if it does not exist.
+        config: content of `config.json`.
+        tensors: by published name, on any device.
+        provenance: content of `provenance.json`; None writes none and leaves an old one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    on_cpu = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    _replace(folder / WEIGHTS_NAME, lambda path: save_file(on_cpu, path, {"format": "pt"}))
+    _replace(folder / CONFIG_NAME, _json_writer(config))
+    if provenance is not None:
+        _replace(folder / PROVENANCE_NAME, _json_writer(provenance))
+
+
+def _weight_files(folder: Path) -> Iterable[Path]:
+    """The one file of weights, or the shards that an index names."""
+    single, index = folder / WEIGHTS_NAME, folder / f"{WEIGHTS_NAME}.index.json"
+    if single.exists() or not index.exists():
+        return [single]
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"{index} is damaged ({error!r}); copy the checkpoint again") from error
+    return [folder / name for name in sorted(names)]
+
+
+def _count(what: str, names: list[str]) -> list[str]:
+    """`["12 missing (a, b, c, ...)"]`, or nothing."""
+    if not names:
+        return []
+    more = ", ..." if len(names) > _NUM_SHOWN else ""
+    return [f"{len(names)} {what} ({', '.join(names[:_NUM_SHOWN])}{more})"]
+
+
+def _json_writer(content: Mapping[str, Any]) -> Callable[[Path], object]:
+    text = json.dumps(dict(content), indent=1) + "\n"
+    return lambda path: path.write_text(text, encoding="utf-8")
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, then move it there."""
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
+        temporary = Path(scratch) / path.name
+        write(temporary)
+        temporary.replace(path)

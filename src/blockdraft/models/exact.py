@@ -1,0 +1,74 @@
+"""The rule that makes a row's bits independent of its company, and the test of it.
+
+Measured on CPUs (LOG.md). A linear layer gives each row the same bits for any number of rows that
+is a multiple of a small one; the rows left over from it run in another kernel. So every forward is
+filled up to that multiple, and long prompts go in pieces, since large products are blocked
+differently. A product over keys gives the same bits with more masked keys behind, in
+float32 and float64 up to some hundred keys only; so there it goes in tiles. The rule for a precision
+is stated here and nowhere else; `first_variant_split` serves to check a whole forward as deployed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blockdraft.core.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """Forwards run on a multiple of `row_multiple` rows, at most `max_rows`.
+
+    Attention sums over `key_tile` keys at a time.
+    """
+
+    row_multiple: int
+    max_rows: int
+    key_tile: int
+
+
+ROW_RULES = {
+    torch.bfloat16: RowRule(row_multiple=2, max_rows=512, key_tile=2**31),
+    torch.float32: RowRule(row_multiple=4, max_rows=64, key_tile=256),
+    torch.float64: RowRule(row_multiple=4, max_rows=64, key_tile=256),
+}
+INEXACT_RULE = RowRule(row_multiple=1, max_rows=512, key_tile=2**31)
+
+Split = tuple[int, ...]
+PROBE_SPLITS: tuple[Split, ...] = (
+    (33,),
+    (1,) * 33,
+    (7, 1, 16, 1, 5, 3),
+    (20, 8, 5),
+)
+"""Ways to cut 33 tokens into forwards: a prompt at once, plain steps, drafted steps, chunks."""
+
+
+def row_rule(dtype: torch.dtype) -> RowRule:
+    """The rule for a precision.
+
+    Raises:
+        ModelError: no rule is known for `dtype`.
+    """
+    if dtype not in ROW_RULES:
+        known = ", ".join(str(known).removeprefix("torch.") for known in ROW_RULES)
+        raise ModelError(f"no rule of exactness is known for {dtype}; use one of {known}")
+    return ROW_RULES[dtype]
+
+
+def supports_bfloat16() -> bool:
+    """True if this CPU multiplies bfloat16 in hardware; without, float32 is the faster one."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def first_variant_split(
+    logits_of: Callable[[Split], Tensor], splits: tuple[Split, ...]
+) -> Split | None:
+    """The first split whose logits [tokens, V] differ in any bit from those of `splits[0]`."""
+    reference = logits_of(splits[0])
+    for split in splits[1:]:
+        if not torch.equal(logits_of(split), reference):
+            return split
+    return None

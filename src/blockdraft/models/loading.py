@@ -1,0 +1,90 @@
+"""Loading a target, and refusing a drafter that was made for another one."""
+
+import logging
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.exact import supports_bfloat16
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_dtype(name: str, device: str) -> torch.dtype:
+    """A precision by name; "auto" is bfloat16 where the hardware multiplies it, else float32.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
+    if name == "auto":
+        if torch.device(device).type == "cpu" and not supports_bfloat16():
+            return torch.float32
+        return torch.bfloat16
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load_target_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
+    """Load a causal LM from a folder, in evaluation mode.
+
+    Raises:
+        ModelError: transformers cannot load it.
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = model.to(device).eval()
+    # transformers raises many types for a broken folder; all mean the same to a user.
+    except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"cannot load a causal LM from {folder}: {reason}; check the folder, or delete and "
+            "fetch it again"
+        ) from error
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def check_pair(model: PreTrainedModel, draft: DraftConfig) -> None:
+    """Refuse a drafter that cannot work with a target.
+
+    Raises:
+        ModelError: says which size differs, and both values.
+    """
+    config = model.config.get_text_config()
+    embedding = model.get_input_embeddings().weight
+    pairs = [
+        ("hidden size of the target's features", draft.target_hidden_size, config.hidden_size),
+        ("hidden size", draft.hidden_size, embedding.shape[1]),
+        ("vocabulary size", draft.vocab_size, config.vocab_size),
+    ]
+    if draft.num_target_layers is not None:
+        pairs.append(("number of target layers", draft.num_target_layers, config.num_hidden_layers))
+    for what, drafted_for, found in pairs:
+        if drafted_for != found:
+            raise ModelError(
+                f"the drafter does not fit the target: {what} is {drafted_for} in the drafter and "
+                f"{found} in the target; use a drafter made for this target"
+            )
+    if draft.mask_token_id >= embedding.shape[0]:
+        raise ModelError(
+            f"the drafter does not fit the target: mask token {draft.mask_token_id} is outside the "
+            f"target's embedding of {embedding.shape[0]} rows; use a drafter made for this target"
+        )
+    wrong = [i for i in draft.target_layer_ids if i >= config.num_hidden_layers]
+    if wrong:
+        raise ModelError(
+            f"the drafter does not fit the target: it reads layers {wrong}, and the target has "
+            f"layers 0 to {config.num_hidden_layers - 1}; use a drafter made for this target"
+        )

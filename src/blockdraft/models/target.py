@@ -1,0 +1,44 @@
+"""What the engine needs of a target model."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from blockdraft.core.sequence import Batch, DraftBlock
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """What one pass over a batch computed, row by row.
+
+    logits: [1 + num_drafted, V] of the positions that get a choice, [0, V] for an incomplete row.
+    features: [num_new + num_drafted, num_features * hidden] of every token of the row: the outputs
+    of the wanted layers side by side, in the order asked for; None if none are wanted.
+    """
+
+    logits: list[Tensor]
+    features: list[Tensor | None]
+
+
+class Target(Protocol):
+    """A causal language model with a cache per sequence, addressed by the sequence's key.
+
+    After `forward` a sequence's cache holds its cached, new and drafted tokens; `truncate` takes
+    back what was not kept. Only commit truncates.
+    """
+
+    vocab_size: int
+    max_context: int
+
+    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
+        """Run the new and drafted tokens of every row through the model."""
+        ...
+
+    def truncate(self, key: int, length: int) -> None:
+        """Keep the first `length` cached tokens of a sequence."""
+        ...
+
+    def close(self, key: int) -> None:
+        """Forget a sequence."""
+        ...

@@ -1,0 +1,122 @@
+"""The choice: which token comes next, given the logits.
+
+One rule for every temperature. The choice is a function of the processed logits, the seed, the
+sample index and the absolute position. The target's choice verifies a draft; the drafter applies the
+same function to its own logits to guess it, so that both see the same noise (drafter-invariant
+speculative decoding, Daliri et al., arXiv 2408.07978).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blockdraft.core.sequence import Sequence
+from blockdraft.speculate.filters import keep_min_p, keep_top_k, keep_top_p
+from blockdraft.speculate.noise import gumbel_noise
+
+Scores = NDArray[np.float32]
+
+
+def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
+    """Yield the choice of each row of `logits` [rows, V], lazily.
+
+    Row i follows the sequence's tokens and `ahead[:i]`; a caller that stops early pays for no more
+    rows. Ties go to the lowest id.
+    """
+    if sequence.params.is_greedy_argmax:
+        # argmax of bfloat16 is slow on CPUs; the conversion is exact.
+        yield from logits.float().argmax(dim=-1).tolist()
+        return
+    rows = logits.float().cpu().numpy()
+    for index in range(rows.shape[0]):
+        yield _choose(rows[index].copy(), sequence, ahead[:index])
+
+
+def _choose(scores: Scores, sequence: Sequence, ahead: list[int]) -> int:
+    process_logits(scores, sequence, ahead)
+    if sequence.params.temperature == 0.0:
+        return int(scores.argmax())
+    position = len(sequence.token_ids) + len(ahead)
+    noise = gumbel_noise(sequence.seed, sequence.sample_index, position, scores.shape[0])
+    return pick(scores, sequence.params.temperature, survivors(scores, sequence), noise)
+
+
+def pick(
+    scores: Scores,
+    temperature: float,
+    survivor_ids: NDArray[np.intp] | None,
+    noise: NDArray[np.float64],
+) -> int:
+    """argmax of scores / T + noise over the survivors, in float64; a sample of their softmax."""
+    if survivor_ids is None:
+        return int((scores.astype(np.float64) / temperature + noise).argmax())
+    kept = scores[survivor_ids].astype(np.float64) / temperature + noise[survivor_ids]
+    return int(survivor_ids[kept.argmax()])
+
+
+def survivors(scores: Scores, sequence: Sequence) -> NDArray[np.intp] | None:
+    """Ids left by top-k, top-p and min-p, in this order, ascending; None if nothing filters.
+
+    top-p and min-p look at the probabilities at the request's temperature.
+    """
+    params = sequence.params
+    if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
+        return None
+    ids = np.flatnonzero(scores > -np.inf)
+    if params.top_k:
+        ids = ids[keep_top_k(scores[ids], params.top_k)]
+    tempered = scores[ids].astype(np.float64) / params.temperature
+    if params.top_p < 1.0:
+        kept = keep_top_p(tempered, params.top_p)
+        ids, tempered = ids[kept], tempered[kept]
+    if params.min_p > 0.0:
+        ids = ids[keep_min_p(tempered, params.min_p)]
+    return ids
+
+
+def process_logits(scores: Scores, sequence: Sequence, ahead: list[int]) -> None:
+    """Apply penalties, logit bias and the minimum length to `scores` [V], in place.
+
+    Only tokens of the sequence and `ahead` count. Tokens rejected earlier never do.
+    """
+    params = sequence.params
+    if not params.changes_logits:
+        return
+    if params.uses_penalties:
+        _penalize(scores, sequence, ahead)
+    for token_id, bias in params.logit_bias.items():
+        scores[token_id] += np.float32(bias)
+    if sequence.num_output + len(ahead) < params.min_tokens:
+        scores[list(sequence.stop_ids)] = -np.inf
+
+
+def _penalize(scores: Scores, sequence: Sequence, ahead: list[int]) -> None:
+    """Repetition over prompt and output (arXiv 1909.05858), frequency and presence over output."""
+    params = sequence.params
+    counts = sequence.output_counts + type(sequence.output_counts)(ahead)
+    if params.repetition_penalty != 1.0:
+        seen = np.fromiter(sequence.prompt_ids | counts.keys(), dtype=np.intp)
+        penalty = np.float32(params.repetition_penalty)
+        values = scores[seen]
+        scores[seen] = np.where(values > 0, values / penalty, values * penalty)
+    if counts and (params.presence_penalty or params.frequency_penalty):
+        ids = np.fromiter(counts.keys(), dtype=np.intp)
+        times = np.fromiter(counts.values(), dtype=np.float32)
+        frequency = np.float32(params.frequency_penalty) * times
+        scores[ids] -= frequency + np.float32(params.presence_penalty)
+
+
+def token_logprobs(
+    logits: Tensor, token_id: int, num_top: int
+) -> tuple[float, list[tuple[int, float]]]:
+    """Log-probability of a token, and the `num_top` most likely tokens with theirs.
+
+    logits: [V], as the target gave them: no temperature, penalty or filter.
+    """
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    top = logprobs.topk(num_top)
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return float(logprobs[token_id]), list(pairs)

@@ -1,0 +1,36 @@
+"""What a person meets first: `import blockdraft` is quick and its public names are in order."""
+
+import subprocess
+import sys
+
+import pytest
+
+import blockdraft
+
+LIGHT_MODULES = [
+    "blockdraft",
+    "blockdraft.core.errors",
+    "blockdraft.hub.cache_dir",
+    "blockdraft.hub.catalog",
+    "blockdraft.hub.resolve",
+    "blockdraft.hub.wheel",
+]
+
+
+@pytest.mark.parametrize("module", LIGHT_MODULES)
+def test_importing_loads_no_heavy_library(module):
+    program = (
+        f"import sys, {module}\n"
+        "print(*sorted({'torch', 'transformers', 'numpy', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == ""
+
+
+def test_public_names_are_sorted_and_exist():
+    names = getattr(blockdraft, "__all__", [])
+    assert list(names) == sorted(set(names))
+    missing = [name for name in names if not hasattr(blockdraft, name)]
+    assert not missing

@@ -1,0 +1,104 @@
+"""Replay decoding cycles of golden drafters and compare with the official implementation.
+
+A case is a folder with a drafter (`config.json`, `model.safetensors`), `cycles.json` and
+`expected.safetensors`; `--golden DIR` runs another folder of such cases.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from blockdraft.core.errors import ModelError
+from blockdraft.models.draft import DraftModel, load_draft_model
+from blockdraft.models.draft_context import ConcatContext, ContextKV
+
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One drafter with the official outputs."""
+
+    model: DraftModel
+    cycles: list[dict[str, Any]]
+    expected: dict[str, Tensor]
+
+    def forward(self, cycle: dict[str, Any], context: ContextKV) -> Tensor:
+        """Hidden states [1, block, D] of a cycle's block after this context."""
+        start, block_size = cycle["start"], self.model.config.block_size
+        mask_token_id = self.model.config.mask_token_id
+        token_ids = torch.tensor([[cycle["anchor"]] + [mask_token_id] * (block_size - 1)])
+        embeddings = self.model.embed(token_ids, self.expected["target.embed_tokens.weight"])
+        positions = torch.arange(start, start + block_size)[None]
+        masks = self.model.block_masks(context.num_context, block_size)
+        hidden: Tensor = self.model(embeddings, positions, context, masks)
+        return hidden
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    folder: Path = metafunc.config.getoption("--golden")
+    cases = sorted(path.parent for path in folder.glob("*/cycles.json"))
+    if not cases:
+        raise pytest.UsageError(f"no golden drafters in {folder}")
+    second = [case for case in cases if "DFlash2" in (case / "config.json").read_text()]
+    chosen = second if metafunc.function is test_dflash2_is_refused else set(cases) - set(second)
+    metafunc.parametrize("case", sorted(chosen), ids=lambda case: case.name)
+
+
+def load_case(case: Path) -> Golden:
+    info = json.loads((case / "cycles.json").read_text())
+    model = load_draft_model(case, torch.float32)
+    assert model.config.target_layer_ids == tuple(info["target_layer_ids"])
+    assert model.config.block_size == info["block_size"]
+    assert model.config.mask_token_id == info["mask_token_id"]
+    return Golden(model, info["cycles"], load_file(case / "expected.safetensors"))
+
+
+@torch.inference_mode()
+def test_incremental_decoding_gives_the_official_outputs(case: Path) -> None:
+    golden = load_case(case)
+    context = golden.model.new_context(capacity=4)
+    for index, cycle in enumerate(golden.cycles):
+        features = golden.expected[f"cycle{index}.features"][None]
+        assert features.shape[1] == cycle["new_context"]
+        positions = torch.arange(len(context), cycle["start"])[None]
+        context.append(golden.model.project_context(features, positions))
+        assert len(context) == cycle["start"]
+
+        hidden = golden.forward(cycle, context)[0]
+        logits = golden.model.logits(hidden[1:], golden.expected["target.lm_head.weight"])
+
+        torch.testing.assert_close(
+            hidden, golden.expected[f"cycle{index}.hidden"], rtol=0, atol=TOLERANCE
+        )
+        torch.testing.assert_close(
+            logits, golden.expected[f"cycle{index}.logits"], rtol=0, atol=TOLERANCE
+        )
+        assert len(context) == cycle["start"]
+
+
+@torch.inference_mode()
+def test_fresh_full_context_gives_the_official_outputs(case: Path) -> None:
+    golden = load_case(case)
+    features = torch.empty(1, 0, golden.model.fc.in_features)
+    for index, cycle in enumerate(golden.cycles):
+        features = torch.cat((features, golden.expected[f"cycle{index}.features"][None]), dim=1)
+        positions = torch.arange(cycle["start"])[None]
+        context = ConcatContext(golden.model.project_context(features, positions))
+        torch.testing.assert_close(
+            golden.forward(cycle, context)[0],
+            golden.expected[f"cycle{index}.hidden"],
+            rtol=0,
+            atol=TOLERANCE,
+        )
+
+
+def test_dflash2_is_refused(case: Path) -> None:
+    with pytest.raises(ModelError, match="DFlash 2"):
+        load_draft_model(case)

@@ -1,0 +1,214 @@
+import copy
+from typing import Any
+
+import pytest
+
+from blockdraft.core.errors import ModelError
+from blockdraft.models.draft_config import DraftConfig, default_target_layer_ids
+
+BASE: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 97,
+    "rope_theta": 10000.0,
+    "num_target_layers": 12,
+    "block_size": 8,
+    "dflash_config": {"mask_token_id": 96, "target_layer_ids": [1, 5, 9]},
+}
+
+
+def config(nested: dict[str, Any] | None = None, **top: Any) -> DraftConfig:
+    """BASE with changes; a value of None removes the key."""
+    raw = copy.deepcopy(BASE)
+    raw["dflash_config"] |= nested or {}
+    raw |= top
+    for place in (raw, raw["dflash_config"]):
+        for name in [name for name, value in place.items() if value is None]:
+            del place[name]
+    return DraftConfig.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_features", "expected"),
+    [
+        (16, 5, [1, 4, 7, 10, 13]),
+        (24, 5, [1, 6, 11, 16, 21]),
+        (28, 3, [1, 13, 25]),
+        (28, 5, [1, 7, 13, 19, 25]),
+        (30, 3, [1, 14, 27]),
+        (30, 5, [1, 8, 14, 20, 27]),
+        (32, 5, [1, 8, 15, 22, 29]),
+        (36, 3, [1, 17, 33]),
+        (36, 5, [1, 9, 17, 25, 33]),
+        (40, 5, [1, 10, 19, 28, 37]),
+        (48, 5, [1, 12, 23, 34, 45]),
+        (60, 6, [1, 12, 23, 35, 46, 57]),
+        (61, 6, [1, 12, 24, 35, 47, 58]),
+        (64, 5, [1, 16, 31, 46, 61]),
+        (36, 1, [18]),
+        (13, 1, [6]),
+    ],
+)
+def test_default_layer_ids_are_the_published_ones(num_layers, num_features, expected):
+    assert default_target_layer_ids(num_layers, num_features) == tuple(expected)
+
+
+def test_layer_ids_default_to_as_many_as_the_drafter_has_layers():
+    assert config({"target_layer_ids": None}).target_layer_ids == (1, 5, 9)
+
+
+def test_features_may_outnumber_layers():
+    assert config({"target_layer_ids": [1, 4, 6, 9]}).num_features == 4
+
+
+def test_block_size_nested_top_level_and_both():
+    assert config({"block_size": 4}, block_size=None).block_size == 4
+    assert config(block_size=16).block_size == 16
+    assert config({"block_size": 4}, block_size=16).block_size == 4
+
+
+def test_every_drafter_key_may_stand_at_the_top_level():
+    raw = copy.deepcopy(BASE)
+    raw |= raw.pop("dflash_config")
+    assert DraftConfig.from_dict(raw) == config()
+
+
+@pytest.mark.parametrize(
+    ("places", "theta"),
+    [
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, 5e5),
+        ({"rope_scaling": {"rope_theta": 5e5, "type": "linear", "factor": 2.0}}, 5e5),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5e5}, 5e5),
+        ({}, 1e4),
+    ],
+)
+def test_theta_is_found_in_all_three_places(places, theta):
+    rope = config(**({"rope_theta": None} | places)).rope
+    assert rope["rope_theta"] == theta
+    assert rope["rope_type"] == ("linear" if "rope_scaling" in places else "default")
+
+
+def test_causality_follows_the_kind_unless_told():
+    default = config()
+    assert default.is_causal("sliding_attention")
+    assert not default.is_causal("full_attention")
+    for told in ({"nested": {"causal": False}}, {"is_causal": False}):
+        assert not config(**told).is_causal("sliding_attention")
+    assert config(is_causal=True).is_causal("full_attention")
+    assert not config({"causal": False}, is_causal=True).is_causal("full_attention")
+
+
+def test_sliding_layers_from_layer_types_and_from_max_window_layers():
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    named = config(layer_types=kinds, sliding_window=5, use_sliding_window=True)
+    assert (named.layer_types, named.sliding_window) == (tuple(kinds), 5)
+    counted = config(use_sliding_window=True, sliding_window=5, max_window_layers=1)
+    assert counted.layer_types == ("full_attention", "sliding_attention", "sliding_attention")
+    unused = config(sliding_window=5, use_sliding_window=False)
+    assert (set(unused.layer_types), unused.sliding_window) == ({"full_attention"}, None)
+
+
+def test_use_swa_slides_everywhere_without_causality():
+    swa = config({"use_swa": True, "swa_window_size": 7})
+    assert set(swa.layer_types) == {"sliding_attention"}
+    assert swa.sliding_window == 7
+    assert not swa.is_causal("sliding_attention")
+    assert config({"use_swa": True, "swa_window_size": 7, "causal": True}).causal
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"nested": {"output_multiplier": 0.2, "final_logit_softcapping": 20.0}},
+        {"nested": {"input_embedding_scale": 8.0, "use_swa": True, "swa_window_size": 7}},
+        {"attention_bias": True, "target_hidden_size": 48, "num_target_layers": None},
+        {"layer_types": ["sliding_attention"] * 3, "sliding_window": 5, "is_causal": False},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    ],
+)
+def test_to_dict_reads_back_equal(changes):
+    original = config(**changes)
+    raw = original.to_dict()
+    assert DraftConfig.from_dict(raw) == original
+    assert raw["block_size"] == raw["dflash_config"]["block_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nested": {"mask_token_id": None}}, "no mask_token_id"),
+        ({"nested": {"mask_token_id": 97}}, r"mask_token_id 97 .*\(0 to 96\)"),
+        ({"nested": {"mask_token_id": -1}}, "mask_token_id -1"),
+        ({"nested": {"mask_token_id": "96"}}, "give an integer"),
+        ({"nested": {"target_layer_ids": [1, 12]}}, r"\[12\] are out of range.* 0 to 11"),
+        ({"nested": {"target_layer_ids": [-1]}}, "out of range"),
+        ({"nested": {"target_layer_ids": []}}, "empty"),
+        ({"nested": {"target_layer_ids": [1.5]}}, "0-based"),
+        ({"nested": {"target_layer_ids": None}, "num_target_layers": None}, "neither"),
+        ({"block_size": 1}, "block_size is 1"),
+        ({"block_size": None}, "no block_size"),
+        ({"hidden_size": None}, "no hidden_size"),
+        ({"num_key_value_heads": 3}, "not a multiple"),
+        ({"head_dim": 15}, "even"),
+        ({"rms_norm_eps": "small"}, "give a number"),
+        ({"attention_bias": 1}, "true or false"),
+        ({"hidden_act": 3}, "give a string"),
+        ({"intermediate_size": 0}, "must be positive"),
+        ({"layer_types": ["full_attention"]}, "names 1 layers"),
+        ({"layer_types": "full_attention"}, "give a list"),
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear_att"),
+        ({"layer_types": ["sliding_attention"] * 3}, "no sliding_window"),
+        (
+            {
+                "layer_types": ["sliding_attention"] * 3,
+                "sliding_window": 5,
+                "use_sliding_window": False,
+            },
+            "one or the other",
+        ),
+        ({"nested": {"use_swa": True}}, "no swa_window_size"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "needs factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "one flat object"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_bad_values_are_named(changes, message):
+    with pytest.raises(ModelError, match=message):
+        config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["DFlash2DraftModel"]}, "DFlash 2"),
+        ({"nested": {"conv_kernel_size": 2}}, "DFlash 2"),
+        ({"nested": {"selector_rank": 8}}, "DFlash 2"),
+        ({"nested": {"projector_type": "dspark"}}, "DSpark"),
+        ({"projector_type": "domino"}, "Domino"),
+        ({"shift_label": True}, "DSpark or Domino"),
+        ({"nested": {"sample_from_anchor": True}}, "DSpark"),
+        ({"draft_vocab_size": 32}, "vocabulary of its own"),
+        ({"architectures": ["LlamaForCausalLM"]}, "another model"),
+        ({"nested": {"attention_sink_bias": True}}, "attention_sink_bias"),
+        ({"nested": {"draft_window_size": 64}}, "draft_window_size"),
+        ({"is_neox_style": False}, "is_neox_style"),
+        ({"nested": {"frobnicate": 1}}, "unknown keys in dflash_config: frobnicate"),
+    ],
+)
+def test_other_drafters_are_refused_by_name(changes, message):
+    with pytest.raises(ModelError, match=message):
+        config(**changes)
+
+
+def test_switched_off_features_are_accepted():
+    nested = {"projector_type": "dflash", "shift_label": False, "runtime_block_size": 4}
+    assert config(nested, logit_scale=1.0, mlp_bias=False) == config()
