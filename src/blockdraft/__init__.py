@@ -1,1 +1,58 @@
-"""Exact block-diffusion speculative decoding."""
+"""Exact block-diffusion speculative decoding.
+
+    from blockdraft import LLM, SamplingParams
+
+    llm = LLM()
+    print(llm.chat([{"role": "user", "content": "Hi!"}], SamplingParams(max_tokens=32)))
+
+Importing this package imports no torch; the first use of a name that needs it does.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from blockdraft.core.errors import (
+    BlockdraftError,
+    ConfigError,
+    ContextTooLong,
+    ModelError,
+    RequestError,
+)
+from blockdraft.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from blockdraft.engine.completion import Chunk, Completion, Generation
+    from blockdraft.engine.spec_generate import DraftModel
+    from blockdraft.llm import LLM
+
+__all__ = [  # noqa: RUF022 - plainly sorted
+    "BlockdraftError",
+    "Chunk",
+    "Completion",
+    "ConfigError",
+    "ContextTooLong",
+    "DraftModel",
+    "Generation",
+    "LLM",
+    "ModelError",
+    "RequestError",
+    "SamplingParams",
+]
+
+_LAZY = {
+    "LLM": "blockdraft.llm",
+    "Chunk": "blockdraft.engine.completion",
+    "Completion": "blockdraft.engine.completion",
+    "DraftModel": "blockdraft.engine.spec_generate",
+    "Generation": "blockdraft.engine.completion",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

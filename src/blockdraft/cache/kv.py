@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 KEY_MULTIPLE = 64
 
 
-class KVLayer(CacheLayerMixin):
+class KVLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
     """K/V of one layer: [1, kv_heads, capacity, head_dim], of which `length` slots are valid.
 
     Sliding-window layers keep all keys too, and the model's mask hides the old ones: a ring buffer
@@ -38,10 +38,11 @@ class KVLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append [1, kv_heads, q, head_dim]; returns the whole buffers [1, kv_heads, capacity, ..]."""
+        """Append [1, kv_heads, q, head_dim]; returns both buffers whole."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         end = self.length + key_states.shape[2]
         if end > self.keys.shape[2]:
             self.keys = _grown(self.keys, _padded(end))
@@ -52,7 +53,7 @@ class KVLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` slots; what they hold stays, masked, until overwritten."""
+        """Forget all but the first `length` slots; the rest stays masked."""
         assert length <= self.length
         self.length = length
 
@@ -74,7 +75,7 @@ class KVLayer(CacheLayerMixin):
         return -1
 
 
-class KVCache(Cache):
+class KVCache(Cache):  # type: ignore[misc]
     """The K/V of one sequence, all layers."""
 
     layers: list[KVLayer]

@@ -1,7 +1,7 @@
 """What a user asks of one generation."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,7 +20,7 @@ class SamplingParams:
 
     temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 filter nothing. `logprobs` asks for the
     log-probability of each token and of that many most likely ones. `speculative` is True for as
-    many drafted tokens as the drafter gives, False for plain decoding, or the most a step may draft.
+    many drafted tokens as the drafter gives, False for plain decoding, or the most a step drafts.
 
     Raises:
         RequestError: a value is out of its range.
@@ -58,8 +58,7 @@ class SamplingParams:
             _check_real(f"logit_bias of token {token_id}", bias, -100.0, 100.0)
         if self.seed is not None:
             _check_count("seed", self.seed, 0, MAX_SEED)
-        if any(not text for text in self.stop):
-            raise RequestError("stop holds an empty string; every text ends there, leave it out")
+        _check_stop(self.stop)
         _check_count("n", self.n, 1, MAX_SAMPLES)
         if self.logprobs is not None:
             _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)
@@ -74,11 +73,7 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """True if penalties, biases or a minimum length act on the logits."""
-        return (
-            self.uses_penalties
-            or bool(self.logit_bias)
-            or self.min_tokens > 0
-        )
+        return self.uses_penalties or bool(self.logit_bias) or self.min_tokens > 0
 
     @property
     def uses_penalties(self) -> bool:
@@ -95,6 +90,17 @@ class SamplingParams:
         if self.speculative is True:
             return None
         return int(self.speculative)
+
+
+def _check_stop(stop: object) -> None:
+    # A plain string would be taken for its letters.
+    if isinstance(stop, str) or not isinstance(stop, Iterable):
+        raise RequestError(f"stop is {stop!r}; give a tuple of strings")
+    for text in stop:
+        if not isinstance(text, str):
+            raise RequestError(f"stop holds {text!r}; give strings")
+        if not text:
+            raise RequestError("stop holds an empty string; every text ends there, leave it out")
 
 
 def _check_count(name: str, value: object, low: int, high: int | None = None) -> None:

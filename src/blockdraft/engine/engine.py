@@ -2,10 +2,12 @@
 
 import itertools
 import secrets
-from collections.abc import Callable, Sequence as Ids
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Sequence
@@ -15,6 +17,8 @@ from blockdraft.models.target import Target
 from blockdraft.speculate.commit import StepOutput, commit
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.verify import verify
+
+_DEFAULTS = LLMConfig()
 
 
 @dataclass(slots=True)
@@ -36,8 +40,8 @@ class Engine:
         target: Target,
         drafter: Drafter,
         *,
-        max_running: int = 16,
-        prefill_chunk: int = 512,
+        max_running: int = _DEFAULTS.max_running,
+        prefill_chunk: int = _DEFAULTS.prefill_chunk,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -67,7 +71,7 @@ class Engine:
             RequestError: an empty prompt, or a token id outside the vocabulary.
             ContextTooLong: prompt and max_tokens do not fit the target's context.
         """
-        self._check_prompt(prompt_ids, params)
+        self.check_prompt(prompt_ids, params)
         if seed is None:
             seed = secrets.randbits(64) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids)
@@ -85,7 +89,8 @@ class Engine:
         self.scheduler.add(sequence)
         return sequence.key
 
-    def _check_prompt(self, prompt_ids: Ids[int], params: SamplingParams) -> None:
+    def check_prompt(self, prompt_ids: Ids[int], params: SamplingParams) -> None:
+        """Raise what `add` would raise."""
         if not prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
         named = [*prompt_ids, *params.stop_token_ids, *params.logit_bias]

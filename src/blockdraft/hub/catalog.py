@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from blockdraft.core.config import DEFAULT_TARGET as DEFAULT_TARGET  # its name is known here too
 from blockdraft.core.errors import ModelError
 
 PROVENANCE_FILE = "blockdraft.json"
@@ -49,7 +50,6 @@ class CatalogEntry:
     drafter: str | None = None
 
 
-DEFAULT_TARGET = "smollm2-135m"
 _DEFAULT_DRAFTER = "smollm2-135m-dflash"
 
 _EMBEDDED = (

@@ -39,7 +39,7 @@ def exact_attention(
     scale = head_dim**-0.5 if scaling is None else scaling
     # All query heads of a K/V head are rows of one product: no copy of K/V per head.
     grouped = query[0].reshape(kv_heads, -1, head_dim)
-    scores = torch.bmm(grouped, key[0].transpose(1, 2))
+    scores = _scores(grouped, key[0])
     scores = scores.to(_softmax_dtype(query.dtype)).mul_(scale)
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
@@ -49,6 +49,18 @@ def exact_attention(
     weights = _softmax(scores, s_aux).to(value.dtype)
     output = _weighted_sum(weights.view(kv_heads, -1, scores.shape[-1]), value[0])
     return output.view(1, heads, q_len, head_dim).transpose(1, 2), None
+
+
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    """[kv_heads, rows, head_dim] times [kv_heads, keys, head_dim], keys in fixed tiles."""
+    tile, num_keys = row_rule(key.dtype).key_tile, key.shape[1]
+    if num_keys <= tile:
+        return torch.bmm(query, key.transpose(1, 2))
+    scores = query.new_empty(*query.shape[:2], num_keys)
+    for start in range(0, num_keys, tile):
+        end = start + tile
+        scores[:, :, start:end] = torch.bmm(query, key[:, start:end].transpose(1, 2))
+    return scores
 
 
 def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:

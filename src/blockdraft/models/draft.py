@@ -11,7 +11,7 @@ Shapes: b sequences, c context tokens, q block slots, D hidden size, V vocabular
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -208,9 +208,31 @@ class DraftModel(nn.Module):
         folder: str | Path,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
-    ) -> "DraftModel":
-        """Same as `load_draft_model`."""
-        return load_draft_model(folder, dtype, device)
+    ) -> Self:
+        """Load a drafter from a folder in the published layout, in evaluation mode.
+
+        Args:
+            folder: holds `config.json` and `model.safetensors`.
+            dtype: of the weights; None keeps that of the checkpoint.
+            device: where the weights go.
+
+        Raises:
+            ModelError: the folder is incomplete, holds another kind of drafter, or its tensors
+                are not those of its config.
+        """
+        config = DraftConfig.from_dict(read_config(Path(folder)))
+        with torch.device("meta"):
+            model = cls(config)
+        tensors = read_tensors(Path(folder))
+        check_tensors(tensors, model.state_dict(), Path(folder))
+        # Copies, so that nothing is left mapped to a file that a trainer may replace.
+        dtype = dtype or tensors["fc.weight"].dtype
+        loaded = {
+            name: value.to(device=device, dtype=dtype, copy=True)
+            for name, value in tensors.items()
+        }
+        model.load_state_dict(loaded, assign=True)
+        return model.eval()
 
     def save_pretrained(
         self, folder: str | Path, provenance: Mapping[str, Any] | None = None
@@ -355,26 +377,5 @@ def load_draft_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> DraftModel:
-    """Load a drafter from a folder in the published layout, in evaluation mode.
-
-    Args:
-        folder: holds `config.json` and `model.safetensors`.
-        dtype: of the weights; None keeps that of the checkpoint.
-        device: where the weights go.
-
-    Raises:
-        ModelError: the folder is incomplete, holds another kind of drafter, or its tensors are
-            not those of its config.
-    """
-    config = DraftConfig.from_dict(read_config(Path(folder)))
-    with torch.device("meta"):
-        model = DraftModel(config)
-    tensors = read_tensors(Path(folder))
-    check_tensors(tensors, model.state_dict(), Path(folder))
-    # Copies, so that nothing is left mapped to a file that a trainer may replace.
-    dtype = dtype or tensors["fc.weight"].dtype
-    loaded = {
-        name: value.to(device=device, dtype=dtype, copy=True) for name, value in tensors.items()
-    }
-    model.load_state_dict(loaded, assign=True)
-    return model.eval()
+    """Same as `DraftModel.from_pretrained`."""
+    return DraftModel.from_pretrained(folder, dtype, device)

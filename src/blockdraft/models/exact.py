@@ -3,9 +3,11 @@
 Measured on CPUs (LOG.md). A linear layer gives each row the same bits for any number of rows that
 is a multiple of a small one; the rows left over from it run in another kernel. So every forward is
 filled up to that multiple, and long prompts go in pieces, since large products are blocked
-differently. A product over keys gives the same bits with more masked keys behind, in
-float32 and float64 up to some hundred keys only; so there it goes in tiles. The rule for a precision
-is stated here and nowhere else; `first_variant_split` serves to check a whole forward as deployed.
+differently. In bfloat16 both products of attention give the same bits with more masked keys behind.
+In float32 a sum over keys is cut in two from 193 keys on (so 192 and 256 keys differ), and in
+float64 the scores of 64 keys differ from those of more: there both products go in tiles of as many
+keys as the cache grows by, so that every product has the same shape. The rule for a precision is
+stated here and nowhere else; `first_variant_split` serves to check a whole forward as deployed.
 """
 
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from blockdraft.core.errors import ModelError
 class RowRule:
     """Forwards run on a multiple of `row_multiple` rows, at most `max_rows`.
 
-    Attention sums over `key_tile` keys at a time.
+    Attention multiplies `key_tile` keys at a time.
     """
 
     row_multiple: int
@@ -31,8 +33,8 @@ class RowRule:
 
 ROW_RULES = {
     torch.bfloat16: RowRule(row_multiple=2, max_rows=512, key_tile=2**31),
-    torch.float32: RowRule(row_multiple=4, max_rows=64, key_tile=256),
-    torch.float64: RowRule(row_multiple=4, max_rows=64, key_tile=256),
+    torch.float32: RowRule(row_multiple=4, max_rows=64, key_tile=64),
+    torch.float64: RowRule(row_multiple=4, max_rows=64, key_tile=64),
 }
 INEXACT_RULE = RowRule(row_multiple=1, max_rows=512, key_tile=2**31)
 

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.errors import ConfigError, ModelError
@@ -51,6 +51,25 @@ def load_target_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> 
         raise ModelError(
             f"cannot load a causal LM from {folder}: {reason}; check the folder, or delete and "
             "fetch it again"
+        ) from error
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def target_without_weights(folder: Path) -> PreTrainedModel:
+    """The modules of a causal LM on the meta device: their shapes, at no cost.
+
+    Raises:
+        ModelError: transformers does not know the model.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"{folder} holds no causal LM that transformers knows: {reason}; check the folder"
         ) from error
     assert isinstance(model, PreTrainedModel)
     return model

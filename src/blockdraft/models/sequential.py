@@ -66,9 +66,7 @@ class SequentialTarget:
     @torch.inference_mode()
     def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
         """See Target.forward. Sequences new to the target get a cache."""
-        outputs = [
-            self._forward_row(row, draft) for row, draft in zip(batch, block, strict=True)
-        ]
+        outputs = [self._forward_row(row, draft) for row, draft in zip(batch, block, strict=True)]
         return TargetOutput([o[0] for o in outputs], [o[1] for o in outputs])
 
     def _forward_row(self, row: Row, draft: list[int]) -> tuple[Tensor, Tensor | None]:
@@ -144,9 +142,7 @@ class SequentialTarget:
         self._captured.clear()
         return torch.cat(logits)
 
-    def check_row_invariance(
-        self, splits: tuple[Split, ...] = PROBE_SPLITS, seed: int = 0
-    ) -> None:
+    def check_row_invariance(self, splits: tuple[Split, ...] = PROBE_SPLITS, seed: int = 0) -> None:
         """Run the same tokens in different company, as deployed, and compare all bits.
 
         Raises:

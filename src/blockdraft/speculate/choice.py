@@ -1,9 +1,9 @@
 """The choice: which token comes next, given the logits.
 
 One rule for every temperature. The choice is a function of the processed logits, the seed, the
-sample index and the absolute position. The target's choice verifies a draft; the drafter applies the
-same function to its own logits to guess it, so that both see the same noise (drafter-invariant
-speculative decoding, Daliri et al., arXiv 2408.07978).
+sample index and the absolute position. The target's choice verifies a draft; the drafter applies
+the same function to its own logits to guess it, so that both see the same noise
+(drafter-invariant speculative decoding, Daliri et al., arXiv 2408.07978).
 """
 
 from collections.abc import Iterator

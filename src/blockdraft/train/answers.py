@@ -25,13 +25,14 @@ LOOP_CHECK_EVERY = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One answer to write. temperature 0 is greedy; `stop_ids` end it and are kept in it."""
+    """One answer to write; temperature 0 is greedy, `sample` counts answers to the same prompt."""
 
     id: str
     set: str
     prompt_ids: tuple[int, ...]
     max_tokens: int
     temperature: float
+    sample: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class _Slot:
     tokens: list[int] = field(default_factory=list)
 
 
-class _SlotLayer(CacheLayerMixin):
+class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
     """K/V of all slots in one buffer [slots, kv_heads, capacity, head_dim]."""
 
     is_sliding = False
@@ -68,7 +69,8 @@ class _SlotLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         owner = self.owner
         if key_states.shape[2] > 1:  # prompts of newly filled slots
             length = key_states.shape[2]
@@ -93,7 +95,7 @@ class _SlotLayer(CacheLayerMixin):
         return self.owner.capacity
 
 
-class _SlotCache(Cache):
+class _SlotCache(Cache):  # type: ignore[misc]
     """`rows` and `positions` say where the next update writes."""
 
     def __init__(self, num_layers: int, slots: int, capacity: int) -> None:
@@ -138,7 +140,13 @@ class AnswerWriter:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, stop_ids: Iterable[int], slots: int, capacity: int, seed: int
+        self,
+        model: PreTrainedModel,
+        *,
+        stop_ids: Iterable[int],
+        slots: int,
+        capacity: int,
+        seed: int,
     ) -> None:
         model.set_attn_implementation(ATTENTION)
         self.model = model
@@ -237,7 +245,7 @@ class AnswerWriter:
         if len(slot.tokens) >= slot.job.max_tokens:
             return "loop" if loops(slot.tokens) else "length"
         # The tail alone is looked at: a fresh loop hides behind a long good beginning.
-        if len(slot.tokens) % LOOP_CHECK_EVERY == 0 and len(slot.tokens) >= 3 * LOOP_CHECK_EVERY:
-            if distinct_ngram_share(slot.tokens[-2 * LOOP_CHECK_EVERY :]) < 0.5:
-                return "loop"
+        is_due = len(slot.tokens) >= 96 and len(slot.tokens) % LOOP_CHECK_EVERY == 0
+        if is_due and distinct_ngram_share(slot.tokens[-2 * LOOP_CHECK_EVERY :]) < 0.5:
+            return "loop"
         return None

@@ -23,7 +23,14 @@ from blockdraft.train.answers import AnswerWriter, Job
 
 OPENINGS: Mapping[str, Sequence[str]] = {
     "self_chat": ("", "How", "What", "Why", "Explain", "Describe", "Give me", "Can you", "List"),
-    "self_write": ("Compose", "Write a", "Imagine you are", "Draft an email", "Create a", "Pretend"),
+    "self_write": (
+        "Compose",
+        "Write a",
+        "Imagine you are",
+        "Draft an email",
+        "Create a",
+        "Pretend",
+    ),
     "self_code": (
         "Write a Python function",
         "Write a function to",

@@ -1,4 +1,4 @@
-"""The block-diffusion drafter at work: one forward fills a block of masked slots (arXiv 2602.06036)."""
+"""The block-diffusion drafter at work: one forward fills a block (DFlash, arXiv 2602.06036)."""
 
 import torch
 from torch import Tensor
@@ -16,9 +16,7 @@ class DFlashDrafter:
     than the model's block allows; the model never drafts longer blocks than it was trained on.
     """
 
-    def __init__(
-        self, model: DraftModel, embed_weight: Tensor, lm_head_weight: Tensor
-    ) -> None:
+    def __init__(self, model: DraftModel, embed_weight: Tensor, lm_head_weight: Tensor) -> None:
         self.model = model
         self.embed_weight = embed_weight
         self.lm_head_weight = lm_head_weight

@@ -1,0 +1,44 @@
+"""One prompt, decoded plainly and with drafts, timed side by side."""
+
+import secrets
+from dataclasses import dataclass, replace
+
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.completion import Completion
+from blockdraft.llm import LLM
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same request, both ways."""
+
+    plain: Completion
+    drafted: Completion
+
+    @property
+    def identical(self) -> bool:
+        """True if both gave the same tokens."""
+        return self.plain.token_ids == self.drafted.token_ids
+
+    @property
+    def speedup(self) -> float:
+        """Drafted over plain tokens per second, both counted from the first token on."""
+        plain = self.plain.timings.tokens_per_second
+        return self.drafted.timings.tokens_per_second / plain if plain else 0.0
+
+
+def compare(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Comparison:
+    """Warm up both ways, then time both. `params` ask for one sample and for drafting."""
+    seed = secrets.randbits(64) if params.seed is None else params.seed
+    drafted = replace(params, seed=seed)
+    plain = replace(drafted, speculative=False)
+    for way in (plain, drafted):
+        num_tokens = min(WARM_UP_TOKENS, way.max_tokens)
+        warm_up = replace(way, max_tokens=num_tokens, min_tokens=min(num_tokens, way.min_tokens))
+        llm.generate(prompt_ids, warm_up)
+    return Comparison(
+        plain=llm.generate(prompt_ids, plain).completions[0],
+        drafted=llm.generate(prompt_ids, drafted).completions[0],
+    )

@@ -1,0 +1,117 @@
+"""Figures over many measurements. Each metric is defined here, once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+
+from blockdraft.bench.sample import Sample
+from blockdraft.bench.speed import Measurement
+from blockdraft.engine.stats import AcceptanceStats
+
+DEFINITIONS = {
+    "tokens_per_second": "all output tokens over all seconds, from request to last token, the "
+    "prompt's pass included",
+    "decode_tokens_per_second": "output tokens after each first one over the seconds since it",
+    "speedup_over_plain": "drafted tokens_per_second over that of our own plain decoding",
+    "speedup_over_transformers": "drafted tokens_per_second over that of transformers' generate, "
+    "stock attention",
+    "per_prompt_speedup": "quartiles over prompts of drafted over plain tokens per second",
+    "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
+    "acceptance_rate": "kept drafted tokens over drafted tokens",
+    "num_identical": "prompts whose drafted tokens equal the plain ones",
+    "num_equal_to_transformers": "prompts whose tokens equal transformers' (greedy only; it does "
+    "not promise equal bits)",
+    "num_looping": "outputs with under 70 % distinct 8-grams; they are easy to draft",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens per second of one way to decode, over all prompts."""
+
+    tokens_per_second: float
+    decode_tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One row of a report; see DEFINITIONS."""
+
+    num_prompts: int
+    num_tokens: int
+    plain: Rate
+    drafted: Rate
+    transformers: Rate | None
+    speedup_over_plain: float
+    speedup_over_transformers: float | None
+    per_prompt_speedup: tuple[float, float, float]
+    acceptance_length: float
+    acceptance_rate: float
+    num_identical: int
+    num_equal_to_transformers: int | None
+    num_looping: int
+
+
+def figures_of(measurements: Sequence[Measurement]) -> Figures:
+    """Figures over at least one measurement."""
+    acceptance = AcceptanceStats()
+    for measurement in measurements:
+        acceptance.add(measurement.drafted.acceptance)
+    plain, drafted = (
+        _rate([m.plain for m in measurements]),
+        _rate([m.drafted for m in measurements]),
+    )
+    stock = [m.transformers for m in measurements if m.transformers is not None]
+    transformers = _rate(stock) if stock else None
+    return Figures(
+        num_prompts=len(measurements),
+        num_tokens=sum(len(m.drafted.token_ids) for m in measurements),
+        plain=plain,
+        drafted=drafted,
+        transformers=transformers,
+        speedup_over_plain=drafted.tokens_per_second / plain.tokens_per_second,
+        speedup_over_transformers=drafted.tokens_per_second / transformers.tokens_per_second
+        if transformers
+        else None,
+        per_prompt_speedup=_quartiles(
+            [m.drafted.tokens_per_second / m.plain.tokens_per_second for m in measurements]
+        ),
+        acceptance_length=acceptance.acceptance_length,
+        acceptance_rate=acceptance.acceptance_rate,
+        num_identical=sum(m.identical for m in measurements),
+        num_equal_to_transformers=sum(
+            m.transformers is not None and m.transformers.token_ids == m.plain.token_ids
+            for m in measurements
+        )
+        if stock
+        else None,
+        num_looping=sum(m.loops for m in measurements),
+    )
+
+
+def groups_of(measurements: Sequence[Measurement]) -> dict[str, Figures]:
+    """Figures of each category, of all, and of all without looping outputs."""
+    groups: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        groups.setdefault(measurement.prompt.category, []).append(measurement)
+    groups["all"] = list(measurements)
+    if straight := [m for m in measurements if not m.loops]:
+        groups["all without loops"] = straight
+    return {name: figures_of(group) for name, group in groups.items()}
+
+
+def _rate(samples: Sequence[Sample]) -> Rate:
+    decode_seconds = sum(sample.decode_seconds for sample in samples)
+    num_later = sum(len(sample.token_ids) - 1 for sample in samples)
+    return Rate(
+        tokens_per_second=sum(len(s.token_ids) for s in samples)
+        / sum(s.total_seconds for s in samples),
+        decode_tokens_per_second=num_later / decode_seconds if decode_seconds else 0.0,
+    )
+
+
+def _quartiles(values: list[float]) -> tuple[float, float, float]:
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, median, high = quantiles(values, n=4, method="inclusive")
+    return low, median, high

@@ -1,0 +1,94 @@
+"""Measurements for people and for machines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from blockdraft.bench.config import SpeedConfig
+from blockdraft.bench.figures import DEFINITIONS, Figures, groups_of
+from blockdraft.bench.sample import Sample
+from blockdraft.bench.speed import Measurement
+from blockdraft.core.environment import describe_environment
+from blockdraft.llm import LLM
+
+Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
+
+
+def json_report(llm: LLM, runs: Runs) -> dict[str, Any]:
+    """Everything needed to judge and to repeat a result."""
+    return {
+        **describe_environment(),
+        "threads": torch.get_num_threads(),
+        "config": asdict(llm.config)
+        | {"dtype": str(llm.dtype).removeprefix("torch."), "device": llm.device},
+        "definitions": DEFINITIONS,
+        "runs": [_run(config, measurements) for config, measurements in runs],
+    }
+
+
+def _run(config: SpeedConfig, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    return {
+        "config": asdict(config),
+        "figures": {name: asdict(row) for name, row in groups_of(measurements).items()},
+        "prompts": [_prompt(measurement) for measurement in measurements],
+    }
+
+
+def _prompt(measurement: Measurement) -> dict[str, Any]:
+    ways: dict[str, Sample | None] = {
+        "plain": measurement.plain,
+        "drafted": measurement.drafted,
+        "transformers": measurement.transformers,
+    }
+    return {
+        "id": measurement.prompt.id,
+        "category": measurement.prompt.category,
+        "identical": measurement.identical,
+        "loops": measurement.loops,
+        **{name: _sample(sample) for name, sample in ways.items() if sample is not None},
+    }
+
+
+def _sample(sample: Sample) -> dict[str, Any]:
+    described = asdict(sample)
+    del described["acceptance"]
+    described["tokens_per_second"] = sample.tokens_per_second
+    if sample.acceptance.drafted:
+        described |= sample.acceptance.to_dict()
+    return described
+
+
+def table(title: str, groups: Mapping[str, Figures]) -> Table:
+    """One row per group."""
+    view = Table(title=title, title_justify="left")
+    view.add_column("")
+    for heading in (
+        *("prompts", "drafted tok/s", "plain tok/s", "transformers tok/s", "x plain"),
+        *("median [quartiles]", "x transformers", "tau", "identical", "loops"),
+    ):
+        view.add_column(heading, justify="right")
+    for name, row in groups.items():
+        if name == "all":
+            view.add_section()
+        view.add_row(name, *_cells(row))
+    return view
+
+
+def _cells(row: Figures) -> list[str]:
+    low, median, high = row.per_prompt_speedup
+    stock, over_stock = row.transformers, row.speedup_over_transformers
+    return [
+        str(row.num_prompts),
+        f"{row.drafted.tokens_per_second:.1f}",
+        f"{row.plain.tokens_per_second:.1f}",
+        "" if stock is None else f"{stock.tokens_per_second:.1f}",
+        f"{row.speedup_over_plain:.2f}",
+        f"{median:.2f} [{low:.2f}-{high:.2f}]",
+        "" if over_stock is None else f"{over_stock:.2f}",
+        f"{row.acceptance_length:.2f}",
+        f"{row.num_identical}/{row.num_prompts}",
+        str(row.num_looping),
+    ]

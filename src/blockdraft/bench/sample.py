@@ -1,0 +1,31 @@
+"""What is measured of one prompt and one way to decode it."""
+
+from dataclasses import dataclass, field
+
+from blockdraft.engine.completion import Completion
+from blockdraft.engine.stats import AcceptanceStats
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Tokens of one output and the seconds they took.
+
+    total_seconds: from the request to the last token, the prompt's pass included.
+    decode_seconds: from the first token to the last.
+    """
+
+    token_ids: tuple[int, ...]
+    total_seconds: float
+    decode_seconds: float
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """All tokens over the total time."""
+        return len(self.token_ids) / self.total_seconds
+
+
+def sample_of(completion: Completion) -> Sample:
+    """The figures of one of our own outputs."""
+    timings = completion.timings
+    return Sample(completion.token_ids, timings.total, timings.decode, completion.acceptance)

@@ -1,0 +1,79 @@
+"""`blockdraft chat`: a conversation in the terminal."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockdraft.cli import options
+from blockdraft.cli.output import summary_line
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import RequestError
+from blockdraft.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from blockdraft.llm import LLM
+
+_CONFIG = LLMConfig()
+_PARAMS = SamplingParams()
+
+
+def chat(
+    ctx: typer.Context,
+    target: options.Target = _CONFIG.target,
+    drafter: options.Drafter = str(_CONFIG.drafter),
+    max_tokens: options.MaxTokens = _PARAMS.max_tokens,
+    temperature: options.Temperature = _PARAMS.temperature,
+    top_p: options.TopP = _PARAMS.top_p,
+    top_k: options.TopK = _PARAMS.top_k,
+    min_p: options.MinP = _PARAMS.min_p,
+    repetition_penalty: options.RepetitionPenalty = _PARAMS.repetition_penalty,
+    seed: options.Seed = _PARAMS.seed,
+    speculative: options.Speculative = options.SPECULATIVE,
+    dtype: options.Dtype = _CONFIG.dtype,
+    device: options.Device = _CONFIG.device,
+    exact: options.Exact = options.EXACT,
+    num_threads: options.NumThreads = _CONFIG.num_threads,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+) -> None:
+    """Talk with the target. /reset forgets the conversation, /quit ends it."""
+    params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
+    llm = options.load_llm(config)
+    print("/reset forgets the conversation, /quit or Ctrl-D ends it", file=sys.stderr)
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(opening)
+    while (line := _read_line()) is not None:
+        if line == "/reset":
+            messages = list(opening)
+        elif line.startswith("/"):
+            print(f"unknown command {line}; /reset or /quit", file=sys.stderr)
+        elif line:
+            messages = _take_turn(llm, messages, line, params)
+
+
+def _read_line() -> str | None:
+    """What the user typed; None at the end."""
+    try:
+        line = input("> ").strip()
+    except EOFError:
+        print(file=sys.stderr)
+        return None
+    return None if line == "/quit" else line
+
+
+def _take_turn(
+    llm: "LLM", messages: list[dict[str, str]], line: str, params: SamplingParams
+) -> list[dict[str, str]]:
+    """Stream an answer; returns the conversation, without this turn if it was not finished."""
+    asked = [*messages, {"role": "user", "content": line}]
+    try:
+        for chunk in llm.chat(asked, params, stream=True):
+            print(chunk.text, end="", flush=True)
+            if chunk.completion is not None:
+                print(f"\n[{summary_line(chunk.completion)}]", file=sys.stderr)
+                return [*asked, {"role": "assistant", "content": chunk.completion.text}]
+    except KeyboardInterrupt:
+        print("\n[stopped, this turn is forgotten]", file=sys.stderr)
+    except RequestError as error:
+        print(f"{error}; /reset starts again", file=sys.stderr)
+    return messages

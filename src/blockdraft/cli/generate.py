@@ -1,0 +1,148 @@
+"""`blockdraft generate`: one prompt, one answer."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockdraft.cli import options
+from blockdraft.cli.output import describe_completion, describe_llm, print_json, summary_line
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from blockdraft.engine.completion import Completion
+    from blockdraft.llm import LLM
+
+_CONFIG = LLMConfig()
+_PARAMS = SamplingParams()
+
+DIFFERS = 1
+"""Exit status if drafted and plain output differ although exactness was asked for."""
+
+
+def generate(
+    ctx: typer.Context,
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    target: options.Target = _CONFIG.target,
+    drafter: options.Drafter = str(_CONFIG.drafter),
+    max_tokens: options.MaxTokens = _PARAMS.max_tokens,
+    min_tokens: Annotated[int, typer.Option(help="Least tokens.")] = _PARAMS.min_tokens,
+    temperature: options.Temperature = _PARAMS.temperature,
+    top_p: options.TopP = _PARAMS.top_p,
+    top_k: options.TopK = _PARAMS.top_k,
+    min_p: options.MinP = _PARAMS.min_p,
+    repetition_penalty: options.RepetitionPenalty = _PARAMS.repetition_penalty,
+    presence_penalty: options.PresencePenalty = _PARAMS.presence_penalty,
+    frequency_penalty: options.FrequencyPenalty = _PARAMS.frequency_penalty,
+    seed: options.Seed = _PARAMS.seed,
+    stop: options.Stop = None,
+    stop_token_ids: options.StopTokenIds = None,
+    ignore_eos: options.IgnoreEos = _PARAMS.ignore_eos,
+    n: Annotated[int, typer.Option("--n", help="Number of samples.")] = _PARAMS.n,
+    logprobs: options.Logprobs = _PARAMS.logprobs,
+    speculative: options.Speculative = options.SPECULATIVE,
+    dtype: options.Dtype = _CONFIG.dtype,
+    device: options.Device = _CONFIG.device,
+    exact: options.Exact = options.EXACT,
+    num_threads: options.NumThreads = _CONFIG.num_threads,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Time plain and drafted decoding side by side.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Answer one prompt."""
+    # The signature declares the options; those of the two configs are read by their names.
+    params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise RequestError("the prompt is empty; give some text")
+    if raw and system is not None:
+        raise ConfigError("--system needs the chat template; leave out --system or --raw")
+    if compare:
+        _check_compare(config, params)
+    llm = options.load_llm(config)
+    prompt_ids = _encode(llm, text, system, raw)
+    if compare:
+        _compare(llm, prompt_ids, params, as_json)
+    elif as_json:
+        _print_json(llm, prompt_ids, params)
+    else:
+        _print_text(llm, prompt_ids, params)
+
+
+def _encode(llm: "LLM", text: str, system: str | None, raw: bool) -> list[int]:
+    if raw:
+        return llm.tokenizer.encode(text)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return llm.tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
+
+
+def _print_json(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:
+    generation = llm.generate(prompt_ids, params)
+    samples = [describe_completion(completion) for completion in generation.completions]
+    print_json(
+        {
+            **samples[0],
+            "prompt_token_ids": list(generation.prompt_token_ids),
+            "completions": samples,
+            "config": describe_llm(llm),
+        }
+    )
+
+
+def _print_text(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:
+    """Stream a single sample; several, one after another when finished. Summaries on stderr."""
+    for chunk in llm.generate(prompt_ids, params, stream=True):
+        if params.n == 1:
+            print(chunk.text, end="", flush=True)
+        if chunk.completion is not None:
+            print("" if params.n == 1 else chunk.completion.text, flush=True)
+            print(_summary(chunk.completion, params), file=sys.stderr)
+
+
+def _summary(completion: "Completion", params: SamplingParams) -> str:
+    line = summary_line(completion)
+    if params.temperature > 0:
+        line += f", seed {completion.seed}"
+    return f"[sample {completion.index}: {line}]" if params.n > 1 else f"[{line}]"
+
+
+def _check_compare(config: LLMConfig, params: SamplingParams) -> None:
+    if not config.drafts or params.max_draft_tokens == 0:
+        raise ConfigError("--compare needs a drafter and --speculative on or a number")
+    if params.n != 1:
+        raise ConfigError(f"--compare takes one sample, and --n is {params.n}; leave it out")
+
+
+def _compare(llm: "LLM", prompt_ids: list[int], params: SamplingParams, as_json: bool) -> None:
+    from blockdraft.bench.compare import WARM_UP_TOKENS, compare
+
+    if llm.drafter_folder is None:
+        raise ConfigError("--compare needs a drafter, and none is known; name one with --drafter")
+    result = compare(llm, prompt_ids, params)
+    plain, drafted = result.plain, result.drafted
+    if as_json:
+        print_json(
+            {
+                "plain": describe_completion(plain),
+                "drafted": describe_completion(drafted),
+                "speedup": result.speedup,
+                "acceptance_length": drafted.acceptance.acceptance_length,
+                "identical": result.identical,
+                "warm_up": f"both ways, up to {WARM_UP_TOKENS} tokens each, before timing",
+                "config": describe_llm(llm),
+            }
+        )
+    else:
+        print(drafted.text)
+        print(f"warmed up with {WARM_UP_TOKENS} tokens each way, then timed:", file=sys.stderr)
+        print(f"plain    {summary_line(plain)}", file=sys.stderr)
+        print(f"drafted  {summary_line(drafted)}", file=sys.stderr)
+        same = "identical" if result.identical else "DIFFERENT"
+        print(f"speed-up {result.speedup:.2f}x, {same} tokens", file=sys.stderr)
+    if llm.config.exact and not result.identical:
+        raise typer.Exit(DIFFERS)

@@ -1,0 +1,68 @@
+"""`blockdraft models`: what is known by name, where it lies, and whether two models fit."""
+
+from typing import Annotated
+
+import typer
+
+from blockdraft.cli import options
+from blockdraft.cli.output import print_json
+from blockdraft.hub.catalog import CATALOG
+from blockdraft.hub.resolve import resolve_model
+
+Name = Annotated[str, typer.Argument(help="A catalog name, a folder or a hub id.")]
+
+app = typer.Typer(help="Known models; without a command, the list of them.")
+
+
+@app.callback(invoke_without_command=True)
+def default(ctx: typer.Context) -> None:
+    """List the models unless a command is given."""
+    if ctx.invoked_subcommand is None:
+        list_models()
+
+
+@app.command("list")
+def list_models(as_json: options.Json = False) -> None:
+    """List the models that are known by name."""
+    if as_json:
+        print_json(
+            [
+                {"name": e.name, "role": e.role, "drafter": e.drafter, "about": e.about}
+                for e in CATALOG.values()
+            ]
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "role", "drafter", "about")
+    for entry in CATALOG.values():
+        table.add_row(entry.name, entry.role, entry.drafter or "", entry.about)
+    Console().print(table)
+
+
+@app.command()
+def path(
+    name: Annotated[str, typer.Argument(help="A catalog name, a folder or a hub id.")],
+) -> None:
+    """Print the folder of a model, fetching it first where that is needed."""
+    print(resolve_model(name))
+
+
+@app.command()
+def check(
+    target: Name,
+    drafter: Name,
+    as_json: options.Json = False,
+) -> None:
+    """Say whether a drafter fits a target; exit status 2 and the reason if not."""
+    from blockdraft.models.checkpoint import read_config
+    from blockdraft.models.draft_config import DraftConfig
+    from blockdraft.models.loading import check_pair, target_without_weights
+
+    config = DraftConfig.from_dict(read_config(resolve_model(drafter)))
+    check_pair(target_without_weights(resolve_model(target)), config)
+    if as_json:
+        print_json({"fits": True, "block_size": config.block_size})
+    else:
+        print(f"{drafter} fits {target}: blocks of {config.block_size} slots")

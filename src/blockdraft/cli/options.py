@@ -1,0 +1,99 @@
+"""Options that several commands share, and how their values are read.
+
+Defaults are those of LLMConfig and SamplingParams.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from blockdraft.llm import LLM
+
+Switch = Literal["on", "off"]
+EXACT: Switch = "on" if LLMConfig().exact else "off"
+SPECULATIVE = "on" if SamplingParams().speculative else "off"
+
+Target = Annotated[str, typer.Option(help="Target: a catalog name, a folder or a hub id.")]
+Drafter = Annotated[
+    str, typer.Option(help="Drafter: auto, none, a catalog name, a folder or a hub id.")
+]
+Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
+Device = Annotated[str, typer.Option(help="cpu, auto or a torch device.")]
+Exact = Annotated[Switch, typer.Option(help="Drafted output equals plain output, bit for bit.")]
+NumThreads = Annotated[
+    int | None, typer.Option("--threads", help="Threads of torch.", show_default="torch's own")
+]
+
+MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopP = Annotated[float, typer.Option(help="Fewest tokens whose probability reaches this; 1: all.")]
+TopK = Annotated[int, typer.Option(help="Most likely tokens only; 0: all.")]
+MinP = Annotated[float, typer.Option(help="Least probability relative to the most likely token.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.", show_default="drawn")]
+Speculative = Annotated[
+    str, typer.Option(help="on, off, or the most tokens to draft a step.", metavar="on|off|N")
+]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: seen tokens become rarer.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtracted once for a generated token.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted for each occurrence.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Text to end before. Repeatable.")]
+StopTokenIds = Annotated[
+    list[int] | None, typer.Option("--stop-token-id", help="Token to end with. Repeatable.")
+]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the model's end.")]
+Logprobs = Annotated[
+    int | None, typer.Option(help="Log-probability of each token and of that many likely ones.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def parse_speculative(text: str) -> bool | int:
+    """Read on, off or a number.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if text in ("on", "off"):
+        return text == "on"
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(f"--speculative is {text!r}; give on, off or a number") from error
+
+
+def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
+    """Read a command's values; options are named as the fields of SamplingParams.
+
+    Raises:
+        ConfigError, RequestError: a value is not usable.
+    """
+    chosen = {f.name: values[f.name] for f in fields(SamplingParams) if f.name in values}
+    for name in ("stop", "stop_token_ids"):
+        chosen[name] = tuple(chosen.get(name) or ())
+    if "speculative" in chosen:
+        chosen["speculative"] = parse_speculative(chosen["speculative"])
+    return SamplingParams(**chosen)
+
+
+def llm_config(values: Mapping[str, Any]) -> LLMConfig:
+    """Read a command's values; options are named as the fields of LLMConfig.
+
+    Raises:
+        ConfigError: a value is not usable.
+    """
+    chosen = {f.name: values[f.name] for f in fields(LLMConfig) if f.name in values}
+    return LLMConfig(**chosen | {"exact": values["exact"] == "on"})
+
+
+def load_llm(config: LLMConfig) -> "LLM":
+    """Load what the options ask for."""
+    from blockdraft.llm import LLM  # takes seconds: not for --help, nor for a mistyped option
+
+    return LLM(**{f.name: getattr(config, f.name) for f in fields(LLMConfig)})

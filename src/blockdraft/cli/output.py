@@ -1,0 +1,71 @@
+"""Generations as JSON, and as a line for people. Loads no model library."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from blockdraft.engine.completion import Completion
+    from blockdraft.llm import LLM
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document; text beyond ASCII stays readable."""
+    json.dump(value, sys.stdout, ensure_ascii=False, indent=2)
+    sys.stdout.write("\n")
+
+
+def describe_llm(llm: "LLM") -> dict[str, Any]:
+    """What was loaded, as it was resolved."""
+    import torch
+
+    return {
+        "target": llm.config.target,
+        "drafter": None if llm.drafter_folder is None else str(llm.drafter_folder),
+        "dtype": str(llm.dtype).removeprefix("torch."),
+        "device": llm.device,
+        "exact": llm.config.exact,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def describe_completion(completion: "Completion") -> dict[str, Any]:
+    """One sample with its statistics."""
+    timings = completion.timings
+    described: dict[str, Any] = {
+        "index": completion.index,
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
+        "tokens_per_second": timings.tokens_per_second,
+        "time_to_first_token": timings.first_token,
+        "decode_seconds": timings.decode,
+        "total_seconds": timings.total,
+        **completion.acceptance.to_dict(),
+    }
+    if completion.logprobs is not None:
+        described["logprobs"] = [
+            {
+                "token_id": token_id,
+                "logprob": entry.logprob,
+                "top": [{"token_id": i, "logprob": logprob} for i, logprob in entry.top],
+            }
+            for token_id, entry in zip(completion.token_ids, completion.logprobs, strict=True)
+        ]
+    return described
+
+
+def summary_line(completion: "Completion") -> str:
+    """Tokens, speed and how the drafts fared, on one line."""
+    acceptance = completion.acceptance
+    parts = [
+        f"{len(completion.token_ids)} tokens",
+        f"{completion.timings.tokens_per_second:.1f} tok/s",
+        f"tau {acceptance.acceptance_length:.2f}",
+    ]
+    if acceptance.drafted:
+        parts.append(f"acceptance {acceptance.acceptance_rate:.0%}")
+    # The prompt's pass gives the first token.
+    parts.append(f"{acceptance.num_passes + 1} target passes")
+    return ", ".join(parts)

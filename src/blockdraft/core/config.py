@@ -1,0 +1,44 @@
+"""The options of a loaded pair of models. Every default stands here, once."""
+
+from dataclasses import dataclass
+
+from blockdraft.core.errors import ConfigError
+
+DEFAULT_TARGET = "smollm2-135m"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LLMConfig:
+    """What to load, and how to run it.
+
+    target, drafter: a name of the catalog, a folder, or a hub id. The drafter "auto" is the one
+    that the catalog knows for the target; "none" or None decodes plainly.
+    dtype: "auto", "bfloat16", "float32" or "float64".
+    device: "auto" is a GPU where there is one, else "cpu"; or a torch device.
+    exact: drafted output equals plain output, bit for bit.
+    max_running: sequences that advance together. prefill_chunk: prompt tokens a step.
+    num_threads: of the whole process; None leaves torch's setting.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    target: str = DEFAULT_TARGET
+    drafter: str | None = "auto"
+    dtype: str = "auto"
+    device: str = "cpu"
+    exact: bool = True
+    max_running: int = 16
+    prefill_chunk: int = 512
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "prefill_chunk", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
+
+    @property
+    def drafts(self) -> bool:
+        """False if plain decoding was asked for."""
+        return self.drafter not in (None, "none")

@@ -1,0 +1,67 @@
+"""Where a result comes from: command, code, versions, machine. Loads no model library."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("blockdraft", "torch", "transformers", "tokenizers", "numpy")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Plain values for JSON."""
+    return {
+        "command": sys.argv,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_commit": git_commit(),
+        "versions": {"python": platform.python_version()} | _versions(),
+        "machine": {
+            "cpu": _cpu_name(),
+            "num_cpus": len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count(),
+            "platform": platform.platform(),
+        },
+    }
+
+
+def git_commit() -> str | None:
+    """Commit of the checkout that this code runs from, "+" if files differ; None without one."""
+    try:
+        described = _git("describe", "--always", "--abbrev=12", "--exclude=*")
+        return described + ("+" if _git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    # Only the checkout of this file counts, not whatever folder the user works in.
+    folder = Path(__file__).parent
+    run = subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return run.stdout.strip()
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,95 @@
+"""What a user gets back of a generation."""
+
+from dataclasses import dataclass
+
+from blockdraft.core.request import FinishReason
+from blockdraft.engine.engine import Progress
+from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.speculate.verify import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of one sample. Decoding begins when the first token is there.
+
+    first_token: from the request to the first token, waiting and prompt pass included.
+    decode: from the first token to the last. total: from the request to the last token.
+    tokens_per_second: tokens after the first over `decode`; 0 for a single token.
+    """
+
+    first_token: float
+    decode: float
+    total: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished sample.
+
+    `token_ids` hold the token that ended it; `text` ends before it, and before a stop string.
+    The same `seed` and `index` give the same tokens again. `logprobs` are None unless asked for.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    seed: int
+    logprobs: tuple[TokenLogprobs, ...] | None
+    acceptance: AcceptanceStats
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """All samples of one prompt, in order."""
+
+    prompt_token_ids: tuple[int, ...]
+    completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is new of one sample while streaming.
+
+    The pieces of `text` and `token_ids` of a sample, joined, are those of its completion, which
+    comes with the last one. Text may lag behind the tokens: half a character, or what may become
+    a stop string, is held back.
+    """
+
+    prompt_index: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    completion: Completion | None = None
+
+
+def make_completion(
+    progress: Progress, text: str, logprobs: tuple[TokenLogprobs, ...] | None
+) -> Completion:
+    """The completion of a finished sequence."""
+    sequence = progress.sequence
+    assert sequence.finish_reason is not None
+    return Completion(
+        index=sequence.sample_index,
+        token_ids=tuple(sequence.output_ids),
+        text=text,
+        finish_reason=sequence.finish_reason,
+        seed=sequence.seed,
+        logprobs=logprobs,
+        acceptance=progress.acceptance,
+        timings=_timings(progress),
+    )
+
+
+def _timings(progress: Progress) -> Timings:
+    assert progress.first_token_at is not None
+    assert progress.finished_at is not None
+    decode = progress.finished_at - progress.first_token_at
+    return Timings(
+        first_token=progress.first_token_at - progress.added_at,
+        decode=decode,
+        total=progress.finished_at - progress.added_at,
+        tokens_per_second=(progress.sequence.num_output - 1) / decode if decode else 0.0,
+    )

@@ -1,0 +1,118 @@
+"""The published interface of a DFlash drafter: `draft.spec_generate(target=..., input_ids=...)`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from blockdraft.core.errors import ModelError, RequestError
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.engine import Engine
+from blockdraft.hub.resolve import resolve_model
+from blockdraft.models import draft
+from blockdraft.models.loading import check_pair
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+
+
+class DraftModel(draft.DraftModel):
+    """A DFlash drafter that can also decode together with a transformers model."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Load a drafter given by a name of the catalog, a folder, or a hub id.
+
+        Raises:
+            ModelError: it cannot be found, or is not a drafter that this version runs.
+        """
+        return super().from_pretrained(resolve_model(str(folder)), dtype, device)
+
+    def spec_generate(
+        self,
+        target: PreTrainedModel,
+        input_ids: Tensor,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        stop_token_ids: Sequence[int] | None = None,
+        *,
+        seed: int | None = None,
+        block_size: int | None = None,
+    ) -> Tensor:
+        """Continue a prompt with the target's own tokens, drafted by this model.
+
+        The output is the target's, whatever the drafter guesses. `target` is left as it was, also
+        after an exception.
+
+        Args:
+            target: a causal LM of the same type and on the same device as the drafter.
+            input_ids: [1, prompt].
+            max_new_tokens: most tokens to add.
+            temperature: 0 is greedy.
+            stop_token_ids: any of these ends the output, and is part of it.
+            seed: of the sampling; None draws one.
+            block_size: at most the checkpoint's, which is the default.
+
+        Returns:
+            [1, prompt + new], on the device of `input_ids`.
+
+        Raises:
+            ModelError: the drafter does not fit the target.
+            RequestError: a parameter is out of its range.
+        """
+        params = SamplingParams(
+            max_tokens=max_new_tokens,
+            temperature=float(temperature),
+            stop_token_ids=tuple(stop_token_ids or ()),
+            seed=seed,
+        )
+        if block_size is not None:
+            _check_block_size(block_size, self.config.block_size)
+            params = replace(params, speculative=block_size - 1)
+        if input_ids.ndim != 2 or input_ids.shape[0] != 1:
+            raise RequestError(
+                f"input_ids have shape {list(input_ids.shape)}; give one sequence, [1, prompt]"
+            )
+        _check_same_type(self, target)
+        check_pair(target, self.config)
+        output_ids = self._decode(target, input_ids[0].tolist(), params)
+        return torch.cat([input_ids, input_ids.new_tensor([output_ids])], dim=1)
+
+    def _decode(
+        self, target: PreTrainedModel, prompt_ids: list[int], params: SamplingParams
+    ) -> list[int]:
+        embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+        drafter = DFlashDrafter(self, embedding.weight, head.weight)
+        sequential = SequentialTarget(target, layer_ids=drafter.layer_ids)
+        with sequential.released_after():
+            engine = Engine(sequential, drafter)
+            key = engine.add(prompt_ids, params)
+            while engine.has_work:
+                engine.step()
+            return engine.take(key).sequence.output_ids
+
+
+def _check_block_size(block_size: int, trained: int) -> None:
+    if not 1 <= block_size <= trained:
+        raise RequestError(
+            f"block_size is {block_size}; give a number from 1 (plain decoding) to {trained}, "
+            "the size that the drafter was trained with"
+        )
+
+
+def _check_same_type(model: draft.DraftModel, target: PreTrainedModel) -> None:
+    own = model.fc.weight
+    if own.dtype != target.dtype or own.device != target.device:
+        raise ModelError(
+            f"the drafter is {own.dtype} on {own.device} and the target {target.dtype} on "
+            f"{target.device}; make them equal, for example with draft.to(target.device, "
+            "target.dtype)"
+        )

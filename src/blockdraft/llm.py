@@ -1,0 +1,324 @@
+"""Text in, text out."""
+
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast, overload
+
+import torch
+
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.completion import Chunk, Completion, Generation, make_completion
+from blockdraft.engine.engine import Engine
+from blockdraft.hub.catalog import find_drafter
+from blockdraft.hub.resolve import resolve_model
+from blockdraft.models.draft import load_draft_model
+from blockdraft.models.loading import check_pair, load_target_model, resolve_dtype
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.commit import StepOutput
+from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.none import NoDrafter
+from blockdraft.speculate.verify import TokenLogprobs
+from blockdraft.text.detokenizer import Detokenizer
+from blockdraft.text.tokenizer import Message, load_tokenizer
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+Prompts = list[str] | list[list[int]] | list[tuple[int, ...]]
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = LLMConfig()
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One sample of a running request."""
+
+    prompt_index: int
+    text: Detokenizer
+    new_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    is_finished: bool = False
+
+    def receive(self, output: StepOutput) -> None:
+        self.new_ids += output.token_ids
+        self.logprobs += output.logprobs
+        if output.finish_reason is not None:
+            self.is_finished = True
+            self.text.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One prompt, checked, with the seed that all its samples share."""
+
+    prompt_index: int
+    prompt_ids: list[int]
+    seed: int
+
+
+class LLM:
+    """A target with its drafter, loaded and ready. See LLMConfig for the options.
+
+    Not for use from several threads; several open streams of one thread are fine.
+
+    Raises:
+        ConfigError: an option has a bad value.
+        ModelError: a model cannot be found or loaded, the pair does not fit, or exactness was
+            asked for and this machine's kernels do not give it.
+    """
+
+    def __init__(
+        self,
+        target: str = _DEFAULTS.target,
+        drafter: str | None = _DEFAULTS.drafter,
+        *,
+        dtype: str = _DEFAULTS.dtype,
+        device: str = _DEFAULTS.device,
+        exact: bool = _DEFAULTS.exact,
+        max_running: int = _DEFAULTS.max_running,
+        prefill_chunk: int = _DEFAULTS.prefill_chunk,
+        num_threads: int | None = _DEFAULTS.num_threads,
+    ) -> None:
+        self.config = LLMConfig(
+            target=target,
+            drafter=drafter,
+            dtype=dtype,
+            device=device,
+            exact=exact,
+            max_running=max_running,
+            prefill_chunk=prefill_chunk,
+            num_threads=num_threads,
+        )
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        self.device = _resolve_device(device)
+        self.dtype = resolve_dtype(dtype, self.device)
+        self.folder = resolve_model(target)
+        self.drafter_folder = _drafter_folder(self.config, self.folder)
+        self.tokenizer = load_tokenizer(self.folder)
+        self.engine = self._load_engine()
+        self._samples: dict[int, _Sample] = {}
+
+    def _load_engine(self) -> Engine:
+        model = load_target_model(self.folder, self.dtype, self.device)
+        drafter: Drafter = NoDrafter()
+        if self.drafter_folder is not None:
+            draft_model = load_draft_model(self.drafter_folder, self.dtype, self.device)
+            check_pair(model, draft_model.config)
+            embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+            drafter = DFlashDrafter(draft_model, embedding.weight, head.weight)
+        exact = self.config.exact
+        target = SequentialTarget(model, layer_ids=drafter.layer_ids, exact=exact)
+        if exact:
+            target.check_row_invariance()
+        return Engine(
+            target,
+            drafter,
+            max_running=self.config.max_running,
+            prefill_chunk=self.config.prefill_chunk,
+        )
+
+    @overload
+    def generate(
+        self, prompts: Prompt, params: SamplingParams | None = ..., *, stream: Literal[False] = ...
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | None = ...,
+        *,
+        stream: Literal[False] = ...,
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Prompts,
+        params: SamplingParams | None = ...,
+        *,
+        stream: Literal[True],
+    ) -> Iterator[Chunk]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Prompts,
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+    ) -> Generation | list[Generation] | Iterator[Chunk]:
+        """Continue one prompt or several, given as text or token ids.
+
+        Returns one Generation for one prompt and a list for a list; with `stream` an iterator of
+        chunks. Closing the iterator early ends the request. Without a seed each prompt draws one.
+
+        Raises:
+            RequestError: an empty prompt, or an unknown token id; at once, also with `stream`.
+            ContextTooLong: a prompt and max_tokens do not fit the target's context.
+        """
+        is_single = _is_single(prompts)
+        many = cast("list[Prompt]", [prompts] if is_single else list(prompts))
+        if not many:
+            raise RequestError("the list of prompts is empty; give at least one")
+        jobs = self._check_jobs([self._encode(prompt) for prompt in many], params)
+        if stream:
+            return self._run(jobs, params or SamplingParams())
+        generations = self._collect(jobs, params or SamplingParams())
+        return generations[0] if is_single else generations
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = ...,
+        *,
+        stream: Literal[False] = ...,
+    ) -> Generation: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = ...,
+        *,
+        stream: Literal[True],
+    ) -> Iterator[Chunk]: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+    ) -> Generation | Iterator[Chunk]:
+        """Answer a conversation: messages of `role` and `content`, the last one first to answer.
+
+        Raises:
+            RequestError: as `generate`, or the target has no chat template.
+        """
+        prompt_ids = self.tokenizer.encode_chat(messages)
+        if stream:
+            return self.generate(prompt_ids, params, stream=True)
+        return self.generate(prompt_ids, params)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not all(isinstance(token_id, int) for token_id in prompt):
+            raise RequestError(f"prompt {prompt!r:.60} is neither text nor a list of token ids")
+        return list(prompt)
+
+    def _check_jobs(self, prompts: list[list[int]], params: SamplingParams | None) -> list[_Job]:
+        params = params or SamplingParams()
+        jobs = []
+        for index, prompt_ids in enumerate(prompts):
+            self.engine.check_prompt(prompt_ids, params)
+            seed = secrets.randbits(64) if params.seed is None else params.seed
+            jobs.append(_Job(index, prompt_ids, seed))
+        return jobs
+
+    def _collect(self, jobs: list[_Job], params: SamplingParams) -> list[Generation]:
+        completions: list[list[Completion]] = [[] for _ in jobs]
+        for chunk in self._run(jobs, params):
+            if chunk.completion is not None:
+                completions[chunk.prompt_index].append(chunk.completion)
+        return [
+            Generation(tuple(job.prompt_ids), tuple(sorted(done, key=lambda c: c.index)))
+            for job, done in zip(jobs, completions, strict=True)
+        ]
+
+    def _run(self, jobs: list[_Job], params: SamplingParams) -> Iterator[Chunk]:
+        """Step until all samples of the jobs are finished; whatever happens, none stays behind."""
+        open_keys: list[int] = []
+        try:
+            for job in jobs:
+                open_keys += [self._add(job, params, index) for index in range(params.n)]
+            while open_keys:
+                # Another open stream may have advanced these samples too.
+                if not any(self._samples[key].new_ids for key in open_keys):
+                    self._step()
+                for key in list(open_keys):
+                    if self._samples[key].new_ids:
+                        if self._samples[key].is_finished:
+                            open_keys.remove(key)
+                        yield self._take_chunk(key)
+        finally:
+            for key in open_keys:
+                self._samples.pop(key, None)
+                self.engine.take(key)
+
+    def _add(self, job: _Job, params: SamplingParams, sample_index: int) -> int:
+        eos_ids = frozenset() if params.ignore_eos else self.tokenizer.eos_ids
+        text = Detokenizer(
+            self.tokenizer,
+            prompt_ids=job.prompt_ids,
+            stop=params.stop,
+            stop_ids=eos_ids | frozenset(params.stop_token_ids),
+            min_tokens=params.min_tokens,
+        )
+        key = self.engine.add(
+            job.prompt_ids,
+            params,
+            eos_ids=eos_ids,
+            sample_index=sample_index,
+            seed=job.seed,
+            scan_stop=text.push,
+        )
+        self._samples[key] = _Sample(job.prompt_index, text)
+        return key
+
+    def _step(self) -> None:
+        for output in self.engine.step():
+            self._samples[output.key].receive(output)
+
+    def _take_chunk(self, key: int) -> Chunk:
+        sample = self._samples[key]
+        index, token_ids = self.engine.progress[key].sequence.sample_index, tuple(sample.new_ids)
+        sample.new_ids.clear()
+        completion = None
+        if sample.is_finished:
+            del self._samples[key]
+            progress = self.engine.take(key)
+            wanted = progress.sequence.params.logprobs is not None
+            logprobs = tuple(sample.logprobs) if wanted else None
+            completion = make_completion(progress, sample.text.text, logprobs)
+        return Chunk(sample.prompt_index, index, sample.text.read(), token_ids, completion)
+
+
+def _is_single(prompts: Prompt | Prompts) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _resolve_device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    # RuntimeError: an unknown name or an absent device; AssertionError: torch built without it.
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(f"device {name!r} is not usable ({reason}); use cpu or auto") from error
+    return name
+
+
+def _drafter_folder(config: LLMConfig, target_folder: Path) -> Path | None:
+    if config.drafter is None or not config.drafts:
+        return None
+    if config.drafter != "auto":
+        return resolve_model(config.drafter)
+    name = find_drafter(config.target) or find_drafter(str(target_folder))
+    if name is None:
+        logger.warning(
+            "no drafter is known for %s: decoding plainly; --drafter names one", config.target
+        )
+        return None
+    return resolve_model(name)

@@ -1,0 +1,136 @@
+"""A target's tokenizer: text to ids, the chat template, and the ids that end an answer."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
+
+from blockdraft.core.errors import ModelError, RequestError
+
+Message = Mapping[str, str]
+"""One turn of a conversation: `role` and `content`."""
+
+
+class Tokenizer:
+    """Wraps the transformers tokenizer of a model folder.
+
+    `backend` is the underlying fast tokenizer, `eos_ids` all ids that end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self.backend: Backend = tokenizer.backend_tokenizer
+        self.eos_ids = frozenset(eos_ids)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if the model says how a conversation is written."""
+        return self._tokenizer.chat_template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with whatever the model puts at its start.
+
+        Raises:
+            RequestError: the text is empty, or not valid Unicode.
+        """
+        if not text:
+            raise RequestError("the prompt is empty; give some text")
+        _check_unicode(text)
+        ids: list[int] = self._tokenizer(text)["input_ids"]
+        return ids
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer.
+
+        Raises:
+            RequestError: a message is malformed or empty, or the model has no chat template, or
+                its template refuses the conversation.
+        """
+        if not self.has_chat_template:
+            raise RequestError(
+                "the target has no chat template; give a raw prompt (--raw) or use a chat model"
+            )
+        if not messages:
+            raise RequestError("the conversation is empty; give at least one message")
+        for message in messages:
+            _check_message(message)
+        try:
+            ids: list[int] = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+        except TemplateError as error:
+            raise RequestError(f"the target's chat template refuses this: {error}") from error
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        return str(self.backend.decode(list(token_ids), skip_special_tokens=True))
+
+
+def _check_message(message: Message) -> None:
+    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+        raise RequestError(f"message {message!r} needs exactly the keys role and content")
+    if not isinstance(message["content"], str) or not isinstance(message["role"], str):
+        raise RequestError(f"message {message!r} holds something else than text")
+    if message["role"] == "user" and not message["content"].strip():
+        raise RequestError("the prompt is empty; give some text")
+    _check_unicode(message["content"])
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the prompt is not valid Unicode ({error}); give UTF-8") from error
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer of a model folder.
+
+    Raises:
+        ModelError: it is missing, damaged, or exists in Python only.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # The Rust library raises bare Exceptions for a damaged file.
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"cannot load a tokenizer from {folder}: {reason}; copy the tokenizer's files there"
+        ) from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(
+            f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast tokenizer"
+        )
+    return Tokenizer(tokenizer, _eos_ids(folder, tokenizer.eos_token_id))
+
+
+def _eos_ids(folder: Path, tokenizer_eos_id: int | None) -> frozenset[int]:
+    """The tokenizer's id and those of the generation config, or else of the model's config.
+
+    A chat model may end a turn with one token and a document with another: any of them ends.
+    """
+    for name in ("generation_config.json", "config.json"):
+        if ids := _listed_eos_ids(folder / name):
+            break
+    return ids if tokenizer_eos_id is None else ids | {tokenizer_eos_id}
+
+
+def _listed_eos_ids(path: Path) -> frozenset[int]:
+    if not path.is_file():
+        return frozenset()
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        value = raw.get("eos_token_id") or raw.get("text_config", {}).get("eos_token_id")
+        values = value if isinstance(value, list) else [value]
+        return frozenset(int(one) for one in values if one is not None)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"cannot read eos_token_id of {path} ({error}); copy the file again"
+        ) from error

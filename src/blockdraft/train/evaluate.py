@@ -1,0 +1,143 @@
+"""How many tokens a drafter would gain on held-out answers, without decoding anything.
+
+The walk over an answer is that of decoding with the answer as the target's choices: from anchor to
+anchor, each time as far as the draft agrees and one token more. On greedy answers it is decoding.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_context import ConcatContext
+from blockdraft.train.blocks import Anchors, Blocks, block_masks, make_blocks
+from blockdraft.train.dataset import Batch, Example, collate
+from blockdraft.train.features import FrozenTarget
+
+BATCH_SEQUENCES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutMetrics:
+    """tau: acceptance length, bonus included, over all cycles; tau_by_set: within each set.
+
+    loss: cross entropy over the whole vocabulary, mean over the slots of the visited blocks;
+    accuracy: share of right guesses at slots 1, 2, .. behind the anchor, whatever came before.
+    """
+
+    tau: float
+    tau_by_set: Mapping[str, float]
+    loss: float
+    accuracy: Sequence[float]
+
+
+@dataclass
+class _Tally:
+    tokens: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    cycles: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    nll: float = 0.0
+    right: Tensor | None = None
+    slots: Tensor | None = None
+
+    def add_slots(self, nll: Tensor, right: Tensor, keep: Tensor) -> None:
+        """All [rows, s]."""
+        self.nll += float((nll * keep).sum())
+        sums = (right & keep).sum(0).cpu(), keep.sum(0).cpu()
+        self.right = sums[0] if self.right is None else self.right + sums[0]
+        self.slots = sums[1] if self.slots is None else self.slots + sums[1]
+
+    def metrics(self) -> HeldOutMetrics:
+        assert self.right is not None
+        assert self.slots is not None
+        return HeldOutMetrics(
+            tau=sum(self.tokens.values()) / sum(self.cycles.values()),
+            tau_by_set={
+                name: self.tokens[name] / self.cycles[name] for name in sorted(self.cycles)
+            },
+            loss=self.nll / max(1, int(self.slots.sum())),
+            accuracy=(self.right / self.slots.clamp(min=1)).tolist(),
+        )
+
+
+def num_accepted(right: Tensor, keep: Tensor) -> Tensor:
+    """Length of the right prefix: [..., s], [..., s] -> [...]."""
+    return (right & keep).long().cumprod(dim=-1).sum(dim=-1)
+
+
+class HeldOut:
+    """Held-out examples with the target's states of them, computed once.
+
+    At most `limit` examples, taken evenly.
+    """
+
+    def __init__(self, target: FrozenTarget, examples: Sequence[Example], limit: int) -> None:
+        stride = max(1, -(-len(examples) // limit))
+        chosen = sorted(examples[::stride], key=len)
+        self._target = target
+        self._batches: list[tuple[Batch, Tensor, list[str]]] = []
+        for start in range(0, len(chosen), BATCH_SEQUENCES):
+            part = chosen[start : start + BATCH_SEQUENCES]
+            batch = collate(part, target.embed_weight.device)
+            features, _ = target.split(target.states(batch.token_ids))
+            self._batches.append((batch, features.clone(), [example.set for example in part]))
+
+    @torch.no_grad()
+    def evaluate(self, model: DraftModel) -> HeldOutMetrics:
+        """Walk over every example with the drafter as it is."""
+        tally = _Tally()
+        for batch, features, sets in self._batches:
+            self._walk(model, batch, features, sets, tally)
+        return tally.metrics()
+
+    def _walk(
+        self, model: DraftModel, batch: Batch, features: Tensor, sets: list[str], tally: _Tally
+    ) -> None:
+        places = torch.arange(features.shape[1], device=features.device).expand(len(sets), -1)
+        context_kv = model.project_context(features, places)
+        rows = torch.arange(len(sets), device=features.device)
+        anchors = batch.prompt_lens.clone()
+        while True:
+            rows = rows[anchors[rows] + 1 < batch.lengths[rows]]
+            if not len(rows):
+                return
+            part = Batch(batch.token_ids[rows], batch.prompt_lens[rows], batch.lengths[rows])
+            here = Anchors(anchors[rows, None], torch.ones_like(rows[:, None], dtype=torch.bool))
+            blocks = make_blocks(part, here, model.config.block_size, model.config.mask_token_id)
+            end = int(anchors[rows].max())
+            context = ConcatContext([(k[rows, :, :end], v[rows, :, :end]) for k, v in context_kv])
+            masks = block_masks(model.config, here.positions, model.config.block_size, end)
+            embeddings = model.embed(blocks.token_ids, self._target.embed_weight)
+            hidden = model(embeddings, blocks.positions, context, masks)
+            logits = model.logits(hidden[:, 1:], self._target.lm_head_weight).float()
+            left = part.lengths - 1 - anchors[rows]
+            anchors[rows] += _count_cycle(logits, blocks, left, [sets[row] for row in rows], tally)
+
+
+def _count_cycle(
+    logits: Tensor, blocks: Blocks, left: Tensor, sets: list[str], tally: _Tally
+) -> Tensor:
+    """Add one cycle of every row.
+
+    Args:
+        logits: [rows, s, V].
+        blocks: one of each row.
+        left: [rows], tokens of the answer behind the anchor.
+        sets: of each row.
+        tally: where to add.
+
+    Returns:
+        [rows], the tokens that decoding would commit.
+    """
+    labels, keep = blocks.labels[:, 0], blocks.keep[:, 0]
+    nll = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    right = logits.argmax(dim=-1) == labels
+    tally.add_slots(nll, right, keep)
+    committed = torch.minimum(num_accepted(right, keep) + 1, left)
+    for name, number in zip(sets, committed.tolist(), strict=True):
+        tally.tokens[name] += number
+        tally.cycles[name] += 1
+    return committed

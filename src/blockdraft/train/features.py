@@ -1,0 +1,135 @@
+"""What the frozen target says about a text: the drafter's context features and its final states.
+
+Shapes: b sequences, S tokens, K features, D the target's hidden size.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from blockdraft.core.errors import ModelError
+from blockdraft.train.dataset import Batch, Example, collate
+
+
+class FrozenTarget:
+    """A target that is only read.
+
+    States of a text are [b, S, (K + 1) * D]: the outputs of the layers `layer_ids` side by side
+    (the residual stream, as decoding takes them), then the final state that the head reads.
+
+    Raises:
+        ModelError: the model keeps no list of layers, or an id is out of range.
+    """
+
+    def __init__(self, model: PreTrainedModel, layer_ids: Sequence[int]) -> None:
+        self._decoder: nn.Module = model.get_decoder()
+        layers = getattr(self._decoder, "layers", None)
+        if not isinstance(layers, nn.ModuleList) or max(layer_ids) >= len(layers):
+            raise ModelError(
+                f"{type(model).__name__} has no decoder layers {list(layer_ids)} to read features "
+                f"from; choose another target or other target_layer_ids"
+            )
+        model.eval().requires_grad_(False)
+        self.embed_weight: Tensor = model.get_input_embeddings().weight
+        self.lm_head_weight: Tensor = model.get_output_embeddings().weight
+        self.hidden_size: int = self.embed_weight.shape[1]
+        self.layer_ids = tuple(layer_ids)
+        self._captured: dict[int, Tensor] = {}
+        for index in set(layer_ids):
+            layers[index].register_forward_hook(self._keep(index))
+
+    def _keep(self, index: int) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._captured[index] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    @torch.no_grad()
+    def states(self, token_ids: Tensor) -> Tensor:
+        """Token ids [b, S], padded on the right -> states [b, S, (K + 1) * D]."""
+        # No mask: rows are causal, so nothing real looks at the padding.
+        last = self._decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+        parts = [self._captured[index] for index in self.layer_ids]
+        self._captured.clear()
+        return torch.cat([*parts, last], dim=-1)
+
+    def split(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """States -> context features [b, S, K * D] and final states [b, S, D]."""
+        return states[..., : -self.hidden_size], states[..., -self.hidden_size :]
+
+
+class StateCache:
+    """States of training examples, kept on disk from the first time that they are computed.
+
+    The files are mapped into memory; what is read often stays in the system's page cache. A folder
+    left by an earlier run is used again if target and examples are the same.
+
+    Args:
+        folder: where; None computes everything anew each time.
+        key: names the target.
+    """
+
+    def __init__(
+        self, target: FrozenTarget, examples: Sequence[Example], folder: Path | None, key: str
+    ) -> None:
+        self._target = target
+        self._examples = examples
+        self._folder = folder
+        if folder is None:
+            return
+        self._starts = [0]
+        for example in examples:
+            self._starts.append(self._starts[-1] + len(example))
+        self._width = (len(target.layer_ids) + 1) * target.hidden_size
+        self._open(folder, key)
+
+    def _open(self, folder: Path, key: str) -> None:
+        digest = hashlib.sha256(f"{key} {self._target.layer_ids}".encode())
+        for example in self._examples:
+            digest.update(repr(example.token_ids).encode())
+        folder.mkdir(parents=True, exist_ok=True)
+        key_path, paths = folder / "key.json", [folder / "states.bin", folder / "filled.bin"]
+        content = json.dumps({"sha256": digest.hexdigest()})
+        if not key_path.exists() or key_path.read_text(encoding="utf-8") != content:
+            for path in (key_path, *paths):
+                path.unlink(missing_ok=True)
+            key_path.write_text(content, encoding="utf-8")
+        dtype = self._target.embed_weight.dtype
+        # Sparse files: disk is taken as states are written, and fresh flags read as zero.
+        size = self._starts[-1] * self._width
+        flat = torch.from_file(str(paths[0]), shared=True, size=size, dtype=dtype)
+        self._states = flat.view(-1, self._width)
+        self._filled = torch.from_file(
+            str(paths[1]), shared=True, size=len(self._examples), dtype=torch.uint8
+        )
+
+    def get(self, indices: Sequence[int], batch: Batch) -> Tensor:
+        """States [b, S, (K + 1) * D] of the examples `indices`, of which `batch` was made.
+
+        What stands in the padding is arbitrary but finite.
+        """
+        if self._folder is None:
+            return self._target.states(batch.token_ids)
+        missing = [index for index in indices if not self._filled[index]]
+        if missing:
+            self._fill(missing, batch.token_ids.device)
+        states = self._states.new_zeros(*batch.token_ids.shape, self._width)
+        for row, index in enumerate(indices):
+            start, end = self._starts[index], self._starts[index + 1]
+            states[row, : end - start] = self._states[start:end]
+        return states.to(batch.token_ids.device, non_blocking=True)
+
+    def _fill(self, missing: Sequence[int], device: torch.device) -> None:
+        batch = collate([self._examples[index] for index in missing], device)
+        computed = self._target.states(batch.token_ids).to(self._states.device)
+        for row, index in enumerate(missing):
+            start, end = self._starts[index], self._starts[index + 1]
+            self._states[start:end] = computed[row, : end - start]
+            # Only now: a killed run leaves no row that counts as filled and is not.
+            self._filled[index] = 1

@@ -1,0 +1,177 @@
+"""What a drafter is trained to do: predict the target's tokens, early slots above all.
+
+Shapes: n blocks, s predicting slots each, V vocabulary, v of it in the loss.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockdraft.train.config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LossVocabulary:
+    """The part of the vocabulary that one step's loss is computed over.
+
+    head: [v, D] rows of the target's head; log_share: [v], added to logits; slot_of: [V], where a
+    token stands in it.
+    """
+
+    head: Tensor
+    log_share: Tensor
+    slot_of: Tensor
+
+
+class PartialVocabulary:
+    """Most of the probability is on few tokens, and the full head costs more than the drafter.
+
+    The loss sees the most frequent answer tokens, the step's labels, and random others; the logits
+    of these stand for all that are left out and are raised by log(left out / drawn), so that the
+    sum under the softmax is right on average.
+
+    Args:
+        head: [V, D].
+        counts: how often each token occurs in the answers.
+        num_frequent: how many tokens are always in; 0 for the whole vocabulary.
+        num_random: how many others are drawn for each step.
+    """
+
+    def __init__(
+        self, head: Tensor, counts: Counter[int], num_frequent: int, num_random: int
+    ) -> None:
+        size = head.shape[0]
+        self._head, self._num_random = head, num_random
+        self._whole = num_frequent == 0 or num_frequent + num_random >= size
+        frequent = [token for token, _ in counts.most_common(num_frequent or None)]
+        self._always = torch.zeros(size, dtype=torch.bool)
+        self._always[frequent] = True
+
+    def draw(self, labels: Tensor, generator: torch.Generator) -> LossVocabulary:
+        """A vocabulary that holds all `labels` (any shape); `generator` is a CPU one."""
+        size, device = self._head.shape[0], self._head.device
+        if self._whole:
+            every = torch.arange(size, device=device)
+            return LossVocabulary(self._head, torch.zeros(size, device=device), every)
+        kept = self._always.clone()
+        kept[labels.flatten().cpu()] = True
+        rest = (~kept).nonzero().squeeze(1)
+        num_drawn = min(self._num_random, len(rest))
+        drawn = rest[torch.randperm(len(rest), generator=generator)[:num_drawn]]
+        kept_ids = kept.nonzero().squeeze(1)
+        ids = torch.cat((kept_ids, drawn))
+        log_share = torch.zeros(len(ids))
+        if num_drawn:
+            log_share[len(kept_ids) :] = torch.tensor(len(rest) / num_drawn).log()
+        slot_of = torch.full((size,), -1)
+        slot_of[ids] = torch.arange(len(ids))
+        return LossVocabulary(self._head[ids.to(device)], log_share.to(device), slot_of.to(device))
+
+
+def decay_weights(num_slots: int, gamma: float) -> Tensor:
+    """exp(-j / gamma) for the slots j = 0, 1, .. behind the anchor (arXiv 2602.06036): [s]."""
+    return torch.exp(-torch.arange(num_slots) / gamma)
+
+
+def dpace_weights(nll: Tensor, keep: Tensor, alpha: float) -> Tensor:
+    """D-PACE weights (arXiv 2605.18810): what a slot is worth, given how good the others are.
+
+    w_j = sum over m >= j of the product over i <= m of ((1 - alpha) q_i + alpha), where q_i is the
+    probability of the right token: a smoothed derivative of the expected accepted length.
+
+    Args:
+        nll: [n, s], -log q.
+        keep: [n, s]; a slot without a label is never accepted, so q~ is 0 there.
+        alpha: 0 trusts the probabilities, 1 ignores them.
+
+    Returns:
+        [n, s], without gradient.
+    """
+    smoothed = ((1 - alpha) * torch.exp(-nll.detach()) + alpha).masked_fill(~keep, 0.0)
+    reach = smoothed.cumprod(dim=-1)
+    return reach.flip(-1).cumsum(dim=-1).flip(-1)
+
+
+def slot_weights(nll: Tensor, keep: Tensor, config: TrainConfig) -> Tensor:
+    """Weights [n, s] of the slots' losses; 0 where `keep` [n, s] is False."""
+    if config.position_weights == "dpace":
+        weights = dpace_weights(nll, keep, config.dpace_alpha)
+    elif config.position_weights == "decay":
+        weights = decay_weights(nll.shape[-1], config.decay_gamma).to(nll.device).expand_as(nll)
+    else:
+        weights = torch.ones_like(nll)
+    return weights.masked_fill(~keep, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoss:
+    """loss: to be minimized, a sum over slots; nll, distill: [n, s], detached."""
+
+    loss: Tensor
+    nll: Tensor
+    distill: Tensor
+
+
+def block_loss(
+    logits: Tensor,
+    target_logits: Tensor | None,
+    labels: Tensor,
+    keep: Tensor,
+    log_share: Tensor,
+    config: TrainConfig,
+) -> BlockLoss:
+    """Weighted sum of cross entropy on the labels and on the target's distribution.
+
+    Args:
+        logits: [n, s, v] of the drafter.
+        target_logits: [n, s, v], or None without distillation.
+        labels: [n, s], places in the loss vocabulary.
+        keep: [n, s], False where there is no label.
+        log_share: [v], see `LossVocabulary`.
+        config: mixture and position weights.
+    """
+    labels = labels.clamp(min=0)
+    loss, nll, distill = _BlockLoss.apply(  # type: ignore[no-untyped-call]
+        logits, target_logits, labels, keep, log_share, config
+    )
+    return BlockLoss(loss, nll, distill)
+
+
+class _BlockLoss(torch.autograd.Function):
+    """The gradient is made in the forward, in place: passes over logits are what costs here."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        target_logits: Tensor | None,
+        labels: Tensor,
+        keep: Tensor,
+        log_share: Tensor,
+        config: TrainConfig,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        share = config.distill_share if target_logits is not None else 0.0
+        log_p = (logits.float() + log_share).log_softmax(dim=-1)
+        nll = -log_p.gather(-1, labels[..., None]).squeeze(-1)
+        weights = slot_weights(nll, keep, config)
+        distill = torch.zeros_like(nll)
+        if target_logits is None:
+            grad = log_p.exp_()
+        else:
+            wanted = (target_logits.float() + log_share).softmax(dim=-1)
+            distill = -torch.linalg.vecdot(wanted, log_p)
+            grad = log_p.exp_().sub_(wanted, alpha=share)
+        ones = torch.ones_like(labels[..., None], dtype=grad.dtype)
+        grad.scatter_add_(-1, labels[..., None], ones.mul_(share - 1.0))
+        ctx.save_for_backward(grad.mul_(weights[..., None]).to(logits.dtype))
+        loss = (weights * ((1 - share) * nll + share * distill)).sum()
+        ctx.mark_non_differentiable(nll, distill)
+        return loss, nll, distill
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        return grad * grads[0].to(grad.dtype), None, None, None, None, None

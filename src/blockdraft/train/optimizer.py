@@ -1,0 +1,105 @@
+"""The update of a drafter's weights: Muon for the matrices, AdamW for the norms.
+
+The model computes in its own precision; float32 master copies take the updates, and an average of
+them over the steps is what is evaluated and saved.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon
+
+from blockdraft.train.config import TrainConfig
+
+
+def lr_share(progress: float, step: int, config: TrainConfig) -> float:
+    """Share of the highest learning rate: linear warm-up over steps, cosine over the run.
+
+    progress: 0 to 1, how much of the run is done.
+    """
+    warmup = min(1.0, (step + 1) / (config.warmup_steps + 1))
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return warmup * (config.min_lr_share + (1 - config.min_lr_share) * cosine)
+
+
+class DraftOptimizer:
+    """Owns the master weights of `model` and writes every update back into it.
+
+    Muon (Jordan et al., 2024) with the step size matched to AdamW's (arXiv 2502.16982), so both
+    share one learning rate.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self._config = config
+        self._params = list(model.parameters())
+        self._masters = [nn.Parameter(p.detach().float().clone()) for p in self._params]
+        self._averages = [master.detach().clone() for master in self._masters]
+        self._step = 0
+        matrices = [m for m in self._masters if m.ndim == 2]
+        others = [m for m in self._masters if m.ndim != 2]
+        muon = Muon(
+            matrices,
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        adamw = AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self._optimizers: list[torch.optim.Optimizer] = [muon, adamw]
+
+    @torch.no_grad()
+    def step(self, progress: float) -> tuple[float, float]:
+        """Apply and clear the model's gradients; returns (learning rate, gradient norm)."""
+        for param, master in zip(self._params, self._masters, strict=True):
+            master.grad = None if param.grad is None else param.grad.float()
+            param.grad = None
+        norm = float(nn.utils.clip_grad_norm_(self._masters, self._config.grad_clip))
+        lr = self._config.lr * lr_share(progress, self._step, self._config)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+            optimizer.zero_grad()
+        self._step += 1
+        # A young average must not remember the start: it reaches its memory step by step.
+        decay = min(self._config.ema_decay, self._step / (self._step + 10))
+        torch._foreach_lerp_(self._averages, list(self._masters), 1 - decay)
+        self.use_masters()
+        return lr, norm
+
+    def use_masters(self) -> None:
+        """Put the newest weights into the model."""
+        self._write(list(self._masters))
+
+    def use_averages(self) -> None:
+        """Put the averaged weights into the model; `use_masters` before the next step."""
+        self._write(self._averages if self._config.ema_decay else list(self._masters))
+
+    @torch.no_grad()
+    def _write(self, values: list[Tensor]) -> None:
+        for param, value in zip(self._params, values, strict=True):
+            param.copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on."""
+        return {
+            "step": self._step,
+            "masters": [master.detach() for master in self._masters],
+            "averages": self._averages,
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`; the model gets the master weights."""
+        self._step = state["step"]
+        for master, average, saved, saved_average in zip(
+            self._masters, self._averages, state["masters"], state["averages"], strict=True
+        ):
+            master.copy_(saved)
+            average.copy_(saved_average)
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.use_masters()

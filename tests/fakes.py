@@ -1,0 +1,138 @@
+"""Drafters of every quality, and a target whose probabilities are known exactly."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockdraft.core.sequence import Batch, DraftBlock, Sequence
+from blockdraft.models.target import TargetOutput
+
+
+class FakeDrafter:
+    """Base of drafters that guess from token ids alone; `guess` may return fewer tokens."""
+
+    layer_ids: tuple[int, ...] = ()
+
+    def __init__(self, max_draft_tokens: int) -> None:
+        self.max_draft_tokens = max_draft_tokens
+
+    def draft(self, batch: Batch) -> DraftBlock:
+        return [self.guess(row.sequence, row.num_draft_tokens) for row in batch]
+
+    def guess(self, sequence: Sequence, num: int) -> list[int]:
+        raise NotImplementedError
+
+    def absorb(self, key: int, features: Tensor | None) -> None:
+        raise AssertionError("a drafter without layer_ids gets no features")
+
+    def close(self, key: int) -> None:
+        """Nothing to forget."""
+
+
+class RandomDrafter(FakeDrafter):
+    def __init__(self, max_draft_tokens: int, vocab_size: int, seed: int = 0) -> None:
+        super().__init__(max_draft_tokens)
+        self.vocab_size = vocab_size
+        self.random = random.Random(seed)
+
+    def guess(self, sequence: Sequence, num: int) -> list[int]:
+        return [self.random.randrange(self.vocab_size) for _ in range(num)]
+
+
+class ConstantDrafter(FakeDrafter):
+    def __init__(self, max_draft_tokens: int, token_id: int) -> None:
+        super().__init__(max_draft_tokens)
+        self.token_id = token_id
+
+    def guess(self, sequence: Sequence, num: int) -> list[int]:
+        return [self.token_id] * num
+
+
+class OracleDrafter(FakeDrafter):
+    """Knows the plain output of each sequence by key, and drafts past its end with token 0."""
+
+    def __init__(self, max_draft_tokens: int, known: Mapping[int, list[int]] | None = None) -> None:
+        super().__init__(max_draft_tokens)
+        self.known: dict[int, list[int]] = dict(known or {})
+
+    def guess(self, sequence: Sequence, num: int) -> list[int]:
+        truth = self.known.get(sequence.key, [])
+        future = truth[sequence.num_output : sequence.num_output + num]
+        return future + [0] * (num - len(future))
+
+
+class AlwaysWrongDrafter(OracleDrafter):
+    """Knows the plain output and never guesses it."""
+
+    def __init__(self, max_draft_tokens: int, vocab_size: int) -> None:
+        super().__init__(max_draft_tokens)
+        self.vocab_size = vocab_size
+
+    def guess(self, sequence: Sequence, num: int) -> list[int]:
+        return [(token_id + 1) % self.vocab_size for token_id in super().guess(sequence, num)]
+
+
+class NoisyOracleDrafter(OracleDrafter):
+    """Right with a given chance per slot, and sometimes drafts fewer tokens than it may."""
+
+    def __init__(
+        self, max_draft_tokens: int, vocab_size: int, *, chance: float = 0.75, seed: int = 0
+    ) -> None:
+        super().__init__(max_draft_tokens)
+        self.vocab_size = vocab_size
+        self.chance = chance
+        self.random = random.Random(seed)
+
+    def guess(self, sequence: Sequence, num: int) -> list[int]:
+        if self.random.random() < 0.1:
+            num = self.random.randint(0, num)
+        return [
+            token_id
+            if self.random.random() < self.chance
+            else self.random.randrange(self.vocab_size)
+            for token_id in super().guess(sequence, num)
+        ]
+
+
+class TableTarget:
+    """A target whose logits are a table of the last two tokens: `table` [V, V, V].
+
+    It keeps the cached token ids of each sequence and answers from them, so a cache that was cut
+    wrongly shows in the logits. `forwards` records (key, first position, token ids) of each row.
+    """
+
+    def __init__(self, table: Tensor, max_context: int = 4096) -> None:
+        self.table = table
+        self.vocab_size: int = table.shape[-1]
+        self.max_context = max_context
+        self.cached: dict[int, list[int]] = {}
+        self.forwards: list[tuple[int, int, list[int]]] = []
+
+    @classmethod
+    def random(cls, vocab_size: int = 97, seed: int = 0, **kwargs: Any) -> "TableTarget":
+        generator = torch.Generator().manual_seed(seed)
+        return cls(2.0 * torch.randn((vocab_size,) * 3, generator=generator), **kwargs)
+
+    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
+        logits = []
+        for row, draft in zip(batch, block, strict=True):
+            cached = self.cached.setdefault(row.sequence.key, [])
+            assert len(cached) == row.sequence.num_cached
+            new = row.new_ids + draft
+            self.forwards.append((row.sequence.key, len(cached), new))
+            cached.extend(new)
+            num = 1 + len(draft) if row.is_complete else 0
+            ends = range(len(cached) - num, len(cached))
+            rows = [self.table[cached[end - 1] if end else 0, cached[end]] for end in ends]
+            logits.append(torch.stack(rows) if rows else self.table.new_empty(0, self.vocab_size))
+        return TargetOutput(logits, [None] * len(batch))
+
+    def truncate(self, key: int, length: int) -> None:
+        assert length <= len(self.cached[key])
+        del self.cached[key][length:]
+
+    def close(self, key: int) -> None:
+        self.cached.pop(key, None)

@@ -1,0 +1,136 @@
+"""Planted faults: ways to break losslessness. They wrap the system from outside.
+
+Each is something that a real engine got wrong, or nearly.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from blockdraft.cache.kv import KVCache
+from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
+from blockdraft.engine import engine as engine_module
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate import choice as choice_module
+from blockdraft.speculate.choice import choices
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.verify import Verdict, verify
+
+
+def _choice_at(logits: Tensor, sequence: Sequence, ahead: list[int], index: int) -> int:
+    return next(islice(choices(logits, sequence, ahead), index, None))
+
+
+@contextmanager
+def _after_verify(change: Callable[[list[int], Tensor, Row, Verdict], Verdict]) -> Iterator[None]:
+    """Pass every verdict with a rejection through `change`."""
+
+    def faulty(block: DraftBlock, logits: list[Tensor], batch: Batch) -> list[Verdict]:
+        verdicts = verify(block, logits, batch)
+        return [
+            change(draft, rows, row, verdict)
+            if rows.shape[0] and verdict.num_accepted < len(draft)
+            else verdict
+            for draft, rows, row, verdict in zip(block, logits, batch, verdicts, strict=True)
+        ]
+
+    with patch.object(engine_module, "verify", faulty):
+        yield
+
+
+@contextmanager
+def accept_one_too_many() -> Iterator[None]:
+    """The first rejected draft is kept, and the bonus chosen behind it."""
+
+    def change(draft: list[int], logits: Tensor, row: Row, verdict: Verdict) -> Verdict:
+        num = verdict.num_accepted + 1
+        bonus = _choice_at(logits, row.sequence, draft, num)
+        return replace(verdict, token_ids=[*draft[:num], bonus], num_accepted=num)
+
+    with _after_verify(change):
+        yield
+
+
+def redraw(logits: Tensor, sequence: Sequence, draft: list[int], index: int) -> int:
+    """A choice with noise that no position owns."""
+    other = copy.copy(sequence)
+    other.seed = sequence.seed ^ 0x5DEECE66D
+    return _choice_at(logits, other, draft, index)
+
+
+@contextmanager
+def redraw_after_rejection() -> Iterator[None]:
+    """The choice that rejected a draft is thrown away and drawn again."""
+
+    def change(draft: list[int], logits: Tensor, row: Row, verdict: Verdict) -> Verdict:
+        num = verdict.num_accepted
+        token_id = redraw(logits, row.sequence, draft, num)
+        return replace(verdict, token_ids=[*draft[:num], token_id])
+
+    with _after_verify(change):
+        yield
+
+
+@contextmanager
+def noise_by_slot() -> Iterator[None]:
+    """The noise belongs to the slot in the block instead of the absolute position."""
+    real_choose, real_noise = choice_module._choose, choice_module.gumbel_noise
+
+    def choose(scores: Any, sequence: Sequence, ahead: list[int]) -> int:
+        def noise(seed: int, sample_index: int, position: int, size: int) -> Any:
+            return real_noise(seed, sample_index, len(ahead), size)
+
+        with patch.object(choice_module, "gumbel_noise", noise):
+            return real_choose(scores, sequence, ahead)
+
+    with patch.object(choice_module, "_choose", choose):
+        yield
+
+
+@contextmanager
+def one_noise_for_all_samples() -> Iterator[None]:
+    """The n samples of a request share their noise."""
+    real = choice_module.gumbel_noise
+
+    def noise(seed: int, sample_index: int, position: int, size: int) -> Any:
+        return real(seed, 0, position, size)
+
+    with patch.object(choice_module, "gumbel_noise", noise):
+        yield
+
+
+class CropOneTooFew(SequentialTarget):
+    """After a rejection one rejected token stays in the cache."""
+
+    def truncate(self, key: int, length: int) -> None:
+        cache = self._caches[key]
+        cache.truncate(min(length + 1, cache.length))
+
+    def _forward_row(self, row: Row, draft: list[int]) -> tuple[Tensor, Tensor | None]:
+        """As in the base class, without the assertion that would notice."""
+        cache = self._caches.setdefault(row.sequence.key, KVCache(len(self.layers)))
+        num_choices = 1 + len(draft) if row.is_complete else 0
+        return self._run(cache, row.new_ids + draft, num_choices)
+
+
+class AnchorInContext(DFlashDrafter):
+    """The draft context also holds features for the anchor's position."""
+
+    def absorb(self, key: int, features: Tensor | None) -> None:
+        assert features is not None
+        super().absorb(key, torch.cat([features, features[-1:]]))
+
+
+class ShiftedContext(DFlashDrafter):
+    """The draft context has the right length, and each position the features of its neighbor."""
+
+    def absorb(self, key: int, features: Tensor | None) -> None:
+        assert features is not None
+        super().absorb(key, features.roll(1, dims=0))

@@ -1,0 +1,165 @@
+"""Tiny random models for tests: they load in milliseconds and answer with varied tokens."""
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_config import DraftConfig
+
+VOCAB_SIZE = 97
+HIDDEN_SIZE = 64
+NUM_LAYERS = 4
+LAYER_IDS = (0, 2, 3)
+CONTEXT = 512
+KINDS = ("llama", "qwen3", "gemma3")
+
+_SIZES = {
+    "hidden_size": HIDDEN_SIZE,
+    "intermediate_size": 96,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+TEXT_VOCAB_SIZE = 272
+"""256 bytes, a few merges and the special tokens, rounded up."""
+
+_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+_MERGES = (("a", "b"), ("ab", "c"), ("t", "h"), ("th", "e"), ("Ġ", "the"), ("!", "!"))
+SPECIAL_TOKENS = ("<|start|>", "<|end|>", "<|mask|>")
+
+
+def tiny_target(
+    kind: str = "llama",
+    dtype: torch.dtype = torch.float32,
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    **changes: object,
+) -> PreTrainedModel:
+    """A random target of 4 layers; Gemma 3 has sliding-window layers (window 24)."""
+    sizes = {**_SIZES, "vocab_size": vocab_size, **changes}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if kind == "llama":
+            model = LlamaForCausalLM(LlamaConfig(**sizes))
+        elif kind == "qwen3":
+            model = Qwen3ForCausalLM(Qwen3Config(**sizes))
+        elif kind == "gemma3":
+            sliding = {"sliding_window": 24, "layer_types": ["sliding_attention"] * 3}
+            sliding["layer_types"] = [*sliding["layer_types"], "full_attention"]
+            model = Gemma3ForCausalLM(Gemma3TextConfig(**{**sizes, **sliding}))
+        else:
+            raise ValueError(kind)
+        _randomize(model)
+    return model.to(dtype).eval()
+
+
+def _randomize(model: PreTrainedModel) -> None:
+    """Weights large enough that attention matters: greedy outputs do not fall into short loops."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=2.0 * parameter.shape[1] ** -0.5)
+            else:
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+
+
+def tiny_draft_config(vocab_size: int = VOCAB_SIZE, **changes: object) -> DraftConfig:
+    """A drafter of 2 layers for `tiny_target`."""
+    values = {
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": vocab_size,
+        "num_target_layers": NUM_LAYERS,
+        "target_hidden_size": HIDDEN_SIZE,
+        "target_layer_ids": LAYER_IDS,
+        "mask_token_id": vocab_size - 1,
+        "block_size": 6,
+        "layer_types": ("full_attention",) * 2,
+    }
+    return DraftConfig(**{**values, **changes})
+
+
+def tiny_drafter(
+    dtype: torch.dtype = torch.float32,
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 1,
+    **changes: object,
+) -> DraftModel:
+    """A random drafter: it guesses badly, which exactness does not mind."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return DraftModel(tiny_draft_config(vocab_size, **changes)).to(dtype).eval()
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE: any text goes in, and characters may be split over tokens."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: index for index, letter in enumerate(letters)}
+    for left, right in _MERGES:
+        vocab[left + right] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(_MERGES)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=_TEMPLATE
+    )
+
+
+def tiny_target_folder(
+    tmp_path: Path, kind: str = "llama", dtype: torch.dtype = torch.float32, **changes: object
+) -> Path:
+    """A folder with a random target and its tokenizer; `<|end|>` ends an answer."""
+    folder = tmp_path / f"{kind}-target"
+    model = tiny_target(kind, dtype, vocab_size=TEXT_VOCAB_SIZE, **changes)
+    model.save_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder)
+    GenerationConfig(eos_token_id=tokenizer.eos_token_id).save_pretrained(folder)
+    return folder
+
+
+def tiny_drafter_folder(
+    tmp_path: Path, dtype: torch.dtype = torch.float32, **changes: object
+) -> Path:
+    """A folder with a random drafter for `tiny_target_folder`."""
+    folder = tmp_path / "drafter"
+    folder.mkdir(exist_ok=True)
+    tiny_drafter(dtype, vocab_size=TEXT_VOCAB_SIZE, **changes).save_pretrained(folder)
+    return folder
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    """Change keys of a JSON file."""
+    values = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps(values), encoding="utf-8")

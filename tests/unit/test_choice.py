@@ -1,0 +1,219 @@
+"""The choice against a reference in plain Python, on small vocabularies with many ties.
+
+Logits are multiples of 1/4, factors powers of two: every step of the arithmetic is exact, so ties
+stay ties, and the order of processing is all that can differ.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Sequence
+from blockdraft.speculate.choice import choices, token_logprobs
+from blockdraft.speculate.noise import gumbel_noise
+
+NEVER = -math.inf
+
+
+def make_sequence(
+    params: SamplingParams,
+    *,
+    prompt: list[int],
+    output: list[int],
+    stop_ids: frozenset[int] = frozenset(),
+    sample_index: int = 0,
+) -> Sequence:
+    sequence = Sequence(
+        key=0,
+        params=params,
+        seed=params.seed or 0,
+        sample_index=sample_index,
+        stop_ids=stop_ids,
+        token_ids=list(prompt),
+        num_prompt=len(prompt),
+        num_cached=len(prompt) - 1,
+    )
+    for token_id in output:
+        sequence.append(token_id)
+        sequence.num_cached += 1
+    return sequence
+
+
+def processed(logits: list[float], sequence: Sequence, ahead: list[int]) -> list[float]:
+    """Penalties, then logit bias, then the minimum length."""
+    params, scores = sequence.params, list(logits)
+    output = sequence.output_ids + ahead
+    prompt = sequence.token_ids[: sequence.num_prompt]
+    for token_id, count in Counter(output).items():
+        if token_id in prompt:
+            continue
+        scores[token_id] = repeated(scores[token_id], params) - penalty(count, params)
+    for token_id in set(prompt):
+        count = output.count(token_id)
+        scores[token_id] = repeated(scores[token_id], params) - penalty(count, params)
+    for token_id, bias in params.logit_bias.items():
+        scores[token_id] += bias
+    if len(output) < params.min_tokens:
+        for token_id in sequence.stop_ids:
+            scores[token_id] = NEVER
+    return scores
+
+
+def repeated(score: float, params: SamplingParams) -> float:
+    factor = params.repetition_penalty
+    return score / factor if score > 0 else score * factor
+
+
+def penalty(count: int, params: SamplingParams) -> float:
+    return params.frequency_penalty * count + params.presence_penalty * (count > 0)
+
+
+def survivors(scores: list[float], params: SamplingParams) -> list[int]:
+    """Temperature, then top-k, top-p and min-p; ties by value, then id."""
+    scaled = [score / params.temperature for score in scores]
+    ids = sorted(range(len(scaled)), key=lambda i: (-scaled[i], i))
+    ids = [i for i in ids if scaled[i] > NEVER]
+    if params.top_k:
+        ids = ids[: params.top_k]
+    weights = {i: math.exp(scaled[i] - scaled[ids[0]]) for i in ids}
+    if params.top_p < 1.0:
+        total, reached, kept = math.fsum(weights.values()), 0.0, []
+        for i in ids:
+            kept.append(i)
+            reached += weights[i]
+            if reached >= params.top_p * total:
+                break
+        ids = kept
+    return [i for i in ids if weights[i] >= params.min_p]
+
+
+def reference(logits: list[float], sequence: Sequence, ahead: list[int]) -> int:
+    """What must be chosen."""
+    params = sequence.params
+    scores = processed(logits, sequence, ahead)
+    if params.temperature == 0.0:
+        return max(range(len(scores)), key=lambda i: (scores[i], -i))
+    position = len(sequence.token_ids) + len(ahead)
+    noise = gumbel_noise(sequence.seed, sequence.sample_index, position, len(scores))
+    ids = sorted(survivors(scores, params))
+    return max(ids, key=lambda i: scores[i] / params.temperature + float(noise[i]))
+
+
+def random_params(draw: random.Random, vocab_size: int) -> SamplingParams:
+    """Each feature is on half of the time."""
+    options: dict[str, Any] = {
+        "temperature": draw.choice([0.5, 1.0, 2.0]),
+        "top_k": draw.randint(1, vocab_size),
+        "top_p": draw.uniform(0.05, 0.98),
+        "min_p": draw.uniform(0.01, 0.6),
+        "repetition_penalty": draw.choice([0.5, 2.0, 4.0]),
+        "presence_penalty": draw.choice([-1.0, 0.5, 1.5]),
+        "frequency_penalty": draw.choice([-0.5, 0.25, 1.0]),
+        "logit_bias": {draw.randrange(vocab_size): draw.choice([-2.0, 1.0, 4.0])},
+        "min_tokens": draw.randint(1, 12),
+    }
+    chosen = {name: value for name, value in options.items() if draw.random() < 0.5}
+    return SamplingParams(max_tokens=100, seed=draw.getrandbits(64), **chosen)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_choice_follows_the_order_of_processing(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(150):
+        vocab_size = draw.choice([2, 5, 8, 12])
+        rows = draw.randint(1, 4)
+        logits = [[0.25 * draw.randint(-8, 8) for _ in range(vocab_size)] for _ in range(rows)]
+        tokens = [draw.randrange(vocab_size) for _ in range(draw.randint(1, 8))]
+        num_prompt = draw.randint(1, len(tokens))
+        ahead = [draw.randrange(vocab_size) for _ in range(rows - 1)]
+        sequence = make_sequence(
+            random_params(draw, vocab_size),
+            prompt=tokens[:num_prompt],
+            output=tokens[num_prompt:],
+            stop_ids=frozenset({0}),
+            sample_index=draw.randrange(3),
+        )
+        expected = [reference(row, sequence, ahead[:i]) for i, row in enumerate(logits)]
+        before = list(sequence.token_ids), sequence.output_counts.copy()
+        assert list(choices(torch.tensor(logits), sequence, ahead)) == expected
+        assert (sequence.token_ids, sequence.output_counts) == before
+
+
+def test_greedy_ties_go_to_the_lowest_id() -> None:
+    logits = torch.zeros(3, 50)
+    logits[1, 20:] = 1.0
+    logits[2, 30] = 2.0
+    for params in (SamplingParams(), SamplingParams(logit_bias={49: 0.0})):
+        sequence = make_sequence(params, prompt=[1], output=[])
+        assert list(choices(logits, sequence, [0, 20])) == [0, 20, 30]
+        assert list(choices(logits.bfloat16(), sequence, [0, 20])) == [0, 20, 30]
+
+
+def test_ties_at_the_border_of_top_k_go_to_the_lowest_ids() -> None:
+    params = SamplingParams(max_tokens=100, temperature=1.0, top_k=3, seed=5)
+    logits = torch.tensor([[0.0, 1.0, 2.0, 1.0, 1.0, 1.0]])
+    chosen = set()
+    for index in range(200):
+        sequence = make_sequence(params, prompt=[1], output=[], sample_index=index)
+        chosen |= set(choices(logits, sequence, []))
+    assert chosen == {1, 2, 3}
+
+
+class CountingRows:
+    """Logits that tell how many rows were processed."""
+
+    def __init__(self, logits: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+        from blockdraft.speculate import choice
+
+        self.logits, self.num_read, real = logits, 0, choice._choose
+
+        def counting(*args: Any) -> int:
+            self.num_read += 1
+            return real(*args)
+
+        monkeypatch.setattr(choice, "_choose", counting)
+
+    def choices(self, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
+        return choices(self.logits, sequence, ahead)
+
+
+def test_rows_behind_the_last_wanted_one_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = CountingRows(torch.zeros(16, 8), monkeypatch)
+    sequence = make_sequence(SamplingParams(temperature=1.0, seed=1), prompt=[1], output=[])
+    found = rows.choices(sequence, [0] * 15)
+    next(found)
+    next(found)
+    assert rows.num_read == 2
+
+
+def test_the_logits_stay_as_they_are() -> None:
+    """The raw distribution is reported after the choice."""
+    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(0))
+    before = logits.clone()
+    params = SamplingParams(temperature=1.0, seed=1, logit_bias={3: 9.0}, repetition_penalty=2.0)
+    list(choices(logits, make_sequence(params, prompt=[1, 2], output=[3]), [4]))
+    assert torch.equal(logits, before)
+
+
+def test_temperature_near_zero_is_greedy() -> None:
+    logits = torch.randn(1, 64, generator=torch.Generator().manual_seed(1))
+    for seed in range(50):
+        params = SamplingParams(temperature=1e-6, seed=seed)
+        sequence = make_sequence(params, prompt=[1], output=[])
+        assert list(choices(logits, sequence, [])) == [int(logits.argmax())]
+
+
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    logits = torch.tensor([1.0, 3.0, 2.0, 0.0])
+    total = math.log(sum(math.exp(value) for value in logits.tolist()))
+    logprob, top = token_logprobs(logits, 0, 2)
+    assert logprob == pytest.approx(1.0 - total)
+    assert [token_id for token_id, _ in top] == [1, 2]
+    assert [value for _, value in top] == pytest.approx([3.0 - total, 2.0 - total])
+    assert token_logprobs(logits, 2, 0)[1] == []

@@ -1,0 +1,77 @@
+import math
+
+import pytest
+
+from blockdraft.core.errors import RequestError
+from blockdraft.core.request import MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("min_tokens", -1),
+        ("min_tokens", 257),
+        ("temperature", -0.1),
+        ("temperature", math.inf),
+        ("temperature", math.nan),
+        ("temperature", "hot"),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("logit_bias", {3: 101.0}),
+        ("logit_bias", {3: math.nan}),
+        ("seed", -1),
+        ("seed", MAX_SEED + 1),
+        ("stop", ("",)),
+        ("n", 0),
+        ("n", MAX_SAMPLES + 1),
+        ("logprobs", MAX_LOGPROBS + 1),
+        ("speculative", -1),
+        ("speculative", 2.5),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=name.split("[")[0]):
+        SamplingParams(**{name: value})
+
+
+def test_the_borders_are_allowed() -> None:
+    SamplingParams(max_tokens=5, min_tokens=5, top_p=1.0, min_p=1.0, seed=MAX_SEED, n=MAX_SAMPLES)
+    SamplingParams(max_tokens=1, min_tokens=0, min_p=0.0, seed=0, logprobs=MAX_LOGPROBS, n=1)
+    SamplingParams(presence_penalty=-2.0, frequency_penalty=2.0, logit_bias={0: -100.0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"seed": 3, "stop_token_ids": (1,), "top_k": 4}, True),
+        ({"temperature": 0.1}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"frequency_penalty": 0.1}, False),
+        ({"logit_bias": {1: 0.5}}, False),
+        ({"min_tokens": 1}, False),
+    ],
+)
+def test_only_a_choice_without_processing_is_a_plain_argmax(
+    changes: dict[str, object], expected: bool
+) -> None:
+    assert SamplingParams(**changes).is_greedy_argmax is expected
+
+
+@pytest.mark.parametrize(
+    ("speculative", "expected"), [(True, None), (False, 0), (0, 0), (1, 1), (7, 7)]
+)
+def test_speculative_bounds_the_drafts_of_a_step(
+    speculative: bool | int, expected: int | None
+) -> None:
+    assert SamplingParams(speculative=speculative).max_draft_tokens == expected

@@ -1,0 +1,37 @@
+import pytest
+
+from blockdraft.engine.stats import AcceptanceStats
+
+
+def make_stats() -> AcceptanceStats:
+    stats = AcceptanceStats()
+    stats.record(num_tokens=4, num_drafted=3, num_accepted=3)
+    stats.record(num_tokens=1, num_drafted=3, num_accepted=0)
+    stats.record(num_tokens=2, num_drafted=3, num_accepted=2)  # cut at a stop
+    stats.record(num_tokens=1, num_drafted=0, num_accepted=0)
+    return stats
+
+
+def test_the_counts_follow_their_definitions() -> None:
+    stats = make_stats()
+    assert stats.num_passes == 4
+    assert stats.num_tokens == sum(size * count for size, count in stats.histogram.items()) == 8
+    assert sum(stats.histogram.values()) == stats.num_passes
+    assert stats.acceptance_length == 2.0
+    assert stats.acceptance_rate == pytest.approx(5 / 9)
+    assert stats.per_position == pytest.approx([2 / 3, 2 / 3, 1 / 3])
+
+
+def test_nothing_recorded_gives_zeros() -> None:
+    stats = AcceptanceStats()
+    assert (stats.acceptance_length, stats.acceptance_rate, stats.per_position) == (0.0, 0.0, [])
+
+
+def test_adding_is_recording_both() -> None:
+    both, twice = make_stats(), make_stats()
+    both.add(make_stats())
+    for arguments in ((4, 3, 3), (1, 3, 0), (2, 3, 2), (1, 0, 0)):
+        twice.record(*arguments)
+    assert both == twice
+    assert both.to_dict()["histogram"] == {"1": 4, "2": 2, "4": 2}
+    assert both.to_dict()["num_accepted"] == 10

@@ -1,0 +1,111 @@
+"""Reading, filtering, splitting and ordering of answers."""
+
+import gzip
+import json
+
+import pytest
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.train.dataset import (
+    Example,
+    collate,
+    count_answer_tokens,
+    epoch_batches,
+    read_examples,
+    split_held_out,
+    unused_special_token,
+)
+
+
+def row(number: int, response: list[int], **changes: object) -> dict[str, object]:
+    base = {"id": f"p{number}", "set": "s", "prompt_ids": [1, 2, 3], "finish": "stop"}
+    return base | {"response_ids": response} | changes
+
+
+def write(path, rows):
+    text = "".join(json.dumps(r) + "\n" for r in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_reads_both_kinds_of_files_and_leaves_out_what_is_unfit(tmp_path):
+    good = list(range(10, 40))
+    plain = write(
+        tmp_path / "a.jsonl",
+        [row(0, good), row(1, good[:7]), row(2, good, finish="loop"), row(3, [5, 6] * 40)],
+    )
+    zipped = write(tmp_path / "b.jsonl.gz", [row(4, good)])
+    examples = read_examples([plain, zipped], min_response_len=8, max_len=20)
+    assert [e.id for e in examples] == ["p0", "p4"]
+    assert [len(e) for e in examples] == [20, 20]
+
+
+def test_a_row_that_is_still_being_written_is_left_out(tmp_path):
+    path = write(tmp_path / "a.jsonl", [row(0, list(range(30)))])
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"id": "half')
+    assert len(read_examples([path], min_response_len=8, max_len=99)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("{}\n", "needs id"), ("nonsense\n", "cannot read"), ("", "no answer"), (None, "cannot read")],
+)
+def test_bad_files_are_named(tmp_path, text, what):
+    path = tmp_path / "a.jsonl"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=what) as error:
+        read_examples([path], min_response_len=8, max_len=99)
+    assert "a.jsonl" in str(error.value)
+
+
+def examples_of(ids):
+    return [Example(id=i, set="s", prompt_ids=(1,), response_ids=(2, 3)) for i in ids]
+
+
+def test_variants_of_a_prompt_are_not_parted():
+    names = [f"p{n}{suffix}" for n in range(500) for suffix in ("", "+boxed", "+bare")]
+    train, held_out = split_held_out(examples_of(names), 0.1)
+    assert len(train) + len(held_out) == 1500
+    assert 60 < len(held_out) < 270
+    sides = [{e.id.split("+")[0] for e in part} for part in (train, held_out)]
+    assert not sides[0] & sides[1]
+
+
+def test_epoch_batches_are_a_permutation_of_like_lengths():
+    examples = [
+        Example(id=str(n), set="s", prompt_ids=(1,) * (n % 90), response_ids=(2,))
+        for n in range(1000)
+    ]
+    batches = epoch_batches(examples, 8, seed=1, epoch=0)
+    assert sorted(i for batch in batches for i in batch) == list(range(1000))
+    assert batches == epoch_batches(examples, 8, seed=1, epoch=0)
+    assert batches != epoch_batches(examples, 8, seed=1, epoch=1)
+    padded = sum(len(b) * max(len(examples[i]) for i in b) for b in batches)
+    assert padded < 1.15 * sum(map(len, examples))
+
+
+def test_collate_pads_on_the_right():
+    batch = collate(
+        [
+            Example(id="a", set="s", prompt_ids=(1, 2), response_ids=(3,)),
+            Example(id="b", set="s", prompt_ids=(4,), response_ids=(5, 6, 7)),
+        ]
+    )
+    assert batch.token_ids.tolist() == [[1, 2, 3, 0], [4, 5, 6, 7]]
+    assert batch.prompt_lens.tolist() == [2, 1]
+    assert batch.lengths.tolist() == [3, 4]
+
+
+def test_tokens_are_counted_in_answers_only():
+    assert count_answer_tokens(examples_of("ab")) == {2: 2, 3: 2}
+
+
+def test_mask_token_is_the_first_special_one_that_no_text_holds():
+    assert unused_special_token([3, 1, 9, 5], examples_of("a")) == 5
+    with pytest.raises(ConfigError, match="mask_token_id"):
+        unused_special_token([1, 2], examples_of("a"))

@@ -1,0 +1,232 @@
+"""Whole runs on a tiny target (reference cases 29, 30 and 32)."""
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.models.draft import DraftModel
+from blockdraft.train import run_state, trainer
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.dataset import Example, collate
+from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.optimizer import DraftOptimizer, lr_share
+from blockdraft.train.run_state import RunClock
+from blockdraft.train.trainer import train
+from tests.tiny import (
+    LAYER_IDS,
+    TEXT_VOCAB_SIZE,
+    tiny_drafter,
+    tiny_drafter_folder,
+    tiny_target,
+    tiny_target_folder,
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def write_answers(path: Path, num: int, length: int = 30, seed: int = 0) -> Path:
+    """Random texts; prompts and answers from different halves of the bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for number in range(num):
+        ids = torch.randint(1, 250, (6 + number % 5 + length,), generator=generator).tolist()
+        prompt_ids, response_ids = ids[: -length or None], ids[-length:]
+        rows.append(
+            {"id": f"p{number}", "set": f"set{number % 2}", "finish": "stop"}
+            | {"prompt_ids": prompt_ids, "response_ids": response_ids}
+        )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def config(tmp_path) -> TrainConfig:
+    return TrainConfig(
+        target=tiny_target_folder(tmp_path),
+        data=(write_answers(tmp_path / "answers.jsonl", 24),),
+        out=tmp_path / "run",
+        num_layers=2,
+        num_features=3,
+        block_size=4,
+        held_out_share=0.2,
+        batch_sequences=4,
+        num_anchors=6,
+        anchors_per_forward=4,
+        num_frequent=100,
+        num_random=20,
+        max_steps=10,
+        warmup_steps=2,
+        dtype="float32",
+    )
+
+
+def logged(folder: Path) -> list[dict[str, object]]:
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [row for row in rows if "nll" in row]
+
+
+def test_a_run_leaves_a_drafter_with_its_history(config, caplog):
+    caplog.set_level(logging.INFO)
+    result = train(config, true_tau=lambda model: {"tau": float(model.config.block_size)})
+    assert result.num_steps == 10
+    assert result.true_tau == {"tau": 4.0}
+    model = DraftModel.from_pretrained(result.drafter)
+    assert model.config.block_size == 4
+    assert model.config.num_hidden_layers == 2
+    history = json.loads((result.drafter / "provenance.json").read_text())
+    assert history["config"]["lr"] == config.lr
+    assert history["data"]["train"] + history["data"]["held_out"] == 24
+    assert history["result"]["held_out"]["tau"] == result.metrics.tau
+    rows = logged(config.out)
+    assert [row["step"] for row in rows] == list(range(1, 11))
+    assert rows[-1]["nll"] < rows[0]["nll"]
+    assert "held out: tau" in caplog.text
+
+
+def test_only_the_drafter_changes(config, monkeypatch):
+    targets = []
+    load = trainer.load_target_model
+
+    def remember(*args):
+        targets.append(load(*args))
+        return targets[-1]
+
+    monkeypatch.setattr(trainer, "load_target_model", remember)
+    start = tiny_drafter_folder(config.out.parent, target_layer_ids=LAYER_IDS)
+    result = train(dataclasses.replace(config, init_from=start))
+    fresh = load(config.target, torch.float32, "cpu").state_dict()
+    for name, value in targets[0].state_dict().items():
+        assert torch.equal(value, fresh[name])
+    assert all(p.grad is None and not p.requires_grad for p in targets[0].parameters())
+    before, after = (
+        DraftModel.from_pretrained(folder).state_dict() for folder in (start, result.drafter)
+    )
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_resumed_run_equals_an_uninterrupted_one(config, cached):
+    if cached:
+        config = dataclasses.replace(config, feature_cache=config.out.parent / "cache")
+    whole = train(config)
+    parts = dataclasses.replace(config, out=config.out.parent / "parts")
+    # The schedule looks at max_steps, so the interruption comes from outside.
+    with pytest.MonkeyPatch.context() as patch:
+        step = trainer._Run._next_step
+
+        def stop_after_six(self):
+            if self.step == 6:
+                self._save()
+                raise KeyboardInterrupt
+            step(self)
+
+        patch.setattr(trainer._Run, "_next_step", stop_after_six)
+        with pytest.raises(KeyboardInterrupt):
+            train(parts)
+    resumed = train(parts)
+    for a, b in zip(logged(config.out), logged(parts.out), strict=True):
+        assert (a["step"], a["nll"], a["lr"]) == (b["step"], b["nll"], b["lr"])
+    one, two = (DraftModel.from_pretrained(r.drafter).state_dict() for r in (whole, resumed))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_state_of_other_settings_is_refused(config):
+    train(config)
+    with pytest.raises(ConfigError, match="another lr"):
+        train(dataclasses.replace(config, lr=1.0))
+
+
+def test_bfloat16_run(config):
+    result = train(dataclasses.replace(config, dtype="bfloat16", max_steps=3))
+    assert DraftModel.from_pretrained(result.drafter).fc.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.slow
+def test_overfits_eight_sequences(config):
+    """It can learn: nearly whole blocks of texts that it has seen are right."""
+    data = write_answers(config.out.parent / "eight.jsonl", 8)
+    config = dataclasses.replace(
+        config, data=(data,), max_steps=300, batch_sequences=8, num_anchors=29, lr=1e-2
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "split_held_out", lambda examples, share: (examples, examples))
+        result = train(config)
+    assert result.metrics.tau > 0.9 * config.block_size
+
+
+def states_examples() -> list[Example]:
+    return [
+        Example(id=str(n), set="s", prompt_ids=(1, 2, 3 + n), response_ids=tuple(range(9, 15 + n)))
+        for n in range(4)
+    ]
+
+
+def test_cached_states_equal_computed_ones(tmp_path):
+    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
+    cache = StateCache(target, examples, tmp_path / "cache", "tiny")
+    cache.get([2], collate([examples[2]]))
+    batch = collate([examples[i] for i in (1, 2, 3)])
+    computed = StateCache(target, examples, None, "tiny").get([1, 2, 3], batch)
+    for _ in range(2):
+        cached = cache.get([1, 2, 3], batch)
+        for row, length in enumerate(batch.lengths.tolist()):
+            torch.testing.assert_close(cached[row, :length], computed[row, :length])
+
+
+def test_a_cache_of_other_examples_is_not_read(tmp_path, monkeypatch):
+    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
+    batch = collate(examples[:2])
+    StateCache(target, examples, tmp_path, "tiny").get([0, 1], batch)
+
+    calls = []
+    states = target.states
+    monkeypatch.setattr(target, "states", lambda ids: calls.append(len(ids)) or states(ids))
+    StateCache(target, examples, tmp_path, "tiny").get([0, 1], batch)
+    assert calls == []
+    StateCache(target, examples[:3], tmp_path, "tiny").get([0, 1], batch)
+    assert calls == [2]
+
+
+def test_learning_rate_rises_then_falls(config):
+    config = dataclasses.replace(config, warmup_steps=4, min_lr_share=0.1)
+    assert lr_share(0.0, 0, config) == pytest.approx(0.2)
+    assert lr_share(0.0, 4, config) == 1.0
+    assert lr_share(0.5, 50, config) == pytest.approx(0.55)
+    assert lr_share(1.0, 99, config) == pytest.approx(0.1)
+
+
+def test_averages_lag_behind_and_do_not_touch_the_masters(config):
+    model = tiny_drafter(vocab_size=TEXT_VOCAB_SIZE)
+    optimizer = DraftOptimizer(model, dataclasses.replace(config, ema_decay=0.9))
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step(0.5)
+    newest = model.norm.weight.detach().clone()
+    optimizer.use_averages()
+    average = model.norm.weight.detach().clone()
+    optimizer.use_masters()
+    assert torch.equal(model.norm.weight, newest)
+    assert (newest < average).all()
+    assert (average < 1).all()
+
+
+def test_a_stopped_process_costs_little_of_the_budget(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(run_state.time, "monotonic", lambda: now[0])
+    clock = RunClock()
+    now[0] += 10
+    assert clock.tick() == 10
+    now[0] += 5000
+    assert clock.tick() == 10 + run_state.MAX_COUNTED_SECONDS
