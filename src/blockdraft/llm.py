@@ -200,7 +200,7 @@ class LLM:
         *,
         stream: bool = False,
     ) -> Generation | Iterator[Chunk]:
-        """Answer a conversation: messages of `role` and `content`, the last one first to answer.
+        """Answer a conversation; each message has a `role` and a `content`.
 
         Raises:
             RequestError: as `generate`, or the target has no chat template.
@@ -213,7 +213,7 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if not all(isinstance(token_id, int) for token_id in prompt):
+        if not _are_ids(prompt):
             raise RequestError(f"prompt {prompt!r:.60} is neither text nor a list of token ids")
         return list(prompt)
 
@@ -294,8 +294,15 @@ class LLM:
         return Chunk(sample.prompt_index, index, sample.text.read(), token_ids, completion)
 
 
-def _is_single(prompts: Prompt | Prompts) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+def _is_single(prompts: object) -> bool:
+    """True for one prompt, False for a list of prompts."""
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompt {prompts!r:.60} is neither text nor a list of token ids")
+    return isinstance(prompts, str) or (bool(prompts) and _are_ids(prompts))
+
+
+def _are_ids(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and all(isinstance(token_id, int) for token_id in prompt)
 
 
 def _resolve_device(name: str) -> str:

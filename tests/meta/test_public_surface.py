@@ -9,6 +9,10 @@ import blockdraft
 
 LIGHT_MODULES = [
     "blockdraft",
+    "blockdraft.bench.config",
+    "blockdraft.bench.workload",
+    "blockdraft.core.config",
+    "blockdraft.core.environment",
     "blockdraft.core.errors",
     "blockdraft.hub.cache_dir",
     "blockdraft.hub.catalog",
@@ -34,3 +38,21 @@ def test_public_names_are_sorted_and_exist():
     assert list(names) == sorted(set(names))
     missing = [name for name in names if not hasattr(blockdraft, name)]
     assert not missing
+
+
+def test_public_names_are_these():
+    assert blockdraft.__all__ == [
+        "BlockdraftError",
+        "Chunk",
+        "Completion",
+        "ConfigError",
+        "ContextTooLong",
+        "DraftModel",
+        "Generation",
+        "LLM",
+        "ModelError",
+        "RequestError",
+        "SamplingParams",
+    ]
+    assert set(blockdraft.__all__) <= set(dir(blockdraft))
+    assert not hasattr(blockdraft, "no_such_name")

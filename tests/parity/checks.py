@@ -96,8 +96,17 @@ def check_drafted_equals_plain(
     """Tokens, finish reason and log-probabilities are the same with the drafter and without."""
     plain = generate_plain(target, prompt_ids, params, **options)
     drafted = generate(target, drafter, prompt_ids, params, known=plain.token_ids, **options)
-    assert drafted == plain
+    assert drafted == plain, _difference(drafted, plain)
     return drafted
+
+
+def _difference(drafted: Generated, plain: Generated) -> str:
+    for name in ("token_ids", "logprobs"):
+        pairs = enumerate(zip(getattr(drafted, name), getattr(plain, name), strict=False))
+        for index, (found, expected) in pairs:
+            if found != expected:
+                return f"drafted differs from plain in {name}[{index}]: {found}, not {expected}"
+    return f"drafted differs from plain: {drafted.finish_reason}, not {plain.finish_reason}"
 
 
 def check_draft_context(engine: Engine, key: int) -> None:
@@ -113,7 +122,7 @@ def check_draft_context(engine: Engine, key: int) -> None:
         assert key not in drafter._contexts
         return
     context = drafter._contexts[key]
-    assert context.num_context == sequence.num_cached
+    assert context.num_context == sequence.num_cached, "the context ends elsewhere"
     captured: list[torch.Tensor] = []
     hooks = [
         target.layers[index].register_forward_hook(
@@ -142,7 +151,7 @@ def check_distribution(counts: torch.Tensor, probabilities: torch.Tensor) -> Non
     Impossible outcomes must not occur; those expected less than five times share one bin.
     """
     counts, probabilities = counts.double().flatten(), probabilities.double().flatten()
-    assert counts[probabilities == 0.0].sum() == 0
+    assert counts[probabilities == 0.0].sum() == 0, "an impossible outcome"
     expected = counts.sum() * probabilities
     common = expected >= 5.0
     found, wanted = counts[common], expected[common]
@@ -152,7 +161,8 @@ def check_distribution(counts: torch.Tensor, probabilities: torch.Tensor) -> Non
         wanted = torch.cat([wanted, rare[None]])
     statistic = ((found - wanted) ** 2 / wanted).sum()
     freedom = torch.tensor((wanted.shape[0] - 1) / 2.0, dtype=torch.float64)
-    assert torch.special.gammaincc(freedom, statistic / 2.0) > 1e-3
+    p_value = float(torch.special.gammaincc(freedom, statistic / 2.0))
+    assert p_value > 1e-3, f"another distribution: p = {p_value}"
 
 
 def check_samples_differ(target: Target, prompt_ids: Sequence[int], params: SamplingParams) -> None:
@@ -161,4 +171,4 @@ def check_samples_differ(target: Target, prompt_ids: Sequence[int], params: Samp
         tuple(generate_plain(target, prompt_ids, params, sample_index=index).token_ids)
         for index in range(params.n)
     ]
-    assert len(set(samples)) == params.n
+    assert len(set(samples)) == params.n, "samples are equal"

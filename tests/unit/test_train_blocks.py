@@ -82,7 +82,9 @@ def test_surplus_anchors_weigh_nothing():
     assert anchors.positions[0].tolist() == [2, 3, 3, 3, 3]
     assert anchors.keep[0].tolist() == [True, True, False, False, False]
     blocks = make_blocks(batch, anchors, 4, 96)
-    assert blocks.keep[0].tolist() == [[True, True, False], [True, False, False]] + 3 * [3 * [False]]
+    assert blocks.keep[0].tolist() == [[True, True, False], [True, False, False]] + 3 * [
+        3 * [False]
+    ]
     assert blocks.token_ids.view(5, 4)[0].tolist() == [3, 96, 96, 96]
     assert blocks.labels[0, 0, :2].tolist() == [4, 5]
 
@@ -90,7 +92,8 @@ def test_surplus_anchors_weigh_nothing():
 def test_anchors_follow_the_seed():
     batch = some_batch()
     draws = [
-        sample_anchors(batch, 4, torch.Generator().manual_seed(seed)).positions for seed in (0, 0, 1)
+        sample_anchors(batch, 4, torch.Generator().manual_seed(seed)).positions
+        for seed in (0, 0, 1)
     ]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])

@@ -72,7 +72,7 @@ def guessable_examples(model: DraftModel, target: FrozenTarget) -> list[Example]
                 model.block_masks(anchor, size),
             )
             guesses = model.logits(hidden[0, 1:], target.lm_head_weight).argmax(-1).tolist()
-            ids += guesses[: 1 + number] + [(guesses[-1] + 1) % (VOCAB_SIZE - 1)]
+            ids += [*guesses[: 1 + number], (guesses[-1] + 1) % (VOCAB_SIZE - 1)]
         examples.append(
             Example(
                 id=str(number),

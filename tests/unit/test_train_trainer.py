@@ -65,6 +65,7 @@ def config(tmp_path) -> TrainConfig:
         anchors_per_forward=4,
         num_frequent=100,
         num_random=20,
+        max_minutes=None,
         max_steps=10,
         warmup_steps=2,
         dtype="float32",
@@ -181,7 +182,9 @@ def test_cached_states_equal_computed_ones(tmp_path):
     for _ in range(2):
         cached = cache.get([1, 2, 3], batch)
         for row, length in enumerate(batch.lengths.tolist()):
-            torch.testing.assert_close(cached[row, :length], computed[row, :length])
+            torch.testing.assert_close(
+                cached[row, :length], computed[row, :length], atol=1e-3, rtol=1e-3
+            )
 
 
 def test_a_cache_of_other_examples_is_not_read(tmp_path, monkeypatch):

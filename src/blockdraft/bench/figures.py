@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import quantiles
+from typing import NamedTuple
 
 from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement
@@ -23,6 +24,9 @@ DEFINITIONS = {
     "not promise equal bits)",
     "num_looping": "outputs with under 70 % distinct 8-grams; they are easy to draft",
 }
+
+ALL, WITHOUT_LOOPS = "all", "no loops"
+"""Names of the groups beside the categories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +61,40 @@ def figures_of(measurements: Sequence[Measurement]) -> Figures:
     acceptance = AcceptanceStats()
     for measurement in measurements:
         acceptance.add(measurement.drafted.acceptance)
-    plain, drafted = (
-        _rate([m.plain for m in measurements]),
-        _rate([m.drafted for m in measurements]),
-    )
-    stock = [m.transformers for m in measurements if m.transformers is not None]
-    transformers = _rate(stock) if stock else None
+    plain = _rate([m.plain for m in measurements])
+    drafted = _rate([m.drafted for m in measurements])
+    over_plain = [m.drafted.tokens_per_second / m.plain.tokens_per_second for m in measurements]
+    stock = _stock_figures(measurements, drafted)
     return Figures(
         num_prompts=len(measurements),
         num_tokens=sum(len(m.drafted.token_ids) for m in measurements),
         plain=plain,
         drafted=drafted,
-        transformers=transformers,
+        transformers=stock.rate,
         speedup_over_plain=drafted.tokens_per_second / plain.tokens_per_second,
-        speedup_over_transformers=drafted.tokens_per_second / transformers.tokens_per_second
-        if transformers
-        else None,
-        per_prompt_speedup=_quartiles(
-            [m.drafted.tokens_per_second / m.plain.tokens_per_second for m in measurements]
-        ),
+        speedup_over_transformers=stock.speedup,
+        per_prompt_speedup=_quartiles(over_plain),
         acceptance_length=acceptance.acceptance_length,
         acceptance_rate=acceptance.acceptance_rate,
         num_identical=sum(m.identical for m in measurements),
-        num_equal_to_transformers=sum(
-            m.transformers is not None and m.transformers.token_ids == m.plain.token_ids
-            for m in measurements
-        )
-        if stock
-        else None,
+        num_equal_to_transformers=stock.num_equal,
         num_looping=sum(m.loops for m in measurements),
     )
+
+
+class _StockFigures(NamedTuple):
+    rate: Rate | None = None
+    speedup: float | None = None
+    num_equal: int | None = None
+
+
+def _stock_figures(measurements: Sequence[Measurement], drafted: Rate) -> _StockFigures:
+    stock = [(m.transformers, m.plain) for m in measurements if m.transformers is not None]
+    if not stock:
+        return _StockFigures()
+    rate = _rate([sample for sample, _ in stock])
+    num_equal = sum(sample.token_ids == plain.token_ids for sample, plain in stock)
+    return _StockFigures(rate, drafted.tokens_per_second / rate.tokens_per_second, num_equal)
 
 
 def groups_of(measurements: Sequence[Measurement]) -> dict[str, Figures]:
@@ -94,18 +102,18 @@ def groups_of(measurements: Sequence[Measurement]) -> dict[str, Figures]:
     groups: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         groups.setdefault(measurement.prompt.category, []).append(measurement)
-    groups["all"] = list(measurements)
+    groups[ALL] = list(measurements)
     if straight := [m for m in measurements if not m.loops]:
-        groups["all without loops"] = straight
+        groups[WITHOUT_LOOPS] = straight
     return {name: figures_of(group) for name, group in groups.items()}
 
 
 def _rate(samples: Sequence[Sample]) -> Rate:
     decode_seconds = sum(sample.decode_seconds for sample in samples)
     num_later = sum(len(sample.token_ids) - 1 for sample in samples)
+    total_seconds = sum(sample.total_seconds for sample in samples)
     return Rate(
-        tokens_per_second=sum(len(s.token_ids) for s in samples)
-        / sum(s.total_seconds for s in samples),
+        tokens_per_second=sum(len(sample.token_ids) for sample in samples) / total_seconds,
         decode_tokens_per_second=num_later / decode_seconds if decode_seconds else 0.0,
     )
 

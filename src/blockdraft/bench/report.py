@@ -5,10 +5,11 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from rich import box
 from rich.table import Table
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.figures import DEFINITIONS, Figures, groups_of
+from blockdraft.bench.figures import ALL, DEFINITIONS, Figures, groups_of
 from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement
 from blockdraft.core.environment import describe_environment
@@ -62,31 +63,37 @@ def _sample(sample: Sample) -> dict[str, Any]:
 
 
 def table(title: str, groups: Mapping[str, Figures]) -> Table:
-    """One row per group."""
-    view = Table(title=title, title_justify="left")
+    """One row per group; fits 80 columns."""
+    view = Table(
+        title=title,
+        title_justify="left",
+        caption="tok/s: all tokens over all seconds; x: drafted over the other; quartiles: of "
+        "x plain, prompt by prompt; tau: tokens per target pass; same: drafted output equals plain",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
     view.add_column("")
     for heading in (
-        *("prompts", "drafted tok/s", "plain tok/s", "transformers tok/s", "x plain"),
-        *("median [quartiles]", "x transformers", "tau", "identical", "loops"),
+        *("drafted\ntok/s", "plain\ntok/s", "trans-\nformers", "x\nplain", "quartiles"),
+        *("x trans-\nformers", "tau", "same", "loops"),
     ):
         view.add_column(heading, justify="right")
     for name, row in groups.items():
-        if name == "all":
+        if name == ALL:
             view.add_section()
         view.add_row(name, *_cells(row))
     return view
 
 
 def _cells(row: Figures) -> list[str]:
-    low, median, high = row.per_prompt_speedup
     stock, over_stock = row.transformers, row.speedup_over_transformers
     return [
-        str(row.num_prompts),
         f"{row.drafted.tokens_per_second:.1f}",
         f"{row.plain.tokens_per_second:.1f}",
         "" if stock is None else f"{stock.tokens_per_second:.1f}",
         f"{row.speedup_over_plain:.2f}",
-        f"{median:.2f} [{low:.2f}-{high:.2f}]",
+        "/".join(f"{quartile:.2f}" for quartile in row.per_prompt_speedup),
         "" if over_stock is None else f"{over_stock:.2f}",
         f"{row.acceptance_length:.2f}",
         f"{row.num_identical}/{row.num_prompts}",

@@ -2,10 +2,10 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from blockdraft.bench.workload import (
     read_workload,
 )
 from blockdraft.cli import options
-from blockdraft.cli.output import print_json
+from blockdraft.cli.output import describe_llm, print_json
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 
@@ -29,6 +29,7 @@ DIFFERS = 1
 
 DEMO_PER_KIND = 2
 DEMO_TEMPERATURE = 0.7
+DEMO_MAX_TOKENS = 96
 
 app = typer.Typer(
     help="Measure how fast drafted decoding is, and that it changes nothing.", no_args_is_help=True
@@ -78,7 +79,7 @@ def speed(
 def demo(
     ctx: typer.Context,
     per_kind: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = DEMO_PER_KIND,
-    max_tokens: options.MaxTokens = _SPEED.max_tokens,
+    max_tokens: options.MaxTokens = DEMO_MAX_TOKENS,
     with_transformers: WithTransformers = _SPEED.with_transformers,
     target: options.Target = _LLM.target,
     drafter: options.Drafter = str(_LLM.drafter),
@@ -131,12 +132,21 @@ def _measure(
     if as_json:
         print_json(report)
     else:
+        print(_headline(describe_llm(llm)))
         for config, measurements in runs:
             title = f"temperature {config.temperature:g}, at most {config.max_tokens} tokens"
             Console().print(table(title, groups_of(measurements)))
     all_identical = all(m.identical for _, measurements in runs for m in measurements)
     if llm_config.exact and not all_identical:
         raise typer.Exit(DIFFERS)
+
+
+def _headline(loaded: Mapping[str, Any]) -> str:
+    exact = "exact" if loaded["exact"] else "NOT exact: outputs may differ"
+    return (
+        f"{loaded['target']} drafted by {loaded['drafter']}\n"
+        f"{loaded['dtype']} on {loaded['device']}, {loaded['threads']} threads, {exact}"
+    )
 
 
 class _Progress:

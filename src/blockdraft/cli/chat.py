@@ -70,10 +70,12 @@ def _take_turn(
         for chunk in llm.chat(asked, params, stream=True):
             print(chunk.text, end="", flush=True)
             if chunk.completion is not None:
-                print(f"\n[{summary_line(chunk.completion)}]", file=sys.stderr)
+                print(flush=True)
+                print(f"[{summary_line(chunk.completion)}]", file=sys.stderr)
                 return [*asked, {"role": "assistant", "content": chunk.completion.text}]
     except KeyboardInterrupt:
-        print("\n[stopped, this turn is forgotten]", file=sys.stderr)
+        print(flush=True)
+        print("[stopped, this turn is forgotten]", file=sys.stderr)
     except RequestError as error:
         print(f"{error}; /reset starts again", file=sys.stderr)
     return messages

@@ -10,7 +10,9 @@ from typer.core import TyperGroup
 
 from blockdraft.cli import bench, models
 from blockdraft.cli.chat import chat
+from blockdraft.cli.data import data
 from blockdraft.cli.generate import generate
+from blockdraft.cli.train import train
 from blockdraft.core.errors import BlockdraftError
 
 USER_ERROR = 2
@@ -37,6 +39,8 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(data)
+app.command()(train)
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 

@@ -42,11 +42,13 @@ def list_models(as_json: options.Json = False) -> None:
 
 
 @app.command()
-def path(
-    name: Annotated[str, typer.Argument(help="A catalog name, a folder or a hub id.")],
-) -> None:
+def path(name: Name, as_json: options.Json = False) -> None:
     """Print the folder of a model, fetching it first where that is needed."""
-    print(resolve_model(name))
+    folder = str(resolve_model(name))
+    if as_json:
+        print_json({"path": folder})
+    else:
+        print(folder)
 
 
 @app.command()

@@ -228,8 +228,7 @@ class DraftModel(nn.Module):
         # Copies, so that nothing is left mapped to a file that a trainer may replace.
         dtype = dtype or tensors["fc.weight"].dtype
         loaded = {
-            name: value.to(device=device, dtype=dtype, copy=True)
-            for name, value in tensors.items()
+            name: value.to(device=device, dtype=dtype, copy=True) for name, value in tensors.items()
         }
         model.load_state_dict(loaded, assign=True)
         return model.eval()

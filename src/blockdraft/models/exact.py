@@ -11,7 +11,7 @@ stated here and nowhere else; `first_variant_split` serves to check a whole forw
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ ROW_RULES = {
     torch.float32: RowRule(row_multiple=4, max_rows=64, key_tile=64),
     torch.float64: RowRule(row_multiple=4, max_rows=64, key_tile=64),
 }
+BFLOAT16_MIN_WORK = 16**3
+"""torch computes bfloat16 products of up to so many multiplications in another kernel, which
+matters to layers of toy size only."""
 INEXACT_RULE = RowRule(row_multiple=1, max_rows=512, key_tile=2**31)
 
 Split = tuple[int, ...]
@@ -58,6 +61,15 @@ def row_rule(dtype: torch.dtype) -> RowRule:
         known = ", ".join(str(known).removeprefix("torch.") for known in ROW_RULES)
         raise ModelError(f"no rule of exactness is known for {dtype}; use one of {known}")
     return ROW_RULES[dtype]
+
+
+def model_rule(dtype: torch.dtype, smallest_weight: int) -> RowRule:
+    """The rule for a model whose smallest linear layer has so many weights."""
+    rule = row_rule(dtype)
+    multiple = rule.row_multiple
+    while dtype == torch.bfloat16 and multiple * smallest_weight <= BFLOAT16_MIN_WORK:
+        multiple *= 2
+    return replace(rule, row_multiple=multiple)
 
 
 def supports_bfloat16() -> bool:

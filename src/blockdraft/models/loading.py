@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -16,6 +17,12 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+
+# transformers raises many types for a broken folder; all mean the same to a user.
+_LOAD_ERRORS = (
+    *(OSError, ValueError, KeyError, RuntimeError, AssertionError, TypeError, AttributeError),
+    SafetensorError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +50,25 @@ def load_target_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> 
     """
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
         model = model.to(device).eval()
-    # transformers raises many types for a broken folder; all mean the same to a user.
-    except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"cannot load a causal LM from {folder}: {reason}; check the folder, or delete and "
-            "fetch it again"
-        ) from error
+    except _LOAD_ERRORS as error:
+        raise _unusable(folder, error) from error
+    # transformers only warns, and fills in random numbers.
+    if missing := sorted(report["missing_keys"]):
+        raise _unusable(folder, f"its weights lack {missing[0]} and {len(missing) - 1} more")
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def _unusable(folder: Path, reason: object) -> ModelError:
+    text = str(reason).strip().split("\n")[0] or type(reason).__name__
+    return ModelError(
+        f"cannot load a causal LM from {folder}: {text}; check the folder, or delete and fetch it "
+        "again"
+    )
 
 
 def target_without_weights(folder: Path) -> PreTrainedModel:
@@ -66,11 +81,8 @@ def target_without_weights(folder: Path) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ModelError(
-            f"{folder} holds no causal LM that transformers knows: {reason}; check the folder"
-        ) from error
+    except _LOAD_ERRORS as error:
+        raise _unusable(folder, error) from error
     assert isinstance(model, PreTrainedModel)
     return model
 

@@ -15,7 +15,14 @@ from blockdraft.cache.kv import KVCache
 from blockdraft.core.errors import ModelError
 from blockdraft.core.sequence import Batch, DraftBlock, Row
 from blockdraft.models.attention import EXACT_ATTENTION
-from blockdraft.models.exact import INEXACT_RULE, PROBE_SPLITS, Split, first_variant_split, row_rule
+from blockdraft.models.exact import (
+    INEXACT_RULE,
+    PROBE_SPLITS,
+    RowRule,
+    Split,
+    first_variant_split,
+    model_rule,
+)
 from blockdraft.models.target import TargetOutput
 
 STOCK_ATTENTION = "sdpa"
@@ -42,7 +49,7 @@ class SequentialTarget:
         self.max_context: int = getattr(config, "max_position_embeddings", 2**31)
         self.layers = _decoder_layers(model)
         self.layer_ids = tuple(layer_ids)
-        self.rule = row_rule(model.dtype) if exact else INEXACT_RULE
+        self.rule = _model_rule(model) if exact else INEXACT_RULE
         self._caches: dict[int, KVCache] = {}
         self._captured: dict[int, Tensor] = {}
         _check_supported(model, self.layer_ids, len(self.layers))
@@ -184,6 +191,11 @@ def _pack_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ..
     """
     hidden = args[0]
     return (hidden.reshape(-1, hidden.shape[-1]).view(hidden.shape), *args[1:])
+
+
+def _model_rule(model: PreTrainedModel) -> RowRule:
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return model_rule(model.dtype, min(linear.weight.numel() for linear in linears))
 
 
 def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -69,7 +69,7 @@ def _commit_row(
     num_cached = sequence.num_cached + len(row.new_ids) + max(0, num_kept - 1)
     if sequence.finish_reason is None:
         target.truncate(sequence.key, num_cached)
-        # A sequence that may never draft needs no draft context: plain decoding does not pay for it.
+        # A sequence that may never draft needs no draft context: plain decoding stays free of it.
         if drafter.layer_ids and sequence.params.max_draft_tokens != 0:
             num_new = num_cached - sequence.num_cached
             drafter.absorb(sequence.key, None if features is None else features[:num_new])

@@ -30,8 +30,9 @@ class TrainConfig:
             token that it chose.
         num_frequent, num_random: the vocabulary of the loss, see `PartialVocabulary`;
             num_frequent 0 takes the whole vocabulary.
-        max_minutes, max_steps: whichever comes first ends the run; the schedule follows the
-            share that is done.
+        max_minutes, max_steps: whichever comes first ends the run, and one may be None; the
+            schedule follows the share that is done. Only a run without max_minutes is the same
+            each time.
         lr: of the matrices (Muon, matched to AdamW's step size) and of the norms (AdamW).
         ema_decay: of the averaged weights that are evaluated and saved; 0 saves the last ones.
         threads: torch threads; None keeps torch's choice.
@@ -65,8 +66,8 @@ class TrainConfig:
     num_frequent: int = 6144
     num_random: int = 1024
 
-    max_minutes: float = 60.0
-    max_steps: int = 1_000_000
+    max_minutes: float | None = 60.0
+    max_steps: int | None = None
     lr: float = 3e-3
     min_lr_share: float = 0.02
     warmup_steps: int = 20
@@ -88,10 +89,10 @@ class TrainConfig:
             raise ConfigError("data names no file; give at least one JSONL file of answers")
         for name in (
             *("num_layers", "num_features", "min_response_len", "batch_sequences", "num_anchors"),
-            *("anchors_per_forward", "max_steps", "eval_sequences"),
+            *("anchors_per_forward", "eval_sequences"),
         ):
             self._check(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("max_minutes", "lr", "grad_clip", "decay_gamma", "eval_minutes"):
+        for name in ("lr", "grad_clip", "decay_gamma", "eval_minutes", "save_minutes"):
             self._check(name, getattr(self, name) > 0, "above 0")
         for name in ("num_frequent", "num_random", "warmup_steps", "weight_decay"):
             self._check(name, getattr(self, name) >= 0, "at least 0")
@@ -99,6 +100,10 @@ class TrainConfig:
             self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
         for name in ("ema_decay", "momentum", "held_out_share"):
             self._check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
+        if self.max_minutes is None and self.max_steps is None:
+            raise ConfigError("max_minutes and max_steps are both unset; the run would not end")
+        for name in ("max_minutes", "max_steps"):
+            self._check(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
         self._check("block_size", self.block_size >= 2, "at least 2")
         self._check("max_len", self.max_len > self.min_response_len, "above min_response_len")
 

@@ -137,6 +137,9 @@ class _Run:
         self.generator.set_state(state["generator"])
         self.step, self.epoch = state["step"], state["epoch"]
         self.next_batch, self.num_sequences = state["next_batch"], state["num_sequences"]
+        if state["num_examples"] != len(self.examples):
+            # Files that grew give another order: begin a new pass rather than mix two.
+            self.epoch, self.next_batch = self.epoch + 1, 0
         self._seconds_before = state["seconds"]
         logger.info("continuing at step %d after %.1f min", self.step, self._seconds_before / 60)
 
@@ -149,6 +152,7 @@ class _Run:
             "epoch": self.epoch,
             "next_batch": self.next_batch,
             "num_sequences": self.num_sequences,
+            "num_examples": len(self.examples),
             "seconds": self.clock.tick(),
         }
         save_state(self.config.out / "state.pt", state)
@@ -156,8 +160,9 @@ class _Run:
     @property
     def progress(self) -> float:
         """How much of the run is done, 0 to 1 or more."""
-        by_time = self.clock.seconds / (60 * self.config.max_minutes)
-        return max(by_time, self.step / self.config.max_steps)
+        minutes, steps = self.config.max_minutes, self.config.max_steps
+        by_time = self.clock.seconds / (60 * minutes) if minutes else 0.0
+        return max(by_time, self.step / steps if steps else 0.0)
 
     def run(self) -> TrainResult:
         """Train until time or steps are used up."""

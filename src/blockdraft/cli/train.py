@@ -1,0 +1,50 @@
+"""`blockdraft train`: a drafter from the target's own answers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockdraft.cli import options
+from blockdraft.cli.output import print_json
+from blockdraft.hub.resolve import resolve_model
+
+
+def train(
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Settings, each key=value; they win over the file.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    tau_prompts: Annotated[
+        list[Path] | None,
+        typer.Option(help="Held-out prompts for the true tau at each evaluation. Repeatable."),
+    ] = None,
+    tau_limit: Annotated[int, typer.Option(help="Prompts taken from each such file.")] = 8,
+    tau_max_tokens: Annotated[int, typer.Option(help="Tokens decoded for each.")] = 96,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the settings and stop.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train a drafter; a run that is started again with the same `out` goes on."""
+    from blockdraft.train.config_file import read_train_config
+
+    run = read_train_config(config, settings or [])
+    run = replace(run, target=resolve_model(str(run.target)))
+    if plan:
+        print_json(run.to_dict())
+        return
+    from blockdraft.train.prompts import read_prompts
+    from blockdraft.train.trainer import train as train_drafter
+    from blockdraft.train.true_tau import true_tau_on
+
+    prompts = [p for path in tau_prompts or [] for p in read_prompts(path)[:tau_limit]]
+    measure = None
+    if prompts:
+        measure = true_tau_on(
+            prompts, run.target, max_tokens=tau_max_tokens, dtype=run.dtype, device=run.device
+        )
+    result = train_drafter(run, measure)
+    if as_json:
+        print_json({"drafter": str(result.drafter), "true_tau": dict(result.true_tau)})
+    else:
+        typer.echo(result.drafter)

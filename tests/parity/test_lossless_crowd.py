@@ -1,0 +1,177 @@
+"""A sequence's tokens are the same alone and in a crowd, its prompt in one chunk or many."""
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.engine import Engine
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.none import NoDrafter
+from blockdraft.speculate.verify import TokenLogprobs
+from tests.fakes import NoisyOracleDrafter
+from tests.parity.checks import Generated, generate_plain
+from tests.tiny import KINDS, LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
+
+EOS = frozenset({50})
+NUM_REQUESTS = 9
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    sample_index: int
+    cancel_after: int | None
+
+
+@lru_cache
+def exact_target(kind: str) -> SequentialTarget:
+    return SequentialTarget(tiny_target(kind), layer_ids=LAYER_IDS)
+
+
+@lru_cache
+def requests(kind: str) -> tuple[Request, ...]:
+    """Greedy and sampled, short and long; every fourth is cancelled after a few tokens."""
+    draw = random.Random(KINDS.index(kind))
+    found = []
+    for index in range(NUM_REQUESTS):
+        options: dict[str, Any] = [
+            {},
+            {"temperature": 1.0, "top_p": 0.9},
+            {"temperature": 0.8, "repetition_penalty": 1.2, "min_tokens": 4},
+            {"frequency_penalty": 0.5, "speculative": 2},
+            {"temperature": 1.0, "speculative": False},
+        ][index % 5]
+        found.append(
+            Request(
+                tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.choice([1, 6, 33, 70]))),
+                SamplingParams(
+                    max_tokens=draw.randint(5, 20), seed=draw.getrandbits(64), logprobs=1, **options
+                ),
+                sample_index=index % 3,
+                cancel_after=draw.randint(0, 4) if index % 4 == 3 else None,
+            )
+        )
+    return tuple(found)
+
+
+@lru_cache
+def alone(kind: str, index: int) -> Generated:
+    request = requests(kind)[index]
+    return generate_plain(
+        exact_target(kind),
+        request.prompt,
+        request.params,
+        eos_ids=EOS,
+        sample_index=request.sample_index,
+    )
+
+
+def make_drafter(name: str, target: SequentialTarget) -> Drafter:
+    if name == "none":
+        return NoDrafter()
+    if name == "noisy":
+        return NoisyOracleDrafter(6, VOCAB_SIZE, seed=1)
+    model = target.model
+    return DFlashDrafter(
+        tiny_drafter(block_size=7),
+        model.get_input_embeddings().weight,
+        model.get_output_embeddings().weight,
+    )
+
+
+class Crowd:
+    """Runs all requests in one engine: some come late, some are cancelled."""
+
+    def __init__(self, kind: str, drafter: Drafter, **options: int) -> None:
+        self.kind, self.drafter = kind, drafter
+        self.engine = Engine(exact_target(kind), drafter, **options)
+        self.index_of: dict[int, int] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[TokenLogprobs]] = {}
+        self.cancelled: set[int] = set()
+
+    def add(self, index: int) -> None:
+        request = requests(self.kind)[index]
+        key = self.engine.add(
+            request.prompt, request.params, eos_ids=EOS, sample_index=request.sample_index
+        )
+        self.index_of[key] = index
+        self.tokens[index], self.logprobs[index] = [], []
+        if isinstance(self.drafter, NoisyOracleDrafter):
+            self.drafter.known[key] = alone(self.kind, index).token_ids
+
+    def run(self) -> None:
+        late = list(range(NUM_REQUESTS))
+        for index in (late.pop(0), late.pop(0)):
+            self.add(index)
+        while self.engine.has_work or late:
+            if late:
+                self.add(late.pop(0))
+            for output in self.engine.step():
+                index = self.index_of[output.key]
+                self.tokens[index] += output.token_ids
+                self.logprobs[index] += output.logprobs
+            self.cancel()
+
+    def cancel(self) -> None:
+        for key, index in self.index_of.items():
+            limit = requests(self.kind)[index].cancel_after
+            if limit is None or index in self.cancelled or len(self.tokens[index]) < limit:
+                continue
+            self.cancelled.add(index)
+            assert self.engine.take(key).sequence.output_ids == self.tokens[index]
+
+
+@pytest.mark.parametrize("drafter", ["none", "noisy", "dflash"])
+@pytest.mark.parametrize("prefill_chunk", [1, 3, 7, 512])
+@pytest.mark.parametrize("max_running", [1, 3, 16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_crowd_changes_nothing(
+    kind: str, max_running: int, prefill_chunk: int, drafter: str
+) -> None:
+    crowd = Crowd(
+        kind,
+        make_drafter(drafter, exact_target(kind)),
+        max_running=max_running,
+        prefill_chunk=prefill_chunk,
+    )
+    crowd.run()
+    assert len(crowd.cancelled) == 2
+    for index in range(NUM_REQUESTS):
+        expected, found = alone(kind, index), crowd.tokens[index]
+        if index not in crowd.cancelled:
+            assert found == expected.token_ids
+        assert found == expected.token_ids[: len(found)]
+        assert crowd.logprobs[index] == expected.logprobs[: len(found)]
+    assert not exact_target(kind)._caches
+
+
+@pytest.mark.parametrize("prefill_chunk", [1, 3, 7, 512])
+def test_a_drafter_sees_the_same_context_however_the_prompt_was_cut(prefill_chunk: int) -> None:
+    """Chunks that drop features would lower the acceptance and leave the output right."""
+    target = SequentialTarget(tiny_target(dtype=torch.float64), layer_ids=LAYER_IDS)
+    model = target.model
+    prompt = requests("llama")[0].prompt + tuple(range(40))
+    drafts = []
+    for chunk in (prefill_chunk, len(prompt)):
+        drafter = DFlashDrafter(
+            tiny_drafter(torch.float64),
+            model.get_input_embeddings().weight,
+            model.get_output_embeddings().weight,
+        )
+        engine = Engine(target, drafter, prefill_chunk=chunk)
+        key = engine.add(prompt, SamplingParams(max_tokens=8))
+        while engine.progress[key].sequence.is_prefilling:
+            engine.step()
+        drafts.append(drafter.draft(engine.scheduler.schedule()))
+        engine.take(key)
+    assert len(drafts[0][0]) == 5
+    assert drafts[0] == drafts[1]

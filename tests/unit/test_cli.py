@@ -1,0 +1,209 @@
+"""The command line on tiny models: what it prints, and how it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from blockdraft.cli.main import app
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
+
+USER_ERROR = 2
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    target, drafter = tiny_target_folder(root), tiny_drafter_folder(root)
+    return ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32"]
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
+
+
+def run_json(*arguments, **options):
+    result = run(*arguments, "--json", **options)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refusal(*arguments, **options):
+    """The one line on standard error with which a command refuses."""
+    result = run(*arguments, **options)
+    assert result.exit_code == USER_ERROR, result.output
+    assert result.stdout == ""
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("blockdraft: ")]
+    assert "Traceback" not in result.stderr
+    return line
+
+
+def test_generate_prints_text_and_a_summary(pair):
+    result = run("generate", *pair, "--max-tokens", 12, "--ignore-eos", "the abc")
+    assert result.exit_code == 0
+    assert "12 tokens" in result.stderr
+    assert "target passes" in result.stderr
+    expected = run_json("generate", *pair, "--max-tokens", 12, "--ignore-eos", "the abc")
+    assert result.stdout.rstrip("\n") == expected["text"].rstrip("\n")
+
+
+def test_the_prompt_may_come_from_standard_input(pair):
+    options = ("generate", *pair, "--max-tokens", 8)
+    piped = run_json(*options, "-", input="the abc")
+    assert piped["token_ids"] == run_json(*options, "the abc")["token_ids"]
+
+
+def test_json_has_every_sample_with_its_logprobs(pair):
+    wanted = ["--n", 2, "--temperature", 1, "--seed", 4, "--logprobs", 1, "--max-tokens", 8]
+    result = run_json("generate", *pair, *wanted, "abc")
+    assert [sample["index"] for sample in result["completions"]] == [0, 1]
+    first = result["completions"][0]
+    assert first["token_ids"] == result["token_ids"]
+    assert result["seed"] == 4
+    assert len(first["logprobs"]) == len(first["token_ids"])
+    assert result["config"]["exact"] is True
+
+
+def test_compare_times_both_ways_and_plain_equals_no_drafter(pair):
+    options = ["--max-tokens", 16, "--ignore-eos", "the abc"]
+    result = run_json("generate", "--compare", *pair, *options)
+    assert result["identical"] is True
+    assert result["plain"]["token_ids"] == result["drafted"]["token_ids"]
+    assert result["speedup"] == pytest.approx(
+        result["drafted"]["tokens_per_second"] / result["plain"]["tokens_per_second"]
+    )
+    assert result["acceptance_length"] >= 1
+    plain = run_json("generate", *pair, "--drafter", "none", *options)
+    assert plain["token_ids"] == result["plain"]["token_ids"]
+    people = run("generate", "--compare", *pair, *options)
+    assert "speed-up" in people.stderr
+    assert "identical" in people.stderr
+
+
+def test_exact_off_decodes_too_and_is_stamped(pair):
+    result = run_json("generate", *pair, "--exact", "off", "--max-tokens", 8, "the abc")
+    assert result["config"]["exact"] is False
+    assert len(result["token_ids"]) == 8
+
+
+def test_chat_remembers_and_forgets(pair):
+    lines = "the abc\n/reset\n/what\n\nabc\n/quit\nnever\n"
+    result = run("chat", *pair, "--max-tokens", 6, input=lines)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("target passes") == 2
+    assert "unknown command /what" in result.stderr
+
+
+def test_chat_survives_a_conversation_that_has_become_too_long(pair):
+    result = run("chat", *pair, "--max-tokens", 6, input=f"{'x' * 600}\nabc\n")
+    assert result.exit_code == 0, result.output
+    assert "/reset starts again" in result.stderr
+    assert result.stderr.count("target passes") == 1
+
+
+BAD_VALUES = [
+    ("--max-tokens", "0"),
+    ("--temperature", "nan"),
+    ("--temperature", "-1"),
+    ("--temperature", "inf"),
+    ("--top-p", "1.5"),
+    ("--top-p", "0"),
+    ("--top-k", "-1"),
+    ("--min-p", "2"),
+    ("--n", "0"),
+    ("--seed", "-1"),
+    ("--stop", ""),
+    ("--logprobs", "99"),
+    ("--min-tokens", "9999"),
+    ("--speculative", "maybe"),
+    ("--speculative", "-1"),
+    ("--threads", "0"),
+    ("--repetition-penalty", "0"),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), BAD_VALUES)
+def test_a_bad_value_is_refused_before_anything_is_loaded(option, value):
+    line = refusal("generate", option, value, "--target", "nowhere", "hi")
+    assert "nowhere" not in line
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--target", "smollm2-135n"], "did you mean 'smollm2-135m'"),
+        (["--dtype", "int3"], "dtype 'int3' is unknown"),
+        (["--device", "warp"], "device 'warp'"),
+        (["--stop-token-id", "99999"], "outside the vocabulary"),
+        (["--max-tokens", "4000"], "exceed"),
+        (["--raw", "--system", "be kind"], "--system"),
+        (["--compare", "--drafter", "none"], "--compare needs a drafter"),
+        (["--compare", "--speculative", "off"], "--compare needs a drafter"),
+        (["--compare", "--n", "2"], "--compare takes one sample"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(pair, options, reason):
+    assert reason in refusal("generate", *pair, *options, "hi")
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n"])
+def test_an_empty_prompt_is_refused(pair, prompt):
+    assert "empty" in refusal("generate", *pair, prompt)
+    assert "empty" in refusal("generate", *pair, "-", input=prompt)
+
+
+def test_a_prompt_over_the_context_is_refused(pair):
+    assert "512" in refusal("generate", *pair, "x" * 700)
+
+
+def test_damaged_models_and_wrong_pairs_are_refused(pair, tmp_path):
+    target = tiny_target_folder(tmp_path)
+    odd = tiny_drafter_folder(tmp_path, hidden_size=32, target_hidden_size=32)
+    assert "does not fit" in refusal("generate", *pair, "--drafter", odd, "hi")
+    assert "does not fit" in refusal("models", "check", target, odd)
+    (odd / "model.safetensors").write_bytes(b"nonsense")
+    refusal("generate", *pair, "--drafter", odd, "hi")
+    weights = load_file(target / "model.safetensors")
+    weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    assert "lack" in refusal("generate", *pair, "--target", target, "hi")
+    (target / "model.safetensors").write_bytes(b"nonsense")
+    refusal("generate", *pair, "--target", target, "hi")
+    (target / "config.json").unlink()
+    assert "config.json" in refusal("generate", *pair, "--target", target, "hi")
+
+
+def test_models_lists_finds_and_checks(pair):
+    names = [entry["name"] for entry in run_json("models", "list")]
+    assert "smollm2-135m" in names
+    assert run("models").exit_code == 0
+    target, drafter = pair[1], pair[3]
+    assert run("models", "path", target).stdout.strip() == target
+    assert run_json("models", "check", target, drafter) == {"fits": True, "block_size": 6}
+
+
+def program(*arguments):
+    command = [sys.executable, "-m", "blockdraft.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+
+
+def test_the_program_exits_with_2_and_no_traceback():
+    for arguments in (["generate", "--bogus", "hi"], ["generate", "--target", "nope", "hi"]):
+        run_ = program(*arguments)
+        assert run_.returncode == USER_ERROR
+        assert "Traceback" not in run_.stderr
+
+
+def test_help_loads_no_model_library():
+    code = (
+        "import sys; from blockdraft.cli.main import app; from typer.testing import CliRunner\n"
+        "for c in ([], ['generate'], ['chat'], ['bench', 'speed'], ['models']):\n"
+        "    assert CliRunner().invoke(app, [*c, '--help']).exit_code == 0\n"
+        "print(*sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
