@@ -61,9 +61,7 @@ def generate(
     assert token_ids == progress.sequence.output_ids
     assert progress.acceptance.num_tokens == max(0, len(token_ids) - 1)
     logprobs = [entry for output in outputs for entry in output.logprobs]
-    return Generated(
-        token_ids, progress.sequence.finish_reason, logprobs, progress.acceptance
-    )
+    return Generated(token_ids, progress.sequence.finish_reason, logprobs, progress.acceptance)
 
 
 def generate_plain(

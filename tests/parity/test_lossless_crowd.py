@@ -92,6 +92,8 @@ class Crowd:
 
     def __init__(self, kind: str, drafter: Drafter, **options: int) -> None:
         self.kind, self.drafter = kind, drafter
+        # Before this engine starts: keys are an engine's own, and two would share the target.
+        self.truth = [alone(kind, index) for index in range(NUM_REQUESTS)]
         self.engine = Engine(exact_target(kind), drafter, **options)
         self.index_of: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -106,7 +108,7 @@ class Crowd:
         self.index_of[key] = index
         self.tokens[index], self.logprobs[index] = [], []
         if isinstance(self.drafter, NoisyOracleDrafter):
-            self.drafter.known[key] = alone(self.kind, index).token_ids
+            self.drafter.known[key] = self.truth[index].token_ids
 
     def run(self) -> None:
         late = list(range(NUM_REQUESTS))
@@ -146,7 +148,7 @@ def test_a_crowd_changes_nothing(
     crowd.run()
     assert len(crowd.cancelled) == 2
     for index in range(NUM_REQUESTS):
-        expected, found = alone(kind, index), crowd.tokens[index]
+        expected, found = crowd.truth[index], crowd.tokens[index]
         if index not in crowd.cancelled:
             assert found == expected.token_ids
         assert found == expected.token_ids[: len(found)]

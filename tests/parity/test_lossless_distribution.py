@@ -58,8 +58,7 @@ def exact_row(logits: Tensor, params: SamplingParams) -> list[float]:
             break
     kept = [i for i in kept if weights[i] >= params.min_p]
     return [
-        weights[i] / math.fsum(weights[j] for j in kept) if i in kept else 0.0
-        for i in range(VOCAB)
+        weights[i] / math.fsum(weights[j] for j in kept) if i in kept else 0.0 for i in range(VOCAB)
     ]
 
 
@@ -187,9 +186,7 @@ def test_drafts_that_share_the_noise_are_kept_within_the_known_bounds(distance: 
     noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4))
     own = target + distance * noise
     params = SamplingParams(max_tokens=9, temperature=1.0, seed=92)
-    rate = keep_rate(
-        target, params, lambda sequence: list(choices(own[None], sequence, [])), num
-    )
+    rate = keep_rate(target, params, lambda sequence: list(choices(own[None], sequence, [])), num)
     apart = float((target.double().softmax(0) - own.double().softmax(0)).abs().sum() / 2)
     tolerance = 4 * math.sqrt(0.25 / num)
     assert (1 - apart) / (1 + apart) - tolerance <= rate <= 1 - apart + tolerance

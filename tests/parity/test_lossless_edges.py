@@ -62,9 +62,7 @@ def test_the_mask_id_may_be_any_token(kind: str, role: str) -> None:
     """The target emits the mask id; it may be the stop id, or the padding id, too."""
     plain = generate_plain(float64_target(kind), PROMPT, SamplingParams(max_tokens=LENGTH))
     mask_id = plain.token_ids[LENGTH // 2]
-    params = SamplingParams(
-        max_tokens=LENGTH, stop_token_ids=(mask_id,) if role == "stop" else ()
-    )
+    params = SamplingParams(max_tokens=LENGTH, stop_token_ids=(mask_id,) if role == "stop" else ())
     expected = plain.token_ids
     if role == "stop":
         expected = expected[: expected.index(mask_id) + 1]
@@ -137,7 +135,7 @@ def make_scanner(stops: list[str]) -> Callable[[int], bool]:
 def test_a_stop_string_ends_the_text_on_either_side_of_a_blocks_edge(size: int) -> None:
     truth = list(table_output())
     text = "".join(chr(0x100 + token_id) for token_id in truth)
-    for start, block_size in itertools.product(range(0, 16), (1, 3, 4, 8)):
+    for start, block_size in itertools.product(range(16), (1, 3, 4, 8)):
         stop = text[start : start + size]
         expected = truth[: text.index(stop) + size]
         for drafter in make_drafters(None, block_size - 1):

@@ -110,9 +110,7 @@ def random_params(draw: random.Random, vocab_size: int) -> SamplingParams:
         "speculative": draw.choice([False, 0, 1, 2, 5, 100]),
     }
     chosen = {name: value for name, value in options.items() if draw.random() < 0.4}
-    return SamplingParams(
-        max_tokens=draw.randint(12, 30), seed=draw.getrandbits(64), **chosen
-    )
+    return SamplingParams(max_tokens=draw.randint(12, 30), seed=draw.getrandbits(64), **chosen)
 
 
 def make_tied_table(vocab_size: int, seed: int) -> torch.Tensor:

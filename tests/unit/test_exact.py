@@ -50,7 +50,7 @@ def test_small_layers_run_on_more_rows() -> None:
 
 def test_the_first_split_that_differs_is_named() -> None:
     def logits_of(split: Split) -> torch.Tensor:
-        return torch.tensor([1.0, 2.0 + 1e-7 * (1 in split)])
+        return torch.tensor([1.0, 2.0 + (1 in split)])
 
     splits: tuple[Split, ...] = ((4,), (2, 2), (3, 1), (1, 3))
     assert first_variant_split(logits_of, splits) == (3, 1)
@@ -59,9 +59,7 @@ def test_the_first_split_that_differs_is_named() -> None:
 
 @pytest.mark.parametrize("dtype", ROW_RULES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_self_test_passes_past_every_growth_of_the_cache(
-    kind: str, dtype: torch.dtype
-) -> None:
+def test_the_self_test_passes_past_every_growth_of_the_cache(kind: str, dtype: torch.dtype) -> None:
     skip_without_bfloat16(dtype)
     with SequentialTarget(tiny_target(kind, dtype)).released_after() as target:
         target.check_row_invariance()

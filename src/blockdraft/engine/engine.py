@@ -21,6 +21,10 @@ from blockdraft.speculate.verify import verify
 _DEFAULTS = LLMConfig()
 
 
+_KEYS = itertools.count()
+"""Keys are unique in the process, so that engines can share a target or a drafter."""
+
+
 @dataclass(slots=True)
 class Progress:
     """What the engine knows of one sequence beside its tokens. Times are perf_counter seconds."""
@@ -51,7 +55,6 @@ class Engine:
             max_draft_tokens=drafter.max_draft_tokens,
         )
         self.progress: dict[int, Progress] = {}
-        self._keys = itertools.count()
 
     def add(
         self,
@@ -76,7 +79,7 @@ class Engine:
             seed = secrets.randbits(64) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids)
         sequence = Sequence(
-            key=next(self._keys),
+            key=next(_KEYS),
             params=params,
             seed=seed,
             sample_index=sample_index,

@@ -68,11 +68,12 @@ def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
     tile, num_keys = row_rule(value.dtype).key_tile, value.shape[1]
     if num_keys <= tile:
         return torch.bmm(weights, value)
-    output = torch.bmm(weights[:, :, :tile], value[:, :tile])
+    # The sum over tiles rounds once, not per tile.
+    output = torch.bmm(weights[:, :, :tile], value[:, :tile]).to(_softmax_dtype(value.dtype))
     for start in range(tile, num_keys, tile):
         end = start + tile
         output += torch.bmm(weights[:, :, start:end], value[:, start:end])
-    return output
+    return output.to(value.dtype)
 
 
 def _softmax(scores: Tensor, s_aux: Tensor | None) -> Tensor:

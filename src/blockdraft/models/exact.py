@@ -3,11 +3,11 @@
 Measured on CPUs (LOG.md). A linear layer gives each row the same bits for any number of rows that
 is a multiple of a small one; the rows left over from it run in another kernel. So every forward is
 filled up to that multiple, and long prompts go in pieces, since large products are blocked
-differently. In bfloat16 both products of attention give the same bits with more masked keys behind.
-In float32 a sum over keys is cut in two from 193 keys on (so 192 and 256 keys differ), and in
-float64 the scores of 64 keys differ from those of more: there both products go in tiles of as many
-keys as the cache grows by, so that every product has the same shape. The rule for a precision is
-stated here and nowhere else; `first_variant_split` serves to check a whole forward as deployed.
+differently. A product over keys is blocked by their number, masked ones included: a sum over keys
+changes its bits from 193 keys on in float32 and from 1,025 in bfloat16, and the scores of 64 keys
+differ from those of more in float64. So attention goes in tiles of keys with fixed borders. The
+rule for a precision is stated here and nowhere else; `first_variant_split` serves to check a whole
+forward as deployed.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class RowRule:
 
 
 ROW_RULES = {
-    torch.bfloat16: RowRule(row_multiple=2, max_rows=512, key_tile=2**31),
+    torch.bfloat16: RowRule(row_multiple=2, max_rows=512, key_tile=1024),
     torch.float32: RowRule(row_multiple=4, max_rows=64, key_tile=64),
     torch.float64: RowRule(row_multiple=4, max_rows=64, key_tile=64),
 }

@@ -1,0 +1,77 @@
+"""The default pair in bfloat16: drafted output equals plain output, and so do all logits bits."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from blockdraft.core.request import SamplingParams
+from tests.exact.pair import RecordingTarget, exact_pair, prompt_ids
+from tests.exact.prompts import build_prompts, read_prompts
+from tests.parity.checks import generate, generate_plain
+
+NUM_TOKENS = 128
+CHUNK = 10
+BLOCK_SIZES = (4, 8, 16)
+SAMPLING: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.0, "repetition_penalty": 1.1, "logprobs": 2},
+)
+
+
+def check_prompt(
+    index: int, num_tokens: int, block_sizes: tuple[int, ...], sampling: dict[str, Any]
+) -> None:
+    """One plain run against a drafted one per block size: tokens, log-probabilities, logits.
+
+    Blocks longer than the drafter was trained on are drafted badly and must be as exact.
+    """
+    target, drafter = exact_pair()
+    recording = RecordingTarget(target)
+    prompt = prompt_ids()[index]
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=index, **sampling)
+    plain = generate_plain(recording, prompt, params)
+    expected = recording.by_position
+    assert len(plain.token_ids) == num_tokens
+    for block_size in block_sizes:
+        drafter.max_draft_tokens = block_size - 1
+        drafted = generate(recording, drafter, prompt, params)
+        assert drafted.token_ids == plain.token_ids, (index, block_size, sampling)
+        assert drafted.logprobs == plain.logprobs
+        assert recording.by_position.keys() >= expected.keys()
+        for position, logits in expected.items():
+            assert torch.equal(recording.by_position[position], logits), (index, position)
+
+
+def test_the_prompts_are_many_and_of_many_kinds() -> None:
+    prompts = read_prompts()
+    assert prompts == build_prompts()
+    assert len(prompts) == 200
+    assert len({row["kind"] for row in prompts}) >= 5
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("index", [0, 8, 13, 26])
+def test_four_prompts(index: int) -> None:
+    check_prompt(index, 32, (BLOCK_SIZES[index % 3],), SAMPLING[index % 2])
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, 200, CHUNK))
+def test_two_hundred_prompts_with_options_in_rotation(start: int) -> None:
+    combinations = list(itertools.product(BLOCK_SIZES, SAMPLING[:2]))
+    for index in range(start, start + CHUNK):
+        # Not in step with the kinds of prompts, which repeat every ten.
+        block_size, sampling = combinations[(index + index // 10) % len(combinations)]
+        check_prompt(index, NUM_TOKENS, (block_size,), sampling)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(0, 200, 11), ids=str)
+def test_every_option_on_every_eleventh_prompt(index: int) -> None:
+    for sampling in SAMPLING:
+        check_prompt(index, NUM_TOKENS, BLOCK_SIZES, sampling)

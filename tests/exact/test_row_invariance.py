@@ -1,0 +1,87 @@
+"""The default target as deployed: a row's bits do not depend on the rows beside it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from blockdraft.core.errors import ModelError
+from blockdraft.models.exact import PROBE_SPLITS, Split, row_rule
+from blockdraft.models.sequential import STOCK_ATTENTION, SequentialTarget
+from tests.exact.pair import load_target
+
+pytestmark = pytest.mark.model
+
+MORE_ROWS = (2, 4, 6, 8, 16, 30, 64, 128, 300, 512)
+
+
+def cut(total: int, lengths: tuple[int, ...]) -> Split:
+    """Forwards of these lengths in turn until `total` tokens have run."""
+    split: list[int] = []
+    while (rest := total - sum(split)) > 0:
+        split.append(min(rest, lengths[len(split) % len(lengths)]))
+    return tuple(split)
+
+
+def every_split(dtype: torch.dtype, total: int) -> tuple[Split, ...]:
+    """As few forwards as allowed, each number of rows alone, and ragged ones."""
+    most = row_rule(dtype).max_rows
+    few = [cut(total, (rows,)) for rows in MORE_ROWS if 16 <= rows <= most]
+    ragged = cut(total, (7, 1, 60, 16, 5, 33, 2))
+    return (cut(total, (most,)), *few, ragged)
+
+
+@contextmanager
+def threads(num: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_probes_pass(dtype: torch.dtype) -> None:
+    with SequentialTarget(load_target(dtype)).released_after() as target:
+        target.check_row_invariance()
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["exact off", "attention forced"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_probes_fail_on_stock_attention(dtype: torch.dtype, forced: bool) -> None:
+    with SequentialTarget(load_target(dtype), exact=forced).released_after() as target:
+        target.model.set_attn_implementation(STOCK_ATTENTION)
+        with pytest.raises(ModelError, match="change with the number of rows"):
+            target.check_row_invariance()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_from_two_rows_to_the_most(dtype: torch.dtype, num_threads: int) -> None:
+    with threads(num_threads), SequentialTarget(load_target(dtype)).released_after() as target:
+        target.check_row_invariance(every_split(dtype, 600))
+        target.check_row_invariance((*PROBE_SPLITS, *(cut(33, (n,)) for n in (2, 4, 6, 8))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_up_to_two_thousand_keys(dtype: torch.dtype) -> None:
+    """Past every length at which a product over keys is blocked differently."""
+    most = row_rule(dtype).max_rows
+    splits = (cut(2048, (most,)), cut(2048, (50, 61, 16, 64)))
+    with SequentialTarget(load_target(dtype)).released_after() as target:
+        target.check_row_invariance(splits)
+
+
+@pytest.mark.slow
+def test_one_thread_gives_the_bits_of_two() -> None:
+    ids = list(range(100, 300))
+    with SequentialTarget(load_target(torch.bfloat16)).released_after() as target:
+        with threads(1):
+            one = target.logits_of_split(ids, (200,))
+        with threads(2):
+            two = target.logits_of_split(ids, cut(200, (16, 2)))
+    assert torch.equal(one, two)
