@@ -131,8 +131,9 @@ class TableTarget:
         return TargetOutput(logits, [None] * len(batch))
 
     def truncate(self, key: int, length: int) -> None:
-        assert length <= len(self.cached[key])
-        del self.cached[key][length:]
+        cached = self.cached.get(key, [])
+        assert length <= len(cached)
+        del cached[length:]
 
     def close(self, key: int) -> None:
         self.cached.pop(key, None)

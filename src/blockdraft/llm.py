@@ -10,14 +10,19 @@ from typing import Literal, cast, overload
 import torch
 
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk, Completion, Generation, make_completion
 from blockdraft.engine.engine import Engine
 from blockdraft.hub.catalog import find_drafter
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.draft import load_draft_model
-from blockdraft.models.loading import check_pair, load_target_model, resolve_dtype
+from blockdraft.models.loading import (
+    check_pair,
+    load_target_model,
+    resolve_device,
+    resolve_dtype,
+)
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Drafter
@@ -99,7 +104,7 @@ class LLM:
         )
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        self.device = _resolve_device(device)
+        self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.folder = resolve_model(target)
         self.drafter_folder = _drafter_folder(self.config, self.folder)
@@ -241,7 +246,8 @@ class LLM:
         open_keys: list[int] = []
         try:
             for job in jobs:
-                open_keys += [self._add(job, params, index) for index in range(params.n)]
+                for index in range(params.n):
+                    open_keys.append(self._add(job, params, index))
             while open_keys:
                 # Another open stream may have advanced these samples too.
                 if not any(self._samples[key].new_ids for key in open_keys):
@@ -303,18 +309,6 @@ def _is_single(prompts: object) -> bool:
 
 def _are_ids(prompt: object) -> bool:
     return isinstance(prompt, Sequence) and all(isinstance(token_id, int) for token_id in prompt)
-
-
-def _resolve_device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    # RuntimeError: an unknown name or an absent device; AssertionError: torch built without it.
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n")[0]
-        raise ConfigError(f"device {name!r} is not usable ({reason}); use cpu or auto") from error
-    return name
 
 
 def _drafter_folder(config: LLMConfig, target_folder: Path) -> Path | None:

@@ -23,6 +23,9 @@ from tests.parity.checks import generate_plain
 
 pytestmark = pytest.mark.model
 REPORT_VARIABLE = "BLOCKDRAFT_EXACT_REPORT"
+NEAR_TIE = 1.0
+"""A first difference in bfloat16 leads by no more: four steps of a logit below 64, of 0.25 each, as
+both sides have rounded in every layer."""
 
 
 @dataclass(frozen=True)
@@ -119,5 +122,4 @@ def test_bfloat16_is_reported(num_prompts: int, num_tokens: int, tmp_path: Path)
     comparisons = compare(list(range(num_prompts)), num_tokens, torch.bfloat16, tmp_path)
     write_report(torch.bfloat16, num_tokens, comparisons)
     assert len(comparisons) == num_prompts
-    # A first difference is a near-tie: one bfloat16 step of a logit below 64 is at most 0.25.
-    assert all(c.margin is None or c.margin <= 1.0 for c in comparisons), comparisons
+    assert all(c.margin is None or c.margin <= NEAR_TIE for c in comparisons), comparisons

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.models.attention import exact_attention
+from blockdraft.models.attention import exact_attention, stock_attention
 from blockdraft.models.exact import ROW_RULES, row_rule, supports_bfloat16
 
 MODULE: Any = SimpleNamespace()
@@ -66,6 +66,18 @@ def test_soft_cap_and_sinks_follow_their_definitions() -> None:
         torch.testing.assert_close(
             found[0, :, head], shares @ value[0, head // 2], rtol=0, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("q_len", [1, 3])
+def test_stock_attention_leaves_out_neither_soft_cap_nor_sinks(q_len: int) -> None:
+    query, key, value = make_inputs(4, 2, q_len, 128, torch.float64)
+    bias = causal_mask(q_len, 128, 90, torch.float64)
+    module = SimpleNamespace(num_key_value_groups=2, is_causal=True)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)
+    for options in ({}, {"softcap": 2.0}, {"s_aux": sinks}):
+        found, _ = stock_attention(module, query, key, value, bias == 0.0, scaling=1.0, **options)
+        expected, _ = exact_attention(MODULE, query, key, value, bias, scaling=1.0, **options)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("num_keys", [64, 192, 448, 960, 1024, 2048])

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
-from blockdraft.bench.report import table
+from blockdraft.bench.report import LEGEND, table
 from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement, SpeedBench
 from blockdraft.bench.workload import (
@@ -18,7 +18,7 @@ from blockdraft.bench.workload import (
     read_workload,
 )
 from blockdraft.cli.main import app
-from blockdraft.core.errors import BlockdraftError, ConfigError
+from blockdraft.core.errors import BlockdraftError, ConfigError, RequestError
 from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.llm import LLM
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -68,7 +68,16 @@ def test_rows_may_hold_turns_or_a_prompt_and_be_compressed(tmp_path):
     assert len(read_workload(path, limit=1)) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"turns": []}', '{"prompt": " "}', "[1]", '{"a": 1}'])
+def test_a_limit_counts_rows_not_lines(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_text('\n\n{"prompt": "a"}\n\n{"prompt": "b"}\n{"prompt": "c"}\n', encoding="utf-8")
+    assert [prompt.text for prompt in read_workload(path, limit=2)] == ["a", "b"]
+
+
+BAD_ROWS = ["", "{", '{"turns": []}', '{"turns": "hello"}', '{"prompt": " "}', "[1]", '{"a": 1}']
+
+
+@pytest.mark.parametrize("text", BAD_ROWS)
 def test_bad_rows_are_refused(tmp_path, text):
     path = tmp_path / "bad.jsonl"
     path.write_text(text, encoding="utf-8")
@@ -105,10 +114,16 @@ def test_every_definition_is_a_figure():
 
 def test_the_table_fits_80_columns():
     console = Console(width=80, file=io.StringIO())
-    console.print(table("title", groups_of([measurement("rewriting", 10, 0.04, 0.01)] * 16)))
+    straight = [measurement("rewriting", 10, 0.04, 0.01)] * 16
+    console.print(table("title", groups_of(straight)))
     text = console.file.getvalue()
-    assert "4.00/4.00/4.00" in text
+    assert "4.00-4.00" in text
+    assert "16/16" in text
     assert "…" not in text
+    assert WITHOUT_LOOPS not in text
+    console.print(table("title", groups_of([*straight, measurement("a", 40, 2, 1, looping=True)])))
+    assert WITHOUT_LOOPS in console.file.getvalue()
+    assert max(map(len, LEGEND.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -127,6 +142,20 @@ def test_every_way_decodes_every_prompt(llm, temperature):
         assert max(result.drafted.acceptance.histogram) <= 3
         if temperature == 0.0:
             assert result.transformers.token_ids == result.plain.token_ids
+
+
+def test_a_block_over_the_drafters_is_refused(llm):
+    prompts = read_workload(BUNDLED)[:1]
+    with pytest.raises(ConfigError, match="block is 7, and the drafter's blocks have 6"):
+        SpeedBench(llm, with_transformers=False).run(prompts, SpeedConfig(block=7))
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm, monkeypatch):
+    bench = SpeedBench(llm, with_transformers=False)
+    monkeypatch.setattr(bench, "_drafted", None)
+    prompts = [*read_workload(BUNDLED)[:1], BenchPrompt("long", "c", "x" * 600)]
+    with pytest.raises(RequestError, match="prompt long of c"):
+        bench.run(prompts, SpeedConfig(max_tokens=6))
 
 
 def test_a_bench_needs_a_drafter(pair):
@@ -154,6 +183,13 @@ def test_speed_writes_a_whole_report(pair, tmp_path):
     assert run["figures"][ALL]["num_identical"] == 2
     assert [prompt["id"] for prompt in run["prompts"]] == ["math-1", "math-2"]
     assert run["figures"][ALL]["transformers"] is None
+
+
+def test_a_report_that_could_not_be_written_is_refused_at_once(tmp_path):
+    for output in (tmp_path, tmp_path / "none" / "report.json"):
+        result = CliRunner().invoke(app, ["bench", "demo", "--output", str(output)])
+        assert result.exit_code == 2
+        assert "cannot write" in result.stderr
 
 
 def test_the_demo_fails_if_an_output_differs(pair, monkeypatch):

@@ -209,6 +209,17 @@ def test_temperature_near_zero_is_greedy() -> None:
         assert list(choices(logits, sequence, [])) == [int(logits.argmax())]
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-30])
+@pytest.mark.parametrize("filtered", [{}, {"top_k": 9}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_no_temperature_is_too_small(temperature: float, filtered: dict[str, Any]) -> None:
+    """Scores divided by it would be infinite, and the first of them would win."""
+    logits = torch.tensor([[1.0, 3.0, 2.0, 4.0, -1.0]])
+    for sign, best in ((1.0, 3), (-1.0, 4)):
+        params = SamplingParams(temperature=temperature, seed=1, **filtered)
+        sequence = make_sequence(params, prompt=[1], output=[])
+        assert list(choices(sign * logits, sequence, [])) == [best]
+
+
 def test_logprobs_are_of_the_raw_distribution() -> None:
     logits = torch.tensor([1.0, 3.0, 2.0, 0.0])
     total = math.log(sum(math.exp(value) for value in logits.tolist()))

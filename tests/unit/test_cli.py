@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
-from tests.tiny import tiny_drafter_folder, tiny_target_folder
+from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
 
 USER_ERROR = 2
 
@@ -23,7 +23,8 @@ def pair(tmp_path_factory):
 
 
 def run(*arguments, **options):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
+    arguments = [str(argument) for argument in arguments]
+    return CliRunner().invoke(app, arguments, prog_name="blockdraft", **options)
 
 
 def run_json(*arguments, **options):
@@ -40,6 +41,56 @@ def refusal(*arguments, **options):
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("blockdraft: ")]
     assert "Traceback" not in result.stderr
     return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["generate", "--bogus", "hi"], "no such option: --bogus"),
+        (["generate", "--max-token", "3", "hi"], "--max-tokens"),
+        (["generate", "--max-tokens", "many", "hi"], "'many'"),
+        (["generate", "--exact", "maybe", "hi"], "'maybe' is not one of 'on', 'off'"),
+        (["generate"], "; see `blockdraft generate --help`"),
+        (["bench", "speed"], "missing option '--prompts'; see `blockdraft bench speed --help`"),
+        (["generat", "hi"], "no such command 'generat'"),
+        (["--bogus"], "no such option: --bogus"),
+        (["train", "--tau-limit", "-1"], "'-1'"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_on_one_line(arguments, reason):
+    result = run(*arguments)
+    assert result.exit_code == USER_ERROR
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("blockdraft: ")
+    assert reason in line
+
+
+def test_a_drafter_to_start_from_may_be_a_name(pair):
+    settings = [f"target={pair[1]}", "data=a.jsonl", "out=o"]
+    assert "did you mean" in refusal("train", *settings, "init_from=smollm2-135m-dflas")
+    plan = run_json("train", *settings, f"init_from={pair[3]}", "--plan")
+    assert plan["init_from"] == pair[3]
+
+
+def test_without_a_command_the_help_is_shown():
+    assert "generate" in run().output
+    assert "speed" in run("bench").output
+
+
+def test_a_biased_token_is_chosen(pair):
+    options = ["--max-tokens", 3, "--ignore-eos", "--logit-bias", "77=100", "abc"]
+    assert run_json("generate", *pair, *options)["token_ids"] == [77] * 3
+
+
+def test_chat_for_programs_prints_one_object_a_turn(pair):
+    lines = f"the abc\n/reset\n{'x' * 600}\nabc\n"
+    result = run("chat", *pair, "--json", "--max-tokens", 6, input=lines)
+    assert result.exit_code == 0, result.output
+    first, refused, last = map(json.loads, result.stdout.splitlines())
+    assert len(first["token_ids"]) <= 6
+    assert "512" in refused["error"]
+    assert last["finish_reason"] in ("stop", "length")
 
 
 def test_generate_prints_text_and_a_summary(pair):
@@ -123,6 +174,9 @@ BAD_VALUES = [
     ("--speculative", "-1"),
     ("--threads", "0"),
     ("--repetition-penalty", "0"),
+    ("--logit-bias", "5"),
+    ("--logit-bias", "a=1"),
+    ("--logit-bias", "5=101"),
 ]
 
 
@@ -138,6 +192,7 @@ def test_a_bad_value_is_refused_before_anything_is_loaded(option, value):
         (["--target", "smollm2-135n"], "did you mean 'smollm2-135m'"),
         (["--dtype", "int3"], "dtype 'int3' is unknown"),
         (["--device", "warp"], "device 'warp'"),
+        (["--device", "meta"], "device 'meta'"),
         (["--stop-token-id", "99999"], "outside the vocabulary"),
         (["--max-tokens", "4000"], "exceed"),
         (["--raw", "--system", "be kind"], "--system"),
@@ -173,6 +228,12 @@ def test_damaged_models_and_wrong_pairs_are_refused(pair, tmp_path):
     assert "lack" in refusal("generate", *pair, "--target", target, "hi")
     (target / "model.safetensors").write_bytes(b"nonsense")
     refusal("generate", *pair, "--target", target, "hi")
+    edit_json(target / "config.json", num_hidden_layers=-1)
+    refusal("generate", *pair, "--target", target, "hi")
+    (target / "config.json").write_text("{", encoding="utf-8")
+    line = refusal("generate", *pair, "--target", target, "hi")
+    assert "config.json" in line
+    assert "tokenizer" not in line
     (target / "config.json").unlink()
     assert "config.json" in refusal("generate", *pair, "--target", target, "hi")
 

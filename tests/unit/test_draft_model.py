@@ -119,19 +119,6 @@ def test_growing_context_equals_a_fresh_one(layer_types):
 
 
 @torch.inference_mode()
-def test_truncated_context_equals_one_that_never_grew():
-    model = make_model()
-    features, embeddings = make_inputs(model, 12)
-    context = model.new_context()
-    context.append(model.project_context(features, torch.arange(12)[None]))
-    context.truncate(7)
-    hidden = model(embeddings, torch.arange(7, 15)[None], context, model.block_masks(7, 8))
-    assert close(hidden, run(model, features[:, :7], embeddings))
-    with pytest.raises(ValueError, match="7 tokens to 8"):
-        context.truncate(8)
-
-
-@torch.inference_mode()
 def test_a_feature_reaches_the_block_only_once_it_is_context():
     model = make_model()
     features, embeddings = make_inputs(model, 11)

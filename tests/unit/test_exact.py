@@ -5,16 +5,20 @@ import torch
 from torch import nn
 
 from blockdraft.core.errors import ModelError
+from blockdraft.models import attention
+from blockdraft.models.attention import STOCK_ATTENTION
 from blockdraft.models.exact import (
     PROBE_SPLITS,
     ROW_RULES,
+    RowRule,
     Split,
+    border_probe,
     first_variant_split,
     model_rule,
     row_rule,
     supports_bfloat16,
 )
-from blockdraft.models.sequential import STOCK_ATTENTION, SequentialTarget
+from blockdraft.models.sequential import SequentialTarget
 from tests.tiny import KINDS, tiny_target
 
 LONG_SPLITS: tuple[Split, ...] = (
@@ -77,16 +81,76 @@ def test_the_self_test_fails_on_stock_attention(kind: str) -> None:
 class MixesRows(nn.Module):
     """A layer norm that looks at all rows: what a per-batch scale of a quantized layer does."""
 
+    def __init__(self, from_rows: int = 0) -> None:
+        super().__init__()
+        self.from_rows = from_rows
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (1.0 + 1e-6 * x.abs().amax())
+        return x * (1.0 + 1e-6 * x.abs().amax()) if x.shape[1] >= self.from_rows else x
 
 
-def test_the_self_test_fails_on_a_layer_that_mixes_rows() -> None:
+@pytest.mark.parametrize("from_rows", [0, 64])
+def test_the_self_test_fails_on_a_layer_that_mixes_rows(from_rows: int) -> None:
+    """Also on one that does so in the widest forward only."""
     model = tiny_target("llama", torch.float64)
-    model.model.layers[1].post_attention_layernorm = MixesRows()
+    model.model.layers[1].post_attention_layernorm = MixesRows(from_rows)
     with (
         SequentialTarget(model).released_after() as target,
         pytest.raises(ModelError, match="change with the number of rows"),
+    ):
+        target.check_row_invariance()
+
+
+def test_the_self_test_fails_on_a_second_key_tile_that_sees_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = attention._weighted_sum
+
+    def faulty(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        output = real(weights, value)
+        return output * (1.0 + 1e-9 * weights.shape[1]) if value.shape[1] > 64 else output
+
+    monkeypatch.setattr(attention, "_weighted_sum", faulty)
+    with (
+        SequentialTarget(tiny_target("llama", torch.float64)).released_after() as target,
+        pytest.raises(ModelError, match="change with the number of rows"),
+    ):
+        target.check_row_invariance()
+
+
+def test_the_widest_probe_crosses_a_border_of_the_key_tiles() -> None:
+    assert border_probe(row_rule(torch.bfloat16), 8192) == (520, 512)
+    assert border_probe(row_rule(torch.float32), 8192) == (200, 64)
+    assert border_probe(RowRule(2, 512, 1024), 600) == (88, 512)
+    assert border_probe(RowRule(2, 512, 1024), 256) == (0, 256)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "remedy"),
+    [(torch.float32, "; use --exact off"), (torch.bfloat16, "; use float32 or --exact off")],
+    ids=str,
+)
+def test_the_remedy_is_not_what_the_model_already_is(dtype: torch.dtype, remedy: str) -> None:
+    skip_without_bfloat16(dtype)
+    model = tiny_target("llama", dtype)
+    model.model.layers[1].post_attention_layernorm = MixesRows()
+    # In bfloat16 a factor this near to one is lost.
+    model.model.layers[1].mlp.register_forward_hook(lambda m, args, out: out * out.shape[1])
+    with SequentialTarget(model).released_after() as target, pytest.raises(ModelError) as caught:
+        target.check_row_invariance()
+    assert str(caught.value).endswith(remedy)
+
+
+def test_a_model_that_torch_cannot_run_is_a_model_error() -> None:
+    model = tiny_target()
+
+    def fail(module: nn.Module, args: object) -> None:
+        raise RuntimeError("expected scalar type Float but found Double\nmore")
+
+    model.model.layers[0].register_forward_pre_hook(fail)
+    with (
+        SequentialTarget(model).released_after() as target,
+        pytest.raises(ModelError, match=r"does not run: expected .* Double; use another dtype"),
     ):
         target.check_row_invariance()
 

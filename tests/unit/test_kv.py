@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from blockdraft.cache import kv
 from blockdraft.cache.kv import KEY_MULTIPLE, KVCache, KVLayer
 
 
@@ -57,3 +58,44 @@ def test_a_cache_truncates_all_layers_and_never_grows_by_it() -> None:
     assert [layer.length for layer in cache.layers] == [4, 4, 4]
     with pytest.raises(AssertionError):
         cache.truncate(5)
+
+
+def test_a_cache_whose_last_layers_lag_behind_is_cut_too() -> None:
+    cache = KVCache(3)
+    for index in range(3):
+        cache.update(*make_states(9, index), index)
+    cache.update(*make_states(5, 7), 0)
+    cache.truncate(9)
+    assert [layer.length for layer in cache.layers] == [9, 9, 9]
+
+
+def test_a_failure_while_growing_leaves_buffers_of_one_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = KVLayer()
+    layer.update(*make_states(60, 0))
+    real, calls = kv._grown, []
+
+    def fail_on_values(buffer: Tensor, capacity: int) -> Tensor:
+        calls.append(buffer)
+        if len(calls) == 2:
+            raise MemoryError
+        return real(buffer, capacity)
+
+    monkeypatch.setattr(kv, "_grown", fail_on_values)
+    with pytest.raises(MemoryError):
+        layer.update(*make_states(10, 1))
+    layer.truncate(60)
+    keys, values = layer.update(*make_states(10, 1))
+    assert keys.shape == values.shape
+
+
+def test_a_cache_repeats_what_it_holds() -> None:
+    cache = KVCache(2)
+    for index in range(2):
+        cache.update(*make_states(3, index), index)
+    cache.repeat(8)
+    for layer in cache.layers:
+        assert layer.length == 8
+        assert torch.equal(layer.keys[:, :, 3:6], layer.keys[:, :, :3])
+        assert torch.equal(layer.values[:, :, 6:8], layer.values[:, :, :2])

@@ -1,3 +1,4 @@
+import itertools
 import re
 from dataclasses import replace
 
@@ -140,6 +141,56 @@ def test_a_failing_step_leaves_nothing_behind(llm, monkeypatch):
     assert_nothing_left(llm)
 
 
+def fail_once(llm, after, error):
+    """A hook on the third layer of the target: `after` calls pass, the next one raises."""
+    calls = itertools.count()
+
+    def fail(module, args):
+        if next(calls) == after:
+            raise error
+
+    return llm.engine.target.layers[2].register_forward_pre_hook(fail)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
+@pytest.mark.parametrize("after", range(6))
+def test_a_failure_inside_the_target_leaves_other_streams_intact(llm, after, error):
+    """In the prompt or later; in the first row of a step, or after it has run."""
+    expected = [llm.generate(p, params()).completions[0].token_ids for p in ("abc", "the fox")]
+    hook = fail_once(llm, after, error)
+    streams = [llm.generate(p, params(), stream=True) for p in ("abc", "the fox")]
+    found = [(), ()]
+    failed = None
+    while streams[0] is not None or streams[1] is not None:
+        for i, stream in enumerate(streams):
+            try:
+                if stream is not None:
+                    found[i] += next(stream).token_ids
+            except StopIteration:
+                streams[i] = None
+            except (RuntimeError, KeyboardInterrupt):
+                failed, streams[i] = i, None
+    hook.remove()
+    assert failed is not None
+    assert found[1 - failed] == expected[1 - failed]
+    assert_nothing_left(llm)
+
+
+def test_a_request_that_is_refused_half_way_leaves_nothing_behind(llm, monkeypatch):
+    real, calls = llm.engine.add, itertools.count()
+
+    def fail_on_the_third(*args, **options):
+        if next(calls) == 2:
+            raise MemoryError
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "add", fail_on_the_third)
+        with pytest.raises(MemoryError):
+            llm.generate("abc", params(n=3))
+    assert_nothing_left(llm)
+
+
 def test_text_ends_before_a_stop_string_and_tokens_with_it(llm):
     whole = llm.generate("abc the", params()).completions[0]
     stop = re.findall(r"[!-~]{2}", whole.text)[-1]
@@ -236,10 +287,38 @@ def test_spec_generate_leaves_the_target_as_it_was(fails, monkeypatch):
     assert torch.equal(target(input_ids).logits, before)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_spec_generate_runs_a_model_in_training_as_if_it_were_not(fails, monkeypatch):
+    """Dropout would change the output, and gradient checkpointing would drop the cache."""
+    target, drafter = _pair()
+    input_ids = torch.arange(5, 25)[None]
+    expected = drafter.spec_generate(target, input_ids, 24)
+    target.train()
+    for layer in target.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = torch.utils.checkpoint.checkpoint
+    target.model.layers[1].eval()
+    before = [module.training for module in target.modules()]
+    if fails:
+        monkeypatch.setattr(target.model.layers[3].mlp, "forward", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            drafter.spec_generate(target, input_ids, 8)
+    else:
+        assert torch.equal(drafter.spec_generate(target, input_ids, 24), expected)
+    assert [module.training for module in target.modules()] == before
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in target.modules())
+
+
 def test_spec_generate_refuses_what_it_cannot_do():
     target, drafter = _pair()
     ids = torch.arange(5, 25)[None]
-    for bad in ({"block_size": 7}, {"block_size": 0}, {"temperature": float("nan")}):
+    for bad in (
+        {"block_size": 7},
+        {"block_size": 0},
+        {"temperature": float("nan")},
+        {"stop_token_ids": 0},
+    ):
         with pytest.raises(RequestError):
             drafter.spec_generate(target, ids, 8, **bad)
     with pytest.raises(RequestError, match="one sequence"):

@@ -3,7 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from blockdraft.speculate.noise import gumbel_noise
+from blockdraft.speculate import noise as noise_module
+from blockdraft.speculate.noise import CACHE_BYTES, gumbel_noise
 
 
 def test_no_two_draws_are_shared() -> None:
@@ -53,7 +54,7 @@ def test_the_most_extreme_counters_stay_finite(monkeypatch: pytest.MonkeyPatch) 
             return np.array([0, 2**64 - 1], dtype=np.uint64)
 
     monkeypatch.setattr(np.random, "Philox", Extreme)
-    noise = gumbel_noise.__wrapped__(0, 0, 0, 2)
+    noise = noise_module._draw(0, 0, 0, 2)
     assert np.isfinite(noise).all()
     assert noise[1] < -3.5
     assert noise[0] > 36.0
@@ -62,3 +63,14 @@ def test_the_most_extreme_counters_stay_finite(monkeypatch: pytest.MonkeyPatch) 
 def test_the_shared_noise_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="read-only"):
         gumbel_noise(1, 0, 0, 4)[0] = 0.0
+
+
+def test_the_cache_holds_a_crowds_step_and_is_bounded_in_bytes() -> None:
+    size_of = {
+        vocab_size: noise_module._cached_draw(vocab_size).cache_info().maxsize
+        for vocab_size in (97, 49_152, 262_144)
+    }
+    assert size_of[49_152] >= 16 * 8
+    for vocab_size, size in size_of.items():
+        assert 1 <= size * vocab_size * 8 <= CACHE_BYTES
+    assert gumbel_noise(1, 0, 0, 97) is gumbel_noise(1, 0, 0, 97)

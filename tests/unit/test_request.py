@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -23,14 +24,31 @@ from blockdraft.core.request import MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, Samplin
         ("top_p", 1.01),
         ("min_p", -0.1),
         ("min_p", 1.1),
+        ("temperature", 10**400),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-60),
+        ("repetition_penalty", 1e60),
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("logit_bias", {3: 101.0}),
         ("logit_bias", {3: math.nan}),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", {True: 1.0}),
+        ("logit_bias", [1]),
+        ("logit_bias", 5),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", "5"),
+        ("stop_token_ids", ("a",)),
+        ("stop_token_ids", (-1,)),
+        ("stop_token_ids", (True,)),
+        ("ignore_eos", "no"),
+        ("ignore_eos", 1),
         ("seed", -1),
         ("seed", MAX_SEED + 1),
         ("stop", ("",)),
+        ("stop", "end"),
+        ("stop", 5),
+        ("stop", (5,)),
         ("n", 0),
         ("n", MAX_SAMPLES + 1),
         ("logprobs", MAX_LOGPROBS + 1),
@@ -41,6 +59,20 @@ from blockdraft.core.request import MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, Samplin
 def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(RequestError, match=name.split("[")[0]):
         SamplingParams(**{name: value})
+
+
+def test_values_take_one_form() -> None:
+    """A generator is read once, and what the caller changes later changes nothing here."""
+    biases = {3: 1}
+    params = SamplingParams(
+        stop=(text for text in ("a", "b")), stop_token_ids=[1, 2], logit_bias=biases, temperature=1
+    )
+    biases[4] = 2
+    assert params.stop == ("a", "b")
+    assert params.stop_token_ids == (1, 2)
+    assert params.logit_bias == {3: 1.0}
+    assert isinstance(params.temperature, float)
+    assert replace(params, n=2).stop == ("a", "b")
 
 
 def test_the_borders_are_allowed() -> None:

@@ -1,6 +1,7 @@
 """Anchors, blocks and who sees whom (reference cases 25 and 26)."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_a_block_sees_nothing_from_its_anchor_on(changes):
     model.embed = lambda token_ids, embed_weight: inputs  # type: ignore[method-assign]
     context_kv = model.project_context(features, places)
     hidden = draft_hidden(model, target.embed_weight, blocks, anchors, context_kv)
-    config = TrainConfig(target="t", data=("d",), out="o", distill_share=0.0)
+    config = TrainConfig(target=Path("t"), data=(Path("d"),), out=Path("o"), distill_share=0.0)
     every = torch.arange(VOCAB_SIZE)
     vocabulary = LossVocabulary(target.lm_head_weight, torch.zeros(VOCAB_SIZE), every)
     middle = dataclasses.replace(blocks, keep=blocks.keep & torch.tensor([[[0], [1], [0]]]).bool())

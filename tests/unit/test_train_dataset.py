@@ -52,7 +52,14 @@ def test_a_row_that_is_still_being_written_is_left_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("{}\n", "needs id"), ("nonsense\n", "cannot read"), ("", "no answer"), (None, "cannot read")],
+    [
+        ("{}\n", "line 1: it needs id"),
+        ('{"id": 1, "set": "s", "prompt_ids": [1], "response_ids": [2.5]}\n', "needs id"),
+        ("[1]\n", "no JSON object"),
+        ("nonsense\n", "cannot read"),
+        ("", "no answer"),
+        (None, "cannot read"),
+    ],
 )
 def test_bad_files_are_named(tmp_path, text, what):
     path = tmp_path / "a.jsonl"

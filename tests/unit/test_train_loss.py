@@ -1,6 +1,7 @@
 """Position weights, the partial vocabulary and the hand-made gradient (reference case 28)."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from blockdraft.train.loss import (
 
 
 def config(**changes: Any) -> TrainConfig:
-    return TrainConfig(**{"target": "t", "data": ("d",), "out": "o", **changes})
+    return TrainConfig(**{"target": Path("t"), "data": (Path("d"),), "out": Path("o"), **changes})
 
 
 def test_decay_weights_of_the_published_recipes():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.models.draft import DraftModel
 from blockdraft.train import run_state, trainer
 from blockdraft.train.config import TrainConfig
@@ -79,7 +79,7 @@ def logged(folder: Path) -> list[dict[str, object]]:
 
 def test_a_run_leaves_a_drafter_with_its_history(config, caplog):
     caplog.set_level(logging.INFO)
-    result = train(config, true_tau=lambda model: {"tau": float(model.config.block_size)})
+    result = train(config, true_tau=lambda model, tick: {"tau": float(model.config.block_size)})
     assert result.num_steps == 10
     assert result.true_tau == {"tau": 4.0}
     model = DraftModel.from_pretrained(result.drafter)
@@ -148,6 +148,36 @@ def test_a_state_of_other_settings_is_refused(config):
         train(dataclasses.replace(config, lr=1.0))
 
 
+def test_a_damaged_state_is_refused_with_its_remedy(config):
+    train(config)
+    state = config.out / "state.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(ConfigError, match=r"state\.pt is damaged.*delete it"):
+        train(config)
+    torch.save({"config": config.to_dict()}, state)
+    with pytest.raises(ConfigError, match="lacks epoch"):
+        train(config)
+
+
+def test_a_failing_run_leaves_no_folder(config):
+    with pytest.raises(ConfigError, match="cannot read"):
+        train(dataclasses.replace(config, data=(config.out.parent / "none.jsonl",)))
+    with pytest.raises(ConfigError, match="device 'foo'"):
+        train(dataclasses.replace(config, device="foo"))
+    assert not config.out.exists()
+    config.out.write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is no folder"):
+        train(config)
+
+
+def test_distillation_from_changed_logits_is_refused(config):
+    target = tiny_target_folder(config.out.parent, "gemma3", final_logit_softcapping=30.0)
+    soft = dataclasses.replace(config, target=target)
+    with pytest.raises(ModelError, match=r"final_logit_softcapping 30\.0.*distill_share=0"):
+        train(soft)
+    train(dataclasses.replace(soft, distill_share=0.0, max_steps=1))
+
+
 def test_bfloat16_run(config):
     result = train(dataclasses.replace(config, dtype="bfloat16", max_steps=3))
     assert DraftModel.from_pretrained(result.drafter).fc.weight.dtype == torch.bfloat16
@@ -201,6 +231,15 @@ def test_a_cache_of_other_examples_is_not_read(tmp_path, monkeypatch):
     assert calls == [2]
 
 
+def test_a_cache_of_another_precision_is_not_read(tmp_path):
+    examples = states_examples()
+    batch = collate(examples[:1])
+    for dtype in (torch.bfloat16, torch.float32):
+        target = FrozenTarget(tiny_target(dtype=dtype), LAYER_IDS)
+        cached = StateCache(target, examples, tmp_path, "tiny").get([0], batch)
+        torch.testing.assert_close(cached, target.states(batch.token_ids))
+
+
 def test_learning_rate_rises_then_falls(config):
     config = dataclasses.replace(config, warmup_steps=4, min_lr_share=0.1)
     assert lr_share(0.0, 0, config) == pytest.approx(0.2)
@@ -227,9 +266,24 @@ def test_averages_lag_behind_and_do_not_touch_the_masters(config):
 
 def test_a_stopped_process_costs_little_of_the_budget(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(run_state.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_state, "monotonic", lambda: now[0])
     clock = RunClock()
     now[0] += 10
     assert clock.tick() == 10
     now[0] += 5000
     assert clock.tick() == 10 + run_state.MAX_COUNTED_SECONDS
+
+
+def test_a_long_evaluation_counts_in_full(config, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(run_state, "monotonic", lambda: now[0])
+
+    def slow_measure(model, tick):
+        for _ in range(10):
+            now[0] += 100
+            tick()
+        return {}
+
+    train(dataclasses.replace(config, max_steps=1), slow_measure)
+    state = torch.load(config.out / "state.pt", weights_only=True)
+    assert state["seconds"] == 1000  # of the evaluation before the first step

@@ -3,11 +3,10 @@
 import secrets
 from dataclasses import dataclass, replace
 
+from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Completion
 from blockdraft.llm import LLM
-
-WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
 
+WARM_UP_TOKENS = 16
+"""Tokens of every way to decode, before anything is timed."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedConfig:

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.figures import ALL, DEFINITIONS, Figures, groups_of
+from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
 from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement
 from blockdraft.core.environment import describe_environment
@@ -62,39 +62,43 @@ def _sample(sample: Sample) -> dict[str, Any]:
     return described
 
 
+LEGEND = """\
+tok/s: all tokens over all seconds. speed-up: drafted over the other. quartiles:
+of the speed-up over plain, prompt by prompt. tau: tokens per target pass. same
+tokens: drafted output equals plain output. loops: outputs that repeat
+themselves, which are easy to draft."""
+
+
 def table(title: str, groups: Mapping[str, Figures]) -> Table:
     """One row per group; fits 80 columns."""
-    view = Table(
-        title=title,
-        title_justify="left",
-        caption="tok/s: all tokens over all seconds; x: drafted over the other; quartiles: of "
-        "x plain, prompt by prompt; tau: tokens per target pass; same: drafted output equals plain",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-    )
+    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    with_stock = groups[ALL].transformers is not None
     view.add_column("")
     for heading in (
-        *("drafted\ntok/s", "plain\ntok/s", "trans-\nformers", "x\nplain", "quartiles"),
-        *("x trans-\nformers", "tau", "same", "loops"),
+        *("drafted\ntok/s", "plain\ntok/s", *(["trans-\nformers\ntok/s"] if with_stock else [])),
+        *("speed-up\nover\nplain", "quartiles"),
+        *(["over\ntrans-\nformers"] if with_stock else []),
+        *("tau", "same\ntokens", "loops"),
     ):
         view.add_column(heading, justify="right")
     for name, row in groups.items():
         if name == ALL:
             view.add_section()
-        view.add_row(name, *_cells(row))
+        if name != WITHOUT_LOOPS or groups[ALL].num_looping:
+            view.add_row(name, *_cells(row))
     return view
 
 
 def _cells(row: Figures) -> list[str]:
     stock, over_stock = row.transformers, row.speedup_over_transformers
+    low, _, high = row.per_prompt_speedup
     return [
         f"{row.drafted.tokens_per_second:.1f}",
         f"{row.plain.tokens_per_second:.1f}",
-        "" if stock is None else f"{stock.tokens_per_second:.1f}",
+        *([] if stock is None else [f"{stock.tokens_per_second:.1f}"]),
         f"{row.speedup_over_plain:.2f}",
-        "/".join(f"{quartile:.2f}" for quartile in row.per_prompt_speedup),
-        "" if over_stock is None else f"{over_stock:.2f}",
+        f"{low:.2f}-{high:.2f}",
+        *([] if over_stock is None else [f"{over_stock:.2f}"]),
         f"{row.acceptance_length:.2f}",
         f"{row.num_identical}/{row.num_prompts}",
         str(row.num_looping),

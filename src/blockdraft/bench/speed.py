@@ -3,16 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from blockdraft.bench.config import SpeedConfig
+from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.stock import StockGenerator
 from blockdraft.bench.workload import BenchPrompt
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
 from blockdraft.text.kinds import loops
-
-WARM_UP_TOKENS = 16
 
 Decode = Callable[[list[int], SamplingParams], Sample]
 
@@ -52,14 +50,26 @@ class SpeedBench:
         config: SpeedConfig,
         on_progress: Callable[[Measurement], None] = lambda measurement: None,
     ) -> list[Measurement]:
-        """Measure every prompt, after a warm-up of every way with the first."""
+        """Measure every prompt, after a warm-up of every way with the first.
+
+        Raises:
+            ConfigError: the block is larger than the drafter's.
+            RequestError: a prompt cannot be decoded; known before anything is measured.
+        """
+        self._check_block(config)
+        encoded = [self._encode(prompt, config.params) for prompt in prompts]
         ways = self._ways(config)
         warm_up = replace(config.params, max_tokens=min(WARM_UP_TOKENS, config.max_tokens))
         for decode in ways.values():
-            decode(self._encode(prompts[0]), warm_up)
+            decode(encoded[0], warm_up)
         measurements = []
-        for index, prompt in enumerate(prompts):
-            measurements.append(self._measure(prompt, config, ways, index))
+        for index, (prompt, prompt_ids) in enumerate(zip(prompts, encoded, strict=True)):
+            samples = _in_turns(ways, prompt_ids, config.params, index)
+            measurements.append(
+                Measurement(
+                    prompt, samples["plain"], samples["drafted"], samples.get("transformers")
+                )
+            )
             on_progress(measurements[-1])
         return measurements
 
@@ -69,26 +79,37 @@ class SpeedBench:
             ways["transformers"] = self._stock.run
         return ways
 
-    def _measure(
-        self, prompt: BenchPrompt, config: SpeedConfig, ways: dict[str, Decode], index: int
-    ) -> Measurement:
-        prompt_ids = self._encode(prompt)
-        names = list(ways)
-        # Each way is first equally often: a machine that slows down favors none.
-        names = names[index % len(names) :] + names[: index % len(names)]
-        samples = {name: ways[name](prompt_ids, config.params) for name in names}
-        return Measurement(
-            prompt, samples["plain"], samples["drafted"], samples.get("transformers")
-        )
-
     def _plain(self, prompt_ids: list[int], params: SamplingParams) -> Sample:
         return self._drafted(prompt_ids, replace(params, speculative=False))
 
     def _drafted(self, prompt_ids: list[int], params: SamplingParams) -> Sample:
         return sample_of(self.llm.generate(prompt_ids, params).completions[0])
 
-    def _encode(self, prompt: BenchPrompt) -> list[int]:
+    def _check_block(self, config: SpeedConfig) -> None:
+        most = self.llm.engine.drafter.max_draft_tokens + 1
+        if config.block is not None and config.block > most:
+            raise ConfigError(
+                f"block is {config.block}, and the drafter's blocks have {most} slots; "
+                f"give at most {most}"
+            )
+
+    def _encode(self, prompt: BenchPrompt, params: SamplingParams) -> list[int]:
         tokenizer = self.llm.tokenizer
-        if tokenizer.has_chat_template:
-            return tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
-        return tokenizer.encode(prompt.text)
+        try:
+            if tokenizer.has_chat_template:
+                ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+            else:
+                ids = tokenizer.encode(prompt.text)
+            self.llm.engine.check_prompt(ids, params)
+        except RequestError as error:
+            raise RequestError(f"prompt {prompt.id} of {prompt.category}: {error}") from error
+        return ids
+
+
+def _in_turns(
+    ways: dict[str, Decode], prompt_ids: list[int], params: SamplingParams, index: int
+) -> dict[str, Sample]:
+    """One sample of each way; each is first equally often, so a slowing machine favors none."""
+    names = list(ways)
+    names = names[index % len(names) :] + names[: index % len(names)]
+    return {name: ways[name](prompt_ids, params) for name in names}

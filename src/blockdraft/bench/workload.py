@@ -1,13 +1,12 @@
 """Prompts to measure with."""
 
-import gzip
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.jsonl import prompt_text, read_jsonl
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 """Sixteen prompts of our own, four of each kind: math, code, chat and rewriting."""
@@ -31,30 +30,17 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
         ConfigError: the file cannot be read, a row holds neither, or there is no row at all.
     """
     name = path.name.removesuffix(".gz").removesuffix(".jsonl")
-    try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8") as lines:
-            rows = [
-                _read_row(line, name, number)
-                for number, line in enumerate(lines, 1)
-                if line.strip() and (limit is None or number <= limit)
-            ]
-    except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(
-            f"cannot read prompts from {path}: {reason}; give JSONL rows with turns or prompt"
-        ) from error
+    rows = [
+        BenchPrompt(
+            id=str(row.get("id", f"{name}-{number}")),
+            category=str(row.get("category", name)),
+            text=prompt_text(row, path, number),
+        )
+        for number, row in islice(read_jsonl(path), limit)
+    ]
     if not rows:
         raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
     return rows
-
-
-def _read_row(line: str, name: str, number: int) -> BenchPrompt:
-    row: Mapping[str, Any] = json.loads(line)
-    text = row["turns"][0] if "turns" in row else row["prompt"]
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"line {number} holds no text")
-    return BenchPrompt(str(row.get("id", f"{name}-{number}")), str(row.get("category", name)), text)
 
 
 def first_of_each_category(prompts: Iterable[BenchPrompt], count: int) -> list[BenchPrompt]:

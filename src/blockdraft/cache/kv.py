@@ -9,6 +9,7 @@ buffer is contiguous, which the matrix products want.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -45,8 +46,9 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
         assert self.values is not None
         end = self.length + key_states.shape[2]
         if end > self.keys.shape[2]:
-            self.keys = _grown(self.keys, _padded(end))
-            self.values = _grown(self.values, _padded(end))
+            # Both or none: a failure in between must leave buffers of one size.
+            grown = _grown(self.keys, _padded(end)), _grown(self.values, _padded(end))
+            self.keys, self.values = grown
         self.keys[:, :, self.length : end] = key_states
         self.values[:, :, self.length : end] = value_states
         self.length = end
@@ -89,9 +91,20 @@ class KVCache(Cache):  # type: ignore[misc]
         return self.layers[0].length
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Forget all but the first `length` tokens.
+
+        The layers may differ in length: a forward that failed has appended to the first ones only.
+        """
         for layer in self.layers:
             layer.truncate(length)
+
+    def repeat(self, length: int) -> None:
+        """Fill up to `length` tokens with copies of those held."""
+        for layer in self.layers:
+            assert layer.keys is not None
+            assert layer.values is not None
+            slots = torch.arange(layer.length, length) % layer.length
+            layer.update(layer.keys[:, :, slots], layer.values[:, :, slots])
 
 
 def _padded(length: int) -> int:

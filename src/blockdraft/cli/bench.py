@@ -17,15 +17,12 @@ from blockdraft.bench.workload import (
     read_workload,
 )
 from blockdraft.cli import options
-from blockdraft.cli.output import describe_llm, print_json
+from blockdraft.cli.output import DIFFERS, describe_llm, print_json
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 
 _LLM = LLMConfig()
 _SPEED = SpeedConfig()
-
-DIFFERS = 1
-"""Exit status if some drafted output differs from the plain one."""
 
 DEMO_PER_KIND = 2
 DEMO_TEMPERATURE = 0.7
@@ -114,11 +111,13 @@ def _measure(
         raise ConfigError("there is nothing to compare without a drafter; name one with --drafter")
     if output is not None and not output.absolute().parent.is_dir():
         raise ConfigError(f"cannot write {output}: its folder does not exist; make it first")
+    if output is not None and output.is_dir():
+        raise ConfigError(f"cannot write {output}: it is a folder; give the name of a file")
     llm = options.load_llm(llm_config)
     from rich.console import Console
 
     from blockdraft.bench.figures import groups_of
-    from blockdraft.bench.report import json_report, table
+    from blockdraft.bench.report import LEGEND, json_report, table
     from blockdraft.bench.speed import SpeedBench
 
     bench = SpeedBench(llm, with_transformers=configs[0].with_transformers)
@@ -134,8 +133,10 @@ def _measure(
     else:
         print(_headline(describe_llm(llm)))
         for config, measurements in runs:
-            title = f"temperature {config.temperature:g}, at most {config.max_tokens} tokens"
+            how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
+            title = f"{how}, at most {config.max_tokens} tokens"
             Console().print(table(title, groups_of(measurements)))
+        print(LEGEND)
     all_identical = all(m.identical for _, measurements in runs for m in measurements)
     if llm_config.exact and not all_identical:
         raise typer.Exit(DIFFERS)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockdraft.cli import options
-from blockdraft.cli.output import summary_line
+from blockdraft.cli.output import describe_completion, print_json, summary_line
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
@@ -35,6 +35,9 @@ def chat(
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _CONFIG.num_threads,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a turn, each on its line.")
+    ] = False,
 ) -> None:
     """Talk with the target. /reset forgets the conversation, /quit ends it."""
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
@@ -42,19 +45,20 @@ def chat(
     print("/reset forgets the conversation, /quit or Ctrl-D ends it", file=sys.stderr)
     opening = [] if system is None else [{"role": "system", "content": system}]
     messages = list(opening)
-    while (line := _read_line()) is not None:
+    take_turn = _take_json_turn if as_json else _take_turn
+    while (line := _read_line("" if as_json else "> ")) is not None:
         if line == "/reset":
             messages = list(opening)
         elif line.startswith("/"):
             print(f"unknown command {line}; /reset or /quit", file=sys.stderr)
         elif line:
-            messages = _take_turn(llm, messages, line, params)
+            messages = take_turn(llm, messages, line, params)
 
 
-def _read_line() -> str | None:
-    """What the user typed; None at the end."""
+def _read_line(sign: str) -> str | None:
+    """What the user typed behind `sign`; None at the end."""
     try:
-        line = input("> ").strip()
+        line = input(sign).strip()
     except EOFError:
         print(file=sys.stderr)
         return None
@@ -79,3 +83,17 @@ def _take_turn(
     except RequestError as error:
         print(f"{error}; /reset starts again", file=sys.stderr)
     return messages
+
+
+def _take_json_turn(
+    llm: "LLM", messages: list[dict[str, str]], line: str, params: SamplingParams
+) -> list[dict[str, str]]:
+    """As `_take_turn`, for a program: one object for every turn, also for a refused one."""
+    asked = [*messages, {"role": "user", "content": line}]
+    try:
+        completion = llm.chat(asked, params).completions[0]
+    except RequestError as error:
+        print_json({"error": str(error)}, as_line=True)
+        return messages
+    print_json(describe_completion(completion), as_line=True)
+    return [*asked, {"role": "assistant", "content": completion.text}]

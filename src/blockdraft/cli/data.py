@@ -8,7 +8,6 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.output import print_json
-from blockdraft.core.errors import ConfigError
 from blockdraft.hub.catalog import DEFAULT_TARGET
 
 if TYPE_CHECKING:
@@ -32,15 +31,15 @@ def data(
     ] = None,
     samples: Annotated[int, typer.Option(help="Answers to a prompt at a temperature.")] = 1,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    max_prompt_tokens: Annotated[
+        int, typer.Option(help="Most tokens of a prompt; longer ones are left out.")
+    ] = 192,
     slots: Annotated[int, typer.Option(help="Answers written at once.")] = 96,
     seed: Annotated[int, typer.Option(help="Of order and sampling.")] = 0,
     device: options.Device = "cpu",
     as_json: options.Json = False,
 ) -> None:
     """Write the target's own answers to prompts, in bulk; started again, it goes on."""
-    for value in temperature or []:
-        if not 0 <= value < float("inf"):
-            raise ConfigError(f"temperature is {value}; give a finite number of at least 0")
     from blockdraft.train.data import DataConfig, generate_data
 
     config = DataConfig(
@@ -52,6 +51,7 @@ def data(
         temperatures=tuple(temperature or DataConfig.temperatures),
         samples=samples,
         max_tokens=max_tokens,
+        max_prompt_tokens=max_prompt_tokens,
         slots=slots,
         seed=seed,
         device=device,

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blockdraft.cli import options
-from blockdraft.cli.output import describe_completion, describe_llm, print_json, summary_line
+from blockdraft.cli.output import (
+    DIFFERS,
+    describe_completion,
+    describe_llm,
+    print_json,
+    summary_line,
+)
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
@@ -17,9 +23,6 @@ if TYPE_CHECKING:
 
 _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
-
-DIFFERS = 1
-"""Exit status if drafted and plain output differ although exactness was asked for."""
 
 
 def generate(
@@ -36,6 +39,7 @@ def generate(
     repetition_penalty: options.RepetitionPenalty = _PARAMS.repetition_penalty,
     presence_penalty: options.PresencePenalty = _PARAMS.presence_penalty,
     frequency_penalty: options.FrequencyPenalty = _PARAMS.frequency_penalty,
+    logit_bias: options.LogitBias = None,
     seed: options.Seed = _PARAMS.seed,
     stop: options.Stop = None,
     stop_token_ids: options.StopTokenIds = None,
@@ -119,7 +123,8 @@ def _check_compare(config: LLMConfig, params: SamplingParams) -> None:
 
 
 def _compare(llm: "LLM", prompt_ids: list[int], params: SamplingParams, as_json: bool) -> None:
-    from blockdraft.bench.compare import WARM_UP_TOKENS, compare
+    from blockdraft.bench.compare import compare
+    from blockdraft.bench.config import WARM_UP_TOKENS
 
     if llm.drafter_folder is None:
         raise ConfigError("--compare needs a drafter, and none is known; name one with --drafter")

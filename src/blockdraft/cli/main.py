@@ -2,8 +2,10 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -19,15 +21,50 @@ USER_ERROR = 2
 """Exit status after a user's mistake."""
 
 
+# Newer versions of typer bring their own copy of click, older ones use the package.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Shows what a user can mend as one line instead of a traceback or a box."""
+    try:
+        yield
+    except BlockdraftError as error:
+        _refuse(str(error), error)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise  # not a mistake: the help is what was asked for
+        _refuse(_usage_message(error), error)
+
+
+def _refuse(message: str, cause: Exception) -> NoReturn:
+    typer.echo(f"blockdraft: {' '.join(message.split())}", err=True)
+    raise typer.Exit(USER_ERROR) from cause
+
+
+def _usage_message(error: Any) -> str:
+    command = error.ctx.command_path if error.ctx else "blockdraft"
+    # click answers some mistakes with a hint of its own, "Did you mean ...?".
+    message = error.format_message().strip().rstrip(".").replace(": Value error, ", ": ")
+    # Newer versions have values checked by pydantic, which leaves them out of its message.
+    checks = getattr(error.__cause__, "errors", None)
+    value = repr(checks()[0].get("input")) if callable(checks) else ""
+    if value not in message:
+        message += f", not {value}"
+    return f"{message[:1].lower()}{message[1:]}; see `{command} --help`"
+
+
 class _Commands(TyperGroup):
-    """Shows what a user can mend as one line instead of a traceback."""
+    """Refuses on one line, whether the options are wrong or what they name."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _refusals():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _refusals():
             return super().invoke(ctx)
-        except BlockdraftError as error:
-            typer.echo(f"blockdraft: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(USER_ERROR) from error
 
 
 app = typer.Typer(

@@ -3,7 +3,7 @@
 Defaults are those of LLMConfig and SamplingParams.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,6 +43,10 @@ Speculative = Annotated[
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: seen tokens become rarer.")]
 PresencePenalty = Annotated[float, typer.Option(help="Subtracted once for a generated token.")]
 FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted for each occurrence.")]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TOKEN=BIAS", help="Added to the logit of a token id. Repeatable."),
+]
 Stop = Annotated[list[str] | None, typer.Option(help="Text to end before. Repeatable.")]
 StopTokenIds = Annotated[
     list[int] | None, typer.Option("--stop-token-id", help="Token to end with. Repeatable.")
@@ -68,6 +72,27 @@ def parse_speculative(text: str) -> bool | int:
         raise ConfigError(f"--speculative is {text!r}; give on, off or a number") from error
 
 
+def parse_logit_bias(items: Sequence[str]) -> dict[int, float]:
+    """Read TOKEN=BIAS pairs.
+
+    Raises:
+        ConfigError: one is none, or names a token again.
+    """
+    biases: dict[int, float] = {}
+    for item in items:
+        token, _, bias = item.partition("=")
+        try:
+            token_id, value = int(token), float(bias)
+        except ValueError as error:
+            raise ConfigError(
+                f"--logit-bias is {item!r}; give a token id and a number, such as 42=-1.5"
+            ) from error
+        if token_id in biases:
+            raise ConfigError(f"--logit-bias names token {token_id} twice; leave one out")
+        biases[token_id] = value
+    return biases
+
+
 def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     """Read a command's values; options are named as the fields of SamplingParams.
 
@@ -77,6 +102,7 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     chosen = {f.name: values[f.name] for f in fields(SamplingParams) if f.name in values}
     for name in ("stop", "stop_token_ids"):
         chosen[name] = tuple(chosen.get(name) or ())
+    chosen["logit_bias"] = parse_logit_bias(chosen.get("logit_bias") or ())
     if "speculative" in chosen:
         chosen["speculative"] = parse_speculative(chosen["speculative"])
     return SamplingParams(**chosen)

@@ -8,11 +8,18 @@ if TYPE_CHECKING:
     from blockdraft.engine.completion import Completion
     from blockdraft.llm import LLM
 
+DIFFERS = 1
+"""Exit status if drafted and plain output differ although exactness was asked for."""
 
-def print_json(value: object) -> None:
-    """Print one JSON document; text beyond ASCII stays readable."""
-    json.dump(value, sys.stdout, ensure_ascii=False, indent=2)
+
+def print_json(value: object, *, as_line: bool = False) -> None:
+    """Print one JSON document, on one line if several follow each other.
+
+    Text beyond ASCII stays readable.
+    """
+    json.dump(value, sys.stdout, ensure_ascii=False, indent=None if as_line else 2)
     sys.stdout.write("\n")
+    sys.stdout.flush()
 
 
 def describe_llm(llm: "LLM") -> dict[str, Any]:

@@ -20,8 +20,8 @@ def train(
         list[Path] | None,
         typer.Option(help="Held-out prompts for the true tau at each evaluation. Repeatable."),
     ] = None,
-    tau_limit: Annotated[int, typer.Option(help="Prompts taken from each such file.")] = 8,
-    tau_max_tokens: Annotated[int, typer.Option(help="Tokens decoded for each.")] = 96,
+    tau_limit: Annotated[int, typer.Option(min=1, help="Prompts taken from each such file.")] = 8,
+    tau_max_tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded for each.")] = 96,
     plan: Annotated[bool, typer.Option("--plan", help="Print the settings and stop.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -30,13 +30,18 @@ def train(
 
     run = read_train_config(config, settings or [])
     run = replace(run, target=resolve_model(str(run.target)))
+    # A folder stays as it was written: a run goes on only with the settings that it began with.
+    if run.init_from is not None and not run.init_from.is_dir():
+        run = replace(run, init_from=resolve_model(str(run.init_from)))
     if plan:
         print_json(run.to_dict())
         return
+    from blockdraft.models.loading import resolve_device
     from blockdraft.train.prompts import read_prompts
     from blockdraft.train.trainer import train as train_drafter
     from blockdraft.train.true_tau import true_tau_on
 
+    run = replace(run, device=resolve_device(run.device))
     prompts = [p for path in tau_prompts or [] for p in read_prompts(path)[:tau_limit]]
     measure = None
     if prompts:

@@ -47,23 +47,33 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_count("max_tokens", self.max_tokens, 1)
         _check_count("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _check_real("temperature", self.temperature, 0.0, math.inf)
+        self._take_real("temperature", 0.0, math.inf)
         _check_count("top_k", self.top_k, 0)
-        _check_real("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _check_real("min_p", self.min_p, 0.0, 1.0)
-        _check_real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
-        _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        for token_id, bias in self.logit_bias.items():
-            _check_real(f"logit_bias of token {token_id}", bias, -100.0, 100.0)
+        self._take_real("top_p", 0.0, 1.0, low_open=True)
+        self._take_real("min_p", 0.0, 1.0)
+        # Beyond these factors float32 logits soon become zero or infinite.
+        self._take_real("repetition_penalty", 0.01, 100.0)
+        self._take_real("presence_penalty", -2.0, 2.0)
+        self._take_real("frequency_penalty", -2.0, 2.0)
+        self._take("logit_bias", _checked_bias(self.logit_bias))
         if self.seed is not None:
             _check_count("seed", self.seed, 0, MAX_SEED)
-        _check_stop(self.stop)
+        self._take("stop", _checked_stop(self.stop))
+        self._take("stop_token_ids", _checked_ids(self.stop_token_ids))
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos is {self.ignore_eos!r}; give True or False")
         _check_count("n", self.n, 1, MAX_SAMPLES)
         if self.logprobs is not None:
             _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(self.speculative, bool):
             _check_count("speculative", self.speculative, 0)
+
+    def _take(self, name: str, value: object) -> None:
+        """Set a field to its normal form; the class is frozen for everybody else."""
+        object.__setattr__(self, name, value)
+
+    def _take_real(self, name: str, low: float, high: float, *, low_open: bool = False) -> None:
+        self._take(name, _checked_real(name, getattr(self, name), low, high, low_open=low_open))
 
     @property
     def is_greedy_argmax(self) -> bool:
@@ -92,15 +102,37 @@ class SamplingParams:
         return int(self.speculative)
 
 
-def _check_stop(stop: object) -> None:
+def _checked_stop(stop: object) -> tuple[str, ...]:
     # A plain string would be taken for its letters.
     if isinstance(stop, str) or not isinstance(stop, Iterable):
         raise RequestError(f"stop is {stop!r}; give a tuple of strings")
-    for text in stop:
+    texts = tuple(stop)
+    for text in texts:
         if not isinstance(text, str):
             raise RequestError(f"stop holds {text!r}; give strings")
         if not text:
             raise RequestError("stop holds an empty string; every text ends there, leave it out")
+    return texts
+
+
+def _checked_ids(ids: object) -> tuple[int, ...]:
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise RequestError(f"stop_token_ids is {ids!r}; give a tuple of token ids")
+    token_ids = tuple(ids)
+    for token_id in token_ids:
+        _check_count("an id in stop_token_ids", token_id, 0)
+    return token_ids
+
+
+def _checked_bias(biases: object) -> dict[int, float]:
+    if not isinstance(biases, Mapping):
+        raise RequestError(f"logit_bias is {biases!r}; give a mapping of token ids to numbers")
+    for token_id in biases:
+        _check_count("a key of logit_bias", token_id, 0)
+    return {
+        token_id: _checked_real(f"logit_bias of token {token_id}", bias, -100.0, 100.0)
+        for token_id, bias in biases.items()
+    }
 
 
 def _check_count(name: str, value: object, low: int, high: int | None = None) -> None:
@@ -111,12 +143,19 @@ def _check_count(name: str, value: object, low: int, high: int | None = None) ->
         raise RequestError(f"{name} is {value}; give a number {limit}")
 
 
-def _check_real(
+def _checked_real(
     name: str, value: object, low: float, high: float, *, low_open: bool = False
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} is {value!r}; give a finite number from {low:g} up")
-    if value < low or value > high or (low_open and value == low):
+    try:
+        real = float(value)
+    except OverflowError:
+        real = math.inf
+    if not math.isfinite(real):
+        raise RequestError(f"{name} is {real!r}; give a finite number from {low:g} up")
+    if real < low or real > high or (low_open and real == low):
         start = f"above {low:g}" if low_open else f"of at least {low:g}"
         end = "" if high == math.inf else f" and at most {high:g}"
-        raise RequestError(f"{name} is {value:g}; give a number {start}{end}")
+        raise RequestError(f"{name} is {real:g}; give a number {start}{end}")
+    return real

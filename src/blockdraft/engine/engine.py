@@ -115,11 +115,20 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[StepOutput]:
-        """Advance every scheduled sequence: by at least one token, or by a chunk of its prompt."""
+        """Advance every scheduled sequence: by at least one token, or by a chunk of its prompt.
+
+        If the drafter or the target fails, out of memory or interrupted, no sequence has moved,
+        and the step may be tried again.
+        """
         batch = self.scheduler.schedule()
-        block = self.drafter.draft(batch)
-        output = self.target.forward(batch, block)
-        verdicts = verify(block, output.logits, batch)
+        try:
+            block = self.drafter.draft(batch)
+            output = self.target.forward(batch, block)
+            verdicts = verify(block, output.logits, batch)
+        except BaseException:
+            for row in batch:
+                self.target.truncate(row.sequence.key, row.sequence.num_cached)
+            raise
         was_prefilling = [row.sequence.is_prefilling for row in batch]
         outputs = commit(batch, block, verdicts, output.features, self.target, self.drafter)
         self._record(outputs, was_prefilling)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import Tensor
@@ -49,8 +49,9 @@ class DraftModel(draft.DraftModel):
     ) -> Tensor:
         """Continue a prompt with the target's own tokens, drafted by this model.
 
-        The output is the target's, whatever the drafter guesses. `target` is left as it was, also
-        after an exception.
+        The output is the target's, whatever the drafter guesses. `target` runs in evaluation mode
+        and is left as it was, also after an exception. Loading an `LLM` tests that this machine's
+        kernels keep drafted output equal to plain; here nothing is tested, to save a second a call.
 
         Args:
             target: a causal LM of the same type and on the same device as the drafter.
@@ -65,13 +66,16 @@ class DraftModel(draft.DraftModel):
             [1, prompt + new], on the device of `input_ids`.
 
         Raises:
-            ModelError: the drafter does not fit the target.
+            ModelError: the target is not supported, or the drafter does not fit it.
             RequestError: a parameter is out of its range.
         """
+        stop_ids = () if stop_token_ids is None else stop_token_ids
         params = SamplingParams(
             max_tokens=max_new_tokens,
-            temperature=float(temperature),
-            stop_token_ids=tuple(stop_token_ids or ()),
+            temperature=temperature,
+            # Any iterable will do: it is checked there, and becomes a tuple.
+            # Any iterable will do: it is checked there, and becomes a tuple.
+            stop_token_ids=cast("tuple[int, ...]", stop_ids),
             seed=seed,
         )
         if block_size is not None:
@@ -89,11 +93,10 @@ class DraftModel(draft.DraftModel):
     def _decode(
         self, target: PreTrainedModel, prompt_ids: list[int], params: SamplingParams
     ) -> list[int]:
-        embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
-        drafter = DFlashDrafter(self, embedding.weight, head.weight)
-        sequential = SequentialTarget(target, layer_ids=drafter.layer_ids)
+        sequential = SequentialTarget(target, layer_ids=self.config.target_layer_ids)
         with sequential.released_after():
-            engine = Engine(sequential, drafter)
+            embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+            engine = Engine(sequential, DFlashDrafter(self, embedding.weight, head.weight))
             key = engine.add(prompt_ids, params)
             while engine.has_work:
                 engine.step()

@@ -20,8 +20,9 @@ def resolve_model(name: str) -> Path:
     """Return the absolute folder of a model, fetching it first where that is needed.
 
     Args:
-        name: in this order, a name of our own catalog (which so means the same in every working
-            directory), a local folder, or a hub id `org/name`.
+        name: in this order, a model that blockdraft brings itself (so `smollm2-135m` means the
+            same in every working directory), a local folder, or a hub id `org/name`; the
+            catalog's published pairs are hub ids like any other.
 
     Raises:
         ModelError: the name is unknown, the folder is incomplete, or fetching failed.

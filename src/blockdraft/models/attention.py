@@ -1,4 +1,4 @@
-"""Attention whose rows do not depend on the rows beside them.
+"""Attention whose rows do not depend on the rows beside them, and transformers' own.
 
 `scaled_dot_product_attention` picks kernels and splits by the number of queries, so a row's bits
 change with its company. Here every row is a batched matrix product, a float32 softmax over a padded
@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from blockdraft.models.exact import row_rule
 
 EXACT_ATTENTION = "blockdraft_exact"
+STOCK_ATTENTION = "blockdraft_stock"
 
 
 def exact_attention(
@@ -89,14 +91,50 @@ def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _additive_mask(*args: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
-    """The model's own mask rule as additive [1, 1, q, keys]: made once a forward, not per layer."""
+def stock_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' `scaled_dot_product_attention`; shapes as above, the mask boolean.
+
+    It knows neither soft caps nor sinks, and would leave sinks out without a word.
+    """
+    if softcap is None and s_aux is None:
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return output, None
+    bias = _as_bias(attention_mask, query.dtype)
+    return exact_attention(module, query, key, value, bias, softcap=softcap, s_aux=s_aux, **kwargs)
+
+
+def _full_mask(*args: Any, **kwargs: Any) -> Tensor:
+    """The model's own mask rule as boolean [1, 1, q, keys].
+
+    Never None: transformers leaves the mask out where no key lies ahead of a query, and its cache
+    would then hold no padding. Ours hands out whole buffers.
+    """
     kwargs["allow_is_causal_skip"] = False
-    visible = sdpa_mask(*args, **kwargs)
+    visible: Tensor | None = sdpa_mask(*args, **kwargs)
     assert visible is not None
+    return visible
+
+
+def _additive_mask(*args: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
+    """The same as additive [1, 1, q, keys]: made once a forward, not per layer."""
+    return _as_bias(_full_mask(*args, **kwargs), dtype)
+
+
+def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
     bias = torch.zeros(visible.shape, dtype=_softmax_dtype(dtype), device=visible.device)
     return bias.masked_fill_(~visible, -torch.inf)
 
 
 AttentionInterface.register(EXACT_ATTENTION, exact_attention)
 AttentionMaskInterface.register(EXACT_ATTENTION, _additive_mask)
+AttentionInterface.register(STOCK_ATTENTION, stock_attention)
+AttentionMaskInterface.register(STOCK_ATTENTION, _full_mask)

@@ -24,6 +24,7 @@ from blockdraft.core.errors import ModelError
 from blockdraft.models.checkpoint import check_tensors, read_config, read_tensors, write_checkpoint
 from blockdraft.models.draft_config import AttentionKind, DraftConfig
 from blockdraft.models.draft_context import ContextKV, DraftContext, LayerKV
+from blockdraft.models.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
 
 INIT_STD = 0.02
 """Standard deviation of freshly initialized projections, as in every published recipe."""
@@ -181,7 +182,8 @@ class DraftLayer(nn.Module):
 class DraftModel(nn.Module):
     """A DFlash drafter with random weights; `from_pretrained` loads trained ones.
 
-    Its parameters carry the published names, so its state dict is the checkpoint.
+    Its parameters carry the published names, so its state dict is the checkpoint. Set
+    `draft_vocabulary` to guess from a part of the vocabulary only, see `models.draft_vocabulary`.
 
     Raises:
         ModelError: the config's activation or RoPE is not usable.
@@ -190,6 +192,7 @@ class DraftModel(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.config = config
+        self.draft_vocabulary: list[int] | None = None
         num_inputs = config.num_features * config.target_hidden_size
         self.fc = nn.Linear(num_inputs, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -231,6 +234,7 @@ class DraftModel(nn.Module):
             name: value.to(device=device, dtype=dtype, copy=True) for name, value in tensors.items()
         }
         model.load_state_dict(loaded, assign=True)
+        model.draft_vocabulary = read_draft_vocabulary(Path(folder), config.vocab_size)
         return model.eval()
 
     def save_pretrained(
@@ -244,6 +248,7 @@ class DraftModel(nn.Module):
         config = self.config.to_dict()
         config["dtype"] = str(self.fc.weight.dtype).removeprefix("torch.")
         write_checkpoint(Path(folder), config, self.state_dict(), provenance)
+        write_draft_vocabulary(Path(folder), self.draft_vocabulary)
 
     def new_context(self, capacity: int = 512) -> DraftContext:
         """An empty context for one sequence, fit for this model."""

@@ -109,16 +109,6 @@ class DraftContext:
         values[:, :, self._length : end] = v
         return keys[:, :, :end], values[:, :, :end]
 
-    def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens.
-
-        Raises:
-            ValueError: the context is shorter than that.
-        """
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot cut a draft context of {self._length} tokens to {length}")
-        self._length = length
-
     def _reserve(self, num_tokens: int) -> None:
         """Make room for `num_tokens` tokens, block included."""
         capacity = self._buffer.shape[4]

@@ -6,8 +6,8 @@ filled up to that multiple, and long prompts go in pieces, since large products 
 differently. A product over keys is blocked by their number, masked ones included: a sum over keys
 changes its bits from 193 keys on in float32 and from 1,025 in bfloat16, and the scores of 64 keys
 differ from those of more in float64. So attention goes in tiles of keys with fixed borders. The
-rule for a precision is stated here and nowhere else; `first_variant_split` serves to check a whole
-forward as deployed.
+rule for a precision is stated here and nowhere else, with the probes that check a whole forward as
+deployed.
 """
 
 from collections.abc import Callable
@@ -49,6 +49,12 @@ PROBE_SPLITS: tuple[Split, ...] = (
     (20, 8, 5),
 )
 """Ways to cut 33 tokens into forwards: a prompt at once, plain steps, drafted steps, chunks."""
+TAIL_SPLIT: Split = (1, 5, 1, 1, 8)
+"""How the last tokens of the probe at the border of a key tile are run again."""
+MIN_BORDER = 256
+"""No border before so many keys is probed: the blocking of smaller sums gives the same bits."""
+NUM_COPIED = 8
+"""Tokens of the context that the probe at the border computes, and then copies."""
 
 
 def row_rule(dtype: torch.dtype) -> RowRule:
@@ -70,6 +76,16 @@ def model_rule(dtype: torch.dtype, smallest_weight: int) -> RowRule:
     while dtype == torch.bfloat16 and multiple * smallest_weight <= BFLOAT16_MIN_WORK:
         multiple *= 2
     return replace(rule, row_multiple=multiple)
+
+
+def border_probe(rule: RowRule, max_context: int) -> tuple[int, int]:
+    """(first position, number of tokens) of a probe: the widest forward that ends in the context.
+
+    Its tail has half of its tokens before a border of the key tiles, and half behind it.
+    """
+    end = min(max(rule.key_tile, MIN_BORDER) + sum(TAIL_SPLIT) // 2, max_context)
+    num_rows = min(rule.max_rows, end)
+    return end - num_rows, num_rows
 
 
 def supports_bfloat16() -> bool:

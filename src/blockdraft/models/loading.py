@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -17,12 +16,6 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-
-# transformers raises many types for a broken folder; all mean the same to a user.
-_LOAD_ERRORS = (
-    *(OSError, ValueError, KeyError, RuntimeError, AssertionError, TypeError, AttributeError),
-    SafetensorError,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +35,23 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def resolve_device(name: str) -> str:
+    """A device by name; "auto" is a GPU where there is one, else the CPU.
+
+    Raises:
+        ConfigError: the device is unknown, absent, or holds no numbers.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name).item()  # the meta device makes tensors, but without numbers
+    # RuntimeError: an unknown name or an absent device; AssertionError: torch built without it.
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(f"device {name!r} is not usable ({reason}); use cpu or auto") from error
+    return name
+
+
 def load_target_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
     """Load a causal LM from a folder, in evaluation mode.
 
@@ -54,7 +64,8 @@ def load_target_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> 
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
         model = model.to(device).eval()
-    except _LOAD_ERRORS as error:
+    # transformers raises any type for a broken folder; all mean the same to a user.
+    except Exception as error:
         raise _unusable(folder, error) from error
     # transformers only warns, and fills in random numbers.
     if missing := sorted(report["missing_keys"]):
@@ -81,7 +92,8 @@ def target_without_weights(folder: Path) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except _LOAD_ERRORS as error:
+    # transformers raises any type for a broken folder; all mean the same to a user.
+    except Exception as error:
         raise _unusable(folder, error) from error
     assert isinstance(model, PreTrainedModel)
     return model

@@ -14,29 +14,32 @@ from transformers import PreTrainedModel
 from blockdraft.cache.kv import KVCache
 from blockdraft.core.errors import ModelError
 from blockdraft.core.sequence import Batch, DraftBlock, Row
-from blockdraft.models.attention import EXACT_ATTENTION
+from blockdraft.models.attention import EXACT_ATTENTION, STOCK_ATTENTION
 from blockdraft.models.exact import (
     INEXACT_RULE,
+    NUM_COPIED,
     PROBE_SPLITS,
+    TAIL_SPLIT,
     RowRule,
     Split,
+    border_probe,
     first_variant_split,
     model_rule,
 )
+from blockdraft.models.supported import check_supported, decoder_layers
 from blockdraft.models.target import TargetOutput
-
-STOCK_ATTENTION = "sdpa"
 
 
 class SequentialTarget:
     """A transformers model, one K/V cache per sequence, one forward per row.
 
     With `exact`, attention is replaced by the row-invariant one and no forward runs on fewer rows
-    than the precision allows, so a row's logits have the same bits in whatever company. `release`
-    gives the model back as it was; the target is also a context manager that does so.
+    than the precision allows, so a row's logits have the same bits in whatever company. The model
+    runs in evaluation mode. `release` gives it back as it was; `released_after` is a context that
+    does so.
 
     Raises:
-        ModelError: recurrent layers, which cannot be rolled back here, or a layer id out of range.
+        ModelError: the model is not supported, see `check_supported`; it is left as it was.
     """
 
     def __init__(
@@ -47,16 +50,34 @@ class SequentialTarget:
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.max_context: int = getattr(config, "max_position_embeddings", 2**31)
-        self.layers = _decoder_layers(model)
         self.layer_ids = tuple(layer_ids)
+        check_supported(model, self.layer_ids, exact=exact)
+        self.layers = decoder_layers(model)
         self.rule = _model_rule(model) if exact else INEXACT_RULE
         self._caches: dict[int, KVCache] = {}
         self._captured: dict[int, Tensor] = {}
-        _check_supported(model, self.layer_ids, len(self.layers))
-        self._stock_attention: str = model.config._attn_implementation
-        model.set_attn_implementation(EXACT_ATTENTION if exact else STOCK_ATTENTION)
-        self._hooks = [self._capture(index) for index in sorted(set(self.layer_ids))]
-        self._hooks.append(model.get_output_embeddings().register_forward_pre_hook(_pack_input))
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._own_attention: str = model.config._attn_implementation
+        self._training = [module for module in model.modules() if module.training]
+        try:
+            self._prepare(EXACT_ATTENTION if exact else STOCK_ATTENTION)
+        except BaseException:
+            self.release()
+            raise
+
+    def _prepare(self, attention: str) -> None:
+        self.model.eval()  # which also rests gradient checkpointing: it would drop the cache
+        self.model.set_attn_implementation(attention)
+        # transformers only warns of a model whose attention cannot be replaced.
+        if self.model.config._attn_implementation != attention:
+            raise ModelError(
+                f"{type(self.model).__name__} is not supported: its attention cannot be replaced; "
+                "use a model that supports transformers' attention interface"
+            )
+        for index in sorted(set(self.layer_ids)):
+            self._hooks.append(self._capture(index))
+        head = self.model.get_output_embeddings()
+        self._hooks.append(head.register_forward_pre_hook(_pack_input))
 
     def _capture(self, index: int) -> torch.utils.hooks.RemovableHandle:
         """Keep the output of a decoder layer: the residual stream before the next norm.
@@ -80,24 +101,31 @@ class SequentialTarget:
         cache = self._caches.setdefault(row.sequence.key, KVCache(len(self.layers)))
         assert cache.length == row.sequence.num_cached
         num_choices = 1 + len(draft) if row.is_complete else 0
-        return self._run(cache, row.new_ids + draft, num_choices)
+        # A sequence that never drafts needs no features: plain decoding does not pay for them.
+        with_features = bool(self.layer_ids) and row.sequence.params.max_draft_tokens != 0
+        return self._run(cache, row.new_ids + draft, num_choices, with_features=with_features)
 
     def _run(
-        self, cache: KVCache, token_ids: list[int], num_choices: int
+        self,
+        cache: KVCache,
+        token_ids: list[int],
+        num_choices: int,
+        *,
+        with_features: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Logits [num_choices, V] of the last tokens and features [tokens, ..] of all of them."""
         pieces = []
         while len(token_ids) > self.rule.max_rows:
-            pieces.append(self._run_piece(cache, token_ids[: self.rule.max_rows], 0)[1])
-            token_ids = token_ids[self.rule.max_rows :]
+            piece, token_ids = token_ids[: self.rule.max_rows], token_ids[self.rule.max_rows :]
+            pieces.append(self._run_piece(cache, piece, 0, with_features)[1])
         assert num_choices <= len(token_ids)
-        logits, features = self._run_piece(cache, token_ids, num_choices)
+        logits, features = self._run_piece(cache, token_ids, num_choices, with_features)
         if features is not None and pieces:
             features = torch.cat([*(piece for piece in pieces if piece is not None), features])
         return logits, features
 
     def _run_piece(
-        self, cache: KVCache, token_ids: list[int], num_choices: int
+        self, cache: KVCache, token_ids: list[int], num_choices: int, with_features: bool
     ) -> tuple[Tensor, Tensor | None]:
         start, num_real = cache.length, len(token_ids)
         # Rows that only fill up repeat the last token at its own position, so that no position past
@@ -117,62 +145,94 @@ class SequentialTarget:
         ).logits[0]
         cache.truncate(start + num_real)
         end = logits.shape[0] - num_fill
-        return logits[end - num_choices : end], self._take_features(num_real)
-
-    def _take_features(self, num_real: int) -> Tensor | None:
-        if not self.layer_ids:
-            return None
-        features = torch.cat([self._captured[i][0, :num_real] for i in self.layer_ids], dim=-1)
+        captured = [self._captured[index][0, :num_real] for index in self.layer_ids]
         self._captured.clear()
-        return features
+        features = torch.cat(captured, dim=-1) if with_features else None
+        return logits[end - num_choices : end], features
 
     def truncate(self, key: int, length: int) -> None:
-        """Keep the first `length` cached tokens of a sequence."""
-        self._caches[key].truncate(length)
+        """See Target.truncate."""
+        if key in self._caches:
+            self._caches[key].truncate(length)
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
         self._caches.pop(key, None)
 
-    def cached_tokens(self, key: int) -> int:
-        """Number of cached tokens of a sequence."""
-        return self._caches[key].length
-
     @torch.inference_mode()
-    def logits_of_split(self, token_ids: Sequence[int], split: Sequence[int]) -> Tensor:
+    def logits_of_split(
+        self, token_ids: Sequence[int], split: Sequence[int], cache: KVCache | None = None
+    ) -> Tensor:
         """Logits [tokens, V] of `token_ids`, run in forwards of the given lengths."""
         assert sum(split) == len(token_ids)
-        cache, logits, done = KVCache(len(self.layers)), [], 0
+        cache, logits, done = cache or KVCache(len(self.layers)), [], 0
         for length in split:
             logits.append(self._run(cache, list(token_ids[done : done + length]), length)[0])
             done += length
-        self._captured.clear()
         return torch.cat(logits)
+
+    @torch.inference_mode()
+    def logits_at_border(self, token_ids: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
+        """Logits [tail, V] of the last tokens of one forward, and of the same tokens in a few.
+
+        The `start` tokens before them are copies of a short context: what they say does not matter.
+        """
+        cache, tail = KVCache(len(self.layers)), sum(TAIL_SPLIT)
+        if start:
+            self._run(cache, list(token_ids[: min(start, NUM_COPIED)]), 0)
+            cache.repeat(start)
+        together, _ = self._run(cache, list(token_ids), tail)
+        cache.truncate(cache.length - tail)
+        return together, self.logits_of_split(token_ids[-tail:], TAIL_SPLIT, cache)
 
     def check_row_invariance(self, splits: tuple[Split, ...] = PROBE_SPLITS, seed: int = 0) -> None:
         """Run the same tokens in different company, as deployed, and compare all bits.
 
+        First the splits, then the widest forward, placed so that its last tokens cross a border of
+        the key tiles. Longer contexts are not tested here.
+
         Raises:
-            ModelError: some split changes some logit.
+            ModelError: some company changes some logit, or the model does not run.
         """
         generator = torch.Generator().manual_seed(seed)
-        length = sum(splits[0])
+        start, num_rows = border_probe(self.rule, self.max_context)
+        length = max(sum(splits[0]), num_rows)
         ids = torch.randint(self.vocab_size, (length,), generator=generator).tolist()
-        split = first_variant_split(lambda s: self.logits_of_split(ids, s), splits)
+        try:
+            split = first_variant_split(lambda s: self.logits_of_split(ids[: sum(s)], s), splits)
+            if split is None and not torch.equal(*self.logits_at_border(ids[:num_rows], start)):
+                split = (num_rows,)
+        # What a model that torch cannot run in this precision or on this device raises.
+        except (RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).split("\n")[0]
+            raise ModelError(
+                f"{self._described} does not run: {reason}; use another dtype"
+            ) from error
         if split is not None:
             raise ModelError(
-                f"{type(self.model).__name__} in {self.model.dtype} on {self.model.device}: "
-                f"logits change with the number of rows (forwards of {split} tokens), so drafted "
-                "output may differ from plain; use float32 or --exact off"
+                f"{self._described}: logits change with the number of rows (forwards of {split} "
+                f"tokens), so drafted output may differ from plain; use {self._remedy}"
             )
 
+    @property
+    def _described(self) -> str:
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return f"{type(self.model).__name__} in {dtype} on {self.model.device}"
+
+    @property
+    def _remedy(self) -> str:
+        return "--exact off" if self.model.dtype == torch.float32 else "float32 or --exact off"
+
     def release(self) -> None:
-        """Give the model back as it was: no hooks, its own attention."""
+        """Give the model back as it was: no hooks, its own attention and training flags."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         self._caches.clear()
-        self.model.set_attn_implementation(self._stock_attention)
+        for module in self._training:
+            module.training = True
+        self._training = []
+        self.model.set_attn_implementation(self._own_attention)
 
     @contextmanager
     def released_after(self) -> Iterator["SequentialTarget"]:
@@ -196,29 +256,3 @@ def _pack_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ..
 def _model_rule(model: PreTrainedModel) -> RowRule:
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return model_rule(model.dtype, min(linear.weight.numel() for linear in linears))
-
-
-def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    decoder = model.get_decoder()
-    layers = getattr(decoder, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise ModelError(
-            f"{type(model).__name__} is not supported: it keeps no list of decoder layers"
-        )
-    return layers
-
-
-def _check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], num_layers: int) -> None:
-    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
-    recurrent = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
-    if recurrent:
-        raise ModelError(
-            f"{type(model).__name__} is not supported: layers of kind {', '.join(recurrent)} "
-            "cannot be rolled back yet; use a model with attention layers only"
-        )
-    wrong = [index for index in layer_ids if not 0 <= index < num_layers]
-    if wrong:
-        raise ModelError(
-            f"target layer ids {wrong} do not exist in {type(model).__name__} with {num_layers} "
-            f"layers (0 to {num_layers - 1}); the drafter was made for another target"
-        )

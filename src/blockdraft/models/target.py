@@ -14,7 +14,8 @@ class TargetOutput:
 
     logits: [1 + num_drafted, V] of the positions that get a choice, [0, V] for an incomplete row.
     features: [num_new + num_drafted, num_features * hidden] of every token of the row: the outputs
-    of the wanted layers side by side, in the order asked for; None if none are wanted.
+    of the wanted layers side by side, in the order asked for; None if none are wanted, or if the
+    row's sequence never drafts.
     """
 
     logits: list[Tensor]
@@ -25,7 +26,7 @@ class Target(Protocol):
     """A causal language model with a cache per sequence, addressed by the sequence's key.
 
     After `forward` a sequence's cache holds its cached, new and drafted tokens; `truncate` takes
-    back what was not kept. Only commit truncates.
+    back what was not kept. Commit truncates, and the engine after a failed step.
     """
 
     vocab_size: int
@@ -36,7 +37,10 @@ class Target(Protocol):
         ...
 
     def truncate(self, key: int, length: int) -> None:
-        """Keep the first `length` cached tokens of a sequence."""
+        """Keep the first `length` cached tokens of a sequence, also after a forward that failed.
+
+        Unknown keys are fine, the sequence may never have run.
+        """
         ...
 
     def close(self, key: int) -> None:

@@ -52,9 +52,17 @@ def pick(
 ) -> int:
     """argmax of scores / T + noise over the survivors, in float64; a sample of their softmax."""
     if survivor_ids is None:
-        return int((scores.astype(np.float64) / temperature + noise).argmax())
-    kept = scores[survivor_ids].astype(np.float64) / temperature + noise[survivor_ids]
+        return int((_tempered(scores, temperature) + noise).argmax())
+    kept = _tempered(scores[survivor_ids], temperature) + noise[survivor_ids]
     return int(survivor_ids[kept.argmax()])
+
+
+def _tempered(scores: Scores, temperature: float) -> NDArray[np.float64]:
+    """scores / T in float64, shifted so that the largest is 0: however small T is, none is inf."""
+    # Far below the largest a score may become -inf: it has no chance anyway.
+    with np.errstate(over="ignore"):
+        tempered: NDArray[np.float64] = (scores.astype(np.float64) - scores.max()) / temperature
+    return tempered
 
 
 def survivors(scores: Scores, sequence: Sequence) -> NDArray[np.intp] | None:
@@ -68,7 +76,7 @@ def survivors(scores: Scores, sequence: Sequence) -> NDArray[np.intp] | None:
     ids = np.flatnonzero(scores > -np.inf)
     if params.top_k:
         ids = ids[keep_top_k(scores[ids], params.top_k)]
-    tempered = scores[ids].astype(np.float64) / params.temperature
+    tempered = _tempered(scores[ids], params.temperature)
     if params.top_p < 1.0:
         kept = keep_top_p(tempered, params.top_p)
         ids, tempered = ids[kept], tempered[kept]

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from blockdraft.core.errors import ModelError, RequestError
 
@@ -96,11 +96,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Raises:
         ModelError: it is missing, damaged, or exists in Python only.
     """
+    _check_config(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     # The Rust library raises bare Exceptions for a damaged file.
     except Exception as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
             f"cannot load a tokenizer from {folder}: {reason}; copy the tokenizer's files there"
         ) from error
@@ -109,6 +110,19 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast tokenizer"
         )
     return Tokenizer(tokenizer, _eos_ids(folder, tokenizer.eos_token_id))
+
+
+def _check_config(folder: Path) -> None:
+    """Blame the model's config for its own damage: the tokenizer's loader reads it too."""
+    if not (folder / "config.json").is_file():
+        return
+    try:
+        AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # any type, as in load_tokenizer
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"cannot read {folder / 'config.json'}: {reason}; copy the file again"
+        ) from error
 
 
 def _eos_ids(folder: Path, tokenizer_eos_id: int | None) -> frozenset[int]:

@@ -17,9 +17,12 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from blockdraft.text.kinds import distinct_ngram_share, loops
+from blockdraft.train.support import check_full_attention, check_plain_head
 
 ATTENTION = "blockdraft_slots"
 KEY_MULTIPLE = 64
+REFILL_AT = 8
+"""Free slots that are filled together, which costs less than one prompt at a time."""
 LOOP_CHECK_EVERY = 32
 
 
@@ -136,7 +139,9 @@ class AnswerWriter:
     """Writes answers with `slots` rows a forward.
 
     The model's attention implementation is replaced, so the writer owns the model from now on.
-    Models with sliding-window or recurrent layers are not supported here.
+
+    Raises:
+        ModelError: the model's attention or logits are of a kind that is not written here.
     """
 
     def __init__(
@@ -148,10 +153,13 @@ class AnswerWriter:
         capacity: int,
         seed: int,
     ) -> None:
+        self.capacity = -(-capacity // KEY_MULTIPLE) * KEY_MULTIPLE
+        purpose = "writing answers in bulk"
+        check_full_attention(model, self.capacity, purpose)
+        check_plain_head(model, purpose, "use another target")
         model.set_attn_implementation(ATTENTION)
         self.model = model
         self.stop_ids = frozenset(stop_ids)
-        self.capacity = -(-capacity // KEY_MULTIPLE) * KEY_MULTIPLE
         self.cache = _SlotCache(model.config.num_hidden_layers, slots, self.capacity)
         self.slots: list[_Slot | None] = [None] * slots
         self.next_ids = torch.zeros(slots, dtype=torch.long, device=model.device)
@@ -159,12 +167,12 @@ class AnswerWriter:
         self.generator = torch.Generator(device=model.device).manual_seed(seed)
 
     @torch.inference_mode()
-    def write(self, jobs: Iterable[Job], refill_at: int = 8) -> Iterator[Answer]:
+    def write(self, jobs: Iterable[Job]) -> Iterator[Answer]:
         """Yield answers as they finish, in no particular order.
 
-        Prompts are prefilled together once `refill_at` slots are free, which costs less than one
-        at a time. Jobs that do not fit the capacity are skipped.
+        Jobs that do not fit the capacity are skipped.
         """
+        refill_at = min(REFILL_AT, len(self.slots))
         fitting = (j for j in jobs if len(j.prompt_ids) + j.max_tokens <= self.capacity)
         exhausted = False
         while True:
@@ -174,9 +182,10 @@ class AnswerWriter:
                 exhausted = len(new) < len(free)
                 if new:
                     yield from self._prefill(free[: len(new)], new)
-            if all(slot is None for slot in self.slots):
+            if any(slot is not None for slot in self.slots):
+                yield from self._step()
+            elif exhausted:
                 return
-            yield from self._step()
 
     def _prefill(self, rows: list[int], jobs: list[Job]) -> Iterator[Answer]:
         lengths = [len(job.prompt_ids) for job in jobs]

@@ -36,10 +36,7 @@ def read_train_config(path: Path | None, overrides: Sequence[str]) -> TrainConfi
     missing = [key for key in ("target", "data", "out") if key not in settings]
     if missing:
         raise ConfigError(f"settings lack {', '.join(missing)}; give each as key=value")
-    try:
-        return TrainConfig(**{key: _typed(key, value) for key, value in settings.items()})
-    except TypeError as error:
-        raise ConfigError(f"a setting has a value of the wrong kind: {error}") from error
+    return TrainConfig(**{key: _typed(key, value) for key, value in settings.items()})
 
 
 def _read_toml(path: Path) -> Mapping[str, Any]:
@@ -58,6 +55,8 @@ def _value(text: str) -> Any:
 
 
 def _typed(key: str, value: Any) -> Any:
+    """Text as a path where one is wanted; TrainConfig judges what is something else."""
     if key == "data":
-        return tuple(Path(item) for item in ([value] if isinstance(value, str) else value))
+        items = value if isinstance(value, list) else [value]
+        return tuple(Path(item) if isinstance(item, str) else item for item in items)
     return Path(value) if key in _PATHS and isinstance(value, str) else value

@@ -1,19 +1,18 @@
 """The target's answers as training examples: reading, filtering, splitting, ordering."""
 
-import gzip
 import hashlib
-import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.jsonl import bad_row, read_jsonl
 from blockdraft.text.kinds import loops
 
 BUCKET_BATCHES = 16
@@ -59,7 +58,7 @@ def read_examples(paths: Sequence[Path], *, min_response_len: int, max_len: int)
     """
     examples = []
     for path in paths:
-        for number, row in enumerate(_rows(path)):
+        for number, row in read_jsonl(path, is_growing=True):
             example = _example(row, path, number, max_len)
             good = len(example.response_ids) >= min_response_len
             if good and row.get("finish") != "loop" and not loops(example.response_ids):
@@ -70,30 +69,22 @@ def read_examples(paths: Sequence[Path], *, min_response_len: int, max_len: int)
     return examples
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                # A file that is still being written may end in the middle of a row.
-                if line.endswith("\n"):
-                    yield json.loads(line)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read answers {path}: {error}") from error
-
-
 def _example(row: dict[str, Any], path: Path, number: int, max_len: int) -> Example:
-    try:
-        prompt_ids = tuple(row["prompt_ids"])
-        response_ids = tuple(row["response_ids"])[: max(0, max_len - len(prompt_ids))]
-        return Example(
-            id=str(row["id"]), set=row["set"], prompt_ids=prompt_ids, response_ids=response_ids
-        )
-    except (KeyError, TypeError) as error:
-        raise ConfigError(
-            f"answers {path}, row {number}: {error!r}; a row needs id, set, prompt_ids and "
-            f"response_ids"
-        ) from error
+    prompt_ids, response_ids = row.get("prompt_ids"), row.get("response_ids")
+    good = "id" in row and isinstance(row.get("set"), str)
+    if not good or not _are_ids(prompt_ids) or not _are_ids(response_ids):
+        reason = "it needs id, set, and token ids in prompt_ids and response_ids"
+        raise bad_row(path, number, reason, "delete that line, or write the answers again")
+    return Example(
+        id=str(row["id"]),
+        set=row["set"],
+        prompt_ids=tuple(prompt_ids),
+        response_ids=tuple(response_ids[: max(0, max_len - len(prompt_ids))]),
+    )
+
+
+def _are_ids(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
 def split_held_out(

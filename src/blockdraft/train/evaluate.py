@@ -5,7 +5,7 @@ anchor, each time as far as the draft agrees and one token more. On greedy answe
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -86,11 +86,14 @@ class HeldOut:
             self._batches.append((batch, features.clone(), [example.set for example in part]))
 
     @torch.no_grad()
-    def evaluate(self, model: DraftModel) -> HeldOutMetrics:
-        """Walk over every example with the drafter as it is."""
+    def evaluate(
+        self, model: DraftModel, tick: Callable[[], object] = lambda: None
+    ) -> HeldOutMetrics:
+        """Walk over every example with the drafter as it is; `tick` is called on the way."""
         tally = _Tally()
         for batch, features, sets in self._batches:
             self._walk(model, batch, features, sets, tally)
+            tick()
         return tally.metrics()
 
     def _walk(

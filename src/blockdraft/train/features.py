@@ -81,7 +81,7 @@ class StateCache:
     """States of training examples, kept on disk from the first time that they are computed.
 
     The files are mapped into memory; what is read often stays in the system's page cache. A folder
-    left by an earlier run is used again if target and examples are the same.
+    left by an earlier run is used again if target, precision and examples are the same.
 
     Args:
         folder: where; None computes everything anew each time.
@@ -103,7 +103,9 @@ class StateCache:
         self._open(folder, key)
 
     def _open(self, folder: Path, key: str) -> None:
-        digest = hashlib.sha256(f"{key} {self._target.layer_ids}".encode())
+        dtype = self._target.embed_weight.dtype
+        made_as = f"{key} {self._target.layer_ids} {self._target.hidden_size} {dtype}"
+        digest = hashlib.sha256(made_as.encode())
         for example in self._examples:
             digest.update(repr(example.token_ids).encode())
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +115,6 @@ class StateCache:
             for path in (key_path, *paths):
                 path.unlink(missing_ok=True)
             key_path.write_text(content, encoding="utf-8")
-        dtype = self._target.embed_weight.dtype
         # Sparse files: disk is taken as states are written, and fresh flags read as zero.
         size = self._starts[-1] * self._width
         flat = torch.from_file(str(paths[0]), shared=True, size=size, dtype=dtype)

@@ -6,18 +6,16 @@ model that is given only its template's opening of a user turn writes a user tur
 that turn steer it to a kind of task.
 """
 
-import gzip
 import itertools
-import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.jsonl import prompt_text, read_jsonl
 from blockdraft.text.kinds import loops
 from blockdraft.train.answers import AnswerWriter, Job
 
@@ -54,6 +52,8 @@ OPENINGS: Mapping[str, Sequence[str]] = {
 }
 BOXED_LINE = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 MIN_PROMPT_CHARS = 12
+SELF_WRITTEN_TOKENS = 96
+"""Most tokens that the target adds to the words of a self-written prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +72,13 @@ def read_prompts(path: Path) -> list[Prompt]:
         ConfigError: the file is missing, or a row holds neither `turns` nor `prompt`.
     """
     name = path.name.removesuffix(".gz").removesuffix(".jsonl")
-    try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"prompts {path}: {error}; give a JSONL file of prompts") from error
-    return [_prompt(row, name, path, number) for number, row in enumerate(rows)]
-
-
-def _prompt(row: Mapping[str, Any], name: str, path: Path, number: int) -> Prompt:
-    turns = row.get("turns") or [row.get("prompt")]
-    if not isinstance(turns[0], str) or not turns[0].strip():
-        raise ConfigError(f"prompts {path}, row {number}: needs a text in `turns` or `prompt`")
-    return Prompt(id=str(row.get("id", f"{name}-{number}")), set=name, text=turns[0])
+    # Named by its place among the rows, which an answered prompt is known by.
+    return [
+        Prompt(
+            id=str(row.get("id", f"{name}-{place}")), set=name, text=prompt_text(row, path, number)
+        )
+        for place, (number, row) in enumerate(read_jsonl(path))
+    ]
 
 
 def with_variants(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
@@ -139,7 +132,7 @@ def write_prompts(
             id=f"{kind}-{seed}-{index}",
             set=f"{kind}|{words}",
             prompt_ids=tuple(tokenizer(opening + words, add_special_tokens=False)["input_ids"]),
-            max_tokens=96,
+            max_tokens=SELF_WRITTEN_TOKENS,
             temperature=0.9,
         )
         for index, (kind, words) in zip(range(number), itertools.cycle(kinds), strict=False)

@@ -1,22 +1,25 @@
 """What a run leaves behind: a state to continue from, a log, and where its drafter comes from."""
 
 import json
-import platform
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
 
+from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError
 from blockdraft.train.config import TrainConfig
 
 MAX_COUNTED_SECONDS = 120.0
-"""A longer gap between two ticks is a stopped process or a sleeping machine."""
+"""A longer gap between two ticks is a stopped process or a sleeping machine; so whatever may take
+longer ticks on the way."""
+
+_STATE_KEYS = {
+    *("config", "optimizer", "generator", "step", "epoch", "next_batch", "num_sequences"),
+    *("num_examples", "seconds"),
+}
 
 
 class RunClock:
@@ -24,11 +27,11 @@ class RunClock:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
-        self._last = time.monotonic()
+        self._last = monotonic()
 
     def tick(self) -> float:
         """Count the time since the last tick; returns the sum."""
-        now = time.monotonic()
+        now = monotonic()
         self.seconds += min(now - self._last, MAX_COUNTED_SECONDS)
         self._last = now
         return self.seconds
@@ -45,11 +48,19 @@ def load_state(path: Path, config: TrainConfig) -> dict[str, Any] | None:
     """The state that an earlier run left, or None.
 
     Raises:
-        ConfigError: it is the state of a run with other settings.
+        ConfigError: it is damaged, or the state of a run with other settings.
     """
     if not path.exists():
         return None
-    state: dict[str, Any] = torch.load(path, weights_only=True)
+    remedy = "delete it to begin anew, or give a new folder"
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        missing = _STATE_KEYS - state.keys()
+    # torch raises any type for a damaged file, and advises to trust it.
+    except Exception as error:
+        raise ConfigError(f"{path} is damaged ({type(error).__name__}); {remedy}") from error
+    if missing:
+        raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}; {remedy}")
     # How long to train may change between the parts of a run; what is trained may not.
     free = {"max_minutes", "max_steps", "eval_minutes", "save_minutes", "threads"}
     settings = config.to_dict()
@@ -70,43 +81,9 @@ def append_log(path: Path, row: Mapping[str, Any]) -> None:
 def provenance(config: TrainConfig, **facts: Any) -> dict[str, Any]:
     """How a drafter was made: command, code, versions, machine, settings, and `facts`."""
     return {
-        "command": sys.argv,
-        "git_commit": _git_commit(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("blockdraft", "torch", "transformers")},
-        },
-        "machine": {
-            "platform": platform.platform(),
-            "processor": _processor(),
-            "threads": torch.get_num_threads(),
-            "device": config.device,
-        },
+        **describe_environment(),
+        "threads": torch.get_num_threads(),
+        "device": config.device,
         "config": config.to_dict(),
         **facts,
     }
-
-
-def _git_commit() -> str | None:
-    """Commit of the working tree this code lies in, "+" appended if it was changed."""
-    here = Path(__file__).parent
-    try:
-        head = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head + ("+" if changed.strip() else "")
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()

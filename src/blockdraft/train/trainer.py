@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,14 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import check_output_folder
 from blockdraft.models.draft import DraftModel
-from blockdraft.models.loading import check_pair, load_target_model, resolve_dtype
+from blockdraft.models.loading import (
+    check_pair,
+    load_target_model,
+    resolve_device,
+    resolve_dtype,
+)
 from blockdraft.train.blocks import sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import (
@@ -32,11 +38,10 @@ from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.run_state import RunClock, append_log, load_state, provenance, save_state
 from blockdraft.train.step import StepStats, accumulate_gradients
+from blockdraft.train.support import check_plain_head
+from blockdraft.train.true_tau import TrueTau
 
 logger = logging.getLogger(__name__)
-
-TrueTau = Callable[[DraftModel], Mapping[str, float]]
-"""Acceptance lengths of real decoding, by whatever names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,7 @@ def train(config: TrainConfig, true_tau: TrueTau | None = None) -> TrainResult:
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    config = dataclasses.replace(config, device=resolve_device(config.device))
     return _Run(config, true_tau).run()
 
 
@@ -96,7 +102,9 @@ class _Run:
     def __init__(self, config: TrainConfig, true_tau: TrueTau | None) -> None:
         self.config = config
         self.true_tau = true_tau
-        config.out.mkdir(parents=True, exist_ok=True)
+        for folder in (config.out, config.feature_cache):
+            if folder is not None:
+                check_output_folder(folder)
         examples = read_examples(
             config.data, min_response_len=config.min_response_len, max_len=config.max_len
         )
@@ -109,17 +117,20 @@ class _Run:
         loaded = load_target_model(
             config.target, resolve_dtype(config.dtype, config.device), config.device
         )
+        if config.distill_share > 0:
+            check_plain_head(loaded, "distillation", "set distill_share=0")
         self.model = load_drafter(config, loaded, examples).train()
         self.target = FrozenTarget(loaded, self.model.config.target_layer_ids)
         self.states = StateCache(
             self.target, self.examples, config.feature_cache, str(config.target)
         )
+        counts = count_answer_tokens(self.examples)
         self.vocabulary = PartialVocabulary(
-            self.target.lm_head_weight,
-            count_answer_tokens(self.examples),
-            config.num_frequent,
-            config.num_random,
+            self.target.lm_head_weight, counts, config.num_frequent, config.num_random
         )
+        if config.draft_vocabulary:
+            most_common = counts.most_common(config.draft_vocabulary)
+            self.model.draft_vocabulary = [token for token, _ in most_common]
         self.optimizer = DraftOptimizer(self.model, config)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.step = self.epoch = self.next_batch = self.num_sequences = 0
@@ -166,6 +177,7 @@ class _Run:
 
     def run(self) -> TrainResult:
         """Train until time or steps are used up."""
+        self.config.out.mkdir(parents=True, exist_ok=True)
         logger.info(
             "%d answers to train on, %d held out; %d parameters",
             len(self.examples),
@@ -238,8 +250,8 @@ class _Run:
         """Measure and save the averaged weights."""
         self.optimizer.use_averages()
         self.model.eval()
-        metrics = self.held_out.evaluate(self.model)
-        true_tau = dict(self.true_tau(self.model)) if self.true_tau else {}
+        metrics = self.held_out.evaluate(self.model, self.clock.tick)
+        true_tau = dict(self.true_tau(self.model, self.clock.tick)) if self.true_tau else {}
         row: dict[str, Any] = {
             "step": self.step,
             "minutes": round(self.clock.tick() / 60, 3),

@@ -16,10 +16,14 @@ from blockdraft.text.kinds import loops
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.prompts import Prompt, chat_ids
 
+TrueTau = Callable[[DraftModel, Callable[[], object]], Mapping[str, float]]
+"""Acceptance lengths of real decoding, by whatever names; the second argument is called again and
+again meanwhile, so that a clock can tell work from a stopped process."""
+
 
 def true_tau_on(
     prompts: Sequence[Prompt], target: Path, *, max_tokens: int, dtype: str, device: str
-) -> Callable[[DraftModel], Mapping[str, float]]:
+) -> TrueTau:
     """A measure of a drafter: greedy decoding of `prompts`, tau by set and over all.
 
     Keys are the sets, "all", and "all without loops". The target is loaded once; the drafter is
@@ -31,7 +35,7 @@ def true_tau_on(
     model = load_target_model(target, resolve_dtype(dtype, device), device)
     params = SamplingParams(max_tokens=max_tokens)
 
-    def measure(drafter: DraftModel) -> Mapping[str, float]:
+    def measure(drafter: DraftModel, tick: Callable[[], object]) -> Mapping[str, float]:
         totals: dict[str, AcceptanceStats] = {}
         with SequentialTarget(
             model, layer_ids=drafter.config.target_layer_ids
@@ -41,6 +45,7 @@ def true_tau_on(
                 key = engine.add(prompt_ids, params, eos_ids=eos_ids)
                 while engine.has_work:
                     engine.step()
+                    tick()
                 progress = engine.take(key)
                 names = [name, "all"]
                 if not loops(progress.sequence.output_ids):

@@ -12,14 +12,18 @@ from blockdraft.speculate.choice import choices
 class DFlashDrafter:
     """Drafts with a DFlash model that shares the target's embedding and head.
 
-    embed_weight and lm_head_weight: [V, D] of the target, raw. `max_draft_tokens` may be set lower
-    than the model's block allows; the model never drafts longer blocks than it was trained on.
+    embed_weight and lm_head_weight: [V, D] of the target, raw. `max_draft_tokens` is the most
+    that the model was trained for; it may be set to anything, and the output stays the same.
     """
 
     def __init__(self, model: DraftModel, embed_weight: Tensor, lm_head_weight: Tensor) -> None:
         self.model = model
         self.embed_weight = embed_weight
+        self.vocabulary_ids: Tensor | None = None
         self.lm_head_weight = lm_head_weight
+        if model.draft_vocabulary is not None:
+            self.vocabulary_ids = torch.tensor(model.draft_vocabulary, device=lm_head_weight.device)
+            self.lm_head_weight = lm_head_weight.detach()[self.vocabulary_ids]
         self.max_draft_tokens = model.config.block_size - 1
         self.layer_ids = model.config.target_layer_ids
         self._contexts: dict[int, DraftContext] = {}
@@ -47,8 +51,16 @@ class DFlashDrafter:
             context,
             self.model.block_masks(start, size, device),
         )
-        logits = self.model.logits(hidden[0, 1:], self.lm_head_weight)
-        return self._guess(logits, row)
+        return self._guess(self._logits(hidden[0, 1:]), row)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[slots, D] -> [slots, V]; tokens that are never guessed have -inf."""
+        logits = self.model.logits(hidden, self.lm_head_weight)
+        if self.vocabulary_ids is None:
+            return logits
+        whole = logits.new_full((hidden.shape[0], self.embed_weight.shape[0]), -torch.inf)
+        whole[:, self.vocabulary_ids] = logits
+        return whole
 
     def _guess(self, logits: Tensor, row: Row) -> list[int]:
         guessed: list[int] = []

@@ -1,0 +1,64 @@
+"""What a transformers model must have to be a target. Reads the model, changes nothing."""
+
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from blockdraft.core.errors import ModelError
+
+
+def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact: bool) -> None:
+    """Refuse a model that cannot be a target.
+
+    Raises:
+        ModelError: no list of decoder layers, no output head, recurrent layers, a layer id out of
+            range, or, with `exact`, rotations that depend on the length of the sequence.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    num_layers = len(decoder_layers(model))
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{name} is not supported: it has no output head; use a causal LM")
+    kinds = set(getattr(config, "layer_types", None) or [])
+    recurrent = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
+    if recurrent:
+        raise ModelError(
+            f"{name} is not supported: layers of kind {', '.join(recurrent)} "
+            "cannot be rolled back yet; use a model with attention layers only"
+        )
+    wrong = [index for index in layer_ids if not 0 <= index < num_layers]
+    if wrong:
+        raise ModelError(
+            f"target layer ids {wrong} do not exist in {name} with {num_layers} "
+            f"layers (0 to {num_layers - 1}); the drafter was made for another target"
+        )
+    # Such a rotation changes with the last position of a forward, and so with what is drafted.
+    varying = [kind for kind in _rope_types(config) if "dynamic" in kind or kind == "longrope"]
+    if exact and varying:
+        raise ModelError(
+            f"{name} turns positions by rope_type {varying[0]!r}, which depends on the length of "
+            "the sequence, so drafted output may differ from plain; use --exact off"
+        )
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The layers whose outputs are features.
+
+    Raises:
+        ModelError: the model keeps no list of them.
+    """
+    layers = getattr(model.get_decoder(), "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ModelError(
+            f"{type(model).__name__} is not supported: it keeps no list of decoder layers"
+        )
+    return layers
+
+
+def _rope_types(config: PretrainedConfig) -> Iterator[str]:
+    """Of the model, and of each layer type where these differ."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(config, name, None) or {}
+        for part in (rope, *rope.values()):
+            if isinstance(part, Mapping):
+                yield str(part.get("rope_type") or part.get("type") or "default")

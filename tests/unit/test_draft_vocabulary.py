@@ -1,0 +1,79 @@
+"""A drafter that guesses from a part of the vocabulary."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockdraft.core.errors import ModelError
+from blockdraft.core.request import SamplingParams
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_vocabulary import (
+    FILE_NAME,
+    read_draft_vocabulary,
+    write_draft_vocabulary,
+)
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from tests.parity.checks import check_drafted_equals_plain
+from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
+
+
+def make_drafter(target: SequentialTarget, ids: list[int] | None) -> DFlashDrafter:
+    embedding = target.model.get_input_embeddings().weight
+    head = target.model.get_output_embeddings().weight
+    model = tiny_drafter(torch.float64, block_size=8)
+    model.draft_vocabulary = ids
+    return DFlashDrafter(model, embedding, head)
+
+
+def test_logits_are_those_of_the_whole_head_inside_and_minus_infinity_outside() -> None:
+    target = SequentialTarget(tiny_target("llama", torch.float64), layer_ids=LAYER_IDS)
+    hidden = torch.randn(7, 64, dtype=torch.float64)
+    ids = list(range(3, VOCAB_SIZE, 5))
+    whole = make_drafter(target, None)._logits(hidden)
+    part = make_drafter(target, ids)._logits(hidden)
+
+    outside = [i for i in range(VOCAB_SIZE) if i not in ids]
+    assert torch.allclose(part[:, ids], whole[:, ids])
+    assert (part[:, outside] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_output_is_the_same(temperature: float) -> None:
+    """Although almost no token of the target can be guessed."""
+    target = SequentialTarget(tiny_target("llama", torch.float64), layer_ids=LAYER_IDS)
+    params = SamplingParams(
+        max_tokens=30, temperature=temperature, seed=3, repetition_penalty=1.2, top_p=0.9
+    )
+    check_drafted_equals_plain(target, make_drafter(target, [1, 5, 9]), [1, 2, 3], params)
+
+
+def test_round_trip_sorts_and_removes_repeats(tmp_path: Path) -> None:
+    write_draft_vocabulary(tmp_path, [5, 1, 5, 3])
+
+    assert read_draft_vocabulary(tmp_path, 6) == [1, 3, 5]
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_it_is_saved_with_the_drafter_and_goes_when_it_has_none(tmp_path: Path) -> None:
+    model = tiny_drafter(torch.float64, block_size=8)
+    model.draft_vocabulary = [4, 2]
+    model.save_pretrained(tmp_path)
+    loaded = DraftModel.from_pretrained(tmp_path)
+    assert loaded.draft_vocabulary == [2, 4]
+
+    loaded.draft_vocabulary = None
+    loaded.save_pretrained(tmp_path)
+    assert DraftModel.from_pretrained(tmp_path).draft_vocabulary is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[1, 9]", "token 9"), ("{", "cannot read"), ("[]", "no list"), ('["a"]', "no list")],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+
+    with pytest.raises(ModelError, match=message):
+        read_draft_vocabulary(tmp_path, 6)

@@ -1,0 +1,51 @@
+"""The reader of JSONL files."""
+
+import gzip
+
+import pytest
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.jsonl import read_jsonl
+
+ROWS = "\n".join(f'{{"n": {number}}}' for number in range(500)) + "\n"
+
+
+def test_rows_come_with_the_numbers_of_their_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('\n{"n": 1}\n \n{"n": 2}', encoding="utf-8")
+    assert list(read_jsonl(path)) == [(2, {"n": 1}), (4, {"n": 2})]
+    assert list(read_jsonl(path, is_growing=True)) == [(2, {"n": 1})]
+
+
+@pytest.mark.parametrize("keep", [4, 200, -4])
+def test_a_cut_off_archive_is_refused(tmp_path, keep):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(ROWS.encode()))
+    assert len(list(read_jsonl(path))) == 500
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz"):
+        list(read_jsonl(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{}\n[1]\n", "line 2: it is no JSON object"),
+        (b"{}\n{\n", "line 2: no JSON"),
+        (b"\xff\n", "utf-8"),
+        (b"3\n", "line 1"),
+    ],
+)
+def test_bad_content_is_refused_with_its_place(tmp_path, content, reason):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=reason) as error:
+        list(read_jsonl(path))
+    assert "a.jsonl" in str(error.value)
+
+
+def test_what_is_no_file_or_no_archive_is_refused(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(b"plain")
+    for name in ("none.jsonl", "a.jsonl.gz", "."):
+        with pytest.raises(ConfigError, match="cannot read"):
+            list(read_jsonl(tmp_path / name))

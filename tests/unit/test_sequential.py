@@ -1,0 +1,136 @@
+"""The target of any transformers model: what it refuses, what it leaves alone, and exact off."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from blockdraft.core.errors import ModelError
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row, Sequence
+from blockdraft.models import supported
+from blockdraft.models.sequential import SequentialTarget
+from tests.fakes import RandomDrafter
+from tests.parity.checks import generate, generate_plain, stock_greedy
+from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_target
+
+PROMPT = list(range(5, 45))
+LENGTH_DEPENDENT = {
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafted"])
+def test_exact_off_is_what_transformers_computes(kind: str, drafts: bool) -> None:
+    """Though the cache hands out its padding, and keys of rejected drafts behind it."""
+    model = tiny_target(kind, torch.float64)
+    expected = stock_greedy(model, PROMPT, 60)
+    params = SamplingParams(max_tokens=60)
+    with SequentialTarget(model, exact=False).released_after() as target:
+        drafter = RandomDrafter(5, VOCAB_SIZE)
+        found = (
+            generate(target, drafter, PROMPT, params)
+            if drafts
+            else generate_plain(target, PROMPT, params)
+        )
+    assert found.token_ids == expected
+    assert len(set(expected)) >= 8
+
+
+@pytest.mark.parametrize("rope_type", LENGTH_DEPENDENT)
+def test_rope_that_depends_on_the_length_is_refused_unless_exact_is_off(rope_type: str) -> None:
+    model = tiny_target(rope_parameters=dict(LENGTH_DEPENDENT[rope_type]))
+    with pytest.raises(ModelError, match=f"'{rope_type}'.*--exact off"):
+        SequentialTarget(model)
+    SequentialTarget(model, exact=False).release()
+
+
+def test_rope_is_looked_at_in_every_layer_type() -> None:
+    model = tiny_target("gemma3")
+    SequentialTarget(model).release()
+    model.config.rope_parameters["full_attention"] = LENGTH_DEPENDENT["longrope"]
+    with pytest.raises(ModelError, match="'longrope'"):
+        SequentialTarget(model)
+
+
+def test_rope_is_found_under_its_old_names() -> None:
+    config: Any = SimpleNamespace(rope_scaling={"type": "dynamic", "factor": 2.0})
+    assert "dynamic" in supported._rope_types(config)
+
+
+def state_of(model: torch.nn.Module) -> Any:
+    return (
+        model.config._attn_implementation,
+        [module.training for module in model.modules()],
+        [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
+    )
+
+
+def test_a_refused_model_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_target()
+    model.train()
+    before = state_of(model)
+    with pytest.raises(ModelError, match="target layer ids"):
+        SequentialTarget(model, layer_ids=(99,))
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "get_output_embeddings", lambda: None)
+        with pytest.raises(ModelError, match="no output head"):
+            SequentialTarget(model, layer_ids=LAYER_IDS)
+    assert state_of(model) == before
+
+
+def test_a_failure_half_way_releases_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_target()
+    model.train()
+    before = state_of(model)
+
+    def fail(hook: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.get_output_embeddings(), "register_forward_pre_hook", fail)
+        with pytest.raises(KeyboardInterrupt):
+            SequentialTarget(model, layer_ids=LAYER_IDS)
+    assert state_of(model) == before
+
+
+def test_a_model_whose_attention_cannot_be_replaced_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_target()
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
+    with pytest.raises(ModelError, match="attention cannot be replaced"):
+        SequentialTarget(model)
+
+
+def row_of(params: SamplingParams) -> Row:
+    sequence = Sequence(
+        key=0,
+        params=params,
+        seed=0,
+        sample_index=0,
+        stop_ids=frozenset(),
+        token_ids=list(PROMPT),
+        num_prompt=len(PROMPT),
+    )
+    return Row(sequence, list(PROMPT), 0)
+
+
+def test_rows_that_never_draft_pay_for_no_features() -> None:
+    with SequentialTarget(tiny_target(), layer_ids=LAYER_IDS).released_after() as target:
+        (plain,) = target.forward([row_of(SamplingParams(speculative=False))], [[]]).features
+        assert plain is None
+        assert not target._captured
+        target.close(0)
+        (features,) = target.forward([row_of(SamplingParams())], [[]]).features
+        assert features is not None
+        assert features.shape == (len(PROMPT), 64 * len(LAYER_IDS))
