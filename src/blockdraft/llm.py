@@ -12,22 +12,13 @@ import torch
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
+from blockdraft.engine.calibrate import measure_costs
 from blockdraft.engine.completion import Chunk, Completion, Generation, make_completion
-from blockdraft.engine.engine import Engine
+from blockdraft.engine.load import load_engine
 from blockdraft.hub.catalog import find_drafter
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.models.draft import load_draft_model
-from blockdraft.models.loading import (
-    check_pair,
-    load_target_model,
-    resolve_device,
-    resolve_dtype,
-)
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.loading import resolve_device, resolve_dtype
 from blockdraft.speculate.commit import StepOutput
-from blockdraft.speculate.drafters.base import Drafter
-from blockdraft.speculate.drafters.dflash import DFlashDrafter
-from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.detokenizer import Detokenizer
 from blockdraft.text.tokenizer import Message, load_tokenizer
@@ -88,8 +79,10 @@ class LLM:
         dtype: str = _DEFAULTS.dtype,
         device: str = _DEFAULTS.device,
         exact: bool = _DEFAULTS.exact,
-        max_running: int = _DEFAULTS.max_running,
+        max_concurrency: int = _DEFAULTS.max_concurrency,
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
+        memory: float | None = _DEFAULTS.memory,
+        adaptive: bool = _DEFAULTS.adaptive,
         num_threads: int | None = _DEFAULTS.num_threads,
     ) -> None:
         self.config = LLMConfig(
@@ -98,8 +91,10 @@ class LLM:
             dtype=dtype,
             device=device,
             exact=exact,
-            max_running=max_running,
+            max_concurrency=max_concurrency,
             prefill_chunk=prefill_chunk,
+            memory=memory,
+            adaptive=adaptive,
             num_threads=num_threads,
         )
         if num_threads is not None:
@@ -109,27 +104,24 @@ class LLM:
         self.folder = resolve_model(target)
         self.drafter_folder = _drafter_folder(self.config, self.folder)
         self.tokenizer = load_tokenizer(self.folder)
-        self.engine = self._load_engine()
+        self.engine = load_engine(
+            self.config, self.folder, self.drafter_folder, self.dtype, self.device
+        )
         self._samples: dict[int, _Sample] = {}
 
-    def _load_engine(self) -> Engine:
-        model = load_target_model(self.folder, self.dtype, self.device)
-        drafter: Drafter = NoDrafter()
-        if self.drafter_folder is not None:
-            draft_model = load_draft_model(self.drafter_folder, self.dtype, self.device)
-            check_pair(model, draft_model.config)
-            embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-            drafter = DFlashDrafter(draft_model, embedding.weight, head.weight)
-        exact = self.config.exact
-        target = SequentialTarget(model, layer_ids=drafter.layer_ids, exact=exact)
-        if exact:
-            target.check_row_invariance()
-        return Engine(
-            target,
-            drafter,
-            max_running=self.config.max_running,
-            prefill_chunk=self.config.prefill_chunk,
-        )
+    def use_adaptive_depth(self) -> None:
+        """Draft as much as pays on this machine from now on, nothing included."""
+        self.engine.scheduler.max_draft_tokens = self.engine.drafter.max_draft_tokens
+        if self.engine.costs is None:
+            self.engine.costs = measure_costs(self.engine.target, self.engine.drafter)
+        self.engine.use_adaptive_depth()
+
+    def use_fixed_depth(self, depth: int) -> None:
+        """Draft `depth` tokens a step from now on, 0 for plain decoding.
+
+        May be more than the drafter was trained for.
+        """
+        self.engine.use_fixed_depth(depth)
 
     @overload
     def generate(

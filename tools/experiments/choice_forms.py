@@ -49,9 +49,11 @@ class Recorder(DFlashDrafter):
         super().__init__(*args)
         self.records: dict[int, Scores] = {}
 
-    def _guess(self, logits: Tensor, row: Row) -> list[int]:
-        self.records[len(row.sequence.token_ids)] = logits.float().numpy().copy()
-        return []
+    def _guess(self, hidden: Tensor, rows: list[Row]) -> list[list[int]]:
+        (row,) = rows
+        logits = self._over_whole_vocabulary(self.model.logits(hidden, self.lm_head_weight))
+        self.records[len(row.sequence.token_ids)] = logits[0].float().numpy().copy()
+        return [[]]
 
 
 def record(target: SequentialTarget, drafter: Recorder, prompt_ids: tuple[int, ...]) -> Record:
@@ -66,7 +68,7 @@ def record(target: SequentialTarget, drafter: Recorder, prompt_ids: tuple[int, .
 
     def recording(batch: Batch, block: DraftBlock) -> TargetOutput:
         output = forward(batch, block)
-        seen[len(sequence.token_ids)] = output.logits[0][-1].float().numpy().copy()
+        seen[len(sequence.token_ids)] = output.logits[-1].float().numpy().copy()
         return output
 
     target.forward = recording  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Options of a speed measurement. Loads no model library."""
+"""Options of the measurements. Loads no model library."""
 
 from dataclasses import dataclass
 
@@ -32,3 +32,108 @@ class SpeedConfig:
             seed=self.seed,
             speculative=True if self.block is None else self.block - 1,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConcurrencyConfig:
+    """Several requests at once.
+
+    Each point of `concurrency` runs the same `num_requests` requests to completion, with at most
+    that many at once; None is as many as the largest point. `fixed` is the depth, in drafted
+    tokens, of the way that always drafts as many.
+    """
+
+    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    num_requests: int | None = None
+    repeats: int = 3
+    fixed: int = 15
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_points("concurrency", self.concurrency)
+        _check_positive("repeats", self.repeats)
+        _check_positive("fixed", self.fixed)
+        if self.num_requests is not None:
+            _check_positive("requests", self.num_requests)
+
+    @property
+    def requests_per_point(self) -> int:
+        """How many requests each point runs."""
+        return self.num_requests or max(self.concurrency)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request; each way of decoding sets how much it drafts."""
+        return SamplingParams(
+            max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NeverSlowerConfig:
+    """Adaptive depth against an engine without a drafter, in pairs of runs.
+
+    Each side of a point of `concurrency` runs for at least `seconds` in all, `seconds / pairs` in
+    each pair, and always whole sets of the requests, which are as many as the largest point.
+    """
+
+    concurrency: tuple[int, ...] = (1, 4, 16)
+    seconds: float = 60.0
+    pairs: int = 5
+    max_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        _check_points("concurrency", self.concurrency)
+        _check_positive("pairs", self.pairs)
+        if not self.seconds > 0:
+            raise ConfigError(f"seconds is {self.seconds:g}; give a number above 0, such as 60")
+
+    @property
+    def requests_per_point(self) -> int:
+        """How many requests are one set."""
+        return max(self.concurrency)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request, greedy."""
+        return SamplingParams(max_tokens=self.max_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextConfig:
+    """Long prompts: `passages` pieces of a text, cut to each of `lengths` tokens.
+
+    `fixed` is the depth in drafted tokens; None adapts it.
+    """
+
+    lengths: tuple[int, ...] = (512, 2048, 4096, 8192)
+    passages: int = 3
+    fixed: int | None = None
+    max_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        _check_points("lengths", self.lengths)
+        _check_positive("passages", self.passages)
+        if self.fixed is not None:
+            _check_positive("fixed", self.fixed)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request, greedy. It goes on behind an end: a text has no question to answer."""
+        return SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
+
+
+def _check_points(name: str, points: tuple[int, ...]) -> None:
+    if not points:
+        raise ConfigError(f"{name} is empty; give at least one number, such as 1,2,4")
+    for point in points:
+        _check_positive(name, point)
+    if len(set(points)) < len(points):
+        raise ConfigError(f"{name} {','.join(map(str, points))} names a number twice; leave it out")
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} is {value}; give a whole number of at least 1")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import NamedTuple
 
 from blockdraft.bench.sample import Sample
@@ -27,6 +27,35 @@ DEFINITIONS = {
 
 ALL, WITHOUT_LOOPS = "all", "no loops"
 """Names of the groups beside the categories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure that was measured several times."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Median, lowest and highest of at least one value."""
+    return Spread(median(values), min(values), max(values))
+
+
+def mean_depth(acceptance: AcceptanceStats) -> float:
+    """Drafted tokens per pass; 0 if no pass was made."""
+    passes = acceptance.num_passes
+    return acceptance.drafted.total() / passes if passes else 0.0
+
+
+def num_passes_of_depth(acceptance: AcceptanceStats) -> dict[int, int]:
+    """How many passes drafted as many tokens; depths that never occurred are absent."""
+    # drafted[i] counts the passes that drafted more than i tokens.
+    deepest = len(acceptance.drafted)
+    at_least = [acceptance.num_passes, *(acceptance.drafted[i] for i in range(deepest)), 0]
+    counts = {depth: at_least[depth] - at_least[depth + 1] for depth in range(deepest + 1)}
+    return {depth: count for depth, count in counts.items() if count}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +90,8 @@ def figures_of(measurements: Sequence[Measurement]) -> Figures:
     acceptance = AcceptanceStats()
     for measurement in measurements:
         acceptance.add(measurement.drafted.acceptance)
-    plain = _rate([m.plain for m in measurements])
-    drafted = _rate([m.drafted for m in measurements])
+    plain = rate_of([m.plain for m in measurements])
+    drafted = rate_of([m.drafted for m in measurements])
     over_plain = [m.drafted.tokens_per_second / m.plain.tokens_per_second for m in measurements]
     stock = _stock_figures(measurements, drafted)
     return Figures(
@@ -92,7 +121,7 @@ def _stock_figures(measurements: Sequence[Measurement], drafted: Rate) -> _Stock
     stock = [(m.transformers, m.plain) for m in measurements if m.transformers is not None]
     if not stock:
         return _StockFigures()
-    rate = _rate([sample for sample, _ in stock])
+    rate = rate_of([sample for sample, _ in stock])
     num_equal = sum(sample.token_ids == plain.token_ids for sample, plain in stock)
     return _StockFigures(rate, drafted.tokens_per_second / rate.tokens_per_second, num_equal)
 
@@ -108,7 +137,8 @@ def groups_of(measurements: Sequence[Measurement]) -> dict[str, Figures]:
     return {name: figures_of(group) for name, group in groups.items()}
 
 
-def _rate(samples: Sequence[Sample]) -> Rate:
+def rate_of(samples: Sequence[Sample]) -> Rate:
+    """Tokens per second over at least one output."""
     decode_seconds = sum(sample.decode_seconds for sample in samples)
     num_later = sum(len(sample.token_ids) - 1 for sample in samples)
     total_seconds = sum(sample.total_seconds for sample in samples)
@@ -121,5 +151,5 @@ def _rate(samples: Sequence[Sample]) -> Rate:
 def _quartiles(values: list[float]) -> tuple[float, float, float]:
     if len(values) == 1:
         return values[0], values[0], values[0]
-    low, median, high = quantiles(values, n=4, method="inclusive")
-    return low, median, high
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return low, middle, high

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
+from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, Spread, groups_of
 from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement
 from blockdraft.core.environment import describe_environment
@@ -18,13 +18,20 @@ from blockdraft.llm import LLM
 Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
 
 
-def json_report(llm: LLM, runs: Runs) -> dict[str, Any]:
-    """Everything needed to judge and to repeat a result."""
+def describe_setting(llm: LLM) -> dict[str, Any]:
+    """Environment and resolved config: what is needed to repeat any measurement."""
     return {
         **describe_environment(),
         "threads": torch.get_num_threads(),
         "config": asdict(llm.config)
         | {"dtype": str(llm.dtype).removeprefix("torch."), "device": llm.device},
+    }
+
+
+def json_report(llm: LLM, runs: Runs) -> dict[str, Any]:
+    """Everything needed to judge and to repeat a result."""
+    return {
+        **describe_setting(llm),
         "definitions": DEFINITIONS,
         "runs": [_run(config, measurements) for config, measurements in runs],
     }
@@ -49,11 +56,12 @@ def _prompt(measurement: Measurement) -> dict[str, Any]:
         "category": measurement.prompt.category,
         "identical": measurement.identical,
         "loops": measurement.loops,
-        **{name: _sample(sample) for name, sample in ways.items() if sample is not None},
+        **{name: describe_sample(sample) for name, sample in ways.items() if sample is not None},
     }
 
 
-def _sample(sample: Sample) -> dict[str, Any]:
+def describe_sample(sample: Sample) -> dict[str, Any]:
+    """One output, for JSON."""
     described = asdict(sample)
     del described["acceptance"]
     described["tokens_per_second"] = sample.tokens_per_second
@@ -71,16 +79,15 @@ themselves, which are easy to draft."""
 
 def table(title: str, groups: Mapping[str, Figures]) -> Table:
     """One row per group; fits 80 columns."""
-    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     with_stock = groups[ALL].transformers is not None
-    view.add_column("")
-    for heading in (
-        *("drafted\ntok/s", "plain\ntok/s", *(["trans-\nformers\ntok/s"] if with_stock else [])),
+    view = empty_table(
+        title,
+        *("", "drafted\ntok/s", "plain\ntok/s"),
+        *(["trans-\nformers\ntok/s"] if with_stock else []),
         *("speed-up\nover\nplain", "quartiles"),
         *(["over\ntrans-\nformers"] if with_stock else []),
         *("tau", "same\ntokens", "loops"),
-    ):
-        view.add_column(heading, justify="right")
+    )
     for name, row in groups.items():
         if name == ALL:
             view.add_section()
@@ -103,3 +110,24 @@ def _cells(row: Figures) -> list[str]:
         f"{row.num_identical}/{row.num_prompts}",
         str(row.num_looping),
     ]
+
+
+def empty_table(title: str, *headings: str) -> Table:
+    """A table without rows; a column without a heading holds names, the others numbers."""
+    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    for heading in headings:
+        view.add_column(heading, justify="right" if heading else "left")
+    return view
+
+
+def spread_cells(spread: Spread) -> tuple[str, str]:
+    """Median, and lowest to highest."""
+    return (
+        three_digits(spread.median),
+        f"{three_digits(spread.low)}-{three_digits(spread.high)}",
+    )
+
+
+def three_digits(value: float) -> str:
+    """As many decimals as leave three digits, so that a column fits slow and fast machines."""
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"

@@ -24,6 +24,17 @@ class Sample:
         """All tokens over the total time."""
         return len(self.token_ids) / self.total_seconds
 
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens after the first over the seconds since it; 0 for a single token."""
+        later = len(self.token_ids) - 1
+        return later / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def first_token_seconds(self) -> float:
+        """From the request to its first token, waiting and the prompt's pass included."""
+        return self.total_seconds - self.decode_seconds
+
 
 def sample_of(completion: Completion) -> Sample:
     """The figures of one of our own outputs."""

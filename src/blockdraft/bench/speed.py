@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
+from blockdraft.bench.decode import compute_every_prompt, encode_prompt, in_turn
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.stock import StockGenerator
 from blockdraft.bench.workload import BenchPrompt
-from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
 from blockdraft.text.kinds import loops
@@ -41,6 +42,7 @@ class SpeedBench:
     def __init__(self, llm: LLM, *, with_transformers: bool = True) -> None:
         if llm.drafter_folder is None:
             raise ConfigError("there is no drafter to measure; name one with --drafter")
+        compute_every_prompt(llm)
         self.llm = llm
         self._stock = StockGenerator(llm) if with_transformers else None
 
@@ -57,7 +59,7 @@ class SpeedBench:
             RequestError: a prompt cannot be decoded; known before anything is measured.
         """
         self._check_block(config)
-        encoded = [self._encode(prompt, config.params) for prompt in prompts]
+        encoded = [encode_prompt(self.llm, prompt, config.params) for prompt in prompts]
         ways = self._ways(config)
         warm_up = replace(config.params, max_tokens=min(WARM_UP_TOKENS, config.max_tokens))
         for decode in ways.values():
@@ -93,23 +95,9 @@ class SpeedBench:
                 f"give at most {most}"
             )
 
-    def _encode(self, prompt: BenchPrompt, params: SamplingParams) -> list[int]:
-        tokenizer = self.llm.tokenizer
-        try:
-            if tokenizer.has_chat_template:
-                ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
-            else:
-                ids = tokenizer.encode(prompt.text)
-            self.llm.engine.check_prompt(ids, params)
-        except RequestError as error:
-            raise RequestError(f"prompt {prompt.id} of {prompt.category}: {error}") from error
-        return ids
-
 
 def _in_turns(
     ways: dict[str, Decode], prompt_ids: list[int], params: SamplingParams, index: int
 ) -> dict[str, Sample]:
     """One sample of each way; each is first equally often, so a slowing machine favors none."""
-    names = list(ways)
-    names = names[index % len(names) :] + names[: index % len(names)]
-    return {name: ways[name](prompt_ids, params) for name in names}
+    return {name: ways[name](prompt_ids, params) for name in in_turn(list(ways), index)}

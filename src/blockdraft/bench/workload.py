@@ -1,8 +1,8 @@
 """Prompts to measure with."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 from blockdraft.core.errors import ConfigError
@@ -51,3 +51,13 @@ def first_of_each_category(prompts: Iterable[BenchPrompt], count: int) -> list[B
         if len(group) < count:
             group.append(prompt)
     return [prompt for group in taken.values() for prompt in group]
+
+
+def mixed_prompts(prompts: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
+    """As many prompts as asked for: the categories in turn, then from the start again."""
+    groups: dict[str, list[BenchPrompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.category, []).append(prompt)
+    longest = max(map(len, groups.values()))
+    mixed = [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
+    return list(islice(cycle(mixed), count))

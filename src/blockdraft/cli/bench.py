@@ -1,11 +1,9 @@
-"""`blockdraft bench`: speed over files of prompts, and a short demonstration."""
+"""`blockdraft bench`: the group of measurements, with speed and a short demonstration."""
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,9 +15,17 @@ from blockdraft.bench.workload import (
     read_workload,
 )
 from blockdraft.cli import options
-from blockdraft.cli.output import DIFFERS, describe_llm, print_json
+from blockdraft.cli.bench_concurrency import concurrency, never_slower
+from blockdraft.cli.bench_context import context
+from blockdraft.cli.bench_output import (
+    Output,
+    Progress,
+    check_before_loading,
+    headline,
+    publish,
+)
+from blockdraft.cli.output import DIFFERS
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError
 
 _LLM = LLMConfig()
 _SPEED = SpeedConfig()
@@ -31,12 +37,14 @@ DEMO_MAX_TOKENS = 96
 app = typer.Typer(
     help="Measure how fast drafted decoding is, and that it changes nothing.", no_args_is_help=True
 )
+app.command()(concurrency)
+app.command()(never_slower)
+app.command()(context)
 
 WithTransformers = Annotated[
     bool,
     typer.Option("--with-transformers/--no-transformers", help="Also time transformers' generate."),
 ]
-Output = Annotated[Path | None, typer.Option(help="Write the JSON report to this file too.")]
 
 
 @app.command()
@@ -107,12 +115,7 @@ def _measure(
     """
     for config in configs:
         config.params  # noqa: B018 - raises for a bad value before anything is loaded
-    if not llm_config.drafts:
-        raise ConfigError("there is nothing to compare without a drafter; name one with --drafter")
-    if output is not None and not output.absolute().parent.is_dir():
-        raise ConfigError(f"cannot write {output}: its folder does not exist; make it first")
-    if output is not None and output.is_dir():
-        raise ConfigError(f"cannot write {output}: it is a folder; give the name of a file")
+    check_before_loading(llm_config, output)
     llm = options.load_llm(llm_config)
     from rich.console import Console
 
@@ -123,15 +126,11 @@ def _measure(
     bench = SpeedBench(llm, with_transformers=configs[0].with_transformers)
     runs = []
     for config in configs:
-        progress = _Progress(f"T={config.temperature:g}", len(workload))
+        progress = Progress(f"T={config.temperature:g}", len(workload))
         runs.append((config, bench.run(workload, config, progress.advance)))
-    report = json_report(llm, runs)
-    if output is not None:
-        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if as_json:
-        print_json(report)
-    else:
-        print(_headline(describe_llm(llm)))
+    publish(json_report(llm, runs), output, as_json=as_json)
+    if not as_json:
+        print(headline(llm))
         for config, measurements in runs:
             how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
             title = f"{how}, at most {config.max_tokens} tokens"
@@ -140,25 +139,3 @@ def _measure(
     all_identical = all(m.identical for _, measurements in runs for m in measurements)
     if llm_config.exact and not all_identical:
         raise typer.Exit(DIFFERS)
-
-
-def _headline(loaded: Mapping[str, Any]) -> str:
-    exact = "exact" if loaded["exact"] else "NOT exact: outputs may differ"
-    return (
-        f"{loaded['target']} drafted by {loaded['drafter']}\n"
-        f"{loaded['dtype']} on {loaded['device']}, {loaded['threads']} threads, {exact}"
-    )
-
-
-class _Progress:
-    """Counts finished prompts on standard error."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self._label, self._total, self._done = label, total, 0
-
-    def advance(self, _measurement: object) -> None:
-        """Note one more prompt."""
-        self._done += 1
-        end = "\n" if self._done == self._total else ""
-        if sys.stderr.isatty() or end:
-            print(f"\r{self._label}: {self._done}/{self._total} prompts", end=end, file=sys.stderr)

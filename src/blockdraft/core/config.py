@@ -1,5 +1,6 @@
 """The options of a loaded pair of models. Every default stands here, once."""
 
+import math
 from dataclasses import dataclass
 
 from blockdraft.core.errors import ConfigError
@@ -16,7 +17,10 @@ class LLMConfig:
     dtype: "auto", "bfloat16", "float32" or "float64".
     device: "auto" is a GPU where there is one, else "cpu"; or a torch device.
     exact: drafted output equals plain output, bit for bit.
-    max_running: sequences that advance together. prefill_chunk: prompt tokens a step.
+    max_concurrency: sequences that advance together. prefill_chunk: prompt tokens a step.
+    memory: GiB for keys and values of target and drafter; None is room for `max_concurrency`
+    sequences of full length, but at most a quarter of the machine's memory.
+    adaptive: draft as much as pays on this machine, nothing included; False drafts whole blocks.
     num_threads: of the whole process; None leaves torch's setting.
 
     Raises:
@@ -28,15 +32,19 @@ class LLMConfig:
     dtype: str = "auto"
     device: str = "cpu"
     exact: bool = True
-    max_running: int = 16
+    max_concurrency: int = 16
     prefill_chunk: int = 512
+    memory: float | None = None
+    adaptive: bool = True
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_running", "prefill_chunk", "num_threads"):
+        for name in ("max_concurrency", "prefill_chunk", "num_threads"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
+        if self.memory is not None and not 0 < self.memory < math.inf:
+            raise ConfigError(f"memory is {self.memory!r}; give a number of GiB above 0")
 
     @property
     def drafts(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from blockdraft.core.errors import RequestError
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 MAX_SEED = 2**64 - 1
 MAX_SAMPLES = 2**16

@@ -11,8 +11,10 @@ from blockdraft.core.request import FinishReason, SamplingParams
 class Sequence:
     """The tokens of one sample, and the few counters that describe it.
 
-    Invariants: `0 <= num_cached < len(token_ids)`; once the prompt is in, after every commit
-    `num_cached == len(token_ids) - 1`: the last token, the anchor, is not in the caches yet.
+    Invariants: `0 <= num_cached < len(token_ids)`; once it is all in, after every commit
+    `num_cached == len(token_ids) - 1`: the last token, the anchor, is not in the caches yet. A
+    sequence that was preempted begins again at `num_cached == 0`, its output is then part of what
+    goes in like a prompt.
 
     `scan_stop` is told every committed token and says whether it completes a stop string.
     """
@@ -27,6 +29,7 @@ class Sequence:
     scan_stop: Callable[[int], bool] | None = None
     num_cached: int = 0
     finish_reason: FinishReason | None = None
+    error: str | None = None
     prompt_ids: frozenset[int] = field(init=False)
     output_counts: Counter[int] = field(default_factory=Counter)
 
@@ -46,8 +49,13 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """True until the pass that caches the last prompt token."""
-        return self.num_output == 0
+        """True until the pass that caches every token but the one it chooses."""
+        return self.num_output == 0 or self.num_cached < len(self.token_ids) - 1
+
+    @property
+    def may_draft(self) -> bool:
+        """False for plain decoding: no features, no draft context."""
+        return self.params.max_draft_tokens != 0
 
     def append(self, token_id: int) -> None:
         """Append one committed token and decide whether the sequence ends with it."""
@@ -62,11 +70,14 @@ class Sequence:
         elif self.num_output >= self.params.max_tokens:
             self.finish_reason = "length"
 
+    def fail(self, error: str) -> None:
+        """End the sequence with an error."""
+        self.finish_reason, self.error = "error", error
+
     def check(self) -> None:
         """Assert the invariants."""
         assert 0 < self.num_prompt <= len(self.token_ids)
         assert 0 <= self.num_cached < len(self.token_ids)
-        assert self.is_prefilling or self.num_cached == len(self.token_ids) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +85,14 @@ class Row:
     """One sequence's share of a step.
 
     `new_ids` are committed tokens that the caches lack: a chunk of the prompt, or the anchor alone.
-    A row that does not reach the sequence's end gets no choice, and drafts nothing.
+    A row that does not reach the sequence's end gets no choice, and drafts nothing; nor does any
+    other row of a prompt, or of what a preempted sequence computes again.
     """
 
     sequence: Sequence
     new_ids: list[int]
     num_draft_tokens: int
+    is_prompt: bool = False
 
     @property
     def is_complete(self) -> bool:

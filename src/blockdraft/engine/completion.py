@@ -28,7 +28,8 @@ class Completion:
     """One finished sample.
 
     `token_ids` hold the token that ended it; `text` ends before it, and before a stop string.
-    The same `seed` and `index` give the same tokens again. `logprobs` are None unless asked for.
+    The same `seed` and `index` give the same tokens again. With finish reason "error", `error` says
+    what went wrong, and the tokens are those before it. `logprobs` are None unless asked for.
     """
 
     index: int
@@ -39,6 +40,7 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None
     acceptance: AcceptanceStats
     timings: Timings
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +82,17 @@ def make_completion(
         logprobs=logprobs,
         acceptance=progress.acceptance,
         timings=_timings(progress),
+        error=sequence.error,
     )
 
 
 def _timings(progress: Progress) -> Timings:
-    assert progress.first_token_at is not None
     assert progress.finished_at is not None
-    decode = progress.finished_at - progress.first_token_at
+    # Without a token, all the time went by before one.
+    first_token_at = progress.first_token_at or progress.finished_at
+    decode = progress.finished_at - first_token_at
     return Timings(
-        first_token=progress.first_token_at - progress.added_at,
+        first_token=first_token_at - progress.added_at,
         decode=decode,
         total=progress.finished_at - progress.added_at,
         tokens_per_second=(progress.sequence.num_output - 1) / decode if decode else 0.0,

@@ -10,7 +10,11 @@ from time import perf_counter
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Sequence
+from blockdraft.core.sequence import Batch, Sequence
+from blockdraft.engine.controller import AdaptiveDepth, Controller, FixedDepth
+from blockdraft.engine.costs import StepCosts
+from blockdraft.engine.failures import is_out_of_memory
+from blockdraft.engine.ledger import NO_TIMER, Timer
 from blockdraft.engine.scheduler import Scheduler
 from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.models.target import Target
@@ -37,24 +41,55 @@ class Progress:
 
 
 class Engine:
-    """Advances sequences step by step; a sequence is addressed by the key that `add` returns."""
+    """Advances sequences step by step; a sequence is addressed by the key that `add` returns.
+
+    `controller` decides how much is drafted, all that is allowed unless given. `timer` tells where
+    the time of a step goes.
+    """
 
     def __init__(
         self,
         target: Target,
         drafter: Drafter,
         *,
-        max_running: int = _DEFAULTS.max_running,
+        controller: Controller | None = None,
+        max_running: int = _DEFAULTS.max_concurrency,
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
+        timer: Timer = NO_TIMER,
     ) -> None:
         self.target = target
         self.drafter = drafter
+        self.costs: StepCosts | None = None
+        self.timer = timer
         self.scheduler = Scheduler(
+            target.memory,
+            controller or FixedDepth(),
+            self._forget,
             max_running=max_running,
             prefill_chunk=prefill_chunk,
             max_draft_tokens=drafter.max_draft_tokens,
+            draft_context=bool(drafter.layer_ids),
         )
         self.progress: dict[int, Progress] = {}
+
+    @property
+    def controller(self) -> Controller:
+        """Decides how much is drafted; may be replaced between steps."""
+        return self.scheduler.controller
+
+    @controller.setter
+    def controller(self, controller: Controller) -> None:
+        self.scheduler.controller = controller
+
+    def use_adaptive_depth(self) -> None:
+        """Draft as much as pays from now on; `costs` must be known."""
+        assert self.costs is not None
+        self.controller = AdaptiveDepth(self.costs, self.scheduler.max_draft_tokens)
+
+    def use_fixed_depth(self, depth: int) -> None:
+        """Draft so many tokens a step from now on, where a request allows it."""
+        self.scheduler.max_draft_tokens = depth
+        self.controller = FixedDepth()
 
     def add(
         self,
@@ -103,11 +138,17 @@ class Engine:
                 f"token id {wrong[0]} is outside the vocabulary; give ids from 0 to "
                 f"{self.target.vocab_size - 1}"
             )
-        if len(prompt_ids) + params.max_tokens > self.target.max_context:
-            raise ContextTooLong(
-                f"prompt of {len(prompt_ids)} tokens and max_tokens {params.max_tokens} exceed "
-                f"the context of {self.target.max_context} tokens; shorten one of them"
-            )
+        num_tokens = len(prompt_ids) + params.max_tokens
+        limits = {
+            f"the context of {self.target.max_context}": self.target.max_context,
+            f"the K/V memory of {self.target.memory.num_tokens}": self.target.memory.num_tokens,
+        }
+        for described, limit in limits.items():
+            if num_tokens > limit:
+                raise ContextTooLong(
+                    f"prompt of {len(prompt_ids)} tokens and max_tokens {params.max_tokens} exceed "
+                    f"{described} tokens; shorten one of them"
+                )
 
     @property
     def has_work(self) -> bool:
@@ -117,40 +158,81 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Advance every scheduled sequence: by at least one token, or by a chunk of its prompt.
 
-        If the drafter or the target fails, out of memory or interrupted, no sequence has moved,
-        and the step may be tried again.
+        Where memory does not suffice for the step, the request with the largest share of it ends
+        with an error. If anything else fails, or is interrupted, the step may be tried again.
         """
-        batch = self.scheduler.schedule()
-        try:
+        with self.timer.step():
+            with self.timer.phase("schedule"):
+                batch = self.scheduler.schedule()
+            try:
+                outputs = self._advance(batch)
+            except BaseException as error:
+                for row in batch:
+                    self.target.truncate(row.sequence.key, row.sequence.num_cached)
+                if not is_out_of_memory(error):
+                    raise
+                outputs = [self._fail_largest(batch)]
+            self._record(outputs)
+            return outputs
+
+    def _advance(self, batch: Batch) -> list[StepOutput]:
+        timer, started = self.timer, perf_counter()
+        with timer.phase("absorb"):
+            self.drafter.prepare(batch)
+        prepared = perf_counter()
+        with timer.phase("draft"):
             block = self.drafter.draft(batch)
+        drafted = perf_counter()
+        with timer.phase("forward"):
             output = self.target.forward(batch, block)
+        with timer.phase("choose"):
             verdicts = verify(block, output.logits, batch)
-        except BaseException:
-            for row in batch:
-                self.target.truncate(row.sequence.key, row.sequence.num_cached)
-            raise
-        was_prefilling = [row.sequence.is_prefilling for row in batch]
-        outputs = commit(batch, block, verdicts, output.features, self.target, self.drafter)
-        self._record(outputs, was_prefilling)
+        with timer.phase("commit"):
+            outputs = commit(batch, block, verdicts, output.features, self.target, self.drafter)
+        with timer.phase("controller"):
+            for row, result in zip(batch, outputs, strict=True):
+                if not row.is_prompt:
+                    self.controller.record(result.key, result.num_drafted, result.num_accepted)
+            self.controller.record_times(
+                absorb=prepared - started,
+                draft=drafted - prepared,
+                forward=perf_counter() - drafted,
+            )
         return outputs
 
-    def _record(self, outputs: list[StepOutput], was_prefilling: list[bool]) -> None:
+    def _fail_largest(self, batch: Batch) -> StepOutput:
+        row = max(batch, key=lambda row: len(row.new_ids) + row.num_draft_tokens)
+        sequence, num_tokens = row.sequence, len(row.new_ids) + row.num_draft_tokens
+        sequence.fail(
+            f"not enough memory for a forward of {num_tokens} tokens; lower prefill_chunk or "
+            "max_concurrency"
+        )
+        self._forget(sequence.key)
+        return StepOutput(sequence.key, [], [], 0, 0, sequence.finish_reason, sequence.error)
+
+    def _record(self, outputs: list[StepOutput]) -> None:
         now = perf_counter()
-        for output, prefilled in zip(outputs, was_prefilling, strict=True):
+        for output in outputs:
             progress = self.progress[output.key]
-            if not prefilled:
+            if output.finish_reason is not None:
+                progress.finished_at = now
+            if not output.token_ids:
+                continue
+            if progress.first_token_at is None:
+                progress.first_token_at = now
+            else:
                 progress.acceptance.record(
                     len(output.token_ids), output.num_drafted, output.num_accepted
                 )
-            elif output.token_ids:
-                progress.first_token_at = now
-            if output.finish_reason is not None:
-                progress.finished_at = now
 
     def take(self, key: int) -> Progress:
         """Hand over a sequence's progress and forget the sequence, ended or not."""
         progress = self.progress.pop(key)
         self.scheduler.remove(key)
+        self.controller.close(key)
+        self._forget(key)
+        return progress
+
+    def _forget(self, key: int) -> None:
         self.target.close(key)
         self.drafter.close(key)
-        return progress

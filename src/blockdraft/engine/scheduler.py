@@ -1,21 +1,46 @@
 """Who runs in a step, and how many tokens each may draft. No torch."""
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 
+from blockdraft.cache.memory import Memory
 from blockdraft.core.sequence import Batch, Row, Sequence
+from blockdraft.engine.controller import Candidate, Controller
+
+MIN_CHUNK = 32
+"""Prompt tokens that a row gets at least, however many prompts share a step."""
 
 
 class Scheduler:
-    """First come, first served: up to `max_running` sequences, each in every step.
+    """Continuous batching, first come, first served: each running sequence is in every step.
 
-    `prefill_chunk` bounds the prompt tokens of a row, so that running sequences are not held up by
-    a long prompt for more than one chunk.
+    Up to `max_running` sequences run. `prefill_chunk` bounds the prompt tokens of a step, so that
+    running sequences are not held up by a long prompt for more than one chunk. When the memory is
+    full the sequence that came last is preempted: `release` forgets what was computed of it, it
+    goes back to the head of the queue, and its tokens are computed again later. `draft_context`
+    says whether the drafter keeps one; what is reused must then hold it.
     """
 
-    def __init__(self, *, max_running: int, prefill_chunk: int, max_draft_tokens: int) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        controller: Controller,
+        release: Callable[[int], None],
+        *,
+        max_running: int,
+        prefill_chunk: int,
+        max_draft_tokens: int,
+        draft_context: bool = False,
+    ) -> None:
+        self.memory = memory
+        self.controller = controller
+        self._release = release
         self.max_running = max_running
         self.prefill_chunk = prefill_chunk
         self.max_draft_tokens = max_draft_tokens
+        self.draft_context = draft_context
+        self.num_preempted = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -36,21 +61,79 @@ class Scheduler:
     def schedule(self) -> Batch:
         """The rows of the next step; finished sequences make room for waiting ones."""
         self.running = [s for s in self.running if s.finish_reason is None]
+        num_running = len(self.running)
+        self._make_room()
+        if len(self.running) == num_running:
+            self._admit()
+        chunk = self._chunk()
+        return self._with_depths([self._row(sequence, chunk) for sequence in self.running])
+
+    def _make_room(self) -> None:
+        """Reserve one more page where a sequence needs it, the oldest first.
+
+        The youngest is preempted as long as there is none. The oldest always fits: alone it needs
+        no more than was checked when it was added.
+        """
+        queue, self.running = deque(self.running), []
+        while queue:
+            sequence = queue.popleft()
+            while not self.memory.reserve(sequence.key, len(sequence.token_ids)):
+                victim = queue.pop() if queue else sequence
+                self._preempt(victim)
+                if victim is sequence:
+                    break
+            else:
+                self.running.append(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preempted += 1
+        self._release(sequence.key)
+        sequence.num_cached = 0
+        self.waiting.appendleft(sequence)
+
+    def _admit(self) -> None:
+        """Start waiting sequences while there is a place, and room for all their tokens."""
         while self.waiting and len(self.running) < self.max_running:
+            sequence = self.waiting[0]
+            with_context = self.draft_context and sequence.may_draft
+            num_reused = self.memory.open(
+                sequence.key, sequence.token_ids, with_context=with_context
+            )
+            if not self.memory.reserve(sequence.key, len(sequence.token_ids)):
+                self.memory.close(sequence.key)
+                return
+            sequence.num_cached = num_reused
             self.running.append(self.waiting.popleft())
-        return [self._row(sequence) for sequence in self.running]
 
-    def _row(self, sequence: Sequence) -> Row:
+    def _chunk(self) -> int:
+        """Prompt tokens of each row that is not complete yet."""
+        num_prompts = sum(s.is_prefilling for s in self.running)
+        return max(min(MIN_CHUNK, self.prefill_chunk), self.prefill_chunk // max(1, num_prompts))
+
+    def _row(self, sequence: Sequence, chunk: int) -> Row:
         start = sequence.num_cached
-        new_ids = sequence.token_ids[start : start + self.prefill_chunk]
-        return Row(sequence, new_ids, self._num_draft_tokens(sequence))
+        new_ids = sequence.token_ids[start : start + chunk]
+        return Row(sequence, new_ids, 0, is_prompt=sequence.is_prefilling)
 
-    def _num_draft_tokens(self, sequence: Sequence) -> int:
-        if sequence.is_prefilling:
-            return 0
+    def _with_depths(self, rows: Batch) -> Batch:
+        """Let the controller say how much is drafted; what is still prefilling drafts nothing."""
+        decoding = [row.sequence for row in rows if not row.is_prompt]
+        candidates = [Candidate(s.key, self._draft_limit(s)) for s in decoding]
+        num_prompt_rows = sum(len(row.new_ids) for row in rows if row.is_prompt)
+        depths = iter(self.controller.plan(candidates, num_prompt_rows))
+        return [
+            row if row.is_prompt else replace(row, num_draft_tokens=next(depths)) for row in rows
+        ]
+
+    def _draft_limit(self, sequence: Sequence) -> int:
         limits = [self.max_draft_tokens]
         if sequence.params.max_draft_tokens is not None:
             limits.append(sequence.params.max_draft_tokens)
         # The bonus takes the last place, so no draft can be kept there.
         limits.append(sequence.params.max_tokens - sequence.num_output - 1)
-        return min(limits)
+        limit = min(limits)
+        # Drafts take what room there is; nobody is preempted for them.
+        num_tokens = len(sequence.token_ids)
+        if limit > 0 and not self.memory.reserve(sequence.key, num_tokens + limit):
+            limit = min(limit, self.memory.room(sequence.key) - num_tokens)
+        return limit

@@ -30,27 +30,47 @@ def exact_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Row-invariant attention with grouped heads.
+    """Row-invariant attention of one sequence, for transformers' attention interface.
 
     query: [1, heads, q, head_dim]; key, value: [1, kv_heads, keys, head_dim];
     attention_mask: additive, [1, 1, q, keys]; s_aux: sink logits [heads].
     Returns [1, q, heads, head_dim] and no weights.
     """
-    _, heads, q_len, head_dim = query.shape
-    kv_heads = key.shape[1]
-    scale = head_dim**-0.5 if scaling is None else scaling
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    heads = query.view(key.shape[1], -1, *query.shape[2:])
+    bias = None if attention_mask is None else attention_mask[0]
+    output = grouped_attention(heads[:, None], key[0], value[0], bias, scale, softcap, s_aux)
+    return output[:, 0].flatten(0, 1).transpose(0, 1)[None], None
+
+
+def grouped_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """Row-invariant attention of b sequences, query heads grouped by the K/V head they share.
+
+    query: [kv_heads, b, group, q, head_dim]; key, value: [kv_heads * b, keys, head_dim];
+    bias: added to the scores, [b, q, keys], or None; s_aux: sink logits [kv_heads * group].
+    Returns [kv_heads, b, group, q, head_dim].
+    """
+    kv_heads, num_sequences, group, q_len, head_dim = query.shape
     # All query heads of a K/V head are rows of one product: no copy of K/V per head.
-    grouped = query[0].reshape(kv_heads, -1, head_dim)
-    scores = _scores(grouped, key[0])
-    scores = scores.to(_softmax_dtype(query.dtype)).mul_(scale)
+    rows = query.reshape(kv_heads * num_sequences, group * q_len, head_dim)
+    scores = _scores(rows, key)
+    scores = scores.to(softmax_dtype(query.dtype)).mul_(scale)
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
-    scores = scores.view(kv_heads, heads // kv_heads, q_len, -1)
-    if attention_mask is not None:
-        scores += attention_mask[0]
+    scores = scores.view(kv_heads, num_sequences, group, q_len, -1)
+    if bias is not None:
+        scores += bias[:, None]
     weights = _softmax(scores, s_aux).to(value.dtype)
-    output = _weighted_sum(weights.view(kv_heads, -1, scores.shape[-1]), value[0])
-    return output.view(1, heads, q_len, head_dim).transpose(1, 2), None
+    output = _weighted_sum(weights.view(kv_heads * num_sequences, group * q_len, -1), value)
+    return output.view(query.shape)
 
 
 def _scores(query: Tensor, key: Tensor) -> Tensor:
@@ -71,7 +91,7 @@ def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
     if num_keys <= tile:
         return torch.bmm(weights, value)
     # The sum over tiles rounds once, not per tile.
-    output = torch.bmm(weights[:, :, :tile], value[:, :tile]).to(_softmax_dtype(value.dtype))
+    output = torch.bmm(weights[:, :, :tile], value[:, :tile]).to(softmax_dtype(value.dtype))
     for start in range(tile, num_keys, tile):
         end = start + tile
         output += torch.bmm(weights[:, :, start:end], value[:, start:end])
@@ -79,15 +99,19 @@ def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def _softmax(scores: Tensor, s_aux: Tensor | None) -> Tensor:
-    """Softmax over keys; a sink takes its share of the sum and is dropped."""
+    """Softmax over the keys of [kv_heads, b, group, q, keys].
+
+    A sink takes its share of the sum and is dropped.
+    """
     if s_aux is None:
         return scores.softmax(dim=-1)
-    sink = s_aux.to(scores.dtype).view(scores.shape[0], scores.shape[1], 1, 1)
-    sink = sink.expand(*scores.shape[:3], 1)
+    sink = s_aux.to(scores.dtype).view(scores.shape[0], 1, scores.shape[2], 1, 1)
+    sink = sink.expand(*scores.shape[:4], 1)
     return torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1].contiguous()
 
 
-def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
+def softmax_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of scores and weights before they are rounded."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -130,7 +154,7 @@ def _additive_mask(*args: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
 
 
 def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    bias = torch.zeros(visible.shape, dtype=_softmax_dtype(dtype), device=visible.device)
+    bias = torch.zeros(visible.shape, dtype=softmax_dtype(dtype), device=visible.device)
     return bias.masked_fill_(~visible, -torch.inf)
 
 

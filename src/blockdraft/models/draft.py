@@ -24,6 +24,7 @@ from blockdraft.core.errors import ModelError
 from blockdraft.models.checkpoint import check_tensors, read_config, read_tensors, write_checkpoint
 from blockdraft.models.draft_config import AttentionKind, DraftConfig
 from blockdraft.models.draft_context import ContextKV, DraftContext, LayerKV
+from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
 
 INIT_STD = 0.02
@@ -330,25 +331,13 @@ class DraftModel(nn.Module):
             for each kind of layer in the config, [1, 1, block_size, num_context + block_size],
             True where a slot may attend, or None where all slots see everything.
         """
-        return {
-            kind: self._block_mask(kind, num_context, block_size, device)
-            for kind in sorted(set(self.config.layer_types))
-        }
-
-    def _block_mask(
-        self, kind: AttentionKind, num_context: int, block_size: int, device: torch.device | str
-    ) -> Tensor | None:
-        causal = self.config.is_causal(kind)
-        num_keys = num_context + block_size
-        window = self.config.sliding_window if kind == "sliding_attention" else None
-        if not causal and (window is None or window >= num_keys):
-            return None
-        keys = torch.arange(num_keys, device=device)
-        behind = keys[num_context:, None] - keys
-        visible = behind >= 0 if causal else torch.ones_like(behind, dtype=torch.bool)
-        if window is not None:
-            visible &= behind.abs() < window
-        return visible[None, None]
+        num_keys, window = num_context + block_size, self.config.sliding_window
+        kinds = set(self.config.layer_types)
+        narrow = window is not None and window < num_keys and "sliding_attention" in kinds
+        if not narrow and not any(self.config.is_causal(kind) for kind in kinds):
+            return dict.fromkeys(kinds)
+        anchors = torch.tensor([[num_context]], device=device)
+        return block_masks(self.config, anchors, block_size, num_context)
 
     def _draft_layers(self) -> Iterator[DraftLayer]:
         """The layers with their type."""

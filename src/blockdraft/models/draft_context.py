@@ -5,7 +5,8 @@ The block's own keys and values are needed for one forward only, so nothing is e
 (DFlash, arXiv 2602.06036).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,6 +14,15 @@ from torch import Tensor
 
 LayerKV = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [b, kv_heads, tokens, head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSpan:
+    """Tokens of one sequence, from position `start` up to `end`."""
+
+    key: int
+    start: int
+    end: int
 
 
 class ContextKV(Protocol):
@@ -33,6 +43,24 @@ class ContextKV(Protocol):
             two tensors [b, kv_heads, num_context + q, head_dim], valid until the next call for
             this layer.
         """
+
+
+class DraftContexts(Protocol):
+    """The contexts of all sequences, addressed by their keys.
+
+    `together`: several sequences may share a draft forward.
+    """
+
+    together: bool
+
+    def append(self, spans: Sequence[ContextSpan], context_kv: Sequence[LayerKV]) -> None:
+        """Write per layer (k, v), each [1, kv_heads, tokens, head_dim], span after span."""
+
+    def view(self, keys: Sequence[int], lengths: Sequence[int]) -> ContextKV:
+        """The first `lengths` tokens of each sequence, for one draft forward."""
+
+    def close(self, key: int) -> None:
+        """Forget a sequence."""
 
 
 class ConcatContext:
@@ -119,3 +147,34 @@ class DraftContext:
         grown = self._buffer.new_empty(shape)
         grown[:, :, :, :, : self._length] = self._buffer[:, :, :, :, : self._length]
         self._buffer = grown
+
+
+class SeparateContexts:
+    """A context of its own for every sequence, one sequence a draft forward."""
+
+    together = False
+
+    def __init__(self, new_context: Callable[[], DraftContext]) -> None:
+        self._new_context = new_context
+        self._contexts: dict[int, DraftContext] = {}
+
+    def append(self, spans: Sequence[ContextSpan], context_kv: Sequence[LayerKV]) -> None:
+        """See `DraftContexts.append`."""
+        done = 0
+        for span in spans:
+            if span.key not in self._contexts:
+                self._contexts[span.key] = self._new_context()
+            context, end = self._contexts[span.key], done + span.end - span.start
+            assert len(context) == span.start
+            context.append([(k[:, :, done:end], v[:, :, done:end]) for k, v in context_kv])
+            done = end
+
+    def view(self, keys: Sequence[int], lengths: Sequence[int]) -> ContextKV:
+        """See `DraftContexts.view`."""
+        context = self._contexts[keys[0]]
+        assert [len(context)] == list(lengths)
+        return context
+
+    def close(self, key: int) -> None:
+        """See `DraftContexts.close`."""
+        self._contexts.pop(key, None)

@@ -5,20 +5,22 @@ from typing import Protocol
 
 from torch import Tensor
 
+from blockdraft.cache.memory import Memory
 from blockdraft.core.sequence import Batch, DraftBlock
 
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """What one pass over a batch computed, row by row.
+    """What one pass over a batch computed.
 
-    logits: [1 + num_drafted, V] of the positions that get a choice, [0, V] for an incomplete row.
-    features: [num_new + num_drafted, num_features * hidden] of every token of the row: the outputs
+    logits: [positions, V], row after row: the 1 + num_drafted positions that get a choice, none of
+    an incomplete row.
+    features: [num_new + num_drafted, num_features * hidden] of every token of a row: the outputs
     of the wanted layers side by side, in the order asked for; None if none are wanted, or if the
     row's sequence never drafts.
     """
 
-    logits: list[Tensor]
+    logits: Tensor
     features: list[Tensor | None]
 
 
@@ -26,11 +28,17 @@ class Target(Protocol):
     """A causal language model with a cache per sequence, addressed by the sequence's key.
 
     After `forward` a sequence's cache holds its cached, new and drafted tokens; `truncate` takes
-    back what was not kept. Commit truncates, and the engine after a failed step.
+    back what was not kept. Commit truncates, and the engine after a failed step. `memory` says what
+    fits; the scheduler opens a sequence there and reserves its tokens before a forward.
     """
 
     vocab_size: int
     max_context: int
+
+    @property
+    def memory(self) -> Memory:
+        """Room for the K/V of sequences."""
+        ...
 
     def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
         """Run the new and drafted tokens of every row through the model."""

@@ -19,6 +19,9 @@ from blockdraft.speculate.noise import gumbel_noise
 
 Scores = NDArray[np.float32]
 
+NO_CHOICE = -1
+"""Stands for the choice where some logit is not a number: no token may be chosen there."""
+
 
 def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
     """Yield the choice of each row of `logits` [rows, V], lazily.
@@ -27,15 +30,24 @@ def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[in
     rows. Ties go to the lowest id.
     """
     if sequence.params.is_greedy_argmax:
-        # argmax of bfloat16 is slow on CPUs; the conversion is exact.
-        yield from logits.float().argmax(dim=-1).tolist()
+        yield from argmax_ids(logits)
         return
     rows = logits.float().cpu().numpy()
     for index in range(rows.shape[0]):
         yield _choose(rows[index].copy(), sequence, ahead[:index])
 
 
+def argmax_ids(logits: Tensor) -> list[int]:
+    """The id of the largest logit in each row of [rows, V], NO_CHOICE where one is NaN."""
+    # argmax of bfloat16 is slow on CPUs; the conversion is exact. NaN counts as the largest.
+    largest = logits.float().max(dim=-1)
+    token_ids: list[int] = largest.indices.masked_fill(largest.values.isnan(), NO_CHOICE).tolist()
+    return token_ids
+
+
 def _choose(scores: Scores, sequence: Sequence, ahead: list[int]) -> int:
+    if np.isnan(scores).any():
+        return NO_CHOICE
     process_logits(scores, sequence, ahead)
     if sequence.params.temperature == 0.0:
         return int(scores.argmax())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from blockdraft.core.request import FinishReason
-from blockdraft.core.sequence import Batch, Row
+from blockdraft.core.sequence import Batch, Row, Sequence
 from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.verify import TokenLogprobs, Verdict
@@ -25,6 +25,7 @@ class StepOutput:
     num_drafted: int
     num_accepted: int
     finish_reason: FinishReason | None
+    error: str | None = None
 
 
 def commit(
@@ -57,6 +58,8 @@ def _commit_row(
         num_kept += 1
         if sequence.finish_reason:
             break
+    if verdict.error is not None and sequence.finish_reason is None:
+        sequence.fail(verdict.error)
     output = StepOutput(
         key=sequence.key,
         token_ids=verdict.token_ids[:num_kept],
@@ -64,18 +67,33 @@ def _commit_row(
         num_drafted=len(draft),
         num_accepted=verdict.num_accepted,
         finish_reason=sequence.finish_reason,
+        error=sequence.error,
     )
     # The last token of a complete row is the next anchor, and stays out of both caches.
     num_cached = sequence.num_cached + len(row.new_ids) + max(0, num_kept - 1)
     if sequence.finish_reason is None:
         target.truncate(sequence.key, num_cached)
-        # A sequence that may never draft needs no draft context: plain decoding stays free of it.
-        if drafter.layer_ids and sequence.params.max_draft_tokens != 0:
+        if _has_context(sequence, drafter):
+            assert features is not None
             num_new = num_cached - sequence.num_cached
-            drafter.absorb(sequence.key, None if features is None else features[:num_new])
-    else:
+            drafter.absorb(sequence.key, sequence.num_cached, features[:num_new])
+    sequence.num_cached = min(num_cached, len(sequence.token_ids) - 1)
+    _publish(sequence, target, drafter)
+    if sequence.finish_reason is not None:
         target.close(sequence.key)
         drafter.close(sequence.key)
-    sequence.num_cached = num_cached
     sequence.check()
     return output
+
+
+def _has_context(sequence: Sequence, drafter: Drafter) -> bool:
+    """A sequence that may never draft needs no draft context: plain decoding stays free of it."""
+    return bool(drafter.layer_ids) and sequence.may_draft
+
+
+def _publish(sequence: Sequence, target: Target, drafter: Drafter) -> None:
+    """Let others reuse what is written, in all the caches that they would look for it."""
+    num_tokens = sequence.num_cached
+    if _has_context(sequence, drafter):
+        num_tokens = drafter.num_written(sequence.key)
+    target.memory.publish(sequence.key, sequence.token_ids, num_tokens)

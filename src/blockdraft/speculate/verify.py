@@ -1,11 +1,13 @@
 """Verification: what the target decided about a block. Pure."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from blockdraft.core.sequence import Batch, DraftBlock, Sequence
-from blockdraft.speculate.choice import choices, token_logprobs
+from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
+from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices, token_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,34 +23,66 @@ class Verdict:
     """The target's own next tokens of one row: the kept drafts, then the bonus.
 
     Empty for a row that does not reach its sequence's end. `num_accepted` leaves the bonus out.
+    `error` says why there is no choice where there should be one.
     """
 
     token_ids: list[int]
     num_accepted: int
     logprobs: list[TokenLogprobs]
+    error: str | None = None
 
 
-def verify(block: DraftBlock, logits: list[Tensor], batch: Batch) -> list[Verdict]:
+def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
     """Choose at every position until a choice differs from the draft.
 
-    logits: [1 + num_drafted, V] a row, [0, V] for an incomplete row.
+    logits: [positions, V], as in TargetOutput.
     """
+    counts = [
+        1 + len(draft) if row.is_complete else 0 for row, draft in zip(batch, block, strict=True)
+    ]
+    rows = torch.split(logits, counts)
+    greedy = _greedy_choices([r for r, row in zip(rows, batch, strict=True) if _is_greedy(row)])
     return [
-        _verify_row(draft, rows, row.sequence)
-        for draft, rows, row in zip(block, logits, batch, strict=True)
+        _verify_row(
+            row.sequence,
+            draft,
+            own,
+            next(greedy) if _is_greedy(row) else choices(own, row.sequence, draft),
+        )
+        for row, draft, own in zip(batch, block, rows, strict=True)
     ]
 
 
-def _verify_row(draft: list[int], logits: Tensor, sequence: Sequence) -> Verdict:
+def _is_greedy(row: Row) -> bool:
+    return row.sequence.params.is_greedy_argmax
+
+
+def _greedy_choices(rows: list[Tensor]) -> Iterator[Iterable[int]]:
+    """The choices of each of these rows [positions, V], found together: one wait for the device."""
+    if rows:
+        found = argmax_ids(torch.cat(rows) if len(rows) > 1 else rows[0])
+        for own in rows:
+            yield found[: own.shape[0]]
+            del found[: own.shape[0]]
+
+
+def _verify_row(
+    sequence: Sequence, draft: list[int], logits: Tensor, found: Iterable[int]
+) -> Verdict:
     token_ids: list[int] = []
-    if logits.shape[0]:
-        for index, choice in enumerate(choices(logits, sequence, draft)):
-            token_ids.append(choice)
-            if index == len(draft) or choice != draft[index]:
-                break
+    error = None
+    for index, choice in enumerate(found):
+        if choice == NO_CHOICE:
+            position = len(sequence.token_ids) + index
+            error = f"the target's logits for the token at position {position} are not numbers"
+            break
+        token_ids.append(choice)
+        if index == len(draft) or choice != draft[index]:
+            break
     num_top = sequence.params.logprobs
     logprobs = []
     if num_top is not None:
         for index, token_id in enumerate(token_ids):
             logprobs.append(TokenLogprobs(*token_logprobs(logits[index], token_id, num_top)))
-    return Verdict(token_ids, max(0, len(token_ids) - 1), logprobs)
+    num_accepted = len(token_ids) if error else max(0, len(token_ids) - 1)
+    return Verdict(token_ids, num_accepted, logprobs, error)

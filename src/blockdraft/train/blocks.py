@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockdraft.models.draft_config import AttentionKind, DraftConfig
 from blockdraft.train.dataset import Batch
 
 
@@ -70,40 +69,3 @@ def make_blocks(batch: Batch, anchors: Anchors, block_size: int, mask_token_id: 
     return Blocks(
         inputs.flatten(1), positions.flatten(1), tokens[:, :, 1:].contiguous(), exists[:, :, 1:]
     )
-
-
-def block_masks(
-    config: DraftConfig, anchors: Tensor, block_size: int, num_context: int
-) -> dict[AttentionKind, Tensor | None]:
-    """Who sees whom when many blocks share one forward.
-
-    A slot sees the context strictly before its anchor and its own block; window and causality as
-    in decoding (`DraftModel.block_masks`).
-
-    Args:
-        config: of the drafter.
-        anchors: [b, A].
-        block_size: B.
-        num_context: C, tokens of context given to the forward, counted from position 0.
-
-    Returns:
-        for each kind of layer [b, 1, A * B, C + A * B], True where a slot may attend.
-    """
-    num_anchors, device = anchors.shape[1], anchors.device
-    slots = anchors[:, :, None] + torch.arange(block_size, device=device)
-    queries = slots.flatten(1)[:, :, None]
-    context = torch.arange(num_context, device=device)
-    keys = torch.cat((context.expand(len(anchors), -1), slots.flatten(1)), dim=1)[:, None]
-    own = torch.arange(num_anchors, device=device).repeat_interleave(block_size)
-    before = context < anchors.repeat_interleave(block_size, dim=1)[:, :, None]
-    same = (own[:, None] == own).expand(len(anchors), -1, -1)
-    visible = torch.cat((before, same), dim=2)
-    masks: dict[AttentionKind, Tensor | None] = {}
-    for kind in sorted(set(config.layer_types)):
-        mask = visible
-        if config.is_causal(kind):
-            mask = mask & (keys <= queries)
-        if kind == "sliding_attention" and config.sliding_window is not None:
-            mask = mask & ((queries - keys).abs() < config.sliding_window)
-        masks[kind] = mask[:, None]
-    return masks

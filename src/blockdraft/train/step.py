@@ -10,7 +10,8 @@ from torch import Tensor
 
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ConcatContext, LayerKV
-from blockdraft.train.blocks import Anchors, Blocks, block_masks, make_blocks
+from blockdraft.models.draft_masks import block_masks
+from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Batch
 from blockdraft.train.features import FrozenTarget

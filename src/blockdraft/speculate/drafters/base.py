@@ -16,12 +16,24 @@ class Drafter(Protocol):
     max_draft_tokens: int
     layer_ids: tuple[int, ...]
 
+    def prepare(self, batch: Batch) -> None:
+        """Turn features that wait into draft context, as far as this step needs it."""
+        ...
+
     def draft(self, batch: Batch) -> DraftBlock:
         """At most `row.num_draft_tokens` guesses for each row."""
         ...
 
-    def absorb(self, key: int, features: Tensor | None) -> None:
-        """Take the features [new, num_features * hidden] of newly cached tokens of a sequence."""
+    def absorb(self, key: int, start: int, features: Tensor) -> None:
+        """Take the features [new, num_features * hidden] of newly cached tokens of a sequence.
+
+        `start` is the position of the first. A sequence may begin behind tokens whose context is
+        there already, see Memory.open.
+        """
+        ...
+
+    def num_written(self, key: int) -> int:
+        """How many of a sequence's first tokens are in its draft context."""
         ...
 
     def close(self, key: int) -> None:

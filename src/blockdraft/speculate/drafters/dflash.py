@@ -1,22 +1,49 @@
 """The block-diffusion drafter at work: one forward fills a block (DFlash, arXiv 2602.06036)."""
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
 from blockdraft.core.sequence import Batch, DraftBlock, Row
 from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_context import DraftContext
-from blockdraft.speculate.choice import choices
+from blockdraft.models.draft_context import ContextSpan, DraftContexts, SeparateContexts
+from blockdraft.models.draft_masks import block_masks
+from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices
+
+MAX_WAITING = 64
+"""Tokens of a sequence whose features may wait. They are projected when it drafts again; one that
+does not gets its context in pieces of this size, which is cheap, and can be reused by others."""
+
+
+@dataclass(slots=True)
+class _Context:
+    """How much of a sequence's context is written, and the features that wait behind it."""
+
+    num_written: int
+    num_waiting: int = 0
+    waiting: list[Tensor] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.num_written + self.num_waiting
 
 
 class DFlashDrafter:
     """Drafts with a DFlash model that shares the target's embedding and head.
 
-    embed_weight and lm_head_weight: [V, D] of the target, raw. `max_draft_tokens` is the most
-    that the model was trained for; it may be set to anything, and the output stays the same.
+    embed_weight and lm_head_weight: [V, D] of the target, raw. `contexts` hold the draft keys and
+    values, one by one unless given. `max_draft_tokens` is the most that the model was trained for;
+    it may be set to anything, and the output stays the same.
     """
 
-    def __init__(self, model: DraftModel, embed_weight: Tensor, lm_head_weight: Tensor) -> None:
+    def __init__(
+        self,
+        model: DraftModel,
+        embed_weight: Tensor,
+        lm_head_weight: Tensor,
+        contexts: DraftContexts | None = None,
+    ) -> None:
         self.model = model
         self.embed_weight = embed_weight
         self.vocabulary_ids: Tensor | None = None
@@ -26,7 +53,30 @@ class DFlashDrafter:
             self.lm_head_weight = lm_head_weight.detach()[self.vocabulary_ids]
         self.max_draft_tokens = model.config.block_size - 1
         self.layer_ids = model.config.target_layer_ids
-        self._contexts: dict[int, DraftContext] = {}
+        self.contexts = contexts or SeparateContexts(model.new_context)
+        self._known: dict[int, _Context] = {}
+
+    @torch.inference_mode()
+    def prepare(self, batch: Batch) -> None:
+        """Project waiting features into the draft layers' keys and values, all in one pass."""
+        spans, features = [], []
+        for row in batch:
+            key = row.sequence.key
+            known = self._known.get(key)
+            if known is None or not known.waiting:
+                continue
+            if row.num_draft_tokens or known.num_waiting >= MAX_WAITING:
+                spans.append(ContextSpan(key, known.num_written, known.end))
+                features += known.waiting
+        if not spans:
+            return
+        positions = torch.cat([torch.arange(span.start, span.end) for span in spans])
+        projected = self.model.project_context(
+            torch.cat(features)[None], positions.to(self.embed_weight.device)[None]
+        )
+        self.contexts.append(spans, projected)
+        for span in spans:
+            self._known[span.key] = _Context(span.end)
 
     @torch.inference_mode()
     def draft(self, batch: Batch) -> DraftBlock:
@@ -34,52 +84,82 @@ class DFlashDrafter:
 
         So a sampled request is drafted with the very noise that will choose the target's token.
         """
-        return [self._draft_row(row) if row.num_draft_tokens else [] for row in batch]
+        drafting = [row for row in batch if row.num_draft_tokens]
+        parts = [drafting] if self.contexts.together else [[row] for row in drafting]
+        guesses = iter([guess for part in parts if part for guess in self._draft_rows(part)])
+        return [next(guesses) if row.num_draft_tokens else [] for row in batch]
 
-    def _draft_row(self, row: Row) -> list[int]:
-        context = self._contexts[row.sequence.key]
-        # The anchor has no features yet: the context ends right before it.
-        assert context.num_context == row.sequence.num_cached == len(row.sequence.token_ids) - 1
-        device = self.embed_weight.device
-        size = 1 + row.num_draft_tokens
-        start = context.num_context
-        slots = [row.sequence.token_ids[-1]] + [self.model.config.mask_token_id] * (size - 1)
-        ids = torch.tensor([slots, range(start, start + size)], device=device)
-        hidden = self.model(
-            self.model.embed(ids[:1], self.embed_weight),
-            ids[1:],
-            context,
-            self.model.block_masks(start, size, device),
-        )
-        return self._guess(self._logits(hidden[0, 1:]), row)
+    def _draft_rows(self, rows: list[Row]) -> list[list[int]]:
+        """Guesses of rows that share a forward; all blocks are as long as the longest."""
+        device, lengths = self.embed_weight.device, [row.sequence.num_cached for row in rows]
+        for row, length in zip(rows, lengths, strict=True):
+            # The anchor has no features yet: the context ends right before it.
+            assert self.num_written(row.sequence.key) == length == len(row.sequence.token_ids) - 1
+        size = 1 + max(row.num_draft_tokens for row in rows)
+        masked = [self.model.config.mask_token_id] * (size - 1)
+        slots = [[row.sequence.token_ids[-1], *masked] for row in rows]
+        positions = [list(range(length, length + size)) for length in lengths]
+        ids = torch.tensor([slots, positions], device=device)
+        context = self.contexts.view([row.sequence.key for row in rows], lengths)
+        if len(rows) == 1:
+            masks = self.model.block_masks(lengths[0], size, device)
+        else:
+            anchors = ids[1, :, :1]
+            masks = block_masks(self.model.config, anchors, size, context.num_context)
+        hidden = self.model(self.model.embed(ids[0], self.embed_weight), ids[1], context, masks)
+        return self._guess(hidden[:, 1:], rows)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """[slots, D] -> [slots, V]; tokens that are never guessed have -inf."""
+    def _guess(self, hidden: Tensor, rows: list[Row]) -> list[list[int]]:
+        """[b, slots, D] -> the guesses of each row."""
         logits = self.model.logits(hidden, self.lm_head_weight)
+        if all(row.sequence.params.is_greedy_argmax for row in rows):
+            found = self._greedy(logits.flatten(0, 1))
+            size = logits.shape[1]
+            return [found[i * size : i * size + row.num_draft_tokens] for i, row in enumerate(rows)]
+        whole = self._over_whole_vocabulary(logits)
+        return [
+            self._choices(own[: row.num_draft_tokens], row)
+            for own, row in zip(whole, rows, strict=True)
+        ]
+
+    def _greedy(self, logits: Tensor) -> list[int]:
+        """[n, guessable tokens] -> n token ids."""
+        places = [max(place, 0) for place in argmax_ids(logits)]
+        if self.model.draft_vocabulary is None:
+            return places
+        return [self.model.draft_vocabulary[place] for place in places]
+
+    def _over_whole_vocabulary(self, logits: Tensor) -> Tensor:
+        """[.., guessable tokens] -> [.., V]; tokens that are never guessed have -inf."""
         if self.vocabulary_ids is None:
             return logits
-        whole = logits.new_full((hidden.shape[0], self.embed_weight.shape[0]), -torch.inf)
-        whole[:, self.vocabulary_ids] = logits
+        whole = logits.new_full((*logits.shape[:-1], self.embed_weight.shape[0]), -torch.inf)
+        whole[..., self.vocabulary_ids] = logits
         return whole
 
-    def _guess(self, logits: Tensor, row: Row) -> list[int]:
+    def _choices(self, logits: Tensor, row: Row) -> list[int]:
         guessed: list[int] = []
         # `guessed` grows while the rows are read, so each guess sees those before it.
         for token_id in choices(logits, row.sequence, guessed):
-            guessed.append(token_id)
+            # Not even a broken drafter may give the target what is no token.
+            guessed.append(0 if token_id == NO_CHOICE else token_id)
         return guessed
 
     @torch.inference_mode()
-    def absorb(self, key: int, features: Tensor | None) -> None:
-        """Project features [new, num_features * hidden] into the draft layers' keys and values."""
-        assert features is not None
-        context = self._contexts.get(key)
-        if context is None:
-            context = self._contexts[key] = self.model.new_context()
-        start = context.num_context
-        positions = torch.arange(start, start + features.shape[0], device=features.device)
-        context.append(self.model.project_context(features[None], positions[None]))
+    def absorb(self, key: int, start: int, features: Tensor) -> None:
+        """Keep features [new, num_features * hidden] until the context is needed."""
+        known = self._known.setdefault(key, _Context(start))
+        # A step that was interrupted is made again.
+        new = features[known.end - start :]
+        if new.shape[0]:
+            known.waiting.append(new.clone())
+            known.num_waiting += new.shape[0]
+
+    def num_written(self, key: int) -> int:
+        """See Drafter.num_written."""
+        return self._known[key].num_written if key in self._known else 0
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
-        self._contexts.pop(key, None)
+        self._known.pop(key, None)
+        self.contexts.close(key)

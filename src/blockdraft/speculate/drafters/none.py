@@ -11,12 +11,19 @@ class NoDrafter:
     max_draft_tokens = 0
     layer_ids: tuple[int, ...] = ()
 
+    def prepare(self, batch: Batch) -> None:
+        """Nothing waits."""
+
     def draft(self, batch: Batch) -> DraftBlock:
         """An empty guess for each row."""
         return [[] for _ in batch]
 
-    def absorb(self, key: int, features: Tensor | None) -> None:
+    def absorb(self, key: int, start: int, features: Tensor) -> None:
         """Nothing to keep."""
+
+    def num_written(self, key: int) -> int:
+        """Nothing is written."""
+        return 0
 
     def close(self, key: int) -> None:
         """Nothing to forget."""

@@ -1,0 +1,142 @@
+"""The same requests, one after another or many at once, plainly and with drafts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from blockdraft.bench.config import ConcurrencyConfig
+from blockdraft.bench.decode import (
+    ADAPTIVE,
+    PLAIN,
+    Run,
+    Way,
+    decode_all,
+    encode_prompt,
+    fixed,
+    in_turn,
+    total_acceptance,
+    warm_up,
+)
+from blockdraft.bench.figures import Spread, mean_depth, num_passes_of_depth, spread_of
+from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.core.errors import ConfigError
+from blockdraft.llm import LLM
+
+CONCURRENCY_DEFINITIONS = {
+    "concurrency": "most requests that run at once; all are asked for at the start, and the next "
+    "one starts when one has ended. Every point runs the same requests to completion",
+    "tokens_per_second": "output tokens of all requests over the wall time until the last one has "
+    "ended, prompt passes and the emptying end included; over the repeats: median, lowest, highest",
+    "tokens_per_second_per_user": "median over requests of the tokens after its first one over "
+    "the seconds since it; over the repeats: median, lowest, highest",
+    "speedup_over_plain": "tokens_per_second over that of plain decoding in the same repeat; over "
+    "the repeats: median, lowest, highest",
+    "mean_decoding": "requests that are past their first token, on average over the wall time: "
+    "what is left of the concurrency after prompt passes and the emptying end",
+    "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
+    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted",
+    "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
+    "num_identical": "outputs that equal those of the first plain run at the first point",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PointRun:
+    """One way at one point, once. `num_identical`: outputs equal to those of the reference."""
+
+    concurrency: int
+    way: Way
+    run: Run
+    num_identical: int
+
+
+@dataclass(frozen=True, slots=True)
+class PointFigures:
+    """One way at one point, over the repeats; see CONCURRENCY_DEFINITIONS."""
+
+    concurrency: int
+    way: str
+    tokens_per_second: Spread
+    tokens_per_second_per_user: Spread
+    speedup_over_plain: Spread
+    mean_decoding: float
+    acceptance_length: float
+    acceptance_rate: float
+    mean_depth: float
+    num_passes_of_depth: dict[int, int]
+    num_outputs: int
+    num_identical: int
+
+
+class ConcurrencyBench:
+    """Measures one pair."""
+
+    def __init__(self, llm: LLM) -> None:
+        if llm.drafter_folder is None:
+            raise ConfigError("there is no drafter to measure; name one with --drafter")
+        self.llm = llm
+
+    def run(
+        self,
+        prompts: Sequence[BenchPrompt],
+        config: ConcurrencyConfig,
+        on_progress: Callable[[PointRun], None] = lambda run: None,
+    ) -> list[PointRun]:
+        """Measure every point, its ways in turns, after a warm-up of each.
+
+        Raises:
+            RequestError: a prompt cannot be decoded; known before anything is measured.
+        """
+        chosen = mixed_prompts(prompts, config.requests_per_point)
+        encoded = [encode_prompt(self.llm, prompt, config.params) for prompt in chosen]
+        ways = [PLAIN, fixed(config.fixed), ADAPTIVE]
+        reference: list[tuple[int, ...]] = []
+        done: list[PointRun] = []
+        for concurrency in config.concurrency:
+            for way in ways:
+                warm_up(self.llm, encoded, config.params, way, concurrency)
+            for repeat in range(config.repeats):
+                for way in in_turn(ways, repeat):
+                    run = decode_all(self.llm, encoded, config.params, way, concurrency)
+                    reference = reference or run.outputs
+                    done.append(PointRun(concurrency, way, run, run.num_equal(reference)))
+                    on_progress(done[-1])
+        return done
+
+
+def point_figures(runs: Sequence[PointRun]) -> list[PointFigures]:
+    """Figures of each point and way, in the order of measurement."""
+    groups: dict[tuple[int, Way], list[PointRun]] = {}
+    for run in runs:
+        groups.setdefault((run.concurrency, run.way), []).append(run)
+    return [_figures(group, groups[point, PLAIN]) for (point, _), group in groups.items()]
+
+
+def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigures:
+    """Figures of one way at one point; both lists have one run a repeat."""
+    runs = [measured.run for measured in group]
+    samples = [sample for run in runs for sample in run.samples]
+    acceptance = total_acceptance(samples)
+    return PointFigures(
+        concurrency=group[0].concurrency,
+        way=group[0].way.name,
+        tokens_per_second=spread_of([run.tokens_per_second for run in runs]),
+        tokens_per_second_per_user=spread_of([_per_user(run) for run in runs]),
+        speedup_over_plain=spread_of(
+            [
+                run.tokens_per_second / other.run.tokens_per_second
+                for run, other in zip(runs, plain, strict=True)
+            ]
+        ),
+        mean_decoding=sum(s.decode_seconds for s in samples) / sum(r.wall_seconds for r in runs),
+        acceptance_length=acceptance.acceptance_length,
+        acceptance_rate=acceptance.acceptance_rate,
+        mean_depth=mean_depth(acceptance),
+        num_passes_of_depth=num_passes_of_depth(acceptance),
+        num_outputs=len(samples),
+        num_identical=sum(measured.num_identical for measured in group),
+    )
+
+
+def _per_user(run: Run) -> float:
+    return median(sample.decode_tokens_per_second for sample in run.samples)

@@ -1,0 +1,192 @@
+"""Long prompts of real text, continued plainly and with drafts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from blockdraft.bench.config import ContextConfig
+from blockdraft.bench.decode import (
+    ADAPTIVE,
+    PLAIN,
+    Way,
+    decode_all,
+    fixed,
+    in_turn,
+    total_acceptance,
+    warm_up,
+)
+from blockdraft.bench.figures import (
+    Rate,
+    Spread,
+    mean_depth,
+    num_passes_of_depth,
+    rate_of,
+    spread_of,
+)
+from blockdraft.bench.memory import KVBytes, kv_bytes_per_token
+from blockdraft.bench.prose import Prose
+from blockdraft.bench.sample import Sample
+from blockdraft.core.errors import ConfigError
+from blockdraft.llm import LLM
+
+CONTEXT_DEFINITIONS = {
+    "requested_len": "tokens of the prompt that were asked for",
+    "prompt_len": "tokens of the prompt: less than asked for where max_tokens would not fit",
+    "tokens_per_second": "all output tokens over all seconds, the prompt's pass included",
+    "decode_tokens_per_second": "output tokens after each first one over the seconds since it",
+    "decode_speedup": "drafted over plain decode_tokens_per_second of the same passage: median, "
+    "lowest, highest over the passages",
+    "total_speedup": "drafted over plain tokens_per_second, all passages together",
+    "first_token_seconds": "from the request to its first token, median over the passages",
+    "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
+    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted",
+    "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
+    "kv_bytes": "keys and values of prompt and output: layers x key-value heads x head size x 2 x "
+    "bytes of a number x tokens, without pages that are partly empty",
+    "num_identical": "passages whose drafted tokens equal the plain ones",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ContextMeasurement:
+    """One passage at one length, decoded both ways."""
+
+    requested_len: int
+    prompt_len: int
+    plain: Sample
+    drafted: Sample
+
+    @property
+    def identical(self) -> bool:
+        """True if drafted and plain decoding gave the same tokens."""
+        return self.plain.token_ids == self.drafted.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFigures:
+    """One length over all passages; see CONTEXT_DEFINITIONS."""
+
+    requested_len: int
+    prompt_len: int
+    num_passages: int
+    plain: Rate
+    drafted: Rate
+    decode_speedup: Spread
+    total_speedup: float
+    plain_first_token_seconds: float
+    drafted_first_token_seconds: float
+    acceptance_length: float
+    acceptance_rate: float
+    mean_depth: float
+    num_passes_of_depth: dict[int, int]
+    kv_bytes: KVBytes
+    num_identical: int
+
+
+class ContextBench:
+    """Measures one pair."""
+
+    def __init__(self, llm: LLM) -> None:
+        if llm.drafter_folder is None:
+            raise ConfigError("there is no drafter to measure; name one with --drafter")
+        self.llm = llm
+
+    def run(
+        self,
+        prose: Prose,
+        config: ContextConfig,
+        on_progress: Callable[[ContextMeasurement], None] = lambda measurement: None,
+    ) -> list[ContextMeasurement]:
+        """Measure every length, the ways in turns, after a warm-up of both at each length.
+
+        Raises:
+            ConfigError: the text is too short, or max_tokens leaves no room for a prompt; known
+                before anything is measured.
+        """
+        lengths = {wanted: self._fitting(wanted, config) for wanted in config.lengths}
+        passages = self._passages(prose, config.passages, max(lengths.values()))
+        ways = [PLAIN, ADAPTIVE if config.fixed is None else fixed(config.fixed)]
+        measurements: list[ContextMeasurement] = []
+        for wanted, length in lengths.items():
+            for way in ways:
+                warm_up(self.llm, [passages[0][:length]], config.params, way)
+            for turn, passage in enumerate(passages):
+                plain, drafted = self._both(passage[:length], config, ways, turn)
+                measurements.append(ContextMeasurement(wanted, length, plain, drafted))
+                on_progress(measurements[-1])
+        return measurements
+
+    def _both(
+        self, prompt_ids: list[int], config: ContextConfig, ways: Sequence[Way], turn: int
+    ) -> tuple[Sample, ...]:
+        """One sample of each way, in the order of `ways`, whichever was decoded first."""
+        samples = {
+            way: decode_all(self.llm, [prompt_ids], config.params, way).samples[0]
+            for way in in_turn(ways, turn)
+        }
+        return tuple(samples[way] for way in ways)
+
+    def _fitting(self, wanted: int, config: ContextConfig) -> int:
+        most = self.llm.engine.target.max_context - config.max_tokens
+        if most < 1:
+            raise ConfigError(
+                f"max_tokens {config.max_tokens} leaves no room for a prompt in the context of "
+                f"{self.llm.engine.target.max_context} tokens; give fewer"
+            )
+        return min(wanted, most)
+
+    def _passages(self, prose: Prose, count: int, length: int) -> list[list[int]]:
+        """Pieces of `length` tokens, begun at lines that are evenly spread over the text."""
+        # The backend has no opinion on how long a text may be; the tokenizer would warn.
+        backend = self.llm.tokenizer.backend
+        starts = [_line_start(prose.text, i * len(prose.text) // count) for i in range(count)]
+        passages = [backend.encode(prose.text[start:]).ids for start in starts]
+        if (shortest := min(map(len, passages))) < length:
+            raise ConfigError(
+                f"the text of {prose.source} is too short for {count} passages of {length} tokens: "
+                f"the last one has {shortest}; give a longer --text, or fewer --passages"
+            )
+        return [ids[:length] for ids in passages]
+
+
+def _line_start(text: str, position: int) -> int:
+    """The start of the line that holds a position."""
+    return text.rfind("\n", 0, position) + 1
+
+
+def context_figures(llm: LLM, measurements: Sequence[ContextMeasurement]) -> list[ContextFigures]:
+    """Figures of each length, in the order of measurement."""
+    groups: dict[int, list[ContextMeasurement]] = {}
+    for measurement in measurements:
+        groups.setdefault(measurement.requested_len, []).append(measurement)
+    per_token = kv_bytes_per_token(llm)
+    return [_figures(group, per_token) for group in groups.values()]
+
+
+def _figures(group: Sequence[ContextMeasurement], per_token: KVBytes) -> ContextFigures:
+    acceptance = total_acceptance([m.drafted for m in group])
+    plain, drafted = rate_of([m.plain for m in group]), rate_of([m.drafted for m in group])
+    # The last token is never cached.
+    num_cached = group[0].prompt_len + max(len(m.plain.token_ids) for m in group) - 1
+    return ContextFigures(
+        requested_len=group[0].requested_len,
+        prompt_len=group[0].prompt_len,
+        num_passages=len(group),
+        plain=plain,
+        drafted=drafted,
+        decode_speedup=spread_of([_decode_speedup(m) for m in group]),
+        total_speedup=drafted.tokens_per_second / plain.tokens_per_second,
+        plain_first_token_seconds=median(m.plain.first_token_seconds for m in group),
+        drafted_first_token_seconds=median(m.drafted.first_token_seconds for m in group),
+        acceptance_length=acceptance.acceptance_length,
+        acceptance_rate=acceptance.acceptance_rate,
+        mean_depth=mean_depth(acceptance),
+        num_passes_of_depth=num_passes_of_depth(acceptance),
+        kv_bytes=KVBytes(per_token.target * num_cached, per_token.draft * num_cached),
+        num_identical=sum(m.identical for m in group),
+    )
+
+
+def _decode_speedup(measurement: ContextMeasurement) -> float:
+    plain = measurement.plain.decode_tokens_per_second
+    return measurement.drafted.decode_tokens_per_second / plain if plain else 0.0

@@ -1,0 +1,155 @@
+"""A set of requests, decoded in one of the ways that are compared.
+
+The one place where a measurement sets how deep to draft and how many requests run at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from time import perf_counter
+from typing import Literal, TypeVar
+
+from blockdraft.bench.config import WARM_UP_TOKENS
+from blockdraft.bench.sample import Sample, sample_of
+from blockdraft.bench.workload import BenchPrompt
+from blockdraft.cache.pages import Pages
+from blockdraft.core.errors import RequestError
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.controller import DepthUse
+from blockdraft.engine.ledger import PhaseTotals
+from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.llm import LLM
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How deep to draft, in tokens a step; 0 is plain decoding."""
+
+    name: str
+    depth: int | Literal["adaptive"]
+
+
+PLAIN = Way("plain", 0)
+ADAPTIVE = Way("adaptive", "adaptive")
+
+
+def fixed(depth: int) -> Way:
+    """Always draft as many tokens."""
+    return Way(f"fixed {depth}", depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One set of requests, all asked for at once, and the seconds until the last was finished.
+
+    depth_use: what the controller planned since it was made. phases: empty unless the engine
+    measures them.
+    """
+
+    samples: tuple[Sample, ...]
+    wall_seconds: float
+    depth_use: DepthUse
+    phases: PhaseTotals = field(default_factory=PhaseTotals)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens of all requests."""
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """All output tokens over the wall time."""
+        return self.num_tokens / self.wall_seconds
+
+    @property
+    def outputs(self) -> list[tuple[int, ...]]:
+        """The tokens of each request."""
+        return [sample.token_ids for sample in self.samples]
+
+    def num_equal(self, reference: Sequence[tuple[int, ...]]) -> int:
+        """How many outputs are those of a reference set, which is repeated as often as needed."""
+        return sum(map(tuple.__eq__, self.outputs, cycle(reference)))
+
+
+def total_acceptance(samples: Sequence[Sample]) -> AcceptanceStats:
+    """Counts over several outputs."""
+    total = AcceptanceStats()
+    for sample in samples:
+        total.add(sample.acceptance)
+    return total
+
+
+def decode_all(
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    way: Way,
+    concurrency: int = 1,
+) -> Run:
+    """Decode every prompt, at most `concurrency` at once; the next starts when one has ended.
+
+    The LLM stays as it was set: no reuse of prompts, and the depth of this way.
+    """
+    compute_every_prompt(llm)
+    llm.engine.scheduler.max_running = concurrency
+    if way.depth == "adaptive":
+        llm.use_adaptive_depth()
+    else:
+        llm.use_fixed_depth(way.depth)
+    if way == PLAIN:
+        # Beyond depth 0, the drafter is not even told what the target has read.
+        params = replace(params, speculative=False)
+    llm.engine.timer.take_totals()
+    start = perf_counter()
+    generations = llm.generate([list(prompt) for prompt in prompts], params)
+    wall_seconds = perf_counter() - start
+    return Run(
+        samples=tuple(sample_of(generation.completions[0]) for generation in generations),
+        wall_seconds=wall_seconds,
+        depth_use=llm.engine.controller.summary(),
+        phases=llm.engine.timer.take_totals(),
+    )
+
+
+def compute_every_prompt(llm: LLM) -> None:
+    """Turn off the reuse of prompts: runs repeat each other's, and would find them in memory."""
+    memory = llm.engine.target.memory
+    if isinstance(memory, Pages):
+        memory.reuse = False
+
+
+def warm_up(
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    way: Way,
+    concurrency: int = 1,
+) -> None:
+    """Decode a few tokens of the first prompts, as many as run at once, and forget them."""
+    short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
+    decode_all(llm, prompts[:concurrency], short, way, concurrency)
+
+
+def encode_prompt(llm: LLM, prompt: BenchPrompt, params: SamplingParams) -> list[int]:
+    """Token ids of a prompt, as a user's turn where the target has a chat template.
+
+    Raises:
+        RequestError: it cannot be decoded with these parameters; names the prompt.
+    """
+    try:
+        if llm.tokenizer.has_chat_template:
+            ids = llm.tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+        else:
+            ids = llm.tokenizer.encode(prompt.text)
+        llm.engine.check_prompt(ids, params)
+    except RequestError as error:
+        raise RequestError(f"prompt {prompt.id} of {prompt.category}: {error}") from error
+    return ids
+
+
+def in_turn(items: Sequence[T], turn: int) -> list[T]:
+    """The items, begun with another one each turn, so that a slowing machine favors none."""
+    start = turn % len(items)
+    return [*items[start:], *items[:start]]

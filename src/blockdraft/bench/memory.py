@@ -1,0 +1,35 @@
+"""Memory of the keys and values, from the models' configs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig
+
+from blockdraft.llm import LLM
+from blockdraft.models.checkpoint import read_config
+from blockdraft.models.draft_config import DraftConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KVBytes:
+    """Bytes of keys and values. Of the drafter: those of its context, without the block."""
+
+    target: int
+    draft: int
+
+
+def kv_bytes_per_token(llm: LLM) -> KVBytes:
+    """What one token takes: a key and a value in every layer and key-value head.
+
+    Sliding layers count like full ones: both models keep what has left the window.
+    """
+    target: Any = AutoConfig.from_pretrained(llm.folder, local_files_only=True).get_text_config()
+    head_dim = getattr(target, "head_dim", None)
+    head_dim = head_dim or target.hidden_size // target.num_attention_heads
+    kv_heads = getattr(target, "num_key_value_heads", None) or target.num_attention_heads
+    of_target = 2 * target.num_hidden_layers * kv_heads * head_dim * llm.dtype.itemsize
+    if llm.drafter_folder is None:
+        return KVBytes(of_target, 0)
+    draft = DraftConfig.from_dict(read_config(llm.drafter_folder))
+    size = 2 * draft.num_hidden_layers * draft.num_key_value_heads * draft.head_dim
+    return KVBytes(of_target, size * llm.dtype.itemsize)

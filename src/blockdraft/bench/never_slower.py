@@ -1,0 +1,162 @@
+"""Adaptive depth against an engine without a drafter: the worst that drafting may cost."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from blockdraft.bench.config import NeverSlowerConfig
+from blockdraft.bench.decode import (
+    ADAPTIVE,
+    PLAIN,
+    Run,
+    Way,
+    decode_all,
+    encode_prompt,
+    in_turn,
+    total_acceptance,
+    warm_up,
+)
+from blockdraft.bench.figures import Spread, mean_depth, num_passes_of_depth, spread_of
+from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.core.errors import ConfigError
+from blockdraft.engine.ledger import PhaseTotals
+from blockdraft.llm import LLM
+
+NEVER_SLOWER_DEFINITIONS = {
+    "concurrency": "most requests that run at once; all of a set are asked for at its start",
+    "tokens_per_second": "output tokens over the wall time of whole sets of requests, prompt "
+    "passes and the emptying end included; over the pairs: median, lowest, highest",
+    "ratio": "adaptive over no drafter, pair by pair, whoever went first: median, lowest, highest",
+    "confidence": "chance that lowest and highest enclose the true median of the ratio, if pairs "
+    "are independent: 1 - 2^(1 - pairs)",
+    "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
+    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted",
+    "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
+    "num_identical": "outputs of both sides that equal the first ones without a drafter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both sides at one point, one right after the other, each over whole sets of requests."""
+
+    concurrency: int
+    adaptive: Run
+    no_drafter: Run
+    num_identical: int
+
+    @property
+    def ratio(self) -> float:
+        """Adaptive over no drafter."""
+        return self.adaptive.tokens_per_second / self.no_drafter.tokens_per_second
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of both sides."""
+        return len(self.adaptive.samples) + len(self.no_drafter.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class PairFigures:
+    """One point over its pairs; see NEVER_SLOWER_DEFINITIONS."""
+
+    concurrency: int
+    num_pairs: int
+    seconds_per_side: float
+    adaptive_tokens_per_second: Spread
+    no_drafter_tokens_per_second: Spread
+    ratio: Spread
+    confidence: float
+    acceptance_length: float
+    mean_depth: float
+    num_passes_of_depth: dict[int, int]
+    num_outputs: int
+    num_identical: int
+
+
+class NeverSlowerBench:
+    """Measures an LLM with a drafter against one of the same target without."""
+
+    def __init__(self, llm: LLM, baseline: LLM) -> None:
+        if llm.drafter_folder is None:
+            raise ConfigError("there is no drafter to measure; name one with --drafter")
+        self.llm = llm
+        self.baseline = baseline
+
+    def run(
+        self,
+        prompts: Sequence[BenchPrompt],
+        config: NeverSlowerConfig,
+        on_progress: Callable[[Pair], None] = lambda pair: None,
+    ) -> list[Pair]:
+        """Measure every point, the sides in turns, after a warm-up of each.
+
+        Raises:
+            RequestError: a prompt cannot be decoded; known before anything is measured.
+        """
+        chosen = mixed_prompts(prompts, config.requests_per_point)
+        encoded = [encode_prompt(self.baseline, prompt, config.params) for prompt in chosen]
+        sides = [(self.baseline, PLAIN), (self.llm, ADAPTIVE)]
+        reference: list[tuple[int, ...]] = []
+        pairs: list[Pair] = []
+        for concurrency in config.concurrency:
+            for llm, way in sides:
+                warm_up(llm, encoded, config.params, way, concurrency)
+            for turn in range(config.pairs):
+                runs = {
+                    way: _run_for(llm, encoded, config, way, concurrency)
+                    for llm, way in in_turn(sides, turn)
+                }
+                reference = reference or runs[PLAIN].outputs[: len(encoded)]
+                num_identical = sum(run.num_equal(reference) for run in runs.values())
+                pairs.append(Pair(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
+                on_progress(pairs[-1])
+        return pairs
+
+
+def _run_for(
+    llm: LLM,
+    encoded: Sequence[list[int]],
+    config: NeverSlowerConfig,
+    way: Way,
+    concurrency: int,
+) -> Run:
+    """Whole sets of requests until one side's share of a pair's seconds is over, as one run."""
+    runs: list[Run] = []
+    while sum(run.wall_seconds for run in runs) < config.seconds / config.pairs:
+        runs.append(decode_all(llm, encoded, config.params, way, concurrency))
+    phases = PhaseTotals()
+    for run in runs:
+        phases.merge(run.phases)
+    return Run(
+        samples=tuple(sample for run in runs for sample in run.samples),
+        wall_seconds=sum(run.wall_seconds for run in runs),
+        depth_use=runs[-1].depth_use,
+        phases=phases,
+    )
+
+
+def pair_figures(pairs: Sequence[Pair]) -> list[PairFigures]:
+    """Figures of each point, in the order of measurement."""
+    groups: dict[int, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.concurrency, []).append(pair)
+    return [_figures(group) for group in groups.values()]
+
+
+def _figures(group: Sequence[Pair]) -> PairFigures:
+    adaptive, plain = [p.adaptive for p in group], [p.no_drafter for p in group]
+    acceptance = total_acceptance([sample for run in adaptive for sample in run.samples])
+    return PairFigures(
+        concurrency=group[0].concurrency,
+        num_pairs=len(group),
+        seconds_per_side=min(sum(run.wall_seconds for run in runs) for runs in (adaptive, plain)),
+        adaptive_tokens_per_second=spread_of([run.tokens_per_second for run in adaptive]),
+        no_drafter_tokens_per_second=spread_of([run.tokens_per_second for run in plain]),
+        ratio=spread_of([pair.ratio for pair in group]),
+        confidence=1 - 2.0 ** (1 - len(group)),
+        acceptance_length=acceptance.acceptance_length,
+        mean_depth=mean_depth(acceptance),
+        num_passes_of_depth=num_passes_of_depth(acceptance),
+        num_outputs=sum(pair.num_outputs for pair in group),
+        num_identical=sum(pair.num_identical for pair in group),
+    )

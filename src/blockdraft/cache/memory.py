@@ -1,0 +1,54 @@
+"""What the scheduler asks of the K/V memory."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Memory(Protocol):
+    """Room for the K/V of sequences, addressed by their keys."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens that all sequences together can hold."""
+
+    def open(self, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
+        """Start a sequence; returns how many of its first tokens need not be computed again.
+
+        `with_context`: the draft context of its tokens is written too.
+        """
+
+    def reserve(self, key: int, num_tokens: int) -> bool:
+        """Give a sequence room for so many tokens; False, and nothing changes, if there is none."""
+
+    def room(self, key: int) -> int:
+        """Tokens that a sequence has room for."""
+
+    def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
+        """The first `num_tokens` tokens are committed and written: others may reuse them."""
+
+    def close(self, key: int) -> None:
+        """Forget a sequence; unknown keys are fine, it may never have run."""
+
+
+class Unlimited:
+    """Every sequence has its own K/V, which grows as it likes; nothing is reused."""
+
+    num_tokens = 2**62
+
+    def open(self, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
+        """See Memory.open."""
+        return 0
+
+    def reserve(self, key: int, num_tokens: int) -> bool:
+        """See Memory.reserve."""
+        return True
+
+    def room(self, key: int) -> int:
+        """See Memory.room."""
+        return self.num_tokens
+
+    def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
+        """See Memory.publish."""
+
+    def close(self, key: int) -> None:
+        """See Memory.close."""

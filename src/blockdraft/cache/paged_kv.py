@@ -1,0 +1,81 @@
+"""K/V of all sequences of one model, in pages."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blockdraft.cache.pages import PAGE_SIZE
+
+LayerShape = tuple[int, int]
+"""kv_heads and head_dim of one layer."""
+
+
+class PagedKV:
+    """Keys and values of `num_pages` pages.
+
+    Each layer has a buffer [2, kv_heads, num_pages, PAGE_SIZE, head_dim].
+
+    The memory is reserved at once and used as pages are written. What was never written is zero:
+    masked keys take part in the products, and must be finite.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        num_pages: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.num_pages = num_pages
+        self.bytes_per_page = page_bytes(shapes, dtype)
+        self._layers = [
+            _lazy_zeros((2, heads, num_pages, PAGE_SIZE, head_dim), dtype, device)
+            for heads, head_dim in shapes
+        ]
+        self._workspace: dict[tuple[LayerShape, int], Tensor] = {}
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store keys and values, each [kv_heads, n, head_dim], at slots [n].
+
+        The slot of a token is its page times PAGE_SIZE plus its place in the page.
+        """
+        buffer = self._layers[layer].flatten(2, 3)
+        buffer[0].index_copy_(1, slots, k)
+        buffer[1].index_copy_(1, slots, v)
+
+    def gather(self, layer: int, page_ids: Tensor) -> Tensor:
+        """[2, kv_heads, n * PAGE_SIZE, head_dim] of pages [n], side by side.
+
+        Valid until the next gather of as many pages: copies go into memory that is reused, because
+        fresh memory of this size costs more than the copy.
+        """
+        pool = self._layers[layer]
+        _, heads, _, _, head_dim = pool.shape
+        name = ((heads, head_dim), page_ids.shape[0])
+        if name not in self._workspace:
+            self._workspace.clear()
+            self._workspace[name] = pool.new_empty((2, heads, name[1], PAGE_SIZE, head_dim))
+        copied = torch.index_select(pool, 2, page_ids, out=self._workspace[name])
+        return copied.flatten(2, 3)
+
+    def repeat_first(self, page_ids: Sequence[int]) -> None:
+        """Fill pages with copies of the first of them."""
+        for pool in self._layers:
+            pool[:, :, list(page_ids)] = pool[:, :, page_ids[:1]]
+
+
+def page_bytes(shapes: Sequence[LayerShape], dtype: torch.dtype) -> int:
+    """Memory of one page over all layers."""
+    return sum(2 * heads * head_dim for heads, head_dim in shapes) * PAGE_SIZE * dtype.itemsize
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Zeros that the operating system provides page by page, when they are first written."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch.zeros writes its zeros, and so takes all the memory at once; numpy asks for clean pages.
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

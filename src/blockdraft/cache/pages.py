@@ -1,0 +1,159 @@
+"""Pages of K/V memory: who holds which, and which can be reused. No tensors here.
+
+A sequence's K/V lies in whole pages of `PAGE_SIZE` tokens, in the order of its page table. A page
+whose tokens are all committed enters the prefix chain: its digest covers every token up to its end,
+so that a later sequence with the same beginning takes the page over instead of computing it again.
+Shared pages are full, and therefore never written. Pages that nobody holds stay in the chain until
+their memory is needed, the longest unused first.
+"""
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+PAGE_SIZE = 64
+SCRATCH_PAGE = 0
+"""Never given to a sequence: rows that only fill up a forward write there."""
+
+
+@dataclass(slots=True)
+class _Table:
+    """The pages of one sequence; the first `len(digests)` of them are in the prefix chain.
+
+    `domain` parts the chain: pages whose draft context was written, and pages without.
+    """
+
+    domain: bytes
+    page_ids: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+
+
+class Pages:
+    """A fixed number of pages, shared by all sequences; a sequence is addressed by its key.
+
+    With `reuse` off nothing enters the prefix chain.
+    """
+
+    def __init__(self, num_pages: int, *, reuse: bool = True) -> None:
+        assert num_pages > 1, "one page is scratch"
+        self.num_pages = num_pages
+        self.reuse = reuse
+        self.num_reused_tokens = 0
+        self._free = list(range(num_pages - 1, SCRATCH_PAGE, -1))
+        self._tables: dict[int, _Table] = {}
+        self._num_holders = [0] * num_pages
+        self._page_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens that all sequences together can hold."""
+        return (self.num_pages - 1) * PAGE_SIZE
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be given out now, those that only the prefix chain keeps included."""
+        return len(self._free) + len(self._idle)
+
+    def open(self, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
+        """Start a sequence with all the pages that the prefix chain has for its tokens.
+
+        At least one token stays to be computed: its forward gives the first choice.
+
+        Returns:
+            the number of tokens whose K/V is there, whole pages.
+        """
+        assert key not in self._tables
+        table = self._tables[key] = _Table(b"context" if with_context else b"plain")
+        for index in range((len(token_ids) - 1) // PAGE_SIZE if self.reuse else 0):
+            digest = _next_digest(table, token_ids, index)
+            page_id = self._page_of.get(digest)
+            if page_id is None:
+                break
+            self._hold(page_id)
+            table.page_ids.append(page_id)
+            table.digests.append(digest)
+        num_tokens = len(table.page_ids) * PAGE_SIZE
+        self.num_reused_tokens += num_tokens
+        return num_tokens
+
+    def reserve(self, key: int, num_tokens: int) -> bool:
+        """Give a sequence room for so many tokens; False, and nothing changes, if there is none."""
+        page_ids = self._tables[key].page_ids
+        num_new = -(-num_tokens // PAGE_SIZE) - len(page_ids)
+        if num_new > self.num_available:
+            return False
+        page_ids.extend(self._take() for _ in range(num_new))
+        return True
+
+    def room(self, key: int) -> int:
+        """Tokens that the pages of a sequence can hold."""
+        return len(self._tables[key].page_ids) * PAGE_SIZE
+
+    def page_ids(self, key: int) -> Sequence[int]:
+        """The page table of a sequence."""
+        return self._tables[key].page_ids
+
+    def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
+        """Enter the full pages of the first `num_tokens` tokens, all committed, into the chain.
+
+        A page whose content another one already stands for stays the sequence's own.
+        """
+        table = self._tables[key]
+        for index in range(len(table.digests), num_tokens // PAGE_SIZE if self.reuse else 0):
+            digest, page_id = _next_digest(table, token_ids, index), table.page_ids[index]
+            if digest not in self._page_of:
+                self._page_of[digest] = page_id
+                self._digest_of[page_id] = digest
+            table.digests.append(digest)
+
+    def close(self, key: int) -> None:
+        """Forget a sequence; unknown keys are fine, it may never have run."""
+        table = self._tables.pop(key, None)
+        if table is None:
+            return
+        # The end of a chain is useless without its beginning, so it goes first.
+        for page_id in reversed(table.page_ids):
+            self._release(page_id)
+
+    def check_integrity(self) -> None:
+        """Assert that every page is free, kept by the chain, or held, and counted right."""
+        held = Counter(i for table in self._tables.values() for i in table.page_ids)
+        assert [held[i] for i in range(self.num_pages)] == self._num_holders
+        assert all(i in self._digest_of for i, count in held.items() if count > 1)
+        parts = [*self._free, *self._idle, *held]
+        assert sorted(parts) == list(range(1, self.num_pages)), "a page is lost, or in two places"
+        assert set(self._idle) <= set(self._digest_of)
+        assert not set(self._free) & set(self._digest_of)
+        assert {page: digest for digest, page in self._page_of.items()} == self._digest_of
+
+    def _take(self) -> int:
+        if self._free:
+            page_id = self._free.pop()
+        else:
+            page_id, _ = self._idle.popitem(last=False)
+            del self._page_of[self._digest_of.pop(page_id)]
+        self._num_holders[page_id] = 1
+        return page_id
+
+    def _hold(self, page_id: int) -> None:
+        self._idle.pop(page_id, None)
+        self._num_holders[page_id] += 1
+
+    def _release(self, page_id: int) -> None:
+        self._num_holders[page_id] -= 1
+        if self._num_holders[page_id] == 0:
+            if page_id in self._digest_of:
+                self._idle[page_id] = None
+            else:
+                self._free.append(page_id)
+
+
+def _next_digest(table: _Table, token_ids: Sequence[int], index: int) -> bytes:
+    """Of a page, from the digest of the page before it and its own tokens."""
+    before = table.digests[index - 1] if index else table.domain
+    tokens = array("q", token_ids[index * PAGE_SIZE : (index + 1) * PAGE_SIZE])
+    return hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest()

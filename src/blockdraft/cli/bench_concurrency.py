@@ -1,0 +1,162 @@
+"""`blockdraft bench concurrency` and `blockdraft bench never-slower`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
+from blockdraft.bench.workload import BUNDLED, BenchPrompt, read_workload
+from blockdraft.cli import options
+from blockdraft.cli.bench_output import (
+    Output,
+    Progress,
+    check_before_loading,
+    headline,
+    parse_points,
+    publish,
+    show_points,
+)
+from blockdraft.cli.output import DIFFERS
+from blockdraft.core.config import LLMConfig
+
+_LLM = LLMConfig()
+_CONCURRENCY = ConcurrencyConfig()
+_NEVER_SLOWER = NeverSlowerConfig()
+
+Points = Annotated[str, typer.Option(help="Most requests at once, point by point.", metavar="N,N")]
+Prompts = Annotated[
+    list[Path] | None,
+    typer.Option(help="JSONL file of prompts. Repeatable.", show_default="the bundled ones"),
+]
+
+
+def concurrency(
+    ctx: typer.Context,
+    concurrency: Points = show_points(_CONCURRENCY.concurrency),
+    prompts: Prompts = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests of each point, prompts repeated if need be.",
+            show_default="the largest point",
+        ),
+    ] = _CONCURRENCY.num_requests,
+    repeats: Annotated[int, typer.Option(help="Runs of each way.")] = _CONCURRENCY.repeats,
+    fixed: Annotated[
+        int, typer.Option(help="Depth of the way that always drafts as many tokens.")
+    ] = _CONCURRENCY.fixed,
+    max_tokens: options.MaxTokens = _CONCURRENCY.max_tokens,
+    temperature: options.Temperature = _CONCURRENCY.temperature,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _CONCURRENCY.seed,
+    target: options.Target = _LLM.target,
+    drafter: options.Drafter = str(_LLM.drafter),
+    dtype: options.Dtype = _LLM.dtype,
+    device: options.Device = _LLM.device,
+    exact: options.Exact = options.EXACT,
+    num_threads: options.NumThreads = _LLM.num_threads,
+    output: Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Time the same requests, few or many at once: plain, with fixed and with adaptive depth.
+
+    Closed loop: every point runs all requests to completion, and the next one starts when one has
+    ended. Exits with 1 if any output differs from plain decoding although exactness was asked for.
+    """
+    workload = _read(prompts)
+    llm_config = options.llm_config(ctx.params)
+    config = ConcurrencyConfig(
+        concurrency=parse_points("concurrency", concurrency),
+        num_requests=requests,
+        repeats=repeats,
+        fixed=fixed,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
+    config.params  # noqa: B018 - raises for a bad value before anything is loaded
+    check_before_loading(llm_config, output)
+    llm = options.load_llm(llm_config)
+    from rich.console import Console
+
+    from blockdraft.bench import concurrency_report as report
+    from blockdraft.bench.concurrency import ConcurrencyBench, point_figures
+
+    progress = Progress("concurrency", len(config.concurrency) * repeats * 3, "runs")
+    runs = ConcurrencyBench(llm).run(workload, config, progress.advance)
+    publish(report.concurrency_json(llm, config, runs), output, as_json=as_json)
+    if not as_json:
+        print(headline(llm))
+        how = f"temperature {temperature:g}" if temperature else "greedy"
+        title = f"{how}, {config.requests_per_point} requests of at most {max_tokens} tokens"
+        rows = point_figures(runs)
+        Console().print(report.concurrency_table(title, rows))
+        print(*report.depth_lines(rows), report.CONCURRENCY_LEGEND, sep="\n")
+    if llm_config.exact and any(r.num_identical < len(r.run.samples) for r in runs):
+        raise typer.Exit(DIFFERS)
+
+
+def never_slower(
+    ctx: typer.Context,
+    concurrency: Points = show_points(_NEVER_SLOWER.concurrency),
+    prompts: Prompts = None,
+    spoil: Annotated[
+        Literal["no", "noise", "wrong"],
+        typer.Option(help="Make the drafter bad: random weights, or guesses that are off by one."),
+    ] = "no",
+    seconds: Annotated[
+        float, typer.Option(help="Least seconds of each side of a point, all pairs together.")
+    ] = _NEVER_SLOWER.seconds,
+    pairs: Annotated[int, typer.Option(help="Pairs of runs of each point.")] = _NEVER_SLOWER.pairs,
+    max_tokens: options.MaxTokens = _NEVER_SLOWER.max_tokens,
+    target: options.Target = _LLM.target,
+    drafter: options.Drafter = str(_LLM.drafter),
+    dtype: options.Dtype = _LLM.dtype,
+    device: options.Device = _LLM.device,
+    exact: options.Exact = options.EXACT,
+    num_threads: options.NumThreads = _LLM.num_threads,
+    output: Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Time adaptive depth against an engine without a drafter, in alternating pairs.
+
+    Greedy. The target is loaded twice. Exits with 1 if any output differs although exactness was
+    asked for; being slower is a result, not a failure.
+    """
+    workload = _read(prompts)
+    llm_config = options.llm_config(ctx.params)
+    config = NeverSlowerConfig(
+        concurrency=parse_points("concurrency", concurrency),
+        seconds=seconds,
+        pairs=pairs,
+        max_tokens=max_tokens,
+    )
+    config.params  # noqa: B018 - raises for a bad value before anything is loaded
+    check_before_loading(llm_config, output)
+    llm = options.load_llm(llm_config)
+    baseline = options.load_llm(replace(llm_config, drafter=None))
+    from rich.console import Console
+
+    from blockdraft.bench import concurrency_report as report
+    from blockdraft.bench.never_slower import NeverSlowerBench, pair_figures
+    from blockdraft.bench.spoil import spoil as spoil_drafter
+
+    if spoil != "no":
+        spoil_drafter(llm, spoil)
+    progress = Progress("never slower", len(config.concurrency) * pairs, "pairs")
+    measured = NeverSlowerBench(llm, baseline).run(workload, config, progress.advance)
+    described = report.never_slower_json(llm, config, measured) | {"spoiled": spoil}
+    publish(described, output, as_json=as_json)
+    if not as_json:
+        print(headline(llm) + ("" if spoil == "no" else f", drafter spoiled: {spoil}"))
+        title = f"greedy, {config.requests_per_point} requests of at most {max_tokens} tokens"
+        rows = pair_figures(measured)
+        Console().print(report.never_slower_table(title, rows))
+        print(*report.depth_lines(rows), report.NEVER_SLOWER_LEGEND, sep="\n")
+    if llm_config.exact and any(p.num_identical < p.num_outputs for p in measured):
+        raise typer.Exit(DIFFERS)
+
+
+def _read(paths: list[Path] | None) -> list[BenchPrompt]:
+    return [prompt for path in paths or [BUNDLED] for prompt in read_workload(path)]

@@ -1,0 +1,89 @@
+"""`blockdraft bench context`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockdraft.bench.config import ContextConfig
+from blockdraft.bench.prose import python_help, read_prose
+from blockdraft.cli import options
+from blockdraft.cli.bench_output import (
+    Output,
+    Progress,
+    check_before_loading,
+    headline,
+    parse_points,
+    publish,
+    show_points,
+)
+from blockdraft.cli.output import DIFFERS
+from blockdraft.core.config import LLMConfig
+
+_LLM = LLMConfig()
+_CONTEXT = ContextConfig()
+
+
+def context(
+    ctx: typer.Context,
+    lengths: Annotated[
+        str, typer.Option(help="Tokens of the prompt, point by point.", metavar="N,N")
+    ] = show_points(_CONTEXT.lengths),
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text file, or JSONL file of prompts. Repeatable.",
+            show_default="the help topics that come with Python",
+        ),
+    ] = None,
+    passages: Annotated[
+        int, typer.Option(help="Pieces of the text, evenly spread.")
+    ] = _CONTEXT.passages,
+    fixed: Annotated[
+        int | None, typer.Option(help="Always draft as many tokens.", show_default="adaptive")
+    ] = _CONTEXT.fixed,
+    max_tokens: options.MaxTokens = _CONTEXT.max_tokens,
+    target: options.Target = _LLM.target,
+    drafter: options.Drafter = str(_LLM.drafter),
+    dtype: options.Dtype = _LLM.dtype,
+    device: options.Device = _LLM.device,
+    exact: options.Exact = options.EXACT,
+    num_threads: options.NumThreads = _LLM.num_threads,
+    output: Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Time long prompts of real text, continued plainly and with drafts.
+
+    Greedy. The text is cut to so many tokens and continued as it is, without a chat template, and
+    past an end of the answer. A prompt that would not fit the context with its output is cut
+    shorter. By default the text is pydoc's help on the Python language, which every Python has.
+    Exits with 1 if any output differs from plain decoding although exactness was asked for.
+    """
+    llm_config = options.llm_config(ctx.params)
+    config = ContextConfig(
+        lengths=parse_points("lengths", lengths),
+        passages=passages,
+        fixed=fixed,
+        max_tokens=max_tokens,
+    )
+    config.params  # noqa: B018 - raises for a bad value before anything is loaded
+    check_before_loading(llm_config, output)
+    prose = read_prose(text) if text else python_help()
+    llm = options.load_llm(llm_config)
+    from rich.console import Console
+
+    from blockdraft.bench import context_report as report
+    from blockdraft.bench.context import ContextBench, context_figures
+
+    progress = Progress("context", len(config.lengths) * passages, "passages")
+    measured = ContextBench(llm).run(prose, config, progress.advance)
+    publish(report.context_json(llm, config, prose, measured), output, as_json=as_json)
+    if not as_json:
+        rows = context_figures(llm, measured)
+        print(headline(llm))
+        depth = "adaptive depth" if fixed is None else f"fixed depth {fixed}"
+        title = f"greedy, {depth}, {max_tokens} tokens, {passages} passages of {prose.source}"
+        Console().print(report.context_table(title, rows))
+        print(*report.clipped_lines(rows), report.CONTEXT_LEGEND, sep="\n")
+    if llm_config.exact and not all(m.identical for m in measured):
+        raise typer.Exit(DIFFERS)

@@ -1,0 +1,82 @@
+"""What the measuring commands share: their checks, progress and reports."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blockdraft.cli.output import describe_llm, print_json
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blockdraft.llm import LLM
+
+Output = Annotated[Path | None, typer.Option(help="Write the JSON report to this file too.")]
+
+
+def check_before_loading(llm_config: LLMConfig, output: Path | None) -> None:
+    """Refuse at once what would fail only after minutes of measuring.
+
+    Raises:
+        ConfigError: there is no drafter, or the report could not be written.
+    """
+    if not llm_config.drafts:
+        raise ConfigError("there is nothing to compare without a drafter; name one with --drafter")
+    if output is not None and not output.absolute().parent.is_dir():
+        raise ConfigError(f"cannot write {output}: its folder does not exist; make it first")
+    if output is not None and output.is_dir():
+        raise ConfigError(f"cannot write {output}: it is a folder; give the name of a file")
+
+
+def parse_points(name: str, text: str) -> tuple[int, ...]:
+    """Read numbers with commas between them.
+
+    Raises:
+        ConfigError: one is no number.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{name} is {text!r}; give numbers such as 1,2,4") from error
+
+
+def show_points(points: tuple[int, ...]) -> str:
+    """The text that `parse_points` reads."""
+    return ",".join(map(str, points))
+
+
+def publish(report: Mapping[str, Any], output: Path | None, *, as_json: bool) -> None:
+    """Write the report to the file that was asked for, and print it if JSON was."""
+    if output is not None:
+        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(report)
+
+
+def headline(llm: "LLM") -> str:
+    """What was measured, on two lines."""
+    loaded = describe_llm(llm)
+    exact = "exact" if loaded["exact"] else "NOT exact: outputs may differ"
+    return (
+        f"{loaded['target']} drafted by {loaded['drafter']}\n"
+        f"{loaded['dtype']} on {loaded['device']}, {loaded['threads']} threads, {exact}"
+    )
+
+
+class Progress:
+    """Counts what is finished on standard error."""
+
+    def __init__(self, label: str, total: int, unit: str = "prompts") -> None:
+        self._label, self._total, self._unit, self._done = label, total, unit, 0
+
+    def advance(self, _measurement: object) -> None:
+        """Note one more."""
+        self._done += 1
+        end = "\n" if self._done == self._total else ""
+        if sys.stderr.isatty() or end:
+            line = f"\r{self._label}: {self._done}/{self._total} {self._unit}"
+            print(line, end=end, file=sys.stderr)

@@ -1,0 +1,67 @@
+"""What the phases of a step cost on this machine, measured once when an engine is loaded."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Batch, Row, Sequence
+from blockdraft.engine.costs import StepCosts, measure_points
+from blockdraft.models.target import Target
+from blockdraft.speculate.drafters.base import Drafter
+
+FORWARD_ROWS = (1, 2, 4, 8, 16, 32, 64)
+DRAFT_SEQUENCES = (1, 2, 8)
+"""Half a second on a small machine; what is beyond is extrapolated, and then learned."""
+_KEYS = range(-100, -100 + max(DRAFT_SEQUENCES))
+"""Those of the engine are not negative."""
+
+
+def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
+    """Time forwards of the target by rows, and draft forwards by slots, on a token or two."""
+    (sequence,) = _sequences(1)
+    with _opened(target, drafter, [sequence]):
+        # The sequence has drafted all rows but one; the logits of all are computed.
+        forward_points = measure_points(
+            lambda num_rows: _forward(target, [Row(sequence, [0], num_rows - 1)]), FORWARD_ROWS
+        )
+    batch = [Row(sequence, [0], drafter.max_draft_tokens) for sequence in _sequences(len(_KEYS))]
+    with _opened(target, drafter, [row.sequence for row in batch]):
+        output = target.forward(batch, [[] for _ in batch])
+        for row, features in zip(batch, output.features, strict=True):
+            target.truncate(row.sequence.key, 0)
+            row.sequence.token_ids.append(0)
+            row.sequence.num_cached = 1
+            if features is not None:
+                drafter.absorb(row.sequence.key, 0, features)
+        drafter.prepare(batch)
+        sequence_points = measure_points(lambda num: drafter.draft(batch[:num]), DRAFT_SEQUENCES)
+    num_slots = 1 + drafter.max_draft_tokens
+    draft_points = [(num * num_slots, seconds) for num, seconds in sequence_points]
+    return StepCosts(forward_points, draft_points)
+
+
+def _forward(target: Target, batch: Batch) -> None:
+    target.forward(batch, [[0] * row.num_draft_tokens for row in batch])
+    for row in batch:
+        target.truncate(row.sequence.key, 0)
+
+
+def _sequences(number: int) -> list[Sequence]:
+    params = SamplingParams(max_tokens=max(FORWARD_ROWS))
+    return [
+        Sequence(key, params, 0, 0, frozenset(), token_ids=[0], num_prompt=1)
+        for key in _KEYS[:number]
+    ]
+
+
+@contextmanager
+def _opened(target: Target, drafter: Drafter, sequences: list[Sequence]) -> Iterator[None]:
+    try:
+        for sequence in sequences:
+            target.memory.open(sequence.key, sequence.token_ids, with_context=True)
+            target.memory.reserve(sequence.key, 1 + max(FORWARD_ROWS))
+        yield
+    finally:
+        for sequence in sequences:
+            target.close(sequence.key)
+            drafter.close(sequence.key)

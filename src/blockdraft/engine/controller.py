@@ -1,0 +1,441 @@
+"""How many tokens each sequence drafts in a step: as many as pay, on this machine, at this load.
+
+A step of n sequences that draft d tokens in all costs a target forward of n + d rows and a draft
+forward; it commits one token a sequence, and each draft with the probability that the target keeps
+it and all before it. `AdaptiveDepth` learns both and takes the depths with the most tokens per
+second. 0 is plain decoding. No torch.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from typing import Protocol
+
+import numpy as np
+
+from blockdraft.engine.costs import Economy, Floats, Plan, StepCosts
+
+# Acceptance. A rate is the share of drafts that were kept where all earlier ones were.
+_FIRST_RATE = 0.6
+"""What is believed of a drafter that was never tried: enough to give it a hearing."""
+_START_WEIGHT = 4.0
+"""Observations that the first belief counts for."""
+_SEQUENCE_MEMORY = 40.0
+_ENGINE_MEMORY = 256.0
+"""Observations that a rate remembers, of one sequence and of all."""
+_FADING_STEPS = 8
+"""A rate loses the weight of one observation in so many steps without one."""
+_FORGOTTEN_STEPS = 256
+"""A sequence that was not tested for so many steps is believed to be like all the others."""
+
+# Switching.
+_MARGIN = 0.03
+_LARGEST_MARGIN = 0.24
+"""Predicted gain that switches drafting on. Doubles when that soon proves to be an error."""
+_SOON = 256
+_MARGIN_STEPS = 1024
+"""Steps in which a raised margin falls back by a factor e."""
+_PATIENCE = 8
+"""Steps in a row without a gain that switch drafting off. A request's last steps have none."""
+_MEASURED_STEPS = 64
+"""Steps that the measured gain looks back, half of which it must have seen."""
+
+# Probing.
+_PROBE_SHARE = 1 / 128
+"""Share of the time that probes may cost, by prediction."""
+_FIRST_BUDGET = 0.1
+_LARGEST_BUDGET = 0.25
+"""Seconds that probes may cost at first, and that they may save up."""
+_SAVED_STEPS = 8
+"""Plain steps that they may save up instead, where steps are long."""
+_FIRST_WAIT = 4
+"""Steps between probes: doubles after a failure, up to where probes like the last take half of
+their share of the time, and starts again after a success."""
+_PROBE_DEPTH = 3
+"""Tokens that a probed sequence drafts beyond its best depth."""
+_PROBED_SEQUENCES = 8
+_SURE_GAIN = 1.25
+"""From this gain on no plain step is spent on comparison: no error of the costs is so large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A decoding sequence of the step about to run.
+
+    `limit` is the most tokens that it may draft now: the request's own cap, the room that is left,
+    the drafter's block. With 0 it never drafts.
+    """
+
+    key: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class DepthUse:
+    """Which depths were used. A pass is one sequence in one step.
+
+    `shares` is the share of passes by depth, for depths that occurred. `num_switches` counts
+    changes between plain decoding and drafting, `num_probes` the steps that tried something else.
+    """
+
+    num_passes: int
+    mean_depth: float
+    shares: dict[int, float]
+    num_switches: int = 0
+    num_probes: int = 0
+
+
+class Controller(Protocol):
+    """Decides how many tokens each sequence drafts, and is told what came of it."""
+
+    def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
+        """Depth for each candidate; `num_other_rows` are prompt rows in the same forward."""
+        ...
+
+    def record(self, key: int, num_drafted: int, num_accepted: int) -> None:
+        """Take the outcome of one candidate of the last plan, before any cut at a stop."""
+        ...
+
+    def record_times(self, *, draft: float, forward: float, absorb: float) -> None:
+        """Take the seconds of the last planned step, after its outcomes.
+
+        draft: the draft forward. absorb: projecting context features. forward: all the rest, the
+        target's forward, verification and commit.
+        """
+        ...
+
+    def close(self, key: int) -> None:
+        """Forget a sequence, known or not."""
+        ...
+
+    def summary(self) -> DepthUse:
+        """What was planned so far."""
+        ...
+
+
+class FixedDepth:
+    """Drafts as many tokens as the limits allow."""
+
+    def __init__(self) -> None:
+        self._used: Counter[int] = Counter()
+
+    def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
+        """See `Controller`."""
+        depths = [candidate.limit for candidate in candidates]
+        self._used.update(depths)
+        return depths
+
+    def record(self, key: int, num_drafted: int, num_accepted: int) -> None:
+        """Nothing to learn."""
+
+    def record_times(self, *, draft: float, forward: float, absorb: float) -> None:
+        """Nothing to learn."""
+
+    def close(self, key: int) -> None:
+        """Nothing to forget."""
+
+    def summary(self) -> DepthUse:
+        """See `Controller`."""
+        return _depth_use(self._used)
+
+
+def _depth_use(used: Counter[int], num_switches: int = 0, num_probes: int = 0) -> DepthUse:
+    num_passes = used.total()
+    return DepthUse(
+        num_passes=num_passes,
+        mean_depth=sum(k * count for k, count in used.items()) / max(1, num_passes),
+        shares={depth: used[depth] / num_passes for depth in sorted(used)},
+        num_switches=num_switches,
+        num_probes=num_probes,
+    )
+
+
+class _Acceptance:
+    """Rates of acceptance by position, of one sequence or of all.
+
+    Positions that were never tested are believed to be like the last one that was.
+    """
+
+    def __init__(self, max_depth: int, memory: float) -> None:
+        self._rates = [_FIRST_RATE] * max_depth
+        self._num_tested = 0
+        self._weights = [_START_WEIGHT] * max_depth
+        self._memory = memory
+
+    def start(self, memory: float) -> "_Acceptance":
+        """What is believed of a sequence that comes from this one's."""
+        acceptance = _Acceptance(len(self._rates), memory)
+        acceptance._rates = list(self._rates)
+        acceptance._num_tested = self._num_tested
+        return acceptance
+
+    def survival(self, limit: int) -> list[float]:
+        """Probability, for each depth up to `limit`, that a draft and all before it are kept."""
+        return list(accumulate(self._rates[:limit], mul))
+
+    def record(self, num_drafted: int, num_accepted: int) -> None:
+        """Learn from one block. What comes behind the first miss was not tested."""
+        num_tested = min(num_drafted, num_accepted + 1)
+        for i in range(num_tested):
+            weight = self._weights[i] = min(self._weights[i] + 1, self._memory)
+            self._rates[i] += ((i < num_accepted) - self._rates[i]) / weight
+        self._num_tested = max(self._num_tested, num_tested)
+        num_untested = len(self._rates) - self._num_tested
+        self._rates[self._num_tested :] = [self._rates[self._num_tested - 1]] * num_untested
+
+    def fade(self, num_steps: int) -> None:
+        """Trust the rates less after steps without a test, so that news counts for more."""
+        loss = num_steps / _FADING_STEPS
+        self._weights = [max(weight - loss, _START_WEIGHT) for weight in self._weights]
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """One sequence: its acceptance, and the steps of its last test and probe.
+
+    `acceptance` is that of all sequences until the first test, and again long after the last.
+    """
+
+    acceptance: _Acceptance
+    tested_at: int = -1
+    probed_at: int = -1
+
+
+class _Switch:
+    """Whether drafting is on, with hysteresis."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.num_switches = 0
+        self._num_steps = 0
+        """Since the last switch."""
+        self._num_plain = 0
+        """Steps in a row in which plain decoding was best."""
+        self._margin = _MARGIN
+        self._worth = self._seconds = 0.0
+
+    def update(self, gain: float) -> None:
+        """Take the predicted gain of the best plan of the next step, a ratio of rates."""
+        self._num_steps += 1
+        self._margin -= (self._margin - _MARGIN) / _MARGIN_STEPS
+        self._num_plain = 0 if gain > 1 else self._num_plain + 1
+        if not self.on and gain >= 1 + self._margin:
+            self._flip()
+        elif self.on and (self._num_plain >= _PATIENCE or self._measured_loss()):
+            if self._num_steps < _SOON:
+                self._margin = min(2 * self._margin, _LARGEST_MARGIN)
+            self._flip()
+
+    def measure(self, worth: float, seconds: float) -> None:
+        """Take the seconds of a drafted step, and those of plain decoding for as many tokens."""
+        kept = 1 - 1 / _MEASURED_STEPS
+        self._worth = kept * self._worth + worth
+        self._seconds = kept * self._seconds + seconds
+
+    def _measured_loss(self) -> bool:
+        return self._num_steps >= _MEASURED_STEPS // 2 and self._worth < self._seconds
+
+    def _flip(self) -> None:
+        self.on = not self.on
+        self.num_switches += 1
+        self._num_steps = self._num_plain = 0
+        self._worth = self._seconds = 0.0
+
+
+class _Probes:
+    """When to probe: rarer with each failure, and within a budget of seconds."""
+
+    def __init__(self) -> None:
+        self.num_probes = 0
+        self._budget = _FIRST_BUDGET
+        self._wait = self._left = _FIRST_WAIT
+        self._longest_wait = float(_FIRST_WAIT)
+
+    def pass_step(self, plain_seconds: float) -> None:
+        """Earn a share of the step about to run."""
+        self._left -= 1
+        saved = max(_LARGEST_BUDGET, _SAVED_STEPS * plain_seconds)
+        self._budget = min(self._budget + _PROBE_SHARE * plain_seconds, saved)
+
+    @property
+    def due(self) -> bool:
+        """True once the wait is over."""
+        return self._left <= 0
+
+    def afford(self, loss: float, plain_seconds: float) -> bool:
+        """Pay a probe that is predicted to lose so many seconds, if the budget allows."""
+        if loss > self._budget:
+            return False
+        self._budget -= loss
+        self._longest_wait = 2 * loss / (_PROBE_SHARE * plain_seconds)
+        self.num_probes += 1
+        return True
+
+    def settle(self, success: bool, saving: float) -> None:
+        """Take the outcome of the probe: it lost `saving` seconds less than was paid."""
+        self._budget += saving
+        longest = max(_FIRST_WAIT, int(self._longest_wait))
+        self._wait = _FIRST_WAIT if success else min(2 * self._wait, longest)
+        self._left = self._wait
+
+    def hurry(self) -> None:
+        """Probe soon: there is a new text."""
+        self._wait = _FIRST_WAIT
+        self._left = min(self._left, self._wait)
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step that was planned last. `followed` is the plan that a probe deviates from."""
+
+    plan: Plan
+    plain: Plan
+    followed: Plan
+    num_other_rows: int
+    best_depths: dict[int, int]
+    """Of the sequences that a probe makes draft further, by key."""
+    num_accepted: int = 0
+    surprised: bool = False
+    caught_up: bool = True
+    """Whoever drafted did so in the step before, so its features are those of one step."""
+
+
+class AdaptiveDepth:
+    """Takes the depths that give the most tokens per second, plain decoding among them.
+
+    Drafting is switched on when it is predicted to gain 3 %, and off when plain decoding is best,
+    or when the tokens of the last drafted steps were not worth their time. Rare probes look for
+    what following the plan cannot show: a drafter that has become good, blocks that should be
+    longer, and, where drafting gains little, what a plain step costs by now.
+
+    The same history gives the same plans. `max_depth` is the most that a sequence can draft.
+    """
+
+    def __init__(self, costs: StepCosts, max_depth: int) -> None:
+        self._costs = costs
+        self._everyone = _Acceptance(max_depth, _ENGINE_MEMORY)
+        self._tracked: dict[int, _Tracked] = {}
+        self._num_steps = 0
+        self._step: _Step | None = None
+        self._switch = _Switch()
+        self._probes = _Probes()
+        self._used: Counter[int] = Counter()
+
+    def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
+        """See `Controller`."""
+        self._num_steps += 1
+        self._step = None
+        depths = [0] * len(candidates)
+        if any(candidate.limit for candidate in candidates):
+            self._step = self._choose(candidates, num_other_rows)
+            depths = self._step.plan.depths
+        self._used.update(depths)
+        return depths
+
+    def _choose(self, candidates: Sequence[Candidate], num_other_rows: int) -> _Step:
+        economy = Economy(self._costs, self._survival(candidates), num_other_rows)
+        plain, best = economy.price([0] * len(candidates)), economy.best()
+        gain = best.rate / plain.rate
+        self._switch.update(gain)
+        followed = best if self._switch.on and gain > 1 else plain
+        step = _Step(followed, plain, followed, num_other_rows, {})
+        self._probes.pass_step(plain.seconds)
+        if self._probes.due:
+            self._probe(step, economy, candidates)
+        return step
+
+    def _survival(self, candidates: Sequence[Candidate]) -> Floats:
+        """[n, largest limit], 0 beyond a sequence's own limit."""
+        longest = max(candidate.limit for candidate in candidates)
+        rows = []
+        for candidate in candidates:
+            survival = self._track(candidate.key).acceptance.survival(candidate.limit)
+            rows.append(survival + [0.0] * (longest - candidate.limit))
+        return np.array(rows)
+
+    def _track(self, key: int) -> _Tracked:
+        tracked = self._tracked.get(key)
+        if tracked is None:
+            tracked = self._tracked[key] = _Tracked(self._everyone)
+            self._probes.hurry()
+        elif self._num_steps - tracked.tested_at > _FORGOTTEN_STEPS:
+            tracked.acceptance = self._everyone
+        return tracked
+
+    def _probe(self, step: _Step, economy: Economy, candidates: Sequence[Candidate]) -> None:
+        """Change the step into a probe, if there is something to learn and it can be afforded."""
+        best_depths: dict[int, int] = {}
+        if (
+            step.followed.num_drafting
+            and self._probes.num_probes % 2
+            and step.followed.rate < _SURE_GAIN * step.plain.rate
+        ):
+            depths = step.plain.depths
+        else:
+            depths = list(step.followed.depths)
+            # Who was surprising keeps an early place, so that a few probes in a row settle it.
+            order = sorted(
+                range(len(candidates)), key=lambda i: self._tracked[candidates[i].key].probed_at
+            )
+            open_ = [i for i in order if candidates[i].limit > depths[i]]
+            for i in open_[:_PROBED_SEQUENCES]:
+                best_depths[candidates[i].key] = depths[i]
+                depths[i] = min(candidates[i].limit, depths[i] + _PROBE_DEPTH)
+        probe = economy.price(depths)
+        loss = probe.seconds - probe.tokens / step.followed.rate
+        if depths != step.followed.depths and self._probes.afford(loss, step.plain.seconds):
+            step.plan, step.best_depths = probe, best_depths
+
+    def record(self, key: int, num_drafted: int, num_accepted: int) -> None:
+        """See `Controller`."""
+        step = self._step
+        if step is None or not num_drafted:
+            return
+        tracked = self._tracked[key]
+        idle = self._num_steps - 1 - tracked.tested_at
+        tracked.tested_at = self._num_steps
+        step.caught_up = step.caught_up and not idle
+        if tracked.acceptance is self._everyone:
+            tracked.acceptance = self._everyone.start(_SEQUENCE_MEMORY)
+        elif idle:
+            tracked.acceptance.fade(idle)
+        tracked.acceptance.record(num_drafted, num_accepted)
+        self._everyone.record(num_drafted, num_accepted)
+        step.num_accepted += num_accepted
+        if key in step.best_depths:
+            if num_accepted > step.best_depths[key]:
+                step.surprised = True
+            else:
+                tracked.probed_at = self._num_steps
+
+    def record_times(self, *, draft: float, forward: float, absorb: float) -> None:
+        """See `Controller`."""
+        step = self._step
+        if step is None:
+            return
+        plan, num = step.plan, len(step.plan.depths)
+        num_tokens = num + step.num_accepted
+        if plan is not step.followed:
+            saving = (num_tokens - plan.tokens) / step.followed.rate
+            self._probes.settle(step.surprised, saving)
+        # Prompt rows cost otherwise: only the last of them goes through the head.
+        if step.num_other_rows:
+            return
+        self._costs.record_forward(num + sum(plan.depths), forward)
+        if plan.num_drafting:
+            self._costs.record_draft(plan.num_drafting, 1 + max(plan.depths), draft)
+            if step.caught_up:
+                self._costs.record_absorb(plan.num_drafting, absorb)
+            if plan is step.followed:
+                worth = num_tokens * step.plain.seconds / num
+                self._switch.measure(worth, plan.seconds)
+
+    def close(self, key: int) -> None:
+        """See `Controller`."""
+        self._tracked.pop(key, None)
+
+    def summary(self) -> DepthUse:
+        """See `Controller`."""
+        return _depth_use(self._used, self._switch.num_switches, self._probes.num_probes)

@@ -1,0 +1,112 @@
+"""From folders of models to an engine that is ready."""
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from blockdraft.cache.paged_kv import page_bytes
+from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError
+from blockdraft.engine.calibrate import measure_costs
+from blockdraft.engine.engine import Engine
+from blockdraft.models.draft import DraftModel, load_draft_model
+from blockdraft.models.draft_context import DraftContexts
+from blockdraft.models.loading import check_pair, load_target_model
+from blockdraft.models.paged import PagedTarget
+from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.paged_support import NotPaged, layer_shapes
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.none import NoDrafter
+
+SHARE_OF_MEMORY = 0.25
+MIN_PAGES = 9
+"""Enough for the self-test, and for a short chat."""
+
+logger = logging.getLogger(__name__)
+
+
+def load_engine(
+    config: LLMConfig,
+    target_folder: Path,
+    drafter_folder: Path | None,
+    dtype: torch.dtype,
+    device: str,
+) -> Engine:
+    """Load both models, plan the memory, test exactness, measure what a step costs.
+
+    Raises:
+        ConfigError: the memory that was asked for is too small.
+        ModelError: a model cannot be loaded, the pair does not fit, or exactness was asked for and
+            this machine's kernels do not give it.
+    """
+    model = load_target_model(target_folder, dtype, device)
+    draft_model = None
+    if drafter_folder is not None:
+        draft_model = load_draft_model(drafter_folder, dtype, device)
+        check_pair(model, draft_model.config)
+    target, contexts = _load_target(config, model, draft_model)
+    drafter: Drafter = NoDrafter()
+    if draft_model is not None:
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        drafter = DFlashDrafter(draft_model, embedding.weight, head.weight, contexts)
+    if config.exact:
+        target.check_row_invariance()
+    engine = Engine(
+        target,
+        drafter,
+        max_running=config.max_concurrency,
+        prefill_chunk=config.prefill_chunk,
+    )
+    if config.adaptive and draft_model is not None:
+        engine.costs = measure_costs(target, drafter)
+        engine.use_adaptive_depth()
+    return engine
+
+
+def _load_target(
+    config: LLMConfig, model: PreTrainedModel, draft_model: DraftModel | None
+) -> tuple[PagedTarget | SequentialTarget, DraftContexts | None]:
+    """The target, and where the drafter keeps its context, None for its own place."""
+    layer_ids = () if draft_model is None else draft_model.config.target_layer_ids
+    try:
+        pages = Pages(_num_pages(config, model, draft_model))
+        target = PagedTarget(model, pages, layer_ids=layer_ids, exact=config.exact)
+    except NotPaged as reason:
+        logger.warning("%s runs its sequences one after another: %s", type(model).__name__, reason)
+        return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact), None
+    if draft_model is None:
+        return target, None
+    return target, PagedContexts(draft_model.config, pages, draft_model.fc.weight)
+
+
+def _num_pages(config: LLMConfig, model: PreTrainedModel, draft_model: DraftModel | None) -> int:
+    """As many pages as the memory holds, but no more than all sequences can ever fill."""
+    size = page_bytes(layer_shapes(model), model.dtype)
+    if draft_model is not None:
+        size += page_bytes(PagedContexts.shapes(draft_model.config), draft_model.fc.weight.dtype)
+    max_context = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
+    most = 1 + config.max_concurrency * -(-max_context // PAGE_SIZE)
+    budget = _memory_bytes(config, model.device)
+    num_pages = min(most, int(budget // size))
+    least = min(MIN_PAGES, most)
+    if num_pages < least:
+        raise ConfigError(
+            f"memory of {budget / 2**30:.3g} GiB holds {num_pages} pages of {PAGE_SIZE} tokens, "
+            f"and {least} are needed; give --memory {least * size / 2**30:.3g} or more"
+        )
+    return num_pages
+
+
+def _memory_bytes(config: LLMConfig, device: torch.device) -> float:
+    if config.memory is not None:
+        return config.memory * 2**30
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return SHARE_OF_MEMORY * free
+    return SHARE_OF_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,198 @@
+"""Attention of many sequences packed in one row, over K/V in pages.
+
+A forward runs with a plan: where each row's key and value go, and which rows attend to which pages.
+transformers models call the registered function layer by layer, and it follows the plan in force.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.models.attention import grouped_attention, softmax_dtype
+
+PAGED_ATTENTION = "blockdraft_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of one sequence in a forward: `num_rows` from row `first` on.
+
+    They stand at the positions `start`, `start + 1`, ... of their sequence.
+    """
+
+    first: int
+    num_rows: int
+    start: int
+    page_ids: Sequence[int]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that the rows look at."""
+        return -(-(self.start + self.num_rows) // PAGE_SIZE)
+
+
+class Group:
+    """Sequences whose rows attend in one product: b of them, q rows each, over as many pages.
+
+    Shorter spans are filled up: rows by repeating the last one, pages by any, which stay masked.
+    """
+
+    def __init__(self, spans: Sequence[Span], row_multiple: int, device: torch.device) -> None:
+        num_rows = max(span.num_rows for span in spans)
+        num_rows += -num_rows % row_multiple
+        num_pages = max(span.num_pages for span in spans)
+        last = [[min(i, span.num_rows - 1) for i in range(num_rows)] for span in spans]
+        rows = [[span.first + i for i in own] for span, own in zip(spans, last, strict=True)]
+        self.rows = torch.tensor(rows, device=device)
+        self.positions = torch.tensor(
+            [[span.start + i for i in own] for span, own in zip(spans, last, strict=True)],
+            device=device,
+        )
+        self.page_ids = torch.tensor(
+            [
+                [*span.page_ids[: span.num_pages], *[0] * (num_pages - span.num_pages)]
+                for span in spans
+            ],
+            device=device,
+        ).flatten()
+        self._biases: dict[int | None, Tensor] = {}
+
+    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores, [b, q, keys]: causal, and of a sliding window if given."""
+        if window not in self._biases:
+            num_keys = self.page_ids.shape[0] // self.rows.shape[0] * PAGE_SIZE
+            keys = torch.arange(num_keys, device=self.rows.device)
+            behind = self.positions[:, :, None] - keys
+            hidden = behind < 0
+            if window is not None:
+                hidden |= behind >= window
+            bias = torch.zeros(hidden.shape, dtype=softmax_dtype(dtype), device=keys.device)
+            self._biases[window] = bias.masked_fill_(hidden, -torch.inf)
+        return self._biases[window]
+
+
+@dataclass(slots=True)
+class AttentionPlan:
+    """What the attention of one forward does: write to `slots` [rows], attend group by group.
+
+    With `is_whole` the one group holds the forward's rows as they come.
+    """
+
+    kv: PagedKV
+    slots: Tensor
+    groups: list[Group]
+    is_whole: bool = field(default=False)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+    ) -> Tensor:
+        """Store a layer's keys and values, then attend.
+
+        query: [heads, rows, head_dim]; key, value: [kv_heads, rows, head_dim].
+        Returns [rows, heads, head_dim]; rows of no group are undefined but finite.
+        """
+        self.kv.write(layer, self.slots, key, value)
+        query = query.view(key.shape[0], -1, *query.shape[1:])
+        output = None
+        for group in self.groups:
+            keys, values = self.kv.gather(layer, group.page_ids)
+            own = query[:, None] if self.is_whole else _take_rows(query, group.rows)
+            found = grouped_attention(
+                own,
+                keys.view(keys.shape[0] * group.rows.shape[0], -1, keys.shape[2]),
+                values.view(keys.shape[0] * group.rows.shape[0], -1, keys.shape[2]),
+                group.bias(window, query.dtype),
+                scale,
+                softcap,
+                s_aux,
+            )
+            # [kv_heads, b, group, q, head_dim] -> [b, q, heads, head_dim]
+            found = found.permute(1, 3, 0, 2, 4).flatten(2, 3)
+            if self.is_whole:
+                return found[0]
+            if output is None:
+                output = found.new_zeros((query.shape[2], *found.shape[2:]))
+            output[group.rows.flatten()] = found.flatten(0, 1)
+        assert output is not None
+        return output
+
+
+def plan_attention(
+    kv: PagedKV, spans: Sequence[Span], slots: Tensor, row_multiple: int
+) -> AttentionPlan:
+    """Group the spans of a forward: prompts alone, others by about as many pages."""
+    if len(spans) == 1 and slots.shape[0] == spans[0].num_rows + -spans[0].num_rows % row_multiple:
+        return AttentionPlan(kv, slots, [Group(spans, row_multiple, slots.device)], is_whole=True)
+    by_size: dict[tuple[int, int], list[Span]] = {}
+    for span in spans:
+        # Powers of two: no row is filled up to more than twice its size, no table either.
+        size = ((span.num_rows - 1).bit_length(), (span.num_pages - 1).bit_length())
+        by_size.setdefault(size, []).append(span)
+    groups = [Group(own, row_multiple, slots.device) for own in by_size.values()]
+    return AttentionPlan(kv, slots, groups)
+
+
+def _take_rows(query: Tensor, rows: Tensor) -> Tensor:
+    """[kv_heads, group, rows, head_dim] at rows [b, q] -> [kv_heads, b, group, q, head_dim]."""
+    taken = query.index_select(2, rows.flatten())
+    return taken.view(*query.shape[:2], *rows.shape, -1).transpose(1, 2)
+
+
+class _InForce(threading.local):
+    plan: AttentionPlan | None = None
+
+
+_in_force = _InForce()
+
+
+@contextmanager
+def follow(plan: AttentionPlan) -> Iterator[None]:
+    """Let forwards of this thread follow a plan."""
+    _in_force.plan = plan
+    try:
+        yield
+    finally:
+        _in_force.plan = None
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """For transformers' attention interface; heads as in `exact_attention`, all rows packed."""
+    plan = _in_force.plan
+    assert plan is not None, "no plan is in force"
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: Any = module.layer_idx
+    return (
+        plan.attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap, s_aux)[None],
+        None,
+    )
+
+
+# No mask function is registered under this name, so transformers makes no mask.
+AttentionInterface.register(PAGED_ATTENTION, paged_attention)

@@ -1,0 +1,87 @@
+"""The draft context of many sequences in pages, one page table for target and drafter."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from blockdraft.cache.paged_kv import LayerShape, PagedKV
+from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.draft_context import ContextSpan, LayerKV
+
+
+class PagedContexts:
+    """Draft keys and values that mirror the target's pages, for all sequences at once.
+
+    What a page taken over from the prefix chain holds is there already.
+    """
+
+    together = True
+
+    def __init__(self, config: DraftConfig, pages: Pages, weight: Tensor) -> None:
+        self.pages = pages
+        self.kv = PagedKV(
+            self.shapes(config), pages.num_pages, dtype=weight.dtype, device=weight.device
+        )
+        self._device = weight.device
+
+    @staticmethod
+    def shapes(config: DraftConfig) -> list[LayerShape]:
+        """kv_heads and head_dim of each layer."""
+        return [(config.num_key_value_heads, config.head_dim)] * config.num_hidden_layers
+
+    def append(self, spans: Sequence[ContextSpan], context_kv: Sequence[LayerKV]) -> None:
+        """Write the keys and values of the spans, one behind the other: [1, kv_heads, n, d]."""
+        slots = []
+        for span in spans:
+            page_ids = self.pages.page_ids(span.key)
+            slots += [
+                page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE
+                for p in range(span.start, span.end)
+            ]
+        at = torch.tensor(slots, device=self._device)
+        for layer, (k, v) in enumerate(context_kv):
+            self.kv.write(layer, at, k[0], v[0])
+
+    def view(self, keys: Sequence[int], lengths: Sequence[int]) -> "PagedContextView":
+        """The first `lengths` tokens of each sequence, for one draft forward."""
+        num_pages = -(-max(lengths) // PAGE_SIZE)
+        tables = []
+        for key, length in zip(keys, lengths, strict=True):
+            own = self.pages.page_ids(key)[: -(-length // PAGE_SIZE)]
+            tables.append([*own, *[0] * (num_pages - len(own))])
+        page_ids = torch.tensor(tables, device=self._device).flatten()
+        return PagedContextView(self.kv, page_ids, lengths)
+
+    def close(self, key: int) -> None:
+        """The pages belong to the target's memory, which forgets them."""
+
+
+class PagedContextView:
+    """ContextKV of several sequences, all filled up to the whole pages of the longest.
+
+    Masks must hide what is behind the end of a sequence. A sequence alone is not filled up.
+    """
+
+    def __init__(self, kv: PagedKV, page_ids: Tensor, lengths: Sequence[int]) -> None:
+        self._kv = kv
+        self._page_ids = page_ids
+        self._num_sequences = len(lengths)
+        whole = page_ids.shape[0] // len(lengths) * PAGE_SIZE
+        self._num_context = whole if len(lengths) > 1 else lengths[0]
+
+    @property
+    def num_context(self) -> int:
+        """Tokens in the context, filled up."""
+        return self._num_context
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> LayerKV:
+        """See `ContextKV.extend`."""
+        keys, values = self._kv.gather(layer, self._page_ids)
+        return self._behind(keys, k), self._behind(values, v)
+
+    def _behind(self, context: Tensor, block: Tensor) -> Tensor:
+        heads, _, head_dim = context.shape
+        by_sequence = context.view(heads, self._num_sequences, -1, head_dim).transpose(0, 1)
+        return torch.cat((by_sequence[:, :, : self._num_context], block), dim=2)

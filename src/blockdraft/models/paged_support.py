@@ -1,0 +1,109 @@
+"""Which models fit the paged path: found out by one forward in which every layer reports itself."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from blockdraft.cache.paged_kv import LayerShape
+from blockdraft.models.supported import decoder_layers
+
+PROBE_ATTENTION = "blockdraft_layer_probe"
+
+_KNOWN = {
+    "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids",
+    "use_cache", "output_attentions", "cache_position", "past_key_values", "logits_to_keep",
+}  # fmt: skip
+"""What layers tell their attention and the paged one follows, or may ignore."""
+
+
+class NotPaged(Exception):
+    """The model runs on the sequential path; says why."""
+
+
+class _Reports(threading.local):
+    layers: dict[int, LayerShape] | None = None
+    windows: dict[int, int | None]
+
+
+_reports = _Reports()
+
+
+def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
+    """kv_heads and head_dim of every layer.
+
+    Raises:
+        NotPaged: a layer has no K/V of its own, or its attention needs more than the paged one has.
+    """
+    num_layers = len(decoder_layers(model))
+    with _probing(model):
+        ids = torch.zeros(1, 4, dtype=torch.long, device=model.device)
+        try:
+            with torch.inference_mode():
+                model(input_ids=ids, position_ids=torch.arange(4, device=ids.device)[None],
+                      use_cache=False, logits_to_keep=1)  # fmt: skip
+        # What a model raises whose layers expect more of the attention, or a cache.
+        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+            reason = str(error).split("\n")[0]
+            raise NotPaged(f"its forward without a cache fails ({reason})") from error
+        shapes, windows = dict(_reports.layers or {}), dict(_reports.windows)
+    missing = sorted(set(range(num_layers)) - set(shapes))
+    if missing:
+        raise NotPaged(f"layer {missing[0]} has no attention with keys and values of its own")
+    for index, window in windows.items():
+        if window != _configured_window(model, index):
+            raise NotPaged(f"layer {index} does not tell its attention what window it looks at")
+    return [shapes[index] for index in range(num_layers)]
+
+
+def _configured_window(model: PreTrainedModel, index: int) -> int | None:
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    window: int | None = getattr(config, "sliding_window", None)
+    if kinds is None or kinds[index] == "sliding_attention":
+        return window
+    return None if kinds[index] == "full_attention" else -1
+
+
+@contextmanager
+def _probing(model: PreTrainedModel) -> Iterator[None]:
+    own = model.config._attn_implementation
+    _reports.layers, _reports.windows = {}, {}
+    model.set_attn_implementation(PROBE_ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(own)
+        _reports.layers = None
+
+
+def _probe_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Notes what the layer asks for, and answers with zeros."""
+    layer: Any = module.layer_idx
+    unknown = sorted(k for k, v in kwargs.items() if k not in _KNOWN and v is not None)
+    if unknown:
+        raise NotPaged(f"layer {layer} gives its attention {unknown[0]}, which is not known here")
+    if not getattr(module, "is_causal", True):
+        raise NotPaged(f"layer {layer} looks ahead")
+    if key.shape[-1] != value.shape[-1]:
+        raise NotPaged(f"layer {layer} has keys and values of different sizes")
+    assert _reports.layers is not None
+    if layer in _reports.layers:
+        raise NotPaged(f"layer {layer} attends twice")
+    _reports.layers[layer] = (key.shape[1], key.shape[3])
+    _reports.windows[layer] = kwargs.get("sliding_window")
+    return query.new_zeros(query.shape).transpose(1, 2), None
+
+
+AttentionInterface.register(PROBE_ATTENTION, _probe_attention)

@@ -1,0 +1,181 @@
+"""What every target made of a transformers model shares: its preparation, and the test of it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from blockdraft.core.errors import ModelError
+from blockdraft.models.exact import (
+    INEXACT_RULE,
+    PROBE_SPLITS,
+    RowRule,
+    Split,
+    border_probe,
+    first_variant_split,
+    model_rule,
+)
+from blockdraft.models.supported import check_supported, decoder_layers
+
+
+class TransformersTarget:
+    """A transformers model with its attention replaced and the wanted layers' outputs captured.
+
+    With `exact` no forward runs on fewer rows than the precision allows, so a row's logits have the
+    same bits in whatever company. The model runs in evaluation mode. `release` gives it back as it
+    was; `released_after` is a context that does so.
+
+    Raises:
+        ModelError: the model is not supported, see `check_supported`; it is left as it was.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, attention: str, *, layer_ids: Sequence[int], exact: bool
+    ) -> None:
+        self.model = model
+        self.exact = exact
+        config = model.config.get_text_config()
+        self.vocab_size: int = config.vocab_size
+        self.max_context: int = getattr(config, "max_position_embeddings", 2**31)
+        self.layer_ids = tuple(layer_ids)
+        check_supported(model, self.layer_ids, exact=exact)
+        self.layers = decoder_layers(model)
+        self.rule = _model_rule(model) if exact else INEXACT_RULE
+        self._captured: dict[int, Tensor] = {}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._own_attention: str = model.config._attn_implementation
+        self._training = [module for module in model.modules() if module.training]
+        try:
+            self._prepare(attention)
+        except BaseException:
+            self.release()
+            raise
+
+    def _prepare(self, attention: str) -> None:
+        self.model.eval()  # which also rests gradient checkpointing: it would drop the cache
+        self.model.set_attn_implementation(attention)
+        # transformers only warns of a model whose attention cannot be replaced.
+        if self.model.config._attn_implementation != attention:
+            raise ModelError(
+                f"{type(self.model).__name__} is not supported: its attention cannot be replaced; "
+                "use a model that supports transformers' attention interface"
+            )
+        for index in sorted(set(self.layer_ids)):
+            self._hooks.append(self._capture(index))
+        head = self.model.get_output_embeddings()
+        self._hooks.append(head.register_forward_pre_hook(_pack_input))
+
+    def _capture(self, index: int) -> torch.utils.hooks.RemovableHandle:
+        """Keep the output of a decoder layer: the residual stream before the next norm.
+
+        transformers' hidden_states[index + 1] is the same tensor except for the last layer, where
+        it is taken after the final norm; here and in vLLM and SGLang it is before.
+        """
+
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            self._captured[index] = output[0] if isinstance(output, tuple) else output
+
+        return self.layers[index].register_forward_hook(keep)
+
+    def _take_features(self, num_rows: int, wanted: bool) -> Tensor | None:
+        """[num_rows, num_features * hidden] of the first rows of the last forward."""
+        captured = [self._captured[index][0, :num_rows] for index in self.layer_ids]
+        self._captured.clear()
+        return torch.cat(captured, dim=-1) if wanted and captured else None
+
+    def logits_of_split(self, token_ids: Sequence[int], split: Split) -> Tensor:
+        """Logits [tokens, V] of `token_ids`, run in forwards of the given lengths."""
+        raise NotImplementedError
+
+    def logits_at_border(self, token_ids: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
+        """Logits [tail, V] of the last tokens of one forward, and of the same tokens in a few.
+
+        `start` tokens stand before them; what they say does not matter.
+        """
+        raise NotImplementedError
+
+    def check_row_invariance(self, splits: tuple[Split, ...] = PROBE_SPLITS, seed: int = 0) -> None:
+        """Run the same tokens in different company, as deployed, and compare all bits.
+
+        First the splits, then the widest forward, placed so that its last tokens cross a border of
+        the key tiles. Longer contexts are not tested here.
+
+        Raises:
+            ModelError: some company changes some logit, or the model does not run.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        # Half of what fits: others share the memory.
+        most = min(self.max_context, self._num_memory_tokens // 2)
+        start, num_rows = border_probe(self.rule, most)
+        length = max(sum(splits[0]), num_rows)
+        ids = torch.randint(self.vocab_size, (length,), generator=generator).tolist()
+        try:
+            split = first_variant_split(lambda s: self.logits_of_split(ids[: sum(s)], s), splits)
+            if split is None and not torch.equal(*self.logits_at_border(ids[:num_rows], start)):
+                split = (num_rows,)
+        # What a model that torch cannot run in this precision or on this device raises.
+        except (RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).split("\n")[0]
+            raise ModelError(
+                f"{self._described} does not run: {reason}; use another dtype"
+            ) from error
+        if split is not None:
+            raise ModelError(
+                f"{self._described}: logits change with the number of rows (forwards of {split} "
+                f"tokens), so drafted output may differ from plain; use {self._remedy}"
+            )
+
+    @property
+    def _num_memory_tokens(self) -> int:
+        """Tokens that the K/V memory holds."""
+        raise NotImplementedError
+
+    @property
+    def _described(self) -> str:
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return f"{type(self.model).__name__} in {dtype} on {self.model.device}"
+
+    @property
+    def _remedy(self) -> str:
+        return "--exact off" if self.model.dtype == torch.float32 else "float32 or --exact off"
+
+    def release(self) -> None:
+        """Give the model back as it was: no hooks, its own attention and training flags."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for module in self._training:
+            module.training = True
+        self._training = []
+        self.model.set_attn_implementation(self._own_attention)
+
+    @contextmanager
+    def released_after(self) -> Iterator[Self]:
+        """Release on leaving, also after an exception."""
+        try:
+            yield self
+        finally:
+            self.release()
+
+
+def filled(num_rows: int, rule: RowRule) -> int:
+    """The number of rows of a forward that computes `num_rows` wanted ones."""
+    return -(-num_rows // rule.row_multiple) * rule.row_multiple
+
+
+def _pack_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Give the head's input [1, rows, hidden] the strides of a fresh tensor.
+
+    The model cuts the wanted rows out of a longer batch; oneDNN refuses such strides in bfloat16,
+    and the fallback is many times slower and gives other bits.
+    """
+    hidden = args[0]
+    return (hidden.reshape(-1, hidden.shape[-1]).view(hidden.shape), *args[1:])
+
+
+def _model_rule(model: PreTrainedModel) -> RowRule:
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return model_rule(model.dtype, min(linear.weight.numel() for linear in linears))
