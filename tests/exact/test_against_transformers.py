@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from tests.parity.checks import generate_plain
 
 pytestmark = pytest.mark.model
 REPORT_VARIABLE = "BLOCKDRAFT_EXACT_REPORT"
+NUM_PROMPTS = 100
+CHUNK = 10
+"""Prompts of one test: it takes a few minutes, and the runs of a report may lie days apart."""
 NEAR_TIE = 1.0
 """A first difference in bfloat16 leads by no more: four steps of a logit below 64, of 0.25 each, as
 both sides have rounded in every layer."""
@@ -87,7 +91,7 @@ def write_report(dtype: torch.dtype, num_tokens: int, comparisons: list[Comparis
     line = {
         "dtype": str(dtype),
         "num_tokens": num_tokens,
-        "num_prompts": len(comparisons),
+        "prompts": [c.prompt for c in comparisons],
         "num_equal": sum(c.first_difference is None for c in comparisons),
         "differences": [asdict(c) for c in comparisons if c.first_difference is not None],
         "torch": torch.__version__,
@@ -107,19 +111,22 @@ def test_four_prompts_in_float32(tmp_path: Path) -> None:
     check_float32([0, 1, 4, 5], 32, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("start", range(0, 100, 25))
-def test_a_hundred_prompts_in_float32(start: int, tmp_path: Path) -> None:
-    check_float32(list(range(start, start + 25)), 128, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("num_prompts", "num_tokens"),
-    [(4, 32), pytest.param(100, 128, marks=pytest.mark.slow)],
-)
-def test_bfloat16_is_reported(num_prompts: int, num_tokens: int, tmp_path: Path) -> None:
+def check_bfloat16(indices: list[int], num_tokens: int, folder: Path) -> None:
     """Not asserted equal: stock bfloat16 depends on the number of rows, ours does not."""
-    comparisons = compare(list(range(num_prompts)), num_tokens, torch.bfloat16, tmp_path)
+    comparisons = compare(indices, num_tokens, torch.bfloat16, folder)
     write_report(torch.bfloat16, num_tokens, comparisons)
-    assert len(comparisons) == num_prompts
+    assert [c.prompt for c in comparisons] == indices
     assert all(c.margin is None or c.margin <= NEAR_TIE for c in comparisons), comparisons
+
+
+def test_four_prompts_in_bfloat16(tmp_path: Path) -> None:
+    check_bfloat16([0, 1, 2, 3], 32, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, NUM_PROMPTS, CHUNK))
+@pytest.mark.parametrize("check", [check_float32, check_bfloat16])
+def test_a_hundred_prompts(
+    check: Callable[[list[int], int, Path], None], start: int, tmp_path: Path
+) -> None:
+    check(list(range(start, start + CHUNK)), 128, tmp_path)

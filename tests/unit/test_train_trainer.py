@@ -7,16 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.request import SamplingParams
 from blockdraft.models.draft import DraftModel
+from blockdraft.models.sequential import SequentialTarget
 from blockdraft.train import run_state, trainer
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Example, collate
 from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.optimizer import DraftOptimizer, lr_share
+from blockdraft.train.prompts import Prompt, chat_ids
 from blockdraft.train.run_state import RunClock
 from blockdraft.train.trainer import train
+from blockdraft.train.true_tau import true_tau_on
+from tests.parity.checks import generate_plain
 from tests.tiny import (
     LAYER_IDS,
     TEXT_VOCAB_SIZE,
@@ -183,17 +189,47 @@ def test_bfloat16_run(config):
     assert DraftModel.from_pretrained(result.drafter).fc.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.slow
-def test_overfits_eight_sequences(config):
-    """It can learn: nearly whole blocks of texts that it has seen are right."""
-    data = write_answers(config.out.parent / "eight.jsonl", 8)
+def write_own_answers(path: Path, folder: Path, prompts: list[Prompt], num_tokens: int) -> Path:
+    """The target's greedy answers, so that decoding walks over the very texts of the training."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    params, eos_ids = SamplingParams(max_tokens=num_tokens), frozenset([tokenizer.eos_token_id])
+    rows = []
+    with SequentialTarget(tiny_target(vocab_size=TEXT_VOCAB_SIZE)).released_after() as target:
+        for prompt in prompts:
+            prompt_ids = chat_ids(tokenizer, prompt.text)
+            answer = generate_plain(target, prompt_ids, params, eos_ids=eos_ids)
+            rows.append(
+                {"id": prompt.id, "set": prompt.set, "finish": answer.finish_reason}
+                | {"prompt_ids": prompt_ids, "response_ids": answer.token_ids}
+            )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_overfits_eight_sequences_and_serves_as_it_was_trained(config):
+    """It can learn: nearly whole blocks of texts that it has seen are right, also when decoding."""
+    num_tokens = 1 + 7 * config.block_size  # the prompt's pass gives one, then come whole blocks
+    texts = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+    prompts = [Prompt(id=text, set="s", text=text) for text in texts]
+    data = write_own_answers(config.out.parent / "own.jsonl", config.target, prompts, num_tokens)
     config = dataclasses.replace(
-        config, data=(data,), max_steps=300, batch_sequences=8, num_anchors=29, lr=1e-2
+        config,
+        data=(data,),
+        mask_token_id=TEXT_VOCAB_SIZE - 1,
+        max_steps=300,
+        batch_sequences=8,
+        num_anchors=12,
+        anchors_per_forward=12,
+        lr=1e-2,
+    )
+    measure = true_tau_on(
+        prompts, config.target, max_tokens=num_tokens, dtype="float32", device="cpu"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "split_held_out", lambda examples, share: (examples, examples))
-        result = train(config)
+        result = train(config, measure)
     assert result.metrics.tau > 0.9 * config.block_size
+    assert result.true_tau["all"] == pytest.approx(result.metrics.tau, rel=0.05)
 
 
 def states_examples() -> list[Example]:
