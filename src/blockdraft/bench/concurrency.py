@@ -8,14 +8,14 @@ from blockdraft.bench.config import ConcurrencyConfig
 from blockdraft.bench.decode import (
     ADAPTIVE,
     PLAIN,
+    Decoder,
     Run,
     Way,
-    decode_all,
     encode_prompt,
     fixed,
     in_turn,
+    time_phases,
     total_acceptance,
-    warm_up,
 )
 from blockdraft.bench.figures import Spread, mean_depth, num_passes_of_depth, spread_of
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
@@ -34,7 +34,8 @@ CONCURRENCY_DEFINITIONS = {
     "mean_decoding": "requests that are past their first token, on average over the wall time: "
     "what is left of the concurrency after prompt passes and the emptying end",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
-    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted",
+    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
+    "adaptive depth has learned stays from run to run",
     "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
     "num_identical": "outputs that equal those of the first plain run at the first point",
 }
@@ -68,6 +69,11 @@ class PointFigures:
     num_identical: int
 
 
+def ways_of(config: ConcurrencyConfig) -> list[Way]:
+    """What is compared."""
+    return [PLAIN, fixed(config.fixed), ADAPTIVE]
+
+
 class ConcurrencyBench:
     """Measures one pair."""
 
@@ -89,15 +95,17 @@ class ConcurrencyBench:
         """
         chosen = mixed_prompts(prompts, config.requests_per_point)
         encoded = [encode_prompt(self.llm, prompt, config.params) for prompt in chosen]
-        ways = [PLAIN, fixed(config.fixed), ADAPTIVE]
+        ways, decoder = ways_of(config), Decoder(self.llm)
+        if config.phases:
+            time_phases(self.llm)
         reference: list[tuple[int, ...]] = []
         done: list[PointRun] = []
         for concurrency in config.concurrency:
             for way in ways:
-                warm_up(self.llm, encoded, config.params, way, concurrency)
+                decoder.warm_up(encoded, config.params, way, concurrency)
             for repeat in range(config.repeats):
                 for way in in_turn(ways, repeat):
-                    run = decode_all(self.llm, encoded, config.params, way, concurrency)
+                    run = decoder.run(encoded, config.params, way, concurrency)
                     reference = reference or run.outputs
                     done.append(PointRun(concurrency, way, run, run.num_equal(reference)))
                     on_progress(done[-1])

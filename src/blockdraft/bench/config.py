@@ -40,7 +40,8 @@ class ConcurrencyConfig:
 
     Each point of `concurrency` runs the same `num_requests` requests to completion, with at most
     that many at once; None is as many as the largest point. `fixed` is the depth, in drafted
-    tokens, of the way that always drafts as many.
+    tokens, of the way that always drafts as many. `phases` also times the phases of every step,
+    for which a GPU has to be waited for.
     """
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -50,6 +51,7 @@ class ConcurrencyConfig:
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0
+    phases: bool = False
 
     def __post_init__(self) -> None:
         _check_points("concurrency", self.concurrency)

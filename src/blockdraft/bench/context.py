@@ -8,12 +8,11 @@ from blockdraft.bench.config import ContextConfig
 from blockdraft.bench.decode import (
     ADAPTIVE,
     PLAIN,
+    Decoder,
     Way,
-    decode_all,
     fixed,
     in_turn,
     total_acceptance,
-    warm_up,
 )
 from blockdraft.bench.figures import (
     Rate,
@@ -39,7 +38,8 @@ CONTEXT_DEFINITIONS = {
     "total_speedup": "drafted over plain tokens_per_second, all passages together",
     "first_token_seconds": "from the request to its first token, median over the passages",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
-    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted",
+    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
+    "adaptive depth has learned stays from run to run",
     "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
     "kv_bytes": "keys and values of prompt and output: layers x key-value heads x head size x 2 x "
     "bytes of a number x tokens, without pages that are partly empty",
@@ -90,6 +90,7 @@ class ContextBench:
         if llm.drafter_folder is None:
             raise ConfigError("there is no drafter to measure; name one with --drafter")
         self.llm = llm
+        self._decoder = Decoder(llm)
 
     def run(
         self,
@@ -109,7 +110,7 @@ class ContextBench:
         measurements: list[ContextMeasurement] = []
         for wanted, length in lengths.items():
             for way in ways:
-                warm_up(self.llm, [passages[0][:length]], config.params, way)
+                self._decoder.warm_up([passages[0][:length]], config.params, way)
             for turn, passage in enumerate(passages):
                 plain, drafted = self._both(passage[:length], config, ways, turn)
                 measurements.append(ContextMeasurement(wanted, length, plain, drafted))
@@ -121,7 +122,7 @@ class ContextBench:
     ) -> tuple[Sample, ...]:
         """One sample of each way, in the order of `ways`, whichever was decoded first."""
         samples = {
-            way: decode_all(self.llm, [prompt_ids], config.params, way).samples[0]
+            way: self._decoder.run([prompt_ids], config.params, way).samples[0]
             for way in in_turn(ways, turn)
         }
         return tuple(samples[way] for way in ways)

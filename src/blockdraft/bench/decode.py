@@ -9,14 +9,16 @@ from itertools import cycle
 from time import perf_counter
 from typing import Literal, TypeVar
 
+import torch
+
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.controller import DepthUse
-from blockdraft.engine.ledger import PhaseTotals
+from blockdraft.engine.controller import Controller, DepthUse
+from blockdraft.engine.ledger import PhaseTimer, PhaseTotals
 from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.llm import LLM
 
@@ -81,36 +83,62 @@ def total_acceptance(samples: Sequence[Sample]) -> AcceptanceStats:
     return total
 
 
-def decode_all(
-    llm: LLM,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    way: Way,
-    concurrency: int = 1,
-) -> Run:
-    """Decode every prompt, at most `concurrency` at once; the next starts when one has ended.
+class Decoder:
+    """Decodes sets of requests with one LLM, which it leaves as its last run set it.
 
-    The LLM stays as it was set: no reuse of prompts, and the depth of this way.
+    No prompt is reused. What adaptive depth has learned stays from run to run, as in a server,
+    also where other ways come in between.
     """
-    compute_every_prompt(llm)
-    llm.engine.scheduler.max_running = concurrency
-    if way.depth == "adaptive":
-        llm.use_adaptive_depth()
-    else:
-        llm.use_fixed_depth(way.depth)
-    if way == PLAIN:
-        # Beyond depth 0, the drafter is not even told what the target has read.
-        params = replace(params, speculative=False)
-    llm.engine.timer.take_totals()
-    start = perf_counter()
-    generations = llm.generate([list(prompt) for prompt in prompts], params)
-    wall_seconds = perf_counter() - start
-    return Run(
-        samples=tuple(sample_of(generation.completions[0]) for generation in generations),
-        wall_seconds=wall_seconds,
-        depth_use=llm.engine.controller.summary(),
-        phases=llm.engine.timer.take_totals(),
-    )
+
+    def __init__(self, llm: LLM) -> None:
+        compute_every_prompt(llm)
+        self.llm = llm
+        self._learned: Controller | None = None
+
+    def run(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        way: Way,
+        concurrency: int = 1,
+    ) -> Run:
+        """Decode every prompt, at most `concurrency` at once; when one ends, the next starts."""
+        engine = self.llm.engine
+        engine.scheduler.max_running = concurrency
+        self._use(way)
+        if way == PLAIN:
+            # Beyond depth 0, the drafter is not even told what the target has read.
+            params = replace(params, speculative=False)
+        engine.timer.take_totals()
+        start = perf_counter()
+        generations = self.llm.generate([list(prompt) for prompt in prompts], params)
+        wall_seconds = perf_counter() - start
+        return Run(
+            samples=tuple(sample_of(generation.completions[0]) for generation in generations),
+            wall_seconds=wall_seconds,
+            depth_use=engine.controller.summary(),
+            phases=engine.timer.take_totals(),
+        )
+
+    def warm_up(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        way: Way,
+        concurrency: int = 1,
+    ) -> None:
+        """Decode a few tokens of the first prompts, as many as run at once, and forget them."""
+        short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
+        self.run(prompts[:concurrency], short, way, concurrency)
+
+    def _use(self, way: Way) -> None:
+        if way.depth != "adaptive":
+            self.llm.use_fixed_depth(way.depth)
+            return
+        self.llm.use_adaptive_depth()
+        if self._learned is not None:
+            self.llm.engine.controller = self._learned
+        self._learned = self.llm.engine.controller
 
 
 def compute_every_prompt(llm: LLM) -> None:
@@ -120,16 +148,10 @@ def compute_every_prompt(llm: LLM) -> None:
         memory.reuse = False
 
 
-def warm_up(
-    llm: LLM,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    way: Way,
-    concurrency: int = 1,
-) -> None:
-    """Decode a few tokens of the first prompts, as many as run at once, and forget them."""
-    short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
-    decode_all(llm, prompts[:concurrency], short, way, concurrency)
+def time_phases(llm: LLM) -> None:
+    """Time the phases of every step from now on; on a GPU each waits until the device is done."""
+    on_gpu = torch.device(llm.device).type == "cuda"
+    llm.engine.timer = PhaseTimer(synchronize=torch.cuda.synchronize if on_gpu else None)
 
 
 def encode_prompt(llm: LLM, prompt: BenchPrompt, params: SamplingParams) -> list[int]:

@@ -7,13 +7,12 @@ from blockdraft.bench.config import NeverSlowerConfig
 from blockdraft.bench.decode import (
     ADAPTIVE,
     PLAIN,
+    Decoder,
     Run,
     Way,
-    decode_all,
     encode_prompt,
     in_turn,
     total_acceptance,
-    warm_up,
 )
 from blockdraft.bench.figures import Spread, mean_depth, num_passes_of_depth, spread_of
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
@@ -29,7 +28,8 @@ NEVER_SLOWER_DEFINITIONS = {
     "confidence": "chance that lowest and highest enclose the true median of the ratio, if pairs "
     "are independent: 1 - 2^(1 - pairs)",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
-    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted",
+    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
+    "adaptive depth has learned stays from run to run",
     "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
     "num_identical": "outputs of both sides that equal the first ones without a drafter",
 }
@@ -95,16 +95,16 @@ class NeverSlowerBench:
         """
         chosen = mixed_prompts(prompts, config.requests_per_point)
         encoded = [encode_prompt(self.baseline, prompt, config.params) for prompt in chosen]
-        sides = [(self.baseline, PLAIN), (self.llm, ADAPTIVE)]
+        sides = [(Decoder(self.baseline), PLAIN), (Decoder(self.llm), ADAPTIVE)]
         reference: list[tuple[int, ...]] = []
         pairs: list[Pair] = []
         for concurrency in config.concurrency:
-            for llm, way in sides:
-                warm_up(llm, encoded, config.params, way, concurrency)
+            for decoder, way in sides:
+                decoder.warm_up(encoded, config.params, way, concurrency)
             for turn in range(config.pairs):
                 runs = {
-                    way: _run_for(llm, encoded, config, way, concurrency)
-                    for llm, way in in_turn(sides, turn)
+                    way: _run_for(decoder, encoded, config, way, concurrency)
+                    for decoder, way in in_turn(sides, turn)
                 }
                 reference = reference or runs[PLAIN].outputs[: len(encoded)]
                 num_identical = sum(run.num_equal(reference) for run in runs.values())
@@ -114,7 +114,7 @@ class NeverSlowerBench:
 
 
 def _run_for(
-    llm: LLM,
+    decoder: Decoder,
     encoded: Sequence[list[int]],
     config: NeverSlowerConfig,
     way: Way,
@@ -123,7 +123,7 @@ def _run_for(
     """Whole sets of requests until one side's share of a pair's seconds is over, as one run."""
     runs: list[Run] = []
     while sum(run.wall_seconds for run in runs) < config.seconds / config.pairs:
-        runs.append(decode_all(llm, encoded, config.params, way, concurrency))
+        runs.append(decoder.run(encoded, config.params, way, concurrency))
     phases = PhaseTotals()
     for run in runs:
         phases.merge(run.phases)

@@ -25,6 +25,7 @@ _LLM = LLMConfig()
 _CONCURRENCY = ConcurrencyConfig()
 _NEVER_SLOWER = NeverSlowerConfig()
 
+Spoil = Literal["no", "noise", "wrong"]
 Points = Annotated[str, typer.Option(help="Most requests at once, point by point.", metavar="N,N")]
 Prompts = Annotated[
     list[Path] | None,
@@ -50,6 +51,9 @@ def concurrency(
     max_tokens: options.MaxTokens = _CONCURRENCY.max_tokens,
     temperature: options.Temperature = _CONCURRENCY.temperature,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _CONCURRENCY.seed,
+    phases: Annotated[
+        bool, typer.Option("--phases", help="Report where the time of the steps goes (JSON).")
+    ] = _CONCURRENCY.phases,
     target: options.Target = _LLM.target,
     drafter: options.Drafter = str(_LLM.drafter),
     dtype: options.Dtype = _LLM.dtype,
@@ -65,7 +69,6 @@ def concurrency(
     ended. Exits with 1 if any output differs from plain decoding although exactness was asked for.
     """
     workload = _read(prompts)
-    llm_config = options.llm_config(ctx.params)
     config = ConcurrencyConfig(
         concurrency=parse_points("concurrency", concurrency),
         num_requests=requests,
@@ -74,24 +77,36 @@ def concurrency(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
+        phases=phases,
     )
+    _measure_concurrency(options.llm_config(ctx.params), config, workload, output, as_json)
+
+
+def _measure_concurrency(
+    llm_config: LLMConfig,
+    config: ConcurrencyConfig,
+    workload: list[BenchPrompt],
+    output: Path | None,
+    as_json: bool,
+) -> None:
     config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
     llm = options.load_llm(llm_config)
     from rich.console import Console
 
     from blockdraft.bench import concurrency_report as report
-    from blockdraft.bench.concurrency import ConcurrencyBench, point_figures
+    from blockdraft.bench.concurrency import ConcurrencyBench, point_figures, ways_of
 
-    progress = Progress("concurrency", len(config.concurrency) * repeats * 3, "runs")
+    num_runs = len(config.concurrency) * config.repeats * len(ways_of(config))
+    progress = Progress("concurrency", num_runs, "runs")
     runs = ConcurrencyBench(llm).run(workload, config, progress.advance)
     publish(report.concurrency_json(llm, config, runs), output, as_json=as_json)
     if not as_json:
         print(headline(llm))
-        how = f"temperature {temperature:g}" if temperature else "greedy"
-        title = f"{how}, {config.requests_per_point} requests of at most {max_tokens} tokens"
+        how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
+        size = f"{config.requests_per_point} requests of at most {config.max_tokens} tokens"
         rows = point_figures(runs)
-        Console().print(report.concurrency_table(title, rows))
+        Console().print(report.concurrency_table(f"{how}, {size}", rows))
         print(*report.depth_lines(rows), report.CONCURRENCY_LEGEND, sep="\n")
     if llm_config.exact and any(r.num_identical < len(r.run.samples) for r in runs):
         raise typer.Exit(DIFFERS)
@@ -102,7 +117,7 @@ def never_slower(
     concurrency: Points = show_points(_NEVER_SLOWER.concurrency),
     prompts: Prompts = None,
     spoil: Annotated[
-        Literal["no", "noise", "wrong"],
+        Spoil,
         typer.Option(help="Make the drafter bad: random weights, or guesses that are off by one."),
     ] = "no",
     seconds: Annotated[
@@ -125,13 +140,23 @@ def never_slower(
     asked for; being slower is a result, not a failure.
     """
     workload = _read(prompts)
-    llm_config = options.llm_config(ctx.params)
     config = NeverSlowerConfig(
         concurrency=parse_points("concurrency", concurrency),
         seconds=seconds,
         pairs=pairs,
         max_tokens=max_tokens,
     )
+    _measure_never_slower(options.llm_config(ctx.params), config, workload, spoil, output, as_json)
+
+
+def _measure_never_slower(
+    llm_config: LLMConfig,
+    config: NeverSlowerConfig,
+    workload: list[BenchPrompt],
+    spoil: Spoil,
+    output: Path | None,
+    as_json: bool,
+) -> None:
     config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
     llm = options.load_llm(llm_config)
@@ -144,15 +169,15 @@ def never_slower(
 
     if spoil != "no":
         spoil_drafter(llm, spoil)
-    progress = Progress("never slower", len(config.concurrency) * pairs, "pairs")
+    progress = Progress("never slower", len(config.concurrency) * config.pairs, "pairs")
     measured = NeverSlowerBench(llm, baseline).run(workload, config, progress.advance)
     described = report.never_slower_json(llm, config, measured) | {"spoiled": spoil}
     publish(described, output, as_json=as_json)
     if not as_json:
         print(headline(llm) + ("" if spoil == "no" else f", drafter spoiled: {spoil}"))
-        title = f"greedy, {config.requests_per_point} requests of at most {max_tokens} tokens"
+        size = f"{config.requests_per_point} requests of at most {config.max_tokens} tokens"
         rows = pair_figures(measured)
-        Console().print(report.never_slower_table(title, rows))
+        Console().print(report.never_slower_table(f"greedy, {size}", rows))
         print(*report.depth_lines(rows), report.NEVER_SLOWER_LEGEND, sep="\n")
     if llm_config.exact and any(p.num_identical < p.num_outputs for p in measured):
         raise typer.Exit(DIFFERS)

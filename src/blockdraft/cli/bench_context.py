@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from blockdraft.bench.config import ContextConfig
-from blockdraft.bench.prose import python_help, read_prose
+from blockdraft.bench.prose import Prose, python_help, read_prose
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
     Output,
@@ -59,31 +59,36 @@ def context(
     shorter. By default the text is pydoc's help on the Python language, which every Python has.
     Exits with 1 if any output differs from plain decoding although exactness was asked for.
     """
-    llm_config = options.llm_config(ctx.params)
     config = ContextConfig(
         lengths=parse_points("lengths", lengths),
         passages=passages,
         fixed=fixed,
         max_tokens=max_tokens,
     )
+    prose = read_prose(text) if text else python_help()
+    _measure(options.llm_config(ctx.params), config, prose, output, as_json)
+
+
+def _measure(
+    llm_config: LLMConfig, config: ContextConfig, prose: Prose, output: Path | None, as_json: bool
+) -> None:
     config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
-    prose = read_prose(text) if text else python_help()
     llm = options.load_llm(llm_config)
     from rich.console import Console
 
     from blockdraft.bench import context_report as report
     from blockdraft.bench.context import ContextBench, context_figures
 
-    progress = Progress("context", len(config.lengths) * passages, "passages")
+    progress = Progress("context", len(config.lengths) * config.passages, "passages")
     measured = ContextBench(llm).run(prose, config, progress.advance)
     publish(report.context_json(llm, config, prose, measured), output, as_json=as_json)
     if not as_json:
         rows = context_figures(llm, measured)
         print(headline(llm))
-        depth = "adaptive depth" if fixed is None else f"fixed depth {fixed}"
-        title = f"greedy, {depth}, {max_tokens} tokens, {passages} passages of {prose.source}"
-        Console().print(report.context_table(title, rows))
+        depth = "adaptive depth" if config.fixed is None else f"fixed depth {config.fixed}"
+        size = f"{config.max_tokens} tokens, {config.passages} passages of {prose.source}"
+        Console().print(report.context_table(f"greedy, {depth}, {size}", rows))
         print(*report.clipped_lines(rows), report.CONTEXT_LEGEND, sep="\n")
     if llm_config.exact and not all(m.identical for m in measured):
         raise typer.Exit(DIFFERS)

@@ -8,25 +8,15 @@ second. 0 is plain decoding. No torch.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from blockdraft.engine.costs import Economy, Floats, Plan, StepCosts
+from blockdraft.engine.costs import Acceptance, Economy, Floats, Plan, StepCosts
 
-# Acceptance. A rate is the share of drafts that were kept where all earlier ones were.
-_FIRST_RATE = 0.6
-"""What is believed of a drafter that was never tried: enough to give it a hearing."""
-_START_WEIGHT = 4.0
-"""Observations that the first belief counts for."""
 _SEQUENCE_MEMORY = 40.0
 _ENGINE_MEMORY = 256.0
-"""Observations that a rate remembers, of one sequence and of all."""
-_FADING_STEPS = 8
-"""A rate loses the weight of one observation in so many steps without one."""
+"""Observations that a rate of acceptance remembers, of one sequence and of all."""
 _FORGOTTEN_STEPS = 256
 """A sequence that was not tested for so many steps is believed to be like all the others."""
 
@@ -87,108 +77,47 @@ class DepthUse:
     num_probes: int = 0
 
 
-class Controller(Protocol):
+class Controller:
     """Decides how many tokens each sequence drafts, and is told what came of it."""
+
+    def __init__(self) -> None:
+        self._used: Counter[int] = Counter()
 
     def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
         """Depth for each candidate; `num_other_rows` are prompt rows in the same forward."""
-        ...
+        raise NotImplementedError
 
     def record(self, key: int, num_drafted: int, num_accepted: int) -> None:
         """Take the outcome of one candidate of the last plan, before any cut at a stop."""
-        ...
 
     def record_times(self, *, draft: float, forward: float, absorb: float) -> None:
         """Take the seconds of the last planned step, after its outcomes.
 
-        draft: the draft forward. absorb: projecting context features. forward: all the rest, the
-        target's forward, verification and commit.
+        draft: the draft forward. absorb: projecting the context features of what was committed.
+        forward: all the rest, the target's forward, verification and commit.
         """
-        ...
 
     def close(self, key: int) -> None:
         """Forget a sequence, known or not."""
-        ...
 
     def summary(self) -> DepthUse:
         """What was planned so far."""
-        ...
+        num_passes = self._used.total()
+        return DepthUse(
+            num_passes=num_passes,
+            mean_depth=sum(k * count for k, count in self._used.items()) / max(1, num_passes),
+            shares={depth: self._used[depth] / num_passes for depth in sorted(self._used)},
+        )
 
 
-class FixedDepth:
-    """Drafts as many tokens as the limits allow."""
-
-    def __init__(self) -> None:
-        self._used: Counter[int] = Counter()
+class FixedDepth(Controller):
+    """Drafts as many tokens as the limits allow, and learns nothing."""
 
     def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
         """See `Controller`."""
         depths = [candidate.limit for candidate in candidates]
         self._used.update(depths)
         return depths
-
-    def record(self, key: int, num_drafted: int, num_accepted: int) -> None:
-        """Nothing to learn."""
-
-    def record_times(self, *, draft: float, forward: float, absorb: float) -> None:
-        """Nothing to learn."""
-
-    def close(self, key: int) -> None:
-        """Nothing to forget."""
-
-    def summary(self) -> DepthUse:
-        """See `Controller`."""
-        return _depth_use(self._used)
-
-
-def _depth_use(used: Counter[int], num_switches: int = 0, num_probes: int = 0) -> DepthUse:
-    num_passes = used.total()
-    return DepthUse(
-        num_passes=num_passes,
-        mean_depth=sum(k * count for k, count in used.items()) / max(1, num_passes),
-        shares={depth: used[depth] / num_passes for depth in sorted(used)},
-        num_switches=num_switches,
-        num_probes=num_probes,
-    )
-
-
-class _Acceptance:
-    """Rates of acceptance by position, of one sequence or of all.
-
-    Positions that were never tested are believed to be like the last one that was.
-    """
-
-    def __init__(self, max_depth: int, memory: float) -> None:
-        self._rates = [_FIRST_RATE] * max_depth
-        self._num_tested = 0
-        self._weights = [_START_WEIGHT] * max_depth
-        self._memory = memory
-
-    def start(self, memory: float) -> "_Acceptance":
-        """What is believed of a sequence that comes from this one's."""
-        acceptance = _Acceptance(len(self._rates), memory)
-        acceptance._rates = list(self._rates)
-        acceptance._num_tested = self._num_tested
-        return acceptance
-
-    def survival(self, limit: int) -> list[float]:
-        """Probability, for each depth up to `limit`, that a draft and all before it are kept."""
-        return list(accumulate(self._rates[:limit], mul))
-
-    def record(self, num_drafted: int, num_accepted: int) -> None:
-        """Learn from one block. What comes behind the first miss was not tested."""
-        num_tested = min(num_drafted, num_accepted + 1)
-        for i in range(num_tested):
-            weight = self._weights[i] = min(self._weights[i] + 1, self._memory)
-            self._rates[i] += ((i < num_accepted) - self._rates[i]) / weight
-        self._num_tested = max(self._num_tested, num_tested)
-        num_untested = len(self._rates) - self._num_tested
-        self._rates[self._num_tested :] = [self._rates[self._num_tested - 1]] * num_untested
-
-    def fade(self, num_steps: int) -> None:
-        """Trust the rates less after steps without a test, so that news counts for more."""
-        loss = num_steps / _FADING_STEPS
-        self._weights = [max(weight - loss, _START_WEIGHT) for weight in self._weights]
 
 
 @dataclass(slots=True)
@@ -198,7 +127,7 @@ class _Tracked:
     `acceptance` is that of all sequences until the first test, and again long after the last.
     """
 
-    acceptance: _Acceptance
+    acceptance: Acceptance
     tested_at: int = -1
     probed_at: int = -1
 
@@ -294,7 +223,7 @@ class _Step:
     plain: Plan
     followed: Plan
     num_other_rows: int
-    best_depths: dict[int, int]
+    best_depths: dict[int, int] = field(default_factory=dict)
     """Of the sequences that a probe makes draft further, by key."""
     num_accepted: int = 0
     surprised: bool = False
@@ -302,7 +231,7 @@ class _Step:
     """Whoever drafted did so in the step before, so its features are those of one step."""
 
 
-class AdaptiveDepth:
+class AdaptiveDepth(Controller):
     """Takes the depths that give the most tokens per second, plain decoding among them.
 
     Drafting is switched on when it is predicted to gain 3 %, and off when plain decoding is best,
@@ -314,55 +243,63 @@ class AdaptiveDepth:
     """
 
     def __init__(self, costs: StepCosts, max_depth: int) -> None:
+        super().__init__()
         self._costs = costs
-        self._everyone = _Acceptance(max_depth, _ENGINE_MEMORY)
+        self._everyone = Acceptance(max_depth, _ENGINE_MEMORY)
         self._tracked: dict[int, _Tracked] = {}
         self._num_steps = 0
         self._step: _Step | None = None
+        self._news = True
+        """A sequence came, or was tested. Without it, what was plain goes on."""
         self._switch = _Switch()
         self._probes = _Probes()
-        self._used: Counter[int] = Counter()
 
     def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
         """See `Controller`."""
         self._num_steps += 1
-        self._step = None
         depths = [0] * len(candidates)
+        self._step = None
         if any(candidate.limit for candidate in candidates):
-            self._step = self._choose(candidates, num_other_rows)
+            plain = Plan(depths, len(depths), float(self._costs.forward(len(depths))))
+            self._step = self._choose(plain, candidates, num_other_rows)
             depths = self._step.plan.depths
         self._used.update(depths)
         return depths
 
-    def _choose(self, candidates: Sequence[Candidate], num_other_rows: int) -> _Step:
+    def _choose(self, plain: Plan, candidates: Sequence[Candidate], num_other_rows: int) -> _Step:
+        for candidate in candidates:
+            self._track(candidate.key)
+        self._probes.pass_step(plain.seconds)
+        if not (self._switch.on or self._news or self._probes.due):
+            self._switch.update(1.0)
+            return _Step(plain, plain, plain, num_other_rows)
+        self._news = False
         economy = Economy(self._costs, self._survival(candidates), num_other_rows)
-        plain, best = economy.price([0] * len(candidates)), economy.best()
+        best = economy.best()
         gain = best.rate / plain.rate
         self._switch.update(gain)
         followed = best if self._switch.on and gain > 1 else plain
-        step = _Step(followed, plain, followed, num_other_rows, {})
-        self._probes.pass_step(plain.seconds)
+        step = _Step(followed, plain, followed, num_other_rows)
         if self._probes.due:
             self._probe(step, economy, candidates)
         return step
 
     def _survival(self, candidates: Sequence[Candidate]) -> Floats:
         """[n, largest limit], 0 beyond a sequence's own limit."""
-        longest = max(candidate.limit for candidate in candidates)
-        rows = []
-        for candidate in candidates:
-            survival = self._track(candidate.key).acceptance.survival(candidate.limit)
-            rows.append(survival + [0.0] * (longest - candidate.limit))
-        return np.array(rows)
+        limits = np.array([candidate.limit for candidate in candidates])
+        longest = int(limits.max())
+        rates = [self._tracked[c.key].acceptance.rates[:longest] for c in candidates]
+        survival: Floats = np.array(rates, np.float64).cumprod(axis=1)
+        return survival * (np.arange(longest) < limits[:, None])
 
-    def _track(self, key: int) -> _Tracked:
+    def _track(self, key: int) -> None:
         tracked = self._tracked.get(key)
         if tracked is None:
-            tracked = self._tracked[key] = _Tracked(self._everyone)
+            self._tracked[key] = _Tracked(self._everyone)
+            self._news = True
             self._probes.hurry()
         elif self._num_steps - tracked.tested_at > _FORGOTTEN_STEPS:
             tracked.acceptance = self._everyone
-        return tracked
 
     def _probe(self, step: _Step, economy: Economy, candidates: Sequence[Candidate]) -> None:
         """Change the step into a probe, if there is something to learn and it can be afforded."""
@@ -403,6 +340,7 @@ class AdaptiveDepth:
             tracked.acceptance.fade(idle)
         tracked.acceptance.record(num_drafted, num_accepted)
         self._everyone.record(num_drafted, num_accepted)
+        self._news = True
         step.num_accepted += num_accepted
         if key in step.best_depths:
             if num_accepted > step.best_depths[key]:
@@ -438,4 +376,8 @@ class AdaptiveDepth:
 
     def summary(self) -> DepthUse:
         """See `Controller`."""
-        return _depth_use(self._used, self._switch.num_switches, self._probes.num_probes)
+        return replace(
+            super().summary(),
+            num_switches=self._switch.num_switches,
+            num_probes=self._probes.num_probes,
+        )

@@ -1,4 +1,4 @@
-"""What a step costs on this machine, calibrated once and followed live; which depths pay."""
+"""What a step costs on this machine, what drafting brings, and which depths pay. All is learned."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +24,13 @@ _KEPT_WEIGHT = 1 - 1 / 256
 
 _PRICES: Floats = np.array([0.02, 0.05, 0.1, 0.17, 0.25, 0.35, 0.5, 0.7])[:, None, None]
 """Probabilities of being kept that a draft must reach. The best of them is chosen."""
+
+_FIRST_RATE = 0.6
+"""What is believed of a drafter that was never tried: enough to give it a hearing."""
+_START_WEIGHT = 4.0
+"""Observations that the first belief counts for."""
+_FADING_STEPS = 8
+"""A rate loses the weight of one observation in so many steps without one."""
 
 
 class CostCurve:
@@ -113,6 +120,42 @@ class StepCosts:
         self._absorb += (measured - self._absorb) * (_LEVEL_GAIN if self._absorb else 1.0)
 
 
+class Acceptance:
+    """Rates of acceptance by position, of one sequence or of all.
+
+    A rate is the share of drafts that were kept where all before them were. Positions that were
+    never tested are believed to be like the last one that was.
+    """
+
+    def __init__(self, max_depth: int, memory: float) -> None:
+        self.rates = [_FIRST_RATE] * max_depth
+        self._num_tested = 0
+        self._weights = [_START_WEIGHT] * max_depth
+        self._memory = memory
+
+    def start(self, memory: float) -> "Acceptance":
+        """The same beliefs, ready to be changed by new observations."""
+        acceptance = Acceptance(len(self.rates), memory)
+        acceptance.rates = list(self.rates)
+        acceptance._num_tested = self._num_tested
+        return acceptance
+
+    def record(self, num_drafted: int, num_accepted: int) -> None:
+        """Learn from one block. What comes behind the first miss was not tested."""
+        num_tested = min(num_drafted, num_accepted + 1)
+        for i in range(num_tested):
+            weight = self._weights[i] = min(self._weights[i] + 1, self._memory)
+            self.rates[i] += ((i < num_accepted) - self.rates[i]) / weight
+        self._num_tested = max(self._num_tested, num_tested)
+        num_untested = len(self.rates) - self._num_tested
+        self.rates[self._num_tested :] = [self.rates[self._num_tested - 1]] * num_untested
+
+    def fade(self, num_steps: int) -> None:
+        """Trust the rates less after steps without a test, so that news counts for more."""
+        loss = num_steps / _FADING_STEPS
+        self._weights = [max(weight - loss, _START_WEIGHT) for weight in self._weights]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Depths with the tokens and seconds that are expected of them.
@@ -136,21 +179,25 @@ class Plan:
 
 
 class Economy:
-    """Prices plans of one step: survival [n, max_depth] of its sequences, 0 beyond their limits."""
+    """Prices plans of one step.
+
+    survival: [sequences, depths], the probability that a draft and all before it are kept; never
+    rising with depth, and 0 beyond a sequence's limit.
+    """
 
     def __init__(self, costs: StepCosts, survival: Floats, num_other_rows: int) -> None:
         self._costs = costs
         self._survival = survival
-        self._num = len(survival)
+        self._num, max_depth = survival.shape
+        self._kept = np.zeros((self._num, 1 + max_depth))  # drafts kept on average, by depth
+        np.cumsum(survival, axis=1, out=self._kept[:, 1:])
         self._start = self._num + num_other_rows
         # Prompt rows take their time however much is drafted.
         self._sunk = float(costs.forward(self._start) - costs.forward(self._num))
 
     def price(self, depths: list[int]) -> Plan:
         """The plan with these depths."""
-        tokens = self._num + sum(
-            float(row[:depth].sum()) for row, depth in zip(self._survival, depths, strict=True)
-        )
+        tokens = self._num + float(self._kept[range(self._num), depths].sum())
         num_drafting = sum(depth > 0 for depth in depths)
         seconds = self._seconds(sum(depths), num_drafting, 1 + max(depths))
         return Plan(depths, tokens, float(seconds))
@@ -172,7 +219,7 @@ class Economy:
         max_depth = self._survival.shape[1]
         slots = np.arange(2.0, max_depth + 2)
         taken = self._survival >= _PRICES
-        depths = taken.cumsum(axis=2, dtype=np.float64)
+        depths = np.minimum(taken.sum(axis=2, keepdims=True), slots - 1)
         tokens = (self._survival * taken).cumsum(axis=2)
         drafting = tokens - _PRICES * depths > _PRICES * self._rows_per_block(slots)
         num_drafts, num_tokens = (depths * drafting).sum(axis=1), (tokens * drafting).sum(axis=1)
@@ -189,7 +236,8 @@ class Economy:
         block = (draft(self._num, slots) - draft(1, slots)) / (self._num - 1)
         num_drafts = self._num * (slots - 1)
         added = self._costs.forward(self._start + num_drafts) - self._costs.forward(self._start)
-        return block / np.maximum(added / num_drafts, 1e-9)
+        rows: Floats = block / np.maximum(added / num_drafts, 1e-9)
+        return rows
 
 
 def measure_points(

@@ -1,0 +1,101 @@
+"""An LLM that answers at once, on a clock of its own, for tests of the measurements."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from blockdraft.bench import decode
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ContextTooLong
+from blockdraft.engine.completion import Completion, Generation, Timings
+from blockdraft.engine.controller import DepthUse
+from blockdraft.engine.ledger import PhaseTimer
+from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.speculate.drafters.none import NoDrafter
+
+FIRST_TOKEN_SECONDS = 0.5
+SECONDS_PER_TOKEN = {0: 0.1, 15: 0.05, "adaptive": 0.04}
+
+
+def fake_controller():
+    return SimpleNamespace(summary=lambda: DepthUse(1, 2.0, {2: 1.0}))
+
+
+class FakeLLM:
+    """Repeats the prompt's last token. Requests that run at once do not slow each other down.
+
+    A token takes SECONDS_PER_TOKEN by depth. `broken`: depths at which the second token is wrong.
+    `calls` records (depth, requests at once, prompts, max_tokens) of each `generate`.
+    """
+
+    def __init__(self, *, broken=(), folder=Path("target"), drafter_folder=Path("drafter")):
+        self.config = LLMConfig()
+        self.dtype, self.device = torch.bfloat16, "cpu"
+        self.folder, self.drafter_folder = folder, drafter_folder
+        self.broken = broken
+        self.now = 0.0
+        self.depth = None
+        self.calls = []
+        self.tokenizer = SimpleNamespace(
+            has_chat_template=False,
+            encode=lambda text: [ord(letter) for letter in text],
+            backend=SimpleNamespace(
+                encode=lambda text: SimpleNamespace(ids=[ord(letter) for letter in text])
+            ),
+        )
+        self.engine = SimpleNamespace(
+            drafter=NoDrafter(),
+            scheduler=SimpleNamespace(max_running=None),
+            timer=PhaseTimer(clock=lambda: int(self.now * 1e9)),
+            controller=fake_controller(),
+            target=SimpleNamespace(memory=None, max_context=512),
+            check_prompt=self._check_prompt,
+        )
+
+    def patch_clock(self, monkeypatch):
+        """Let measurements read the fake clock."""
+        monkeypatch.setattr(decode, "perf_counter", lambda: self.now)
+        return self
+
+    def use_fixed_depth(self, depth):
+        self.depth = depth
+
+    def use_adaptive_depth(self):
+        self.depth = "adaptive"
+        self.engine.controller = fake_controller()
+
+    def generate(self, prompts, params):
+        assert params.speculative == (self.depth != 0)
+        at_once = self.engine.scheduler.max_running
+        self.calls.append((self.depth, at_once, prompts, params.max_tokens))
+        generations = []
+        with self.engine.timer.step(), self.engine.timer.phase("forward"):
+            for index, prompt in enumerate(prompts):
+                if index % at_once == 0:
+                    self.now += self._seconds(params.max_tokens)
+                generations.append(self._answer(prompt, params.max_tokens))
+        return generations
+
+    def _seconds(self, num_tokens):
+        return FIRST_TOKEN_SECONDS + (num_tokens - 1) * SECONDS_PER_TOKEN[self.depth]
+
+    def _answer(self, prompt, num_tokens):
+        ids = [prompt[-1]] * num_tokens
+        if self.depth in self.broken:
+            ids[1] += 1
+        stats = AcceptanceStats()
+        for _ in range((num_tokens - 1) // 2):
+            if self.depth:
+                stats.record(2, 3, 1)
+            else:
+                stats.record(1, 0, 0)
+                stats.record(1, 0, 0)
+        total = self._seconds(num_tokens)
+        timings = Timings(FIRST_TOKEN_SECONDS, total - FIRST_TOKEN_SECONDS, total, 0.0)
+        completion = Completion(0, tuple(ids), "", "length", 0, None, stats, timings)
+        return Generation(tuple(prompt), (completion,))
+
+    def _check_prompt(self, prompt_ids, params):
+        if len(prompt_ids) + params.max_tokens > self.engine.target.max_context:
+            raise ContextTooLong(f"prompt of {len(prompt_ids)} tokens is too long")

@@ -1,0 +1,260 @@
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from blockdraft.bench.concurrency import (
+    CONCURRENCY_DEFINITIONS,
+    ConcurrencyBench,
+    PointFigures,
+    point_figures,
+)
+from blockdraft.bench.concurrency_report import (
+    CONCURRENCY_LEGEND,
+    concurrency_table,
+    depth_lines,
+)
+from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig
+from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
+from blockdraft.bench.figures import Spread, num_passes_of_depth
+from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.cache.pages import Pages
+from blockdraft.cli import options
+from blockdraft.cli.main import app
+from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.ledger import NO_TIMER
+from blockdraft.engine.stats import AcceptanceStats
+from tests.bench_fakes import FakeLLM
+
+PROMPTS = [BenchPrompt(name, name[0], name) for name in ("a1", "a2", "a3", "b1")]
+SMALL = ConcurrencyConfig(concurrency=(1, 2), num_requests=4, repeats=3, max_tokens=41)
+
+
+@pytest.fixture
+def llm(monkeypatch):
+    return FakeLLM().patch_clock(monkeypatch)
+
+
+def run_cli(monkeypatch, llm, *arguments):
+    monkeypatch.setattr(options, "load_llm", lambda config: llm)
+    return CliRunner().invoke(app, ["bench", "concurrency", *map(str, arguments)])
+
+
+def test_prompts_are_mixed_and_repeated():
+    assert [p.id for p in mixed_prompts(PROMPTS, 6)] == ["a1", "b1", "a2", "a3", "a1", "b1"]
+
+
+def test_every_item_has_its_turn_to_be_first():
+    assert [in_turn("abc", turn) for turn in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+
+
+@pytest.mark.parametrize(("way", "seconds"), [(PLAIN, 0.9), (fixed(15), 0.7), (ADAPTIVE, 0.66)])
+def test_a_run_is_one_closed_loop(llm, way, seconds):
+    run = Decoder(llm).run([[1], [2], [3]], SamplingParams(max_tokens=5), way, 2)
+    assert llm.calls == [(way.depth, 2, [[1], [2], [3]], 5)]
+    assert run.outputs == [(1,) * 5, (2,) * 5, (3,) * 5]
+    assert run.wall_seconds == pytest.approx(2 * seconds)  # two rounds of at most two requests
+    assert run.tokens_per_second == pytest.approx(15 / (2 * seconds))
+
+
+def test_a_run_has_the_phases_of_its_own_steps(llm):
+    params = SamplingParams(max_tokens=5)
+    Decoder(llm).run([[1]], params, PLAIN)
+    run = Decoder(llm).run([[1]], params, PLAIN)
+    assert run.phases.num_steps == 1
+    assert run.phases.seconds["forward"] == pytest.approx(run.wall_seconds)
+    llm.engine.timer = NO_TIMER
+    assert Decoder(llm).run([[1]], params, PLAIN).phases.num_steps == 0
+
+
+def test_phases_are_timed_if_asked_for(llm):
+    llm.engine.timer = NO_TIMER
+    config = ConcurrencyConfig(concurrency=(1,), num_requests=2, repeats=1, max_tokens=5)
+    runs = ConcurrencyBench(llm).run(PROMPTS, config)
+    assert {run.run.phases.num_steps for run in runs} == {0}
+    runs = ConcurrencyBench(llm).run(PROMPTS, replace(config, phases=True))
+    assert {run.run.phases.num_steps for run in runs} == {1}
+
+
+def test_adaptive_depth_keeps_what_it_has_learned(llm):
+    decoder = Decoder(llm)
+    learned = []
+    for way in (ADAPTIVE, ADAPTIVE, PLAIN, ADAPTIVE):
+        decoder.run([[1]], SamplingParams(max_tokens=5), way)
+        learned.append(llm.engine.controller)
+    assert learned[0] is learned[1] is learned[3]
+    assert [call[0] for call in llm.calls] == ["adaptive", "adaptive", 0, "adaptive"]
+
+
+def test_no_prompt_is_reused(llm):
+    llm.engine.target.memory = Pages(4)
+    Decoder(llm).run([[1]], SamplingParams(max_tokens=5), PLAIN)
+    assert not llm.engine.target.memory.reuse
+
+
+def test_outputs_are_compared_one_by_one_with_repeated_ones(llm):
+    run = Decoder(llm).run([[1], [2], [1], [3]], SamplingParams(max_tokens=5), PLAIN)
+    assert run.num_equal([(1,) * 5, (2,) * 5]) == 3
+    assert run.num_equal([(2,) * 5, (1,) * 5]) == 0
+
+
+def test_each_point_runs_all_requests_the_ways_in_turns(llm):
+    runs = ConcurrencyBench(llm).run(PROMPTS, SMALL)
+    warm_ups = [call for call in llm.calls if call[3] == WARM_UP_TOKENS]
+    assert [(depth, len(prompts)) for depth, _, prompts, _ in warm_ups] == [
+        *((depth, at_once) for at_once in (1, 2) for depth in (0, 15, "adaptive")),
+    ]
+    timed = [call for call in llm.calls if call not in warm_ups]
+    assert {tuple(map(tuple, prompts)) for _, _, prompts, _ in timed} == {
+        tuple(tuple(map(ord, name)) for name in ("a1", "b1", "a2", "a3"))
+    }
+    assert [at_once for _, at_once, _, _ in timed] == [1] * 9 + [2] * 9
+    depths = [depth for depth, *_ in timed]
+    assert depths[:9] == depths[9:]
+    assert depths[:6] == [0, 15, "adaptive", 15, "adaptive", 0]
+    assert [run.way.depth for run in runs] == depths
+
+
+def test_figures_of_a_point(llm):
+    rows = point_figures(ConcurrencyBench(llm).run(PROMPTS, SMALL))
+    assert [(row.concurrency, row.way) for row in rows] == [
+        *((at_once, way) for at_once in (1, 2) for way in ("plain", "fixed 15", "adaptive")),
+    ]
+    plain, adaptive = rows[3], rows[5]
+    # Two rounds of 0.5 s + 40 tokens at 0.1 s or 0.04 s.
+    assert plain.tokens_per_second.median == pytest.approx(4 * 41 / 9)
+    assert adaptive.tokens_per_second.low == pytest.approx(4 * 41 / 4.2)
+    assert adaptive.speedup_over_plain.median == pytest.approx(9 / 4.2)
+    assert plain.speedup_over_plain == Spread(1.0, 1.0, 1.0)
+    assert adaptive.tokens_per_second_per_user.high == pytest.approx(25)
+    assert adaptive.mean_decoding == pytest.approx(2 * 1.6 / 2.1)
+    assert (plain.acceptance_length, plain.mean_depth) == (1.0, 0.0)
+    assert (adaptive.acceptance_length, adaptive.mean_depth) == (2.0, 3.0)
+    assert adaptive.num_passes_of_depth == {3: 4 * 20 * 3}
+    assert adaptive.acceptance_rate == pytest.approx(1 / 3)
+    assert all((row.num_identical, row.num_outputs) == (12, 12) for row in rows)
+
+
+def test_a_speedup_is_taken_within_a_repeat(llm, monkeypatch):
+    seconds = llm._seconds
+    # A machine that gets slower and slower: every call takes twice as long as the one before.
+    monkeypatch.setattr(llm, "_seconds", lambda n: seconds(n) * 2.0 ** len(llm.calls))
+    config = ConcurrencyConfig(concurrency=(1,), num_requests=1, repeats=3, max_tokens=41)
+    row = point_figures(ConcurrencyBench(llm).run(PROMPTS, config))[1]
+    ratio = 4.5 / 2.5
+    # One call behind plain decoding, two before it, one behind it.
+    assert row.speedup_over_plain == Spread(
+        *map(pytest.approx, (ratio / 2, ratio / 2, 4 * ratio)),
+    )
+
+
+def test_depths_are_counted_from_the_drafted_slots():
+    stats = AcceptanceStats()
+    for depth in (0, 0, 3, 3, 3, 5):
+        stats.record(1, depth, 0)
+    assert num_passes_of_depth(stats) == {0: 2, 3: 3, 5: 1}
+    assert num_passes_of_depth(AcceptanceStats()) == {}
+
+
+def test_every_definition_is_a_figure():
+    assert set(CONCURRENCY_DEFINITIONS) <= set(PointFigures.__dataclass_fields__)
+
+
+def test_the_table_fits_80_columns():
+    wide = Spread(1234.5, 1200.4, 1300.6)
+    row = PointFigures(
+        *(32, "fixed 15", wide, wide, Spread(1.234, 0.98, 12.3)),
+        *(31.4, 12.34, 0.5, 15.0, {15: 9, 0: 1}, 96, 96),
+    )
+    console = Console(width=80, file=io.StringIO())
+    console.print(concurrency_table("title", [row]))
+    text = console.file.getvalue()
+    # One line for the row: title, blank, two of headings, a rule, the row, blank.
+    assert len(text.splitlines()) == 7
+    assert "1200-1301" in text
+    assert "…" not in text
+    assert max(map(len, CONCURRENCY_LEGEND.splitlines())) <= 80
+    assert depth_lines([row]) == []
+
+
+def test_the_depths_of_adaptive_rows_are_told(llm):
+    rows = point_figures(ConcurrencyBench(llm).run(PROMPTS, SMALL))
+    assert depth_lines(rows)[1] == ("adaptive, 2 at once, drafted tokens: 3 in 100% of the passes")
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm):
+    prompts = [*PROMPTS, BenchPrompt("long", "c", "x" * 600)]
+    config = ConcurrencyConfig(concurrency=(5,), max_tokens=6)
+    with pytest.raises(RequestError, match="prompt long of c"):
+        ConcurrencyBench(llm).run(prompts, config)
+    assert llm.calls == []
+
+
+def test_a_drafter_is_needed():
+    with pytest.raises(ConfigError, match="no drafter"):
+        ConcurrencyBench(FakeLLM(drafter_folder=None))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"concurrency": ()}, "concurrency is empty"),
+        ({"concurrency": (1, 0)}, "concurrency is 0"),
+        ({"concurrency": (2, 1, 2)}, "2,1,2 names a number twice"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"fixed": 0}, "fixed is 0"),
+        ({"num_requests": 0}, "requests is 0"),
+    ],
+)
+def test_bad_options_are_refused(options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        ConcurrencyConfig(**options)
+
+
+def test_there_are_as_many_requests_as_the_largest_point():
+    assert ConcurrencyConfig(concurrency=(1, 8)).requests_per_point == 8
+    assert ConcurrencyConfig(concurrency=(1, 8), num_requests=3).requests_per_point == 3
+
+
+def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
+    output = tmp_path / "report.json"
+    arguments = ["--concurrency", "1,2", "--max-tokens", 11, "--repeats", 2, "--output", output]
+    result = run_cli(monkeypatch, llm, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "adaptive, 2 at once" in result.stdout
+    assert "greedy, 2 requests of at most 11 tokens" in result.stdout
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert {"command", "git_commit", "versions", "machine", "threads", "definitions"} <= set(report)
+    assert report["bench"]["num_requests"] == 2
+    assert len(report["figures"]) == 2 * 3
+    assert len(report["runs"]) == 2 * 3 * 2
+    run = report["runs"][0]
+    assert run["way"] == {"name": "plain", "depth": 0}
+    assert [len(request["token_ids"]) for request in run["requests"]] == [11, 11]
+    assert run["phases"]["num_steps"] == 1
+    assert run["depth_use"]["mean_depth"] == 2.0
+
+
+@pytest.mark.parametrize(("exact", "status"), [("on", 1), ("off", 0)])
+def test_an_output_that_differs_fails_where_exactness_is_promised(monkeypatch, exact, status):
+    llm = FakeLLM(broken=("adaptive",))
+    arguments = ["--concurrency", 2, "--max-tokens", 5, "--exact", exact, "--json"]
+    result = run_cli(monkeypatch, llm, *arguments)
+    assert result.exit_code == status
+    figures = json.loads(result.stdout)["figures"]
+    assert [row["num_identical"] for row in figures] == [6, 6, 0]
+
+
+def test_a_point_that_is_no_number_is_refused_before_loading(monkeypatch):
+    result = run_cli(monkeypatch, None, "--concurrency", "1,two")
+    assert result.exit_code == 2
+    assert "concurrency is '1,two'; give numbers such as 1,2,4" in result.stderr

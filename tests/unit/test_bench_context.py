@@ -1,0 +1,206 @@
+import gzip
+import io
+import json
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from blockdraft.bench.config import WARM_UP_TOKENS, ContextConfig
+from blockdraft.bench.context import (
+    CONTEXT_DEFINITIONS,
+    ContextBench,
+    ContextFigures,
+    context_figures,
+)
+from blockdraft.bench.context_report import CONTEXT_LEGEND, clipped_lines, context_table
+from blockdraft.bench.figures import Rate, Spread
+from blockdraft.bench.memory import KVBytes, kv_bytes_per_token
+from blockdraft.bench.prose import Prose, python_help, read_prose
+from blockdraft.cli import options
+from blockdraft.cli.main import app
+from blockdraft.core.errors import ConfigError
+from tests.bench_fakes import FakeLLM
+from tests.tiny import HIDDEN_SIZE, NUM_LAYERS, tiny_drafter_folder, tiny_target_folder
+
+LINES = Prose("lines", "".join(f"{index:09}\n" for index in range(200)))
+SMALL = ContextConfig(lengths=(20, 600), passages=3, max_tokens=41)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    return {"folder": tiny_target_folder(root), "drafter_folder": tiny_drafter_folder(root)}
+
+
+@pytest.fixture
+def llm(monkeypatch, folders):
+    return FakeLLM(**folders).patch_clock(monkeypatch)
+
+
+def run_cli(monkeypatch, llm, *arguments):
+    monkeypatch.setattr(options, "load_llm", lambda config: llm)
+    return CliRunner().invoke(app, ["bench", "context", *map(str, arguments)])
+
+
+def test_every_python_has_a_long_text():
+    prose = python_help()
+    assert len(prose.text) > 300_000
+    assert "expression" in prose.text
+    assert prose.describe()["num_characters"] == len(prose.text)
+
+
+def test_texts_and_rows_are_joined_in_order(tmp_path):
+    plain, rows = tmp_path / "a.txt", tmp_path / "b.jsonl.gz"
+    plain.write_text("one", encoding="utf-8")
+    with gzip.open(rows, "wt", encoding="utf-8") as file:
+        file.write('{"prompt": "two"}\n{"turns": ["three", "four"]}\n')
+    prose = read_prose([plain, rows])
+    assert prose.text == "one\n\ntwo\n\nthree"
+    assert prose.source == f"{plain}, {rows}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("empty.txt", b" \n", "holds no text"),
+        ("empty.jsonl", b"", "holds no text"),
+        ("latin.txt", b"\xe9t\xe9", "give a text file in UTF-8"),
+        ("absent.txt", None, "cannot read"),
+    ],
+)
+def test_a_file_without_text_is_refused(tmp_path, name, content, reason):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=reason):
+        read_prose([tmp_path / name])
+
+
+def test_passages_begin_at_lines_spread_over_the_text_and_are_cut(llm):
+    ContextBench(llm).run(LINES, SMALL)
+    prompts = ["".join(map(chr, prompt)) for _, _, (prompt,), n in llm.calls if n == 41]
+    short = [f"{i:09}\n{i + 1:09}\n" for i in (0, 66, 133)]
+    assert sorted(prompts[:6]) == sorted(2 * short)
+    # 600 tokens and 41 of output do not fit a context of 512.
+    assert {len(prompt) for prompt in prompts[6:]} == {471}
+    assert [prompt[:20] for prompt in prompts[6:]] == prompts[:6]
+
+
+def test_the_ways_take_turns_after_a_warm_up_at_each_length(llm):
+    ContextBench(llm).run(LINES, SMALL)
+    a_length = [(0, WARM_UP_TOKENS), ("adaptive", WARM_UP_TOKENS)]
+    a_length += [(depth, 41) for depth in (0, "adaptive", "adaptive", 0, 0, "adaptive")]
+    assert [(depth, num) for depth, _, _, num in llm.calls] == 2 * a_length
+    assert {at_once for _, at_once, _, _ in llm.calls} == {1}
+
+
+def test_figures_of_a_length(llm):
+    rows = context_figures(llm, ContextBench(llm).run(LINES, SMALL))
+    assert [(row.requested_len, row.prompt_len) for row in rows] == [(20, 20), (600, 471)]
+    row = rows[0]
+    assert row.plain == Rate(pytest.approx(41 / 4.5), pytest.approx(10))
+    assert row.drafted.decode_tokens_per_second == pytest.approx(25)
+    assert row.decode_speedup == Spread(*[pytest.approx(2.5)] * 3)
+    assert row.total_speedup == pytest.approx(4.5 / 2.1)
+    assert row.drafted_first_token_seconds == pytest.approx(0.5)
+    assert (row.acceptance_length, row.mean_depth) == (2.0, 3.0)
+    assert (row.num_identical, row.num_passages) == (3, 3)
+    per_token = kv_bytes_per_token(llm)
+    assert row.kv_bytes == KVBytes(per_token.target * 60, per_token.draft * 60)
+    assert clipped_lines(rows) == [
+        "600 tokens do not fit the context with the output; the prompt has 471"
+    ]
+
+
+def test_a_fixed_depth_takes_the_place_of_the_adaptive_one(llm):
+    ContextBench(llm).run(LINES, ContextConfig(lengths=(20,), passages=1, fixed=15, max_tokens=5))
+    assert {call[0] for call in llm.calls} == {0, 15}
+
+
+def test_keys_and_values_are_counted_from_the_configs(folders):
+    # 2 key-value heads of 16, a key and a value, 2 bytes each; the drafter has 2 layers.
+    assert HIDDEN_SIZE == 4 * 16
+    of_layer = 2 * 2 * 16 * 2
+    assert kv_bytes_per_token(FakeLLM(**folders)) == KVBytes(NUM_LAYERS * of_layer, 2 * of_layer)
+    alone = FakeLLM(folder=folders["folder"], drafter_folder=None)
+    assert kv_bytes_per_token(alone).draft == 0
+
+
+def test_a_text_that_is_too_short_is_refused_before_anything_is_measured(llm):
+    with pytest.raises(ConfigError, match=r"too short for 3 passages of 471 tokens.* has 20"):
+        ContextBench(llm).run(Prose("lines", LINES.text[:60]), SMALL)
+    assert llm.calls == []
+
+
+def test_an_output_without_room_for_a_prompt_is_refused(llm):
+    with pytest.raises(ConfigError, match="max_tokens 512 leaves no room"):
+        ContextBench(llm).run(LINES, ContextConfig(max_tokens=512))
+
+
+def test_a_drafter_is_needed():
+    with pytest.raises(ConfigError, match="no drafter"):
+        ContextBench(FakeLLM(drafter_folder=None))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"lengths": (512, 0)}, "lengths is 0"),
+        ({"passages": 0}, "passages is 0"),
+        ({"fixed": 0}, "fixed is 0"),
+    ],
+)
+def test_bad_options_are_refused(options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        ContextConfig(**options)
+
+
+def test_every_definition_is_a_figure():
+    rates = {"tokens_per_second", "decode_tokens_per_second"}
+    seconds = {"first_token_seconds"}
+    assert set(CONTEXT_DEFINITIONS) - rates - seconds <= set(ContextFigures.__dataclass_fields__)
+
+
+def test_the_table_fits_80_columns():
+    row = ContextFigures(
+        *(131072, 131000, 3, Rate(1234.5, 1234.5), Rate(12345.6, 12345.6)),
+        *(Spread(12.3, 0.5, 12.4), 1.23, 123.4, 123.4, 12.34, 0.5, 12.3, {15: 9}),
+        *(KVBytes(12_345_000_000, 1_234_000_000), 3),
+    )
+    console = Console(width=80, file=io.StringIO())
+    console.print(context_table("title", [row]))
+    text = console.file.getvalue()
+    assert len(text.splitlines()) == 7
+    assert "12345+1234" in text
+    assert "…" not in text
+    assert max(map(len, CONTEXT_LEGEND.splitlines())) <= 80
+
+
+def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
+    output = tmp_path / "report.json"
+    arguments = ["--lengths", "20,600", "--passages", 2, "--max-tokens", 11, "--output", output]
+    result = run_cli(monkeypatch, llm, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "the prompt has 501" in result.stdout
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert {"command", "git_commit", "versions", "machine", "threads", "definitions"} <= set(report)
+    assert report["text"]["source"] == "pydoc_data.topics"
+    assert len(report["text"]["sha256"]) == 64
+    assert [row["prompt_len"] for row in report["figures"]] == [20, 501]
+    assert len(report["passages"]) == 4
+    assert report["passages"][0]["drafted"]["acceptance_length"] == 2.0
+
+
+@pytest.mark.parametrize(("exact", "status"), [("on", 1), ("off", 0)])
+def test_an_output_that_differs_fails_where_exactness_is_promised(
+    monkeypatch, folders, tmp_path, exact, status
+):
+    text = tmp_path / "text.txt"
+    text.write_text(LINES.text, encoding="utf-8")
+    llm = FakeLLM(broken=("adaptive",), **folders)
+    arguments = ["--text", text, "--lengths", 20, "--max-tokens", 5, "--exact", exact, "--json"]
+    result = run_cli(monkeypatch, llm, *arguments)
+    assert result.exit_code == status
+    report = json.loads(result.stdout)
+    assert report["text"]["source"] == str(text)
+    assert report["figures"][0]["num_identical"] == 0
