@@ -303,27 +303,25 @@ class AdaptiveDepth(Controller):
 
     def _probe(self, step: _Step, economy: Economy, candidates: Sequence[Candidate]) -> None:
         """Change the step into a probe, if there is something to learn and it can be afforded."""
-        best_depths: dict[int, int] = {}
-        if (
-            step.followed.num_drafting
-            and self._probes.num_probes % 2
-            and step.followed.rate < _SURE_GAIN * step.plain.rate
-        ):
-            depths = step.plain.depths
-        else:
-            depths = list(step.followed.depths)
-            # Who was surprising keeps an early place, so that a few probes in a row settle it.
-            order = sorted(
-                range(len(candidates)), key=lambda i: self._tracked[candidates[i].key].probed_at
-            )
-            open_ = [i for i in order if candidates[i].limit > depths[i]]
-            for i in open_[:_PROBED_SEQUENCES]:
-                best_depths[candidates[i].key] = depths[i]
-                depths[i] = min(candidates[i].limit, depths[i] + _PROBE_DEPTH)
+        followed = step.followed
+        depths = list(followed.depths)
+        # Who was surprising keeps an early place, so that a few probes in a row settle it.
+        further = sorted(
+            (i for i, candidate in enumerate(candidates) if candidate.limit > depths[i]),
+            key=lambda i: self._tracked[candidates[i].key].probed_at,
+        )[:_PROBED_SEQUENCES]
+        unsure = followed.num_drafting and followed.rate < _SURE_GAIN * step.plain.rate
+        if unsure and (self._probes.num_probes % 2 or not further):
+            depths, further = step.plain.depths, []
+        for i in further:
+            depths[i] = min(candidates[i].limit, depths[i] + _PROBE_DEPTH)
+        if depths == followed.depths:
+            return
         probe = economy.price(depths)
-        loss = probe.seconds - probe.tokens / step.followed.rate
-        if depths != step.followed.depths and self._probes.afford(loss, step.plain.seconds):
-            step.plan, step.best_depths = probe, best_depths
+        loss = probe.seconds - probe.tokens / followed.rate
+        if self._probes.afford(loss, step.plain.seconds):
+            step.plan = probe
+            step.best_depths = {candidates[i].key: followed.depths[i] for i in further}
 
     def record(self, key: int, num_drafted: int, num_accepted: int) -> None:
         """See `Controller`."""
