@@ -5,7 +5,7 @@ A case is a folder with a drafter (`config.json`, `model.safetensors`), `cycles.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from blockdraft.core.errors import ModelError
 from blockdraft.models.draft import DraftModel, load_draft_model
 from blockdraft.models.draft_context import ConcatContext, ContextKV
+from blockdraft.models.packed import packed_copy
 
 TOLERANCE = 1e-4
 
@@ -60,9 +61,12 @@ def load_case(case: Path) -> Golden:
     return Golden(model, info["cycles"], load_file(case / "expected.safetensors"))
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 @torch.inference_mode()
-def test_incremental_decoding_gives_the_official_outputs(case: Path) -> None:
+def test_incremental_decoding_gives_the_official_outputs(case: Path, packed: bool) -> None:
     golden = load_case(case)
+    if packed:  # as `DFlashDrafter` runs it
+        golden = replace(golden, model=packed_copy(golden.model))
     context = golden.model.new_context(capacity=4)
     for index, cycle in enumerate(golden.cycles):
         features = golden.expected[f"cycle{index}.features"][None]

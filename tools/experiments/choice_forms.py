@@ -51,7 +51,7 @@ class Recorder(DFlashDrafter):
 
     def _guess(self, hidden: Tensor, rows: list[Row]) -> list[list[int]]:
         (row,) = rows
-        logits = self._over_whole_vocabulary(self.model.logits(hidden, self.lm_head_weight))
+        logits = self._over_whole_vocabulary(self._logits(hidden))
         self.records[len(row.sequence.token_ids)] = logits[0].float().numpy().copy()
         return [[]]
 

@@ -1,33 +1,36 @@
 """Two drafters as bad as can be, at the cost of the real one: what an engine must survive."""
 
+import random
+from collections.abc import Callable
 from typing import Literal
 
-import torch
-
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.sequence import Batch, DraftBlock
 from blockdraft.llm import LLM
-from blockdraft.models.draft import DraftModel
-from blockdraft.speculate.drafters.dflash import DFlashDrafter
 
 Fault = Literal["noise", "wrong"]
 
 
 def spoil(llm: LLM, fault: Fault) -> None:
-    """Make a loaded drafter bad, in place.
+    """Make a loaded drafter bad, in place: it works as before, and something else is handed on.
 
-    "noise": random weights of the same shapes. "wrong": every guess becomes its neighbor in the
-    vocabulary, so a drafter that was right is wrong.
+    "noise": random tokens. "wrong": every guess becomes its neighbor in the vocabulary, so what was
+    right is wrong.
 
     Raises:
         ConfigError: there is no drafter.
     """
-    drafter = llm.engine.drafter
-    if not isinstance(drafter, DFlashDrafter):
+    if llm.drafter_folder is None:
         raise ConfigError(f"there is no drafter to make {fault}; name one with --drafter")
-    if fault == "noise":
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            drafter.model.load_state_dict(DraftModel(drafter.model.config).state_dict())
-    else:
-        # A row of the head is a token's score, so each token takes over its neighbor's.
-        drafter.lm_head_weight = drafter.lm_head_weight.roll(1, dims=0)
+    drafter, vocab_size = llm.engine.drafter, llm.engine.target.vocab_size
+    draw = random.Random(0).randrange
+    spoiled: dict[Fault, Callable[[int], int]] = {
+        "noise": lambda token_id: draw(vocab_size),
+        "wrong": lambda token_id: (token_id + 1) % vocab_size,
+    }
+    draft, change = drafter.draft, spoiled[fault]
+
+    def draft_badly(batch: Batch) -> DraftBlock:
+        return [[change(token_id) for token_id in guess] for guess in draft(batch)]
+
+    drafter.draft = draft_badly  # type: ignore[method-assign]

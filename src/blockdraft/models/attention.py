@@ -5,6 +5,7 @@ change with its company. Here every row is a batched matrix product, a float32 s
 number of keys, and a second product. transformers models call it through their attention interface.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -61,8 +62,12 @@ def grouped_attention(
     kv_heads, num_sequences, group, q_len, head_dim = query.shape
     # All query heads of a K/V head are rows of one product: no copy of K/V per head.
     rows = query.reshape(kv_heads * num_sequences, group * q_len, head_dim)
-    scores = _scores(rows, key)
-    scores = scores.to(softmax_dtype(query.dtype)).mul_(scale)
+    is_exact = math.frexp(scale)[0] == 0.5
+    if is_exact:  # a power of two rounds nothing, so the smaller tensor may be scaled
+        rows = rows * scale
+    scores = _scores(rows, key).to(softmax_dtype(query.dtype))
+    if not is_exact:
+        scores *= scale
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores.view(kv_heads, num_sequences, group, q_len, -1)

@@ -316,7 +316,10 @@ class DraftModel(nn.Module):
 
     def logits(self, hidden: Tensor, lm_head_weight: Tensor) -> Tensor:
         """Hidden states [..., D] through the target's head [V, D] -> logits [..., V]."""
-        logits = F.linear(_packed(hidden), lm_head_weight)
+        return self.scaled_logits(F.linear(_packed(hidden), lm_head_weight))
+
+    def scaled_logits(self, logits: Tensor) -> Tensor:
+        """The head's output [..., n] -> logits [..., n], with the config's multiplier and cap."""
         if self.config.output_multiplier != 1.0:
             logits = logits * self.config.output_multiplier
         cap = self.config.final_logit_softcapping

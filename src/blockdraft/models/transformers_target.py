@@ -1,7 +1,7 @@
 """What every target made of a transformers model shares: its preparation, and the test of it."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
@@ -18,6 +18,7 @@ from blockdraft.models.exact import (
     first_variant_split,
     model_rule,
 )
+from blockdraft.models.fused import speed_up
 from blockdraft.models.supported import check_supported, decoder_layers
 
 
@@ -47,6 +48,7 @@ class TransformersTarget:
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._own_attention: str = model.config._attn_implementation
+        self._undo = ExitStack()
         self._training = [module for module in model.modules() if module.training]
         try:
             self._prepare(attention)
@@ -63,6 +65,8 @@ class TransformersTarget:
                 f"{type(self.model).__name__} is not supported: its attention cannot be replaced; "
                 "use a model that supports transformers' attention interface"
             )
+        # Before any hook: it would not be called inside a layer that is fused.
+        self._undo = speed_up(self.model)
         for index in sorted(set(self.layer_ids)):
             self._hooks.append(self._capture(index))
         head = self.model.get_output_embeddings()
@@ -144,6 +148,7 @@ class TransformersTarget:
 
     def release(self) -> None:
         """Give the model back as it was: no hooks, its own attention and training flags."""
+        self._undo.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -9,6 +9,7 @@ from blockdraft.core.sequence import Batch, DraftBlock, Row
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ContextSpan, DraftContexts, SeparateContexts
 from blockdraft.models.draft_masks import block_masks
+from blockdraft.models.packed import linear_of, packed_copy
 from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices
 
 MAX_WAITING = 64
@@ -34,7 +35,8 @@ class DFlashDrafter:
 
     embed_weight and lm_head_weight: [V, D] of the target, raw. `contexts` hold the draft keys and
     values, one by one unless given. `max_draft_tokens` is the most that the model was trained for;
-    it may be set to anything, and the output stays the same.
+    it may be set to anything, and the output stays the same. It drafts with the weights of this
+    moment, whatever is trained afterwards.
     """
 
     def __init__(
@@ -44,13 +46,13 @@ class DFlashDrafter:
         lm_head_weight: Tensor,
         contexts: DraftContexts | None = None,
     ) -> None:
-        self.model = model
+        self.model = packed_copy(model)
         self.embed_weight = embed_weight
         self.vocabulary_ids: Tensor | None = None
-        self.lm_head_weight = lm_head_weight
         if model.draft_vocabulary is not None:
             self.vocabulary_ids = torch.tensor(model.draft_vocabulary, device=lm_head_weight.device)
-            self.lm_head_weight = lm_head_weight.detach()[self.vocabulary_ids]
+            lm_head_weight = lm_head_weight.detach()[self.vocabulary_ids]
+        self._head = linear_of(lm_head_weight)
         self.max_draft_tokens = model.config.block_size - 1
         self.layer_ids = model.config.target_layer_ids
         self.contexts = contexts or SeparateContexts(model.new_context)
@@ -111,7 +113,7 @@ class DFlashDrafter:
 
     def _guess(self, hidden: Tensor, rows: list[Row]) -> list[list[int]]:
         """[b, slots, D] -> the guesses of each row."""
-        logits = self.model.logits(hidden, self.lm_head_weight)
+        logits = self._logits(hidden)
         if all(row.sequence.params.is_greedy_argmax for row in rows):
             found = self._greedy(logits.flatten(0, 1))
             size = logits.shape[1]
@@ -121,6 +123,12 @@ class DFlashDrafter:
             self._choices(own[: row.num_draft_tokens], row)
             for own, row in zip(whole, rows, strict=True)
         ]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[b, slots, D] -> [b, slots, guessable tokens]."""
+        return self.model.scaled_logits(self._head(hidden.reshape(-1, hidden.shape[-1]))).view(
+            *hidden.shape[:-1], -1
+        )
 
     def _greedy(self, logits: Tensor) -> list[int]:
         """[n, guessable tokens] -> n token ids."""

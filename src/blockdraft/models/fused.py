@@ -1,0 +1,242 @@
+"""Decoder layers of the common kind in fewer and larger operations, bit for bit the same.
+
+A step of a small model spends as long between its matrix products as in them. A fused layer makes
+one product of queries, keys and values, one of gate and up projection, and rotates queries and keys
+together. Every rounding stays where the model's own layer has it, and a layer is replaced only if
+it gave the same bits on a probe.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from blockdraft.models.packed import (
+    PackedLinear,
+    can_pack,
+    is_plain,
+    pack_linears,
+    plain_linears,
+    replace_forward,
+)
+from blockdraft.models.supported import decoder_layers
+
+FUSED_KINDS = frozenset(
+    f"transformers.models.{module}.modeling_{module}.{name}DecoderLayer"
+    for module, name in (
+        ("llama", "Llama"),
+        ("mistral", "Mistral"),
+        ("qwen2", "Qwen2"),
+        ("qwen3", "Qwen3"),
+    )
+)
+"""The kinds that `FusedLayer` was written for. A list, because equal bits on a probe do not show
+what another kind does to other numbers."""
+PROBE_ATTENTION = "blockdraft_probe"
+NUM_PROBE_TOKENS = 8
+
+logger = logging.getLogger(__name__)
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin, each [1, tokens, head_dim]; the halves of a head turn by the same angles."""
+
+
+class RotationSigns:
+    """Moves the sign of the rotated first half into the sine: once a forward, not once a layer."""
+
+    def __init__(self) -> None:
+        self._of: Rotation | None = None
+        self._signed: Rotation | None = None
+
+    def __call__(self, rotation: Rotation) -> Rotation:
+        """cos and signed sin, each [1, tokens, 1, head_dim]."""
+        if self._signed is None or rotation is not self._of:
+            cos, sin = rotation
+            first, second = sin.chunk(2, dim=-1)
+            signed = torch.cat((-first, second), dim=-1)
+            self._of, self._signed = rotation, (cos[:, :, None], signed[:, :, None])
+        return self._signed
+
+
+class FusedLayer:
+    """Calls like a pre-norm decoder layer of transformers with rotated heads and a gated MLP.
+
+    Args:
+        layer: the decoder layer; its norms and activation are called, its weights are copied.
+        constants: what its attention module gives to the attention function beside the tensors.
+        signs: shared by the layers of a model.
+    """
+
+    def __init__(self, layer: Any, constants: dict[str, Any], signs: RotationSigns) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._attention = attention
+        self._constants = constants
+        self._signs = signs
+        self._qkv = _side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._o = PackedLinear(attention.o_proj.weight, attention.o_proj.bias)
+        self._gate_up = _side_by_side(mlp.gate_proj, mlp.up_proj)
+        self._down = PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._norms = layer.input_layernorm, layer.post_attention_layernorm
+        self._head_norms: tuple[Any, Any] | None = None
+        if hasattr(attention, "q_norm"):
+            self._head_norms = attention.q_norm, attention.k_norm
+        self._activation = mlp.act_fn
+        widths = [p.out_features for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        self._heads = [width // attention.head_dim for width in widths]
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        position_embeddings: Rotation,
+        **kwargs: Any,
+    ) -> Tensor:
+        """[1, tokens, hidden] -> [1, tokens, hidden], with the arguments of the model's own layer.
+
+        `kwargs` go to the attention function.
+        """
+        qkv = self._qkv(self._norms[0](hidden_states))
+        heads = qkv.view(*qkv.shape[:-1], sum(self._heads), -1)
+        q, k, v = self._rotate(heads, self._signs(position_embeddings))
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self._attention.layer_idx)
+        attend = AttentionInterface()[self._attention.config._attn_implementation]
+        attended, _ = attend(self._attention, q, k, v, attention_mask, **(self._constants | kwargs))
+        hidden = hidden_states + self._o(attended.flatten(2))
+        gate, up = self._gate_up(self._norms[1](hidden)).chunk(2, dim=-1)
+        result: Tensor = hidden + self._down(self._activation(gate) * up)
+        return result
+
+    def _rotate(self, heads: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """[1, tokens, all heads, head_dim] -> q, k and v, each [1, heads, tokens, head_dim]."""
+        num_q, num_k, _ = self._heads
+        turned = heads[:, :, : num_q + num_k]
+        if self._head_norms is not None:
+            q_norm, k_norm = self._head_norms
+            turned = torch.cat((q_norm(turned[:, :, :num_q]), k_norm(turned[:, :, num_q:])), dim=2)
+        cos, signed_sin = rotation
+        swapped = turned.roll(turned.shape[-1] // 2, dims=-1)
+        turned = (turned * cos).add_(swapped.mul_(signed_sin))
+        q, k = turned[:, :, :num_q], turned[:, :, num_q:]
+        return q.transpose(1, 2), k.transpose(1, 2), heads[:, :, num_q + num_k :].transpose(1, 2)
+
+
+def speed_up(model: PreTrainedModel) -> ExitStack:
+    """Let a model on a CPU compute from packed weights, and fuse the layers that can be fused.
+
+    To be called in evaluation mode. The attention function may change afterwards, to any that is
+    registered with transformers' `AttentionInterface` ("eager" is not). Where nothing can be done
+    (`can_pack`) the model stays as it is.
+
+    Returns:
+        what gives the model back as it was when closed.
+    """
+    with ExitStack() as undo:
+        undo.enter_context(fuse_layers(model))
+        # The linear layers in a fused layer are not called any more.
+        fused = {
+            module
+            for layer in decoder_layers(model)
+            if isinstance(vars(layer).get("forward"), FusedLayer)
+            for module in layer.modules()
+        }
+        undo.enter_context(pack_linears(set(plain_linears(model)) - fused))
+        return undo.pop_all()
+
+
+@torch.inference_mode()
+def fuse_layers(model: PreTrainedModel) -> ExitStack:
+    """Replace the computation of those decoder layers that have a fused form of the same bits."""
+    signs = RotationSigns()
+    with ExitStack() as undo, _probed(model) as constants:
+        for index, layer in enumerate(decoder_layers(model)):
+            if not _is_fusible(layer):
+                continue
+            fused = _fused_if_equal(layer, constants, signs)
+            if fused is None:
+                logger.info("layer %d of %s keeps its slower form", index, type(model).__name__)
+                continue
+            replace_forward(layer, fused, undo)
+        return undo.pop_all()
+
+
+@contextmanager
+def _probed(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
+    """Attention that mixes nothing, and notes what it is given beside the tensors."""
+    constants: dict[str, Any] = {}
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        constants.clear()
+        constants.update(kwargs)
+        copies = query.shape[1] // key.shape[1]
+        mixed = query * key.repeat_interleave(copies, 1) + value.repeat_interleave(copies, 1)
+        return mixed.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(PROBE_ATTENTION, attend)
+    own = model.config._attn_implementation
+    model.set_attn_implementation(PROBE_ATTENTION)
+    try:
+        yield constants
+    finally:
+        model.set_attn_implementation(own)
+
+
+def _is_fusible(layer: nn.Module) -> bool:
+    """True for a known kind with plain parts: neither adapters nor hooks would be called."""
+    kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    parts = [module for module in layer.modules() if module is not layer]
+    linears = [module for module in parts if isinstance(module, nn.Linear)]
+    return (
+        kind in FUSED_KINDS
+        and "forward" not in vars(layer)
+        and all(is_plain(part) for part in parts)
+        and all(type(linear) is nn.Linear and can_pack(linear.weight) for linear in linears)
+    )
+
+
+def _fused_if_equal(
+    layer: Any, constants: dict[str, Any], signs: RotationSigns
+) -> FusedLayer | None:
+    """The fused form of a layer if it gives the same bits; `constants` are noted by its attention.
+
+    The layer itself runs with packed weights: what is compared is the order of operations.
+    """
+    try:
+        hidden, rotation = _probe_input(layer.self_attn)
+        arguments: dict[str, Any] = {"attention_mask": None, "position_embeddings": rotation}
+        with pack_linears(plain_linears(layer)):
+            expected = layer(hidden, **arguments)
+        fused = FusedLayer(layer, dict(constants), signs)
+        same = isinstance(expected, Tensor) and torch.equal(fused(hidden, **arguments), expected)
+    # What a layer raises that another version of transformers calls or builds differently.
+    except (AttributeError, TypeError, RuntimeError) as error:
+        logger.info("no fused form of %s: %s", type(layer).__name__, error)
+        return None
+    return fused if same else None
+
+
+def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:
+    """Hidden states [1, tokens, hidden] and a rotation: any numbers will do."""
+    weight: Tensor = attention.q_proj.weight
+    generator = torch.Generator().manual_seed(0)
+    hidden, cos, sin = (
+        torch.randn(1, NUM_PROBE_TOKENS, width, generator=generator).to(weight.dtype)
+        for width in (weight.shape[1], attention.head_dim, attention.head_dim)
+    )
+    return hidden, (cos, sin)
+
+
+def _side_by_side(*linears: nn.Linear) -> PackedLinear:
+    """One layer with the outputs of several, one after another."""
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    assert len(biases) in (0, len(linears))
+    weight = torch.cat([linear.weight for linear in linears])
+    return PackedLinear(weight, torch.cat(biases) if biases else None)

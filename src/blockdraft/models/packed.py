@@ -1,0 +1,91 @@
+"""Linear layers whose weights lie in the order in which the CPU's matrix kernels read them.
+
+A forward of a few rows reads every weight once and is bound by memory. `torch.nn.functional.linear`
+reads the rows of the matrix as they lie, at half the bandwidth or less; oneDNN's blocked order is
+read front to back (LOG.md). In bfloat16 both run the same kernel and give the same bits. In float32
+torch calls another library, so the bits differ from an unpacked model, for all rows alike.
+
+The order is oneDNN's own and never leaves the process. The packed copy takes as much memory as the
+weights; those stay where they are, for whoever holds the model. A packed layer cannot be trained.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from blockdraft.models.exact import supports_bfloat16
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+class PackedLinear:
+    """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+        self._bias = None if bias is None else bias.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs]."""
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            x, self._weight, self._bias, "none", [], ""
+        )
+        return result
+
+
+def can_pack(weight: Tensor) -> bool:
+    """True for a weight that oneDNN packs and multiplies well on this machine."""
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if weight.device.type != "cpu" or not has_onednn:
+        return False
+    if weight.dtype == torch.bfloat16:
+        return supports_bfloat16()
+    return weight.dtype == torch.float32
+
+
+def linear_of(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """The product with a weight [outputs, inputs], packed where that helps."""
+    return PackedLinear(weight) if can_pack(weight) else partial(F.linear, weight=weight)
+
+
+def plain_linears(module: nn.Module) -> list[nn.Linear]:
+    """Its linear layers that are nothing more: no subclass, and plain."""
+    return [child for child in module.modules() if type(child) is nn.Linear and is_plain(child)]
+
+
+def is_plain(module: nn.Module) -> bool:
+    """True if a call runs the forward of the module's class and nothing else."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return "forward" not in vars(module) and not any(hooks)
+
+
+def pack_linears(linears: Iterable[nn.Linear]) -> ExitStack:
+    """Let linear layers compute from packed copies of their weights; closing undoes it."""
+    undo = ExitStack()
+    for linear in linears:
+        if can_pack(linear.weight):
+            replace_forward(linear, PackedLinear(linear.weight, linear.bias), undo)
+    return undo
+
+
+def replace_forward(module: nn.Module, forward: Callable[..., Tensor], undo: ExitStack) -> None:
+    """Let a module call another forward, its hooks around it, until `undo` is closed."""
+    vars(module)["forward"] = forward
+    undo.callback(vars(module).pop, "forward")
+
+
+def packed_copy(module: AnyModule) -> AnyModule:
+    """A twin for inference with the same parameters, and packed linear layers.
+
+    The module itself is not touched and can be trained on; the twin does not follow.
+    """
+    shared = [*module.parameters(), *module.buffers()]
+    twin = copy.deepcopy(module, {id(tensor): tensor for tensor in shared})
+    pack_linears(plain_linears(twin))
+    return twin

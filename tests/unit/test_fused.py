@@ -1,0 +1,199 @@
+"""Fused decoder layers: the bits of the model's own layers, or not used at all."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from blockdraft.core.errors import ModelError
+from blockdraft.models import fused
+from blockdraft.models.attention import EXACT_ATTENTION
+from blockdraft.models.exact import supports_bfloat16
+from blockdraft.models.fused import FusedLayer, RotationSigns, fuse_layers, speed_up
+from blockdraft.models.packed import PackedLinear, pack_linears, plain_linears
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.supported import decoder_layers
+from tests.tiny import NUM_LAYERS, VOCAB_SIZE, tiny_target
+
+PACKED_DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]
+IDS = torch.arange(5, 45)[None]
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 512,
+    "sliding_window": 24,
+    "pad_token_id": None,
+}
+
+
+def qwen2() -> PreTrainedModel:
+    """Biases, and windows in some layers only."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, use_sliding_window=True, max_window_layers=2, bos_token_id=None)
+    )
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": tiny_target,
+    "llama with biases": lambda: tiny_target(attention_bias=True, mlp_bias=True),
+    "qwen3": lambda: tiny_target("qwen3"),
+    "qwen2": qwen2,
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES)),
+}
+
+
+def make(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return MODELS[name]().to(dtype).eval()
+
+
+def logits_of(model: PreTrainedModel) -> Tensor:
+    with torch.inference_mode():
+        result: Tensor = model(input_ids=IDS, use_cache=False).logits
+    return result
+
+
+def num_replaced(model: PreTrainedModel) -> int:
+    return sum("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("attention", [EXACT_ATTENTION, "sdpa"])
+def test_a_fused_model_has_the_bits_of_its_own_layers(
+    name: str, dtype: torch.dtype, attention: str
+) -> None:
+    """Also with windows, biases and norms of heads; packed both times, which is another test."""
+    model = make(name, dtype)
+    model.set_attn_implementation(attention)
+    with pack_linears(plain_linears(model)):
+        expected = logits_of(model)
+    with speed_up(model):
+        assert all(isinstance(vars(x)["forward"], FusedLayer) for x in decoder_layers(model))
+        assert num_replaced(model) == NUM_LAYERS + 1  # the head
+        assert torch.equal(logits_of(model), expected)
+
+
+def test_closing_gives_the_model_back() -> None:
+    model = make("llama")
+    expected, names = logits_of(model), list(model.state_dict())
+    attention = model.config._attn_implementation
+    with speed_up(model):
+        assert num_replaced(model) > 0
+        assert model.config._attn_implementation == attention
+    assert num_replaced(model) == 0
+    assert list(model.state_dict()) == names
+    assert torch.equal(logits_of(model), expected)
+
+
+def test_a_target_gives_the_model_back() -> None:
+    model = make("llama")
+    with SequentialTarget(model).released_after():
+        assert num_replaced(model) == NUM_LAYERS + 1
+    assert num_replaced(model) == 0
+
+
+def no_signs(signs: RotationSigns, rotation: fused.Rotation) -> fused.Rotation:
+    cos, sin = rotation
+    return cos[:, :, None], sin[:, :, None]
+
+
+def test_a_fused_layer_with_other_bits_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A planted fault: the rotation lost its signs."""
+    model = make("llama")
+    with pack_linears(plain_linears(model)):
+        expected = logits_of(model)
+    monkeypatch.setattr(RotationSigns, "__call__", no_signs)
+    with caplog.at_level(logging.INFO, logger=fused.__name__), speed_up(model):
+        assert not any("forward" in vars(layer) for layer in decoder_layers(model))
+        assert torch.equal(logits_of(model), expected)
+    assert "slower form" in caplog.text
+
+
+def test_the_fault_would_be_seen_if_it_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama")
+    with pack_linears(plain_linears(model)):
+        expected = logits_of(model)
+    with fuse_layers(model):
+        monkeypatch.setattr(RotationSigns, "__call__", no_signs)
+        assert not torch.equal(logits_of(model), expected)
+
+
+def test_a_layer_that_another_transformers_builds_differently_keeps_its_form(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = make("llama")
+    del decoder_layers(model)[1].self_attn.head_dim  # type: ignore[union-attr]
+    with caplog.at_level(logging.INFO, logger=fused.__name__), fuse_layers(model):
+        assert "forward" not in vars(decoder_layers(model)[1])
+        assert num_replaced(model) == NUM_LAYERS - 1
+    assert "head_dim" in caplog.text
+
+
+def test_other_kinds_are_packed_and_not_fused() -> None:
+    """Also inside a layer that someone watches."""
+    model = tiny_target("gemma3")
+    decoder_layers(model)[0].register_forward_hook(lambda *args: None)
+    with speed_up(model):
+        assert not any("forward" in vars(layer) for layer in decoder_layers(model))
+        assert num_replaced(model) == len(plain_linears(tiny_target("gemma3")))
+
+
+def test_float64_stays_as_it_is() -> None:
+    model = make("llama", torch.float64)
+    with speed_up(model):
+        assert num_replaced(model) == 0
+
+
+def test_an_adapter_or_a_hook_inside_a_layer_is_still_called() -> None:
+    class Adapter(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 1.0
+
+    model, called = make("llama"), []
+    first, second, *_ = decoder_layers(model)
+    adapter = Adapter(64, 64, bias=False)
+    adapter.weight = first.self_attn.o_proj.weight
+    first.self_attn.o_proj = adapter
+    second.mlp.register_forward_hook(lambda *args: called.append(1))
+    expected = logits_of(model)
+    called.clear()
+    with speed_up(model):
+        torch.testing.assert_close(logits_of(model), expected)
+        assert called == [1]
+        assert ["forward" in vars(x) for x in decoder_layers(model)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+def test_the_probe_fails_if_a_packed_product_depends_on_its_rows(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted fault: the last bit of a row moves with the number of rows."""
+    model, call = make("llama", dtype), PackedLinear.__call__
+
+    def variant(linear: PackedLinear, x: Tensor) -> Tensor:
+        scale = 1.0 + 2 * torch.finfo(dtype).eps * (x.numel() // x.shape[-1] > 8)
+        return call(linear, x) * scale
+
+    with SequentialTarget(model).released_after() as target:
+        target.check_row_invariance()
+        monkeypatch.setattr(PackedLinear, "__call__", variant)
+        with pytest.raises(ModelError, match="number of rows"):
+            target.check_row_invariance()

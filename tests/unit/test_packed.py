@@ -1,0 +1,106 @@
+"""Packed linear layers: the same product, the same module afterwards, and no harm to a trainer."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from blockdraft.models import packed
+from blockdraft.models.exact import ROW_RULES, supports_bfloat16
+from blockdraft.models.packed import (
+    PackedLinear,
+    can_pack,
+    linear_of,
+    pack_linears,
+    packed_copy,
+    plain_linears,
+)
+from tests.tiny import tiny_drafter
+
+PACKED_DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]
+SHAPES = ((96, 64), (64, 96), (97, 64), (200, 576))
+
+
+def weight_of(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(shape, generator=generator).mul_(shape[1] ** -0.5).to(dtype)
+
+
+def rows_of(num: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(num, width, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
+def test_the_product_is_that_of_a_linear_layer(
+    shape: tuple[int, int], dtype: torch.dtype, with_bias: bool
+) -> None:
+    weight, x = weight_of(shape, dtype), rows_of(6, shape[1], dtype)
+    bias = rows_of(1, shape[0], dtype)[0] if with_bias else None
+    with torch.inference_mode():
+        found = PackedLinear(weight, bias)(x[None])
+    assert found.shape == (1, 6, shape[0])
+    torch.testing.assert_close(found[0], F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_does_not_depend_on_the_rows_beside_it(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    linear, x = PackedLinear(weight_of(shape, dtype)), rows_of(100, shape[1], dtype)
+    multiple = ROW_RULES[dtype].row_multiple
+    with torch.inference_mode():
+        together = linear(x)
+        for num_rows in range(multiple, 65, multiple):
+            assert torch.equal(linear(x[:num_rows].clone()), together[:num_rows]), num_rows
+
+
+def test_only_what_the_kernels_read_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_pack(torch.zeros(4, 4))
+    assert not can_pack(torch.zeros(4, 4, dtype=torch.float64))
+    assert not can_pack(torch.zeros(4, 4, device="meta"))
+    monkeypatch.setattr(packed, "supports_bfloat16", lambda: False)
+    assert not can_pack(torch.zeros(4, 4, dtype=torch.bfloat16))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not can_pack(torch.zeros(4, 4))
+    assert not isinstance(linear_of(torch.zeros(4, 4)), PackedLinear)
+
+
+def test_closing_gives_the_layers_back() -> None:
+    linear, other = nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.float64)
+    with pack_linears([linear, other]):
+        assert "forward" in vars(linear)
+        assert "forward" not in vars(other)
+    assert "forward" not in vars(linear)
+    assert list(linear.state_dict()) == ["weight", "bias"]
+
+
+def test_layers_with_more_to_them_are_not_plain() -> None:
+    class Adapter(nn.Linear):
+        pass
+
+    hooked = nn.Linear(4, 4)
+    hooked.register_forward_pre_hook(lambda module, args: None)
+    plain = nn.Linear(4, 4)
+    assert plain_linears(nn.Sequential(plain, hooked, Adapter(4, 4))) == [plain]
+
+
+def test_a_packed_copy_leaves_the_module_to_its_trainer() -> None:
+    drafter = tiny_drafter()
+    features, positions = torch.randn(1, 5, drafter.fc.in_features), torch.arange(5)[None]
+    twin = packed_copy(drafter)
+    assert twin.fc.weight is drafter.fc.weight
+    with torch.inference_mode():
+        for found, expected in zip(
+            twin.project_context(features, positions),
+            drafter.project_context(features, positions),
+            strict=True,
+        ):
+            torch.testing.assert_close(found, expected)
+
+    drafter.project_context(features, positions)[0][0].sum().backward()
+    assert drafter.fc.weight.grad is not None
+    assert not any("forward" in vars(module) for module in drafter.modules())
