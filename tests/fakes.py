@@ -2,13 +2,25 @@
 
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from blockdraft.cache.memory import Memory, Unlimited
+from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.sequence import Batch, DraftBlock, Sequence
 from blockdraft.models.target import TargetOutput
+
+NEVER_WRITTEN = -1
+
+
+def rows_of(block: DraftBlock, logits: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    """The packed logits [positions, V] of a forward, by rows of the batch."""
+    nums = [
+        1 + len(draft) if row.is_complete else 0 for row, draft in zip(batch, block, strict=True)
+    ]
+    return torch.split(logits, nums)
 
 
 class FakeDrafter:
@@ -19,14 +31,20 @@ class FakeDrafter:
     def __init__(self, max_draft_tokens: int) -> None:
         self.max_draft_tokens = max_draft_tokens
 
+    def prepare(self, batch: Batch) -> None:
+        """Nothing waits."""
+
     def draft(self, batch: Batch) -> DraftBlock:
         return [self.guess(row.sequence, row.num_draft_tokens) for row in batch]
 
     def guess(self, sequence: Sequence, num: int) -> list[int]:
         raise NotImplementedError
 
-    def absorb(self, key: int, features: Tensor | None) -> None:
+    def absorb(self, key: int, start: int, features: Tensor) -> None:
         raise AssertionError("a drafter without layer_ids gets no features")
+
+    def num_written(self, key: int) -> int:
+        raise AssertionError("a drafter without layer_ids has no context")
 
     def close(self, key: int) -> None:
         """Nothing to forget."""
@@ -106,29 +124,39 @@ class TableTarget:
 
     def __init__(self, table: Tensor, max_context: int = 4096) -> None:
         self.table = table
+        self.memory: Memory = Unlimited()
         self.vocab_size: int = table.shape[-1]
         self.max_context = max_context
         self.cached: dict[int, list[int]] = {}
         self.forwards: list[tuple[int, int, list[int]]] = []
 
     @classmethod
-    def random(cls, vocab_size: int = 97, seed: int = 0, **kwargs: Any) -> "TableTarget":
+    def random(cls, vocab_size: int = 97, seed: int = 0, **kwargs: Any) -> Self:
         generator = torch.Generator().manual_seed(seed)
         return cls(2.0 * torch.randn((vocab_size,) * 3, generator=generator), **kwargs)
 
     def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
         logits = []
         for row, draft in zip(batch, block, strict=True):
-            cached = self.cached.setdefault(row.sequence.key, [])
-            assert len(cached) == row.sequence.num_cached
+            cached = self._cached(row.sequence)
             new = row.new_ids + draft
             self.forwards.append((row.sequence.key, len(cached), new))
-            cached.extend(new)
+            self._extend(row.sequence.key, len(cached), new)
+            held = cached + new
             num = 1 + len(draft) if row.is_complete else 0
-            ends = range(len(cached) - num, len(cached))
-            rows = [self.table[cached[end - 1] if end else 0, cached[end]] for end in ends]
+            ends = range(len(held) - num, len(held))
+            rows = [self.table[held[end - 1] if end else 0, held[end]] for end in ends]
             logits.append(torch.stack(rows) if rows else self.table.new_empty(0, self.vocab_size))
-        return TargetOutput(logits, [None] * len(batch))
+        return TargetOutput(torch.cat(logits), [None] * len(batch))
+
+    def _cached(self, sequence: Sequence) -> list[int]:
+        """A copy of what is held of a sequence."""
+        cached = self.cached.setdefault(sequence.key, [])
+        assert len(cached) == sequence.num_cached
+        return list(cached)
+
+    def _extend(self, key: int, start: int, new: list[int]) -> None:
+        self.cached[key].extend(new)
 
     def truncate(self, key: int, length: int) -> None:
         cached = self.cached.get(key, [])
@@ -137,3 +165,35 @@ class TableTarget:
 
     def close(self, key: int) -> None:
         self.cached.pop(key, None)
+
+
+class PagedTableTarget(TableTarget):
+    """A TableTarget that keeps token ids in pages, which sequences share and take over.
+
+    A page that holds other tokens than those of the sequence that reads it raises AssertionError.
+    """
+
+    def __init__(self, table: Tensor, memory: Pages, max_context: int = 4096) -> None:
+        super().__init__(table, max_context)
+        self.memory: Pages = memory
+        self.slots = [NEVER_WRITTEN] * (memory.num_pages * PAGE_SIZE)
+
+    def _slots(self, key: int, start: int, end: int) -> list[int]:
+        page_ids = self.memory.page_ids(key)
+        return [page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(start, end)]
+
+    def _cached(self, sequence: Sequence) -> list[int]:
+        slots = self._slots(sequence.key, 0, sequence.num_cached)
+        cached = [self.slots[slot] for slot in slots]
+        assert cached == sequence.token_ids[: sequence.num_cached], "a page holds other tokens"
+        return cached
+
+    def _extend(self, key: int, start: int, new: list[int]) -> None:
+        for slot, token_id in zip(self._slots(key, start, start + len(new)), new, strict=True):
+            self.slots[slot] = token_id
+
+    def truncate(self, key: int, length: int) -> None:
+        """What is behind the end is written again before it is read."""
+
+    def close(self, key: int) -> None:
+        self.memory.close(key)

@@ -9,12 +9,18 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GenerationConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from blockdraft.models.draft import DraftModel
@@ -26,8 +32,10 @@ NUM_LAYERS = 4
 LAYER_IDS = (0, 2, 3)
 CONTEXT = 512
 KINDS = ("llama", "qwen3", "gemma3")
+MOE_KINDS = ("qwen3_moe", "gpt_oss")
+ALL_KINDS = (*KINDS, "qwen2", *MOE_KINDS)
 
-_SIZES = {
+TINY_SIZES = {
     "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 96,
     "num_hidden_layers": NUM_LAYERS,
@@ -40,6 +48,8 @@ _SIZES = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
 
 TEXT_VOCAB_SIZE = 272
 """256 bytes, a few merges and the special tokens, rounded up."""
@@ -60,8 +70,8 @@ def tiny_target(
     seed: int = 0,
     **changes: object,
 ) -> PreTrainedModel:
-    """A random target of 4 layers; Gemma 3 has sliding-window layers (window 24)."""
-    sizes = {**_SIZES, "vocab_size": vocab_size, **changes}
+    """A random target of 4 layers; Gemma 3 and gpt-oss have sliding-window layers (window 24)."""
+    sizes = {**TINY_SIZES, "vocab_size": vocab_size, **changes}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if kind == "llama":
@@ -72,13 +82,22 @@ def tiny_target(
             sliding = {"sliding_window": 24, "layer_types": ["sliding_attention"] * 3}
             sliding["layer_types"] = [*sliding["layer_types"], "full_attention"]
             model = Gemma3ForCausalLM(Gemma3TextConfig(**{**sizes, **sliding}))
+        elif kind == "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**sizes))
+        elif kind == "qwen3_moe":
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**sizes, **_EXPERTS, "num_experts": 8}))
+        elif kind == "gpt_oss":
+            sizes |= {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 24}
+            model = GptOssForCausalLM(GptOssConfig(**sizes))
         else:
             raise ValueError(kind)
-        _randomize(model)
+        randomize(model)
+    if kind in MOE_KINDS and dtype == torch.float64:
+        model.set_experts_implementation("eager")  # the default one has no float64
     return model.to(dtype).eval()
 
 
-def _randomize(model: PreTrainedModel) -> None:
+def randomize(model: PreTrainedModel) -> None:
     """Weights large enough that attention matters: greedy outputs do not fall into short loops."""
     with torch.no_grad():
         for parameter in model.parameters():

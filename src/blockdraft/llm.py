@@ -43,6 +43,11 @@ class _Sample:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     is_finished: bool = False
 
+    @property
+    def has_news(self) -> bool:
+        """An end may come without a token."""
+        return bool(self.new_ids) or self.is_finished
+
     def receive(self, output: StepOutput) -> None:
         self.new_ids += output.token_ids
         self.logprobs += output.logprobs
@@ -242,10 +247,10 @@ class LLM:
                     open_keys.append(self._add(job, params, index))
             while open_keys:
                 # Another open stream may have advanced these samples too.
-                if not any(self._samples[key].new_ids for key in open_keys):
+                if not any(self._samples[key].has_news for key in open_keys):
                     self._step()
                 for key in list(open_keys):
-                    if self._samples[key].new_ids:
+                    if self._samples[key].has_news:
                         if self._samples[key].is_finished:
                             open_keys.remove(key)
                         yield self._take_chunk(key)

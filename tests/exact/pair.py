@@ -9,16 +9,20 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
+from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.sequence import Batch, DraftBlock
 from blockdraft.hub.catalog import DEFAULT_TARGET, find_drafter
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.draft import DraftModel, load_draft_model
 from blockdraft.models.exact import supports_bfloat16
 from blockdraft.models.loading import check_pair, load_target_model
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.exact.prompts import read_prompts
+from tests.fakes import rows_of
+from tests.parity.targets import Way, make_dflash
 
 DRAFTER_VARIABLE = "BLOCKDRAFT_TEST_DRAFTER"
 """Names another drafter (folder or catalog name) to run these tests with."""
@@ -64,16 +68,19 @@ class RecordingTarget:
     A position that was rejected is computed again, and then overwritten here.
     """
 
-    def __init__(self, target: SequentialTarget) -> None:
+    def __init__(self, target: SequentialTarget | PagedTarget) -> None:
         self.target = target
         self.vocab_size, self.max_context = target.vocab_size, target.max_context
+        self.memory = target.memory
         self.by_position: dict[int, Tensor] = {}
+        self._key = -1
 
     def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
         output = self.target.forward(batch, block)
-        for row, logits in zip(batch, output.logits, strict=True):
-            if row.sequence.num_cached == 0:
-                self.by_position = {}
+        for row, logits in zip(batch, rows_of(block, output.logits, batch), strict=True):
+            # A sequence may begin behind tokens that it took over.
+            if row.sequence.key != self._key:
+                self._key, self.by_position = row.sequence.key, {}
             first = row.sequence.num_cached + len(row.new_ids)
             self.by_position.update(enumerate(logits, first))
         return output
@@ -85,12 +92,20 @@ class RecordingTarget:
         self.target.close(key)
 
 
+def new_target(
+    way: Way, dtype: torch.dtype, layer_ids: tuple[int, ...] = (), *, exact: bool = True
+) -> SequentialTarget | PagedTarget:
+    """The default target, with room for its longest context twice."""
+    model = load_target(dtype)
+    if way == "sequential":
+        return SequentialTarget(model, layer_ids=layer_ids, exact=exact)
+    return PagedTarget(model, Pages(1 + 2 * 8192 // PAGE_SIZE), layer_ids=layer_ids, exact=exact)
+
+
 @lru_cache
-def exact_pair() -> tuple[SequentialTarget, DFlashDrafter]:
-    """The default pair in bfloat16, as deployed on this CPU."""
+def exact_pair(way: Way = "paged") -> tuple[SequentialTarget | PagedTarget, DFlashDrafter]:
+    """The default pair in bfloat16, as deployed on this CPU; that is in pages."""
     draft = default_drafter()
-    model = load_target(torch.bfloat16)
-    check_pair(model, draft.config)
-    target = SequentialTarget(model, layer_ids=draft.config.target_layer_ids)
-    embed = model.get_input_embeddings().weight
-    return target, DFlashDrafter(draft, embed, model.get_output_embeddings().weight)
+    target = new_target(way, torch.bfloat16, draft.config.target_layer_ids)
+    check_pair(target.model, draft.config)
+    return target, make_dflash(target, draft)

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.sequential import SequentialTarget
-from tests.exact.pair import RecordingTarget, load_target, prompt_ids, target_folder
+from tests.exact.pair import RecordingTarget, new_target, prompt_ids, target_folder
 from tests.exact.prompts import read_prompts
 from tests.parity.checks import generate_plain
 
@@ -67,7 +66,7 @@ def compare(
     kinds = [row["kind"] for row in read_prompts()]
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     found = []
-    with SequentialTarget(load_target(dtype)).released_after() as target:
+    with new_target("paged", dtype).released_after() as target:
         recording = RecordingTarget(target)
         for index, stock in zip(indices, expected, strict=True):
             prompt = prompt_ids()[index]

@@ -1,6 +1,7 @@
 """The default pair in bfloat16: drafted output equals plain output, and so do all logits bits."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from blockdraft.core.request import SamplingParams
 from tests.exact.pair import RecordingTarget, exact_pair, prompt_ids
 from tests.exact.prompts import build_prompts, read_prompts
-from tests.parity.checks import generate, generate_plain
+from tests.parity.checks import check_together_equals_alone, generate, generate_plain
+from tests.parity.targets import WAYS, Way
 
 NUM_TOKENS = 128
 CHUNK = 10
@@ -22,13 +24,17 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 
 
 def check_prompt(
-    index: int, num_tokens: int, block_sizes: tuple[int, ...], sampling: dict[str, Any]
+    index: int,
+    num_tokens: int,
+    block_sizes: tuple[int, ...],
+    sampling: dict[str, Any],
+    way: Way = "paged",
 ) -> None:
     """One plain run against a drafted one per block size: tokens, log-probabilities, logits.
 
     Blocks longer than the drafter was trained on are drafted badly and must be as exact.
     """
-    target, drafter = exact_pair()
+    target, drafter = exact_pair(way)
     recording = RecordingTarget(target)
     prompt = prompt_ids()[index]
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=index, **sampling)
@@ -53,9 +59,32 @@ def test_the_prompts_are_many_and_of_many_kinds() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("index", [0, 8, 13, 26])
-def test_four_prompts(index: int) -> None:
-    check_prompt(index, 32, (BLOCK_SIZES[index % 3],), SAMPLING[index % 2])
+def test_four_prompts(index: int, way: Way) -> None:
+    check_prompt(index, 32, (BLOCK_SIZES[index % 3],), SAMPLING[index % 2], way)
+
+
+def check_ways_agree(indices: Sequence[int], num_tokens: int) -> None:
+    """In pages and drafted, all prompts at once: what the sequential target decodes, plain."""
+    oracle, _ = exact_pair("sequential")
+    target, drafter = exact_pair("paged")
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    prompts = [prompt_ids()[index] for index in indices]
+    drafter.max_draft_tokens = drafter.model.config.block_size - 1
+    check_together_equals_alone(target, drafter, oracle, prompts, params)
+
+
+@pytest.mark.model
+def test_four_prompts_at_once_in_pages() -> None:
+    check_ways_agree([0, 8, 13, 26], 24)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, 200, 20))
+def test_two_hundred_prompts_twenty_at_once_in_pages(start: int) -> None:
+    check_ways_agree(range(start, start + 20), NUM_TOKENS)
 
 
 @pytest.mark.model

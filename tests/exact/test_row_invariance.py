@@ -10,7 +10,8 @@ from blockdraft.core.errors import ModelError
 from blockdraft.models.attention import STOCK_ATTENTION
 from blockdraft.models.exact import PROBE_SPLITS, Split, row_rule
 from blockdraft.models.sequential import SequentialTarget
-from tests.exact.pair import load_target
+from tests.exact.pair import load_target, new_target
+from tests.parity.targets import WAYS, Way
 
 pytestmark = pytest.mark.model
 
@@ -45,10 +46,36 @@ def threads(num: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_the_probes_pass(dtype: torch.dtype) -> None:
-    with SequentialTarget(load_target(dtype)).released_after() as target:
+def test_the_probes_pass(dtype: torch.dtype, way: Way) -> None:
+    with new_target(way, dtype).released_after() as target:
         target.check_row_invariance()
+
+
+def test_the_probes_fail_in_pages_with_exact_off() -> None:
+    """A row alone then takes another kernel."""
+    with (
+        new_target("paged", torch.bfloat16, exact=False).released_after() as target,
+        pytest.raises(ModelError, match="change with the number of rows"),
+    ):
+        target.check_row_invariance()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_pages_change_no_bit(dtype: torch.dtype) -> None:
+    ids = list(range(100, 233))
+    found = []
+    ways: list[tuple[Way, tuple[int, ...]]] = [
+        ("sequential", (60,)),
+        ("paged", (60,)),
+        ("paged", (40, 1, 9, 16)),
+    ]
+    for way, lengths in ways:
+        with new_target(way, dtype).released_after() as target:
+            found.append(target.logits_of_split(ids, cut(133, lengths)))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize(
@@ -71,28 +98,31 @@ def test_the_probes_fail_on_stock_attention(dtype: torch.dtype, forced: bool) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_from_two_rows_to_the_most(dtype: torch.dtype, num_threads: int) -> None:
-    with threads(num_threads), SequentialTarget(load_target(dtype)).released_after() as target:
+def test_from_two_rows_to_the_most(dtype: torch.dtype, num_threads: int, way: Way) -> None:
+    with threads(num_threads), new_target(way, dtype).released_after() as target:
         target.check_row_invariance(every_split(dtype, 600))
         target.check_row_invariance((*PROBE_SPLITS, *(cut(33, (n,)) for n in (2, 4, 6, 8))))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_up_to_two_thousand_keys(dtype: torch.dtype) -> None:
+def test_up_to_two_thousand_keys(dtype: torch.dtype, way: Way) -> None:
     """Past every length at which a product over keys is blocked differently."""
     most = row_rule(dtype).max_rows
     splits = (cut(2048, (most,)), cut(2048, (50, 61, 16, 64)))
-    with SequentialTarget(load_target(dtype)).released_after() as target:
+    with new_target(way, dtype).released_after() as target:
         target.check_row_invariance(splits)
 
 
 @pytest.mark.slow
-def test_one_thread_gives_the_bits_of_two() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_one_thread_gives_the_bits_of_two(way: Way) -> None:
     ids = list(range(100, 300))
-    with SequentialTarget(load_target(torch.bfloat16)).released_after() as target:
+    with new_target(way, torch.bfloat16).released_after() as target:
         with threads(1):
             one = target.logits_of_split(ids, (200,))
         with threads(2):

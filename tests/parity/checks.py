@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from blockdraft.core.request import FinishReason, SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.models.draft_context import ContextKV, LayerKV
 from blockdraft.models.target import Target
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Drafter
@@ -27,6 +28,7 @@ class Generated:
 
     token_ids: list[int]
     finish_reason: FinishReason | None
+    error: str | None
     logprobs: list[TokenLogprobs]
     acceptance: AcceptanceStats = field(compare=False)
 
@@ -61,7 +63,24 @@ def generate(
     assert token_ids == progress.sequence.output_ids
     assert progress.acceptance.num_tokens == max(0, len(token_ids) - 1)
     logprobs = [entry for output in outputs for entry in output.logprobs]
-    return Generated(token_ids, progress.sequence.finish_reason, logprobs, progress.acceptance)
+    sequence = progress.sequence
+    return Generated(
+        token_ids, sequence.finish_reason, sequence.error, logprobs, progress.acceptance
+    )
+
+
+def run(engine: Engine) -> dict[int, list[StepOutput]]:
+    """Step to the end; the outputs by key."""
+    outputs: dict[int, list[StepOutput]] = {key: [] for key in engine.progress}
+    while engine.has_work:
+        for output in engine.step():
+            outputs[output.key].append(output)
+    return outputs
+
+
+def joined(outputs: list[StepOutput]) -> list[int]:
+    """The tokens of a sequence, from its outputs."""
+    return [token_id for output in outputs for token_id in output.token_ids]
 
 
 def generate_plain(
@@ -69,6 +88,35 @@ def generate_plain(
 ) -> Generated:
     """One sequence alone in an engine without a drafter."""
     return generate(target, NoDrafter(), prompt_ids, params, **options)
+
+
+def check_together_equals_alone(
+    target: Target,
+    drafter: Drafter,
+    oracle: Target,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    after_step: Callable[[Engine, int], None] | None = None,
+    **engine_options: Any,
+) -> list[list[int]]:
+    """Sequences that share an engine have the tokens that the oracle gives each one alone."""
+    expected = [generate_plain(oracle, prompt, params).token_ids for prompt in prompts]
+    engine = Engine(target, drafter, **engine_options)
+    keys = [engine.add(prompt, params) for prompt in prompts]
+    found: dict[int, list[int]] = {key: [] for key in keys}
+    try:
+        while engine.has_work:
+            for output in engine.step():
+                found[output.key] += output.token_ids
+            for key in keys if after_step is not None else ():
+                after_step(engine, key)
+    finally:
+        for key in keys:
+            engine.take(key)
+    for index, tokens in enumerate(expected):
+        assert found[keys[index]] == tokens, f"sequence {index} together differs from alone"
+    return expected
 
 
 def stock_greedy(model: PreTrainedModel, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
@@ -104,23 +152,43 @@ def _difference(drafted: Generated, plain: Generated) -> str:
         for index, (found, expected) in pairs:
             if found != expected:
                 return f"drafted differs from plain in {name}[{index}]: {found}, not {expected}"
-    return f"drafted differs from plain: {drafted.finish_reason}, not {plain.finish_reason}"
+    ends = [f"{one.finish_reason} ({one.error})" for one in (drafted, plain)]
+    return f"drafted differs from plain: {ends[0]}, not {ends[1]}"
 
 
 def check_draft_context(engine: Engine, key: int) -> None:
-    """The draft context holds exactly the tokens before the anchor.
+    """The draft context, written or waiting, holds exactly the tokens before the anchor.
 
     Its keys and values equal those of a fresh projection of the features of a plain forward. Run
-    after a step, in float64: to 1e-9.
+    after a step, in float64: to 1e-9. Changes nothing: what waits goes on waiting.
     """
-    drafter, target = engine.drafter, engine.target
+    drafter, sequence = engine.drafter, engine.progress[key].sequence
     assert isinstance(drafter, DFlashDrafter)
-    sequence = engine.progress[key].sequence
-    if sequence.finish_reason is not None:
-        assert key not in drafter._contexts
+    if key not in drafter._known:
+        # It has ended, or has yet to run: for the first time, or again.
+        assert sequence.finish_reason is not None or sequence.num_cached == 0
         return
-    context = drafter._contexts[key]
-    assert context.num_context == sequence.num_cached, "the context ends elsewhere"
+    assert sequence.finish_reason is None
+    known = drafter._known[key]
+    assert known.end == sequence.num_cached, "the context ends elsewhere"
+    with torch.inference_mode():
+        features = _plain_features(engine.target, sequence.token_ids[: known.end], drafter)
+        positions = torch.arange(known.end)[None]
+        expected = drafter.model.project_context(features, positions)
+        if known.num_written:
+            view = drafter.contexts.view([key], [known.num_written])
+            assert view.num_context == known.num_written
+            found = [_held(view, layer, k[:, :, :0]) for layer, (k, _) in enumerate(expected)]
+            _check_close(found, expected, slice(0, known.num_written))
+        if known.waiting:
+            behind = slice(known.num_written, known.end)
+            waiting = torch.cat(known.waiting)[None]
+            found = drafter.model.project_context(waiting, positions[:, behind])
+            _check_close(found, expected, behind)
+
+
+def _plain_features(target: Any, token_ids: list[int], drafter: DFlashDrafter) -> torch.Tensor:
+    """[1, tokens, num_features * hidden] of one forward with transformers' own attention."""
     captured: list[torch.Tensor] = []
     hooks = [
         target.layers[index].register_forward_hook(
@@ -130,17 +198,28 @@ def check_draft_context(engine: Engine, key: int) -> None:
         )
         for index in drafter.layer_ids
     ]
-    with torch.inference_mode():
-        target.model(torch.tensor([sequence.token_ids[: sequence.num_cached]]), use_cache=False)
+    attention = target.model.config._attn_implementation
+    target.model.set_attn_implementation(target._own_attention)
+    try:
+        target.model(torch.tensor([token_ids]), use_cache=False)
+    finally:
+        target.model.set_attn_implementation(attention)
         for hook in hooks:
             hook.remove()
-        features = torch.cat(captured, dim=-1)
-        positions = torch.arange(features.shape[1])[None]
-        for layer, expected in enumerate(drafter.model.project_context(features, positions)):
-            empty = expected[0][:, :, :0]
-            found = context.extend(layer, empty, empty)
-            for a, b in zip(found, expected, strict=True):
-                torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+    return torch.cat(captured, dim=-1)
+
+
+def _held(view: ContextKV, layer: int, empty: torch.Tensor) -> LayerKV:
+    """Keys and values of the context alone; the next layer's take their memory."""
+    k, v = view.extend(layer, empty, empty)
+    return k.clone(), v.clone()
+
+
+def _check_close(found: Sequence[LayerKV], expected: Sequence[LayerKV], part: slice) -> None:
+    """Of every layer, found keys and values equal the expected ones of a part of the tokens."""
+    for pairs in zip(found, expected, strict=True):
+        for a, b in zip(*pairs, strict=True):
+            torch.testing.assert_close(a, b[:, :, part], rtol=0, atol=1e-9)
 
 
 def check_distribution(counts: torch.Tensor, probabilities: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ Each is something that a real engine got wrong, or nearly.
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -14,14 +14,19 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from blockdraft.cache import pages as pages_module
 from blockdraft.cache.kv import KVCache
+from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
 from blockdraft.engine import engine as engine_module
+from blockdraft.models import paged as paged_module
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate import choice as choice_module
 from blockdraft.speculate.choice import choices
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.verify import Verdict, verify
+from tests.fakes import rows_of
 
 
 def _choice_at(logits: Tensor, sequence: Sequence, ahead: list[int], index: int) -> int:
@@ -32,13 +37,13 @@ def _choice_at(logits: Tensor, sequence: Sequence, ahead: list[int], index: int)
 def _after_verify(change: Callable[[list[int], Tensor, Row, Verdict], Verdict]) -> Iterator[None]:
     """Pass every verdict with a rejection through `change`."""
 
-    def faulty(block: DraftBlock, logits: list[Tensor], batch: Batch) -> list[Verdict]:
-        verdicts = verify(block, logits, batch)
+    def faulty(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
+        verdicts, own = verify(block, logits, batch), rows_of(block, logits, batch)
         return [
             change(draft, rows, row, verdict)
             if rows.shape[0] and verdict.num_accepted < len(draft)
             else verdict
-            for draft, rows, row, verdict in zip(block, logits, batch, verdicts, strict=True)
+            for draft, rows, row, verdict in zip(block, own, batch, verdicts, strict=True)
         ]
 
     with patch.object(engine_module, "verify", faulty):
@@ -123,14 +128,80 @@ class CropOneTooFew(SequentialTarget):
 class AnchorInContext(DFlashDrafter):
     """The draft context also holds features for the anchor's position."""
 
-    def absorb(self, key: int, features: Tensor | None) -> None:
-        assert features is not None
-        super().absorb(key, torch.cat([features, features[-1:]]))
+    def absorb(self, key: int, start: int, features: Tensor) -> None:
+        super().absorb(key, start, torch.cat([features, features[-1:]]))
 
 
 class ShiftedContext(DFlashDrafter):
     """The draft context has the right length, and each position the features of its neighbor."""
 
-    def absorb(self, key: int, features: Tensor | None) -> None:
-        assert features is not None
-        super().absorb(key, features.roll(1, dims=0))
+    def absorb(self, key: int, start: int, features: Tensor) -> None:
+        super().absorb(key, start, features.roll(1, dims=0))
+
+
+class ContextOutlivesPages(DFlashDrafter):
+    """The drafter is not told when a sequence is preempted: it believes its context is written."""
+
+    def close(self, key: int) -> None:
+        self.contexts.close(key)
+
+
+@contextmanager
+def page_turned_too_early() -> Iterator[None]:
+    """The last token of each page is written into the page after it."""
+    real = PagedTarget._layout
+
+    def layout(target: PagedTarget, packed: Any) -> Any:
+        ids, positions, slots, wanted = real(target, packed)
+        row = 0
+        for stretch in packed:
+            page_ids = target.memory.page_ids(stretch.key)
+            for position in range(stretch.start, stretch.start + len(stretch.token_ids)):
+                page_id = page_ids[min((position + 1) // PAGE_SIZE, len(page_ids) - 1)]
+                slots[row] = page_id * PAGE_SIZE + position % PAGE_SIZE
+                row += 1
+        return ids, positions, slots, wanted
+
+    with patch.object(PagedTarget, "_layout", layout):
+        yield
+
+
+def fill_rows_in_a_real_page() -> AbstractContextManager[object]:
+    """Rows that only fill up a forward write into the first page that a sequence got."""
+    return patch.object(paged_module, "SCRATCH_PAGE", 1)
+
+
+@contextmanager
+def digest_without_parent() -> Iterator[None]:
+    """A page is known by its own tokens, whatever stands before them."""
+
+    def next_digest(table: Any, token_ids: Any, index: int) -> bytes:
+        own = token_ids[index * PAGE_SIZE : (index + 1) * PAGE_SIZE]
+        return repr((table.domain, list(own))).encode()
+
+    with patch.object(pages_module, "_next_digest", next_digest):
+        yield
+
+
+@contextmanager
+def anchor_published() -> Iterator[None]:
+    """A page enters the prefix chain though the K/V of its last token is not written."""
+    real = Pages.publish
+
+    def publish(pages: Pages, key: int, token_ids: Any, num_tokens: int) -> None:
+        real(pages, key, token_ids, min(num_tokens + 1, len(token_ids)))
+
+    with patch.object(Pages, "publish", publish):
+        yield
+
+
+@contextmanager
+def context_never_written() -> Iterator[None]:
+    """Pages of a request that never drafts are taken over by one that does."""
+    real = Pages.open
+
+    def open_pages(pages: Pages, key: int, token_ids: Any, *, with_context: bool) -> int:
+        return real(pages, key, token_ids, with_context=False)
+
+    with patch.object(Pages, "open", open_pages):
+        yield

@@ -7,24 +7,21 @@ import torch
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.exact import supports_bfloat16
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
-from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.fakes import NoisyOracleDrafter, OracleDrafter, RandomDrafter
 from tests.parity.checks import check_drafted_equals_plain
-from tests.tiny import KINDS, LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
+from tests.parity.targets import WAYS, Way, make_dflash, make_target
+from tests.tiny import KINDS, VOCAB_SIZE, tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.skipif(
     not supports_bfloat16(), reason="this CPU does not multiply bfloat16"
 )
 
 
-def make_drafters(target: SequentialTarget, num: int) -> list[Drafter]:
-    dflash = DFlashDrafter(
-        tiny_drafter(torch.bfloat16, block_size=16),
-        target.model.get_input_embeddings().weight,
-        target.model.get_output_embeddings().weight,
-    )
+def make_drafters(target: SequentialTarget | PagedTarget, num: int) -> list[Drafter]:
+    dflash = make_dflash(target, tiny_drafter(torch.bfloat16, block_size=16))
     dflash.max_draft_tokens = num
     return [
         OracleDrafter(num),
@@ -34,13 +31,16 @@ def make_drafters(target: SequentialTarget, num: int) -> list[Drafter]:
     ]
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 7, 15])
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafted_equals_plain(kind: str, num_draft_tokens: int, temperature: float) -> None:
+def test_drafted_equals_plain(
+    kind: str, num_draft_tokens: int, temperature: float, way: Way
+) -> None:
     """Tokens and the float32 log-probabilities of the eight likeliest."""
     draw = random.Random(num_draft_tokens)
-    target = SequentialTarget(tiny_target(kind, torch.bfloat16), layer_ids=LAYER_IDS)
+    target = make_target(way, tiny_target(kind, torch.bfloat16))
     target.check_row_invariance()
     for drafter in make_drafters(target, num_draft_tokens):
         prompt = [draw.randrange(VOCAB_SIZE) for _ in range(draw.choice([1, 5, 40, 70]))]

@@ -1,5 +1,6 @@
 """A sequence's tokens are the same alone and in a crowd, its prompt in one chunk or many."""
 
+import itertools
 import random
 from dataclasses import dataclass
 from functools import lru_cache
@@ -8,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
-from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.verify import TokenLogprobs
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.checks import Generated, generate_plain
+from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.tiny import KINDS, LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
 
 EOS = frozenset({50})
@@ -32,8 +35,21 @@ class Request:
 
 
 @lru_cache
-def exact_target(kind: str) -> SequentialTarget:
+def oracle(kind: str) -> SequentialTarget:
     return SequentialTarget(tiny_target(kind), layer_ids=LAYER_IDS)
+
+
+PLACES = [
+    *itertools.product(["sequential"], [1, 3, 7, 512]),
+    *itertools.product(["paged", "tight"], [3, 512]),
+]
+"""Where the crowd runs, and the chunks of its prompts. A tight memory hardly holds two of them."""
+
+
+@lru_cache
+def exact_target(kind: str, place: str) -> SequentialTarget | PagedTarget:
+    way: Way = "sequential" if place == "sequential" else "paged"
+    return make_target(way, tiny_target(kind), num_pages=4 if place == "tight" else 65)
 
 
 @lru_cache
@@ -49,9 +65,11 @@ def requests(kind: str) -> tuple[Request, ...]:
             {"frequency_penalty": 0.5, "speculative": 2},
             {"temperature": 1.0, "speculative": False},
         ][index % 5]
+        # Half of them outgrow a page while they are decoded.
+        num_prompt = draw.choice([1, 6, 33, 70]) if index % 2 else PAGE_SIZE - 3
         found.append(
             Request(
-                tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.choice([1, 6, 33, 70]))),
+                tuple(draw.randrange(VOCAB_SIZE) for _ in range(num_prompt)),
                 SamplingParams(
                     max_tokens=draw.randint(5, 20), seed=draw.getrandbits(64), logprobs=1, **options
                 ),
@@ -66,7 +84,7 @@ def requests(kind: str) -> tuple[Request, ...]:
 def alone(kind: str, index: int) -> Generated:
     request = requests(kind)[index]
     return generate_plain(
-        exact_target(kind),
+        oracle(kind),
         request.prompt,
         request.params,
         eos_ids=EOS,
@@ -74,27 +92,23 @@ def alone(kind: str, index: int) -> Generated:
     )
 
 
-def make_drafter(name: str, target: SequentialTarget) -> Drafter:
+@lru_cache
+def make_drafter(name: str, kind: str, place: str) -> Drafter:
+    """One for all crowds at a place: its pages are reused from crowd to crowd."""
     if name == "none":
         return NoDrafter()
     if name == "noisy":
         return NoisyOracleDrafter(6, VOCAB_SIZE, seed=1)
-    model = target.model
-    return DFlashDrafter(
-        tiny_drafter(block_size=7),
-        model.get_input_embeddings().weight,
-        model.get_output_embeddings().weight,
-    )
+    return make_dflash(exact_target(kind, place), tiny_drafter(block_size=7))
 
 
 class Crowd:
     """Runs all requests in one engine: some come late, some are cancelled."""
 
-    def __init__(self, kind: str, drafter: Drafter, **options: int) -> None:
+    def __init__(self, kind: str, place: str, drafter: Drafter, **options: int) -> None:
         self.kind, self.drafter = kind, drafter
-        # Before this engine starts: keys are an engine's own, and two would share the target.
         self.truth = [alone(kind, index) for index in range(NUM_REQUESTS)]
-        self.engine = Engine(exact_target(kind), drafter, **options)
+        self.engine = Engine(exact_target(kind, place), drafter, **options)
         self.index_of: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -133,47 +147,54 @@ class Crowd:
 
 
 @pytest.mark.parametrize("drafter", ["none", "noisy", "dflash"])
-@pytest.mark.parametrize("prefill_chunk", [1, 3, 7, 512])
 @pytest.mark.parametrize("max_running", [1, 3, 16])
+@pytest.mark.parametrize(("place", "prefill_chunk"), PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crowd_changes_nothing(
-    kind: str, max_running: int, prefill_chunk: int, drafter: str
+    kind: str, place: str, max_running: int, prefill_chunk: int, drafter: str
 ) -> None:
+    target = exact_target(kind, place)
     crowd = Crowd(
         kind,
-        make_drafter(drafter, exact_target(kind)),
+        place,
+        make_drafter(drafter, kind, place),
         max_running=max_running,
         prefill_chunk=prefill_chunk,
     )
     crowd.run()
     assert len(crowd.cancelled) == 2
+    assert bool(crowd.engine.scheduler.num_preempted) == (place == "tight" and max_running > 1)
     for index in range(NUM_REQUESTS):
         expected, found = crowd.truth[index], crowd.tokens[index]
         if index not in crowd.cancelled:
             assert found == expected.token_ids
         assert found == expected.token_ids[: len(found)]
         assert crowd.logprobs[index] == expected.logprobs[: len(found)]
-    assert not exact_target(kind)._caches
+    if isinstance(target, SequentialTarget):
+        assert not target._caches
+    else:
+        target.memory.check_integrity()
+        assert target.memory.num_available == target.memory.num_pages - 1
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("prefill_chunk", [1, 3, 7, 512])
-def test_a_drafter_sees_the_same_context_however_the_prompt_was_cut(prefill_chunk: int) -> None:
+def test_a_drafter_sees_the_same_context_however_the_prompt_was_cut(
+    prefill_chunk: int, way: Way
+) -> None:
     """Chunks that drop features would lower the acceptance and leave the output right."""
-    target = SequentialTarget(tiny_target(dtype=torch.float64), layer_ids=LAYER_IDS)
-    model = target.model
     prompt = requests("llama")[0].prompt + tuple(range(40))
     drafts = []
     for chunk in (prefill_chunk, len(prompt)):
-        drafter = DFlashDrafter(
-            tiny_drafter(torch.float64),
-            model.get_input_embeddings().weight,
-            model.get_output_embeddings().weight,
-        )
+        target = make_target(way, tiny_target(dtype=torch.float64))
+        drafter = make_dflash(target, tiny_drafter(torch.float64))
         engine = Engine(target, drafter, prefill_chunk=chunk)
         key = engine.add(prompt, SamplingParams(max_tokens=8))
         while engine.progress[key].sequence.is_prefilling:
             engine.step()
-        drafts.append(drafter.draft(engine.scheduler.schedule()))
+        batch = engine.scheduler.schedule()
+        drafter.prepare(batch)
+        drafts.append(drafter.draft(batch))
         engine.take(key)
     assert len(drafts[0][0]) == 5
     assert drafts[0] == drafts[1]

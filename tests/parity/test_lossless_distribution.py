@@ -88,9 +88,10 @@ def sample(table: Tensor, params: SamplingParams, index: int, draft: Draft) -> l
         guessed = draft(sequence)[: LENGTH - 1 - sequence.num_output]
         tokens = sequence.token_ids[-2:] + guessed
         logits = torch.stack([table[a, b] for a, b in itertools.pairwise(tokens)])
-        (verdict,) = verify([guessed], [logits], [Row(sequence, tokens[1:2], len(guessed))])
+        (verdict,) = verify([guessed], logits, [Row(sequence, tokens[1:2], len(guessed))])
         for token_id in verdict.token_ids:
             sequence.append(token_id)
+        sequence.num_cached = len(sequence.token_ids) - 1
     return sequence.output_ids
 
 
@@ -164,7 +165,7 @@ def keep_rate(target: Tensor, params: SamplingParams, draft: Draft, num: int) ->
         sequence = make_sequence(params, index)
         rows = target[None].expand(2, VOCAB)
         guess = draft(sequence)[:1]
-        (verdict,) = verify([guess], [rows], [Row(sequence, [PROMPT[1]], 1)])
+        (verdict,) = verify([guess], rows, [Row(sequence, [PROMPT[1]], 1)])
         kept += verdict.num_accepted
     return kept / num
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
@@ -28,23 +29,22 @@ from tests.parity.checks import (
     generate,
     generate_plain,
 )
-from tests.tiny import KINDS, LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
+from tests.parity.targets import WAYS, Way, make_dflash, make_target
+from tests.tiny import KINDS, NUM_LAYERS, VOCAB_SIZE, tiny_drafter, tiny_target
 
 PROMPT = (11, 7, 5, 3, 2)
 LENGTH = 24
 
 
+def float64_drafter(
+    target: SequentialTarget | PagedTarget, block_size: int = 8, **changes: Any
+) -> DFlashDrafter:
+    return make_dflash(target, tiny_drafter(torch.float64, block_size=block_size, **changes))
+
+
 @lru_cache
-def float64_target(kind: str) -> SequentialTarget:
-    return SequentialTarget(tiny_target(kind, torch.float64), layer_ids=LAYER_IDS)
-
-
-def make_dflash(target: SequentialTarget, block_size: int = 8, **changes: Any) -> DFlashDrafter:
-    return DFlashDrafter(
-        tiny_drafter(torch.float64, block_size=block_size, **changes),
-        target.model.get_input_embeddings().weight,
-        target.model.get_output_embeddings().weight,
-    )
+def float64_oracle(kind: str) -> SequentialTarget:
+    return SequentialTarget(tiny_target(kind, torch.float64))
 
 
 def make_drafters(target: Any, num: int) -> list[Drafter]:
@@ -56,11 +56,12 @@ def make_drafters(target: Any, num: int) -> list[Drafter]:
     ]
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("role", ["normal", "stop", "pad"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_mask_id_may_be_any_token(kind: str, role: str) -> None:
+def test_the_mask_id_may_be_any_token(kind: str, role: str, way: Way) -> None:
     """The target emits the mask id; it may be the stop id, or the padding id, too."""
-    plain = generate_plain(float64_target(kind), PROMPT, SamplingParams(max_tokens=LENGTH))
+    plain = generate_plain(float64_oracle(kind), PROMPT, SamplingParams(max_tokens=LENGTH))
     mask_id = plain.token_ids[LENGTH // 2]
     params = SamplingParams(max_tokens=LENGTH, stop_token_ids=(mask_id,) if role == "stop" else ())
     expected = plain.token_ids
@@ -70,8 +71,8 @@ def test_the_mask_id_may_be_any_token(kind: str, role: str) -> None:
     if role == "pad":
         model.config.pad_token_id = model.generation_config.pad_token_id = mask_id
         model.get_input_embeddings().padding_idx = mask_id
-    target = SequentialTarget(model, layer_ids=LAYER_IDS)
-    drafters = [make_dflash(target, mask_token_id=mask_id), *make_drafters(target, 7)]
+    target = make_target(way, model)
+    drafters = [float64_drafter(target, mask_token_id=mask_id), *make_drafters(target, 7)]
     for drafter in drafters:
         prompt = PROMPT
         result = generate(target, drafter, prompt, params, known=plain.token_ids)
@@ -164,15 +165,19 @@ class PositionRecorder:
         self.seen |= set(source[self.argument].flatten().tolist())
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("max_tokens", [1, 2, 7, 8, 9, 20])
 @pytest.mark.parametrize("num_prompt", [1, 2, 30, 70])
-def test_no_position_past_the_end_is_embedded(num_prompt: int, max_tokens: int) -> None:
+def test_no_position_past_the_end_is_embedded(num_prompt: int, max_tokens: int, way: Way) -> None:
     """The last token is never fed back, by target or drafter; also where the context ends."""
     size = num_prompt + max_tokens
     model = tiny_target("gemma3", torch.float64, max_position_embeddings=size)
-    target = SequentialTarget(model, layer_ids=LAYER_IDS)
+    target = make_target(way, model)
+    if isinstance(target, PagedTarget):
+        # What is taken over is not embedded again.
+        target.memory.reuse = False
     prompt = [(7 * i) % VOCAB_SIZE for i in range(num_prompt)]
-    drafters = [make_dflash(target), *make_drafters(target, 7)]
+    drafters = [float64_drafter(target), *make_drafters(target, 7)]
     params = SamplingParams(max_tokens=max_tokens)
     known = generate_plain(target, prompt, params).token_ids
     for drafter in drafters:
@@ -187,40 +192,48 @@ def test_no_position_past_the_end_is_embedded(num_prompt: int, max_tokens: int) 
         assert recorders[0].seen == set(range(size - 1))
 
 
-def cached_keys(target: SequentialTarget, key: int) -> list[Tensor]:
-    cache = target._caches[key]
-    return [
-        buffer[:, :, : cache.length].clone()
-        for layer in cache.layers
-        for buffer in (layer.keys, layer.values)
-    ]
+@torch.inference_mode()
+def cached_keys(target: SequentialTarget | PagedTarget, engine: Engine, key: int) -> list[Tensor]:
+    """Keys and values of the cached tokens in every layer, each [kv_heads, tokens, head_dim]."""
+    length = engine.progress[key].sequence.num_cached
+    if isinstance(target, SequentialTarget):
+        cache = target._caches[key]
+        assert cache.length == length
+        layers = [torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers]
+    else:
+        page_ids = torch.tensor(target.memory.page_ids(key))
+        layers = [target.kv.gather(layer, page_ids).clone() for layer in range(NUM_LAYERS)]
+    return [kv[:, :length].clone() for layer in layers for kv in layer]
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_target_cache_equals_a_plain_runs_after_every_cycle(
-    kind: str, dtype: torch.dtype
+    kind: str, dtype: torch.dtype, way: Way
 ) -> None:
-    target = SequentialTarget(tiny_target(kind, dtype), layer_ids=LAYER_IDS)
+    """A plain run of the sequential target, which takes no page over."""
+    oracle = make_target("sequential", tiny_target(kind, dtype))
+    target = make_target(way, tiny_target(kind, dtype))
     last: list[Tensor] = []
 
     def keep(engine: Engine, key: int) -> None:
-        if key in target._caches:
-            last[:] = cached_keys(target, key)
+        if engine.has_work:
+            last[:] = cached_keys(oracle, engine, key)
 
     prompt = [random.Random(3).randrange(VOCAB_SIZE) for _ in range(50)]
     params = SamplingParams(max_tokens=40)
-    known = generate_plain(target, prompt, params, after_step=keep).token_ids
+    known = generate_plain(oracle, prompt, params, after_step=keep).token_ids
 
     num_compared = 0
 
     def compare(engine: Engine, key: int) -> None:
         nonlocal num_compared
-        if key not in target._caches:
+        if not engine.has_work:
             return
         num_compared += 1
-        for found, expected in zip(cached_keys(target, key), last, strict=True):
-            assert torch.equal(found, expected[:, :, : found.shape[2]])
+        for found, expected in zip(cached_keys(target, engine, key), last, strict=True):
+            assert torch.equal(found, expected[:, : found.shape[1]])
 
     for drafter in make_drafters(target, 7):
         options = {"prefill_chunk": 9}
@@ -237,25 +250,28 @@ def test_the_target_cache_equals_a_plain_runs_after_every_cycle(
     assert num_compared > 50
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_block_may_change_within_a_generation(temperature: float) -> None:
-    target = float64_target("gemma3")
-    params = SamplingParams(max_tokens=40, temperature=temperature, seed=8)
-    plain = generate_plain(target, PROMPT, params)
+def test_the_block_may_change_within_a_generation(temperature: float, way: Way) -> None:
+    """Drafting may stop for a while, too: the features of those tokens wait."""
+    target = make_target(way, tiny_target("gemma3", torch.float64))
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=8)
+    plain = generate_plain(float64_oracle("gemma3"), PROMPT, params)
     sizes: list[int] = []
 
     def shrink(engine: Engine, key: int) -> None:
         num_output = engine.progress[key].sequence.num_output
-        engine.scheduler.max_draft_tokens = 15 if num_output < 14 else 7 if num_output < 28 else 3
+        depths = (15, 7, 0, 3)
+        engine.scheduler.max_draft_tokens = depths[min(3, num_output // 14)]
         sizes.append(engine.scheduler.max_draft_tokens)
         if isinstance(engine.drafter, DFlashDrafter):
             check_draft_context(engine, key)
 
     noisy = NoisyOracleDrafter(15, VOCAB_SIZE)
-    for drafter in (OracleDrafter(15), noisy, make_dflash(target, block_size=16)):
+    for drafter in (OracleDrafter(15), noisy, float64_drafter(target, block_size=16)):
         sizes.clear()
         drafted = generate(
             target, drafter, PROMPT, params, known=plain.token_ids, after_step=shrink
         )
         assert drafted == plain
-        assert set(sizes) == {15, 7, 3}
+        assert set(sizes) == {15, 7, 0, 3}

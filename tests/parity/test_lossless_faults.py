@@ -1,16 +1,23 @@
 """Every planted fault is caught by a losslessness check, and the same check passes without it."""
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 import torch
 
+from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
+from blockdraft.engine.engine import Engine
+from blockdraft.engine.scheduler import Scheduler
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.verify import verify
 from tests.fakes import NoisyOracleDrafter, TableTarget
 from tests.parity import faults
@@ -19,8 +26,10 @@ from tests.parity.checks import (
     check_draft_context,
     check_drafted_equals_plain,
     check_samples_differ,
+    check_together_equals_alone,
     generate,
 )
+from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -71,45 +80,131 @@ def float64_target() -> SequentialTarget:
     return SequentialTarget(tiny_target(dtype=torch.float64), layer_ids=LAYER_IDS)
 
 
-def check_context(drafter_type: type[DFlashDrafter]) -> None:
-    """The draft context is right after every step."""
-    target = float64_target()
-    model = target.model
-    drafter = drafter_type(
-        tiny_drafter(torch.float64, block_size=6),
-        model.get_input_embeddings().weight,
-        model.get_output_embeddings().weight,
-    )
-    params = SamplingParams(max_tokens=8, temperature=1.0, seed=2)
-    options = {"prefill_chunk": 3}
-    generate(
-        target, drafter, PROMPT, params, engine_options=options, after_step=check_draft_context
-    )
+def new_target(way: Way, num_pages: int = 9) -> SequentialTarget | PagedTarget:
+    return make_target(way, tiny_target(dtype=torch.float64), num_pages=num_pages)
 
 
-def test_the_context_check_passes_without_a_fault() -> None:
-    check_context(DFlashDrafter)
+def new_drafter(
+    target: SequentialTarget | PagedTarget, drafter_type: type[DFlashDrafter] = DFlashDrafter
+) -> DFlashDrafter:
+    return make_dflash(target, tiny_drafter(torch.float64, block_size=6), drafter_type)
 
 
-def test_the_context_check_finds_a_context_with_the_anchor() -> None:
+def check_context(drafter_type: type[DFlashDrafter], way: Way) -> None:
+    """The draft context is right after every step, written at once or after a while."""
+    target = new_target(way)
+    drafter = new_drafter(target, drafter_type)
+    for speculative in (True, 2):
+        params = SamplingParams(max_tokens=8, temperature=1.0, seed=2, speculative=speculative)
+        for prompt, chunk in ((PROMPT, 3), ([*range(90)], 40), (range(80), 512)):
+            options = {"prefill_chunk": chunk}
+            generate(
+                target,
+                drafter,
+                prompt,
+                params,
+                engine_options=options,
+                after_step=check_draft_context,
+            )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_context_check_passes_without_a_fault(way: Way) -> None:
+    check_context(DFlashDrafter, way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_context_check_finds_a_context_with_the_anchor(way: Way) -> None:
     with pytest.raises(AssertionError, match="ends elsewhere"):
-        check_context(faults.AnchorInContext)
+        check_context(faults.AnchorInContext, way)
 
 
-def test_the_context_check_finds_features_of_the_wrong_position() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_the_context_check_finds_features_of_the_wrong_position(way: Way) -> None:
     with pytest.raises(AssertionError, match="not close"):
-        check_context(faults.ShiftedContext)
+        check_context(faults.ShiftedContext, way)
 
 
-def test_the_drafter_itself_refuses_a_context_with_the_anchor() -> None:
-    target = float64_target()
-    drafter = faults.AnchorInContext(
-        tiny_drafter(torch.float64),
-        target.model.get_input_embeddings().weight,
-        target.model.get_output_embeddings().weight,
-    )
+@pytest.mark.parametrize("way", WAYS)
+def test_the_drafter_itself_refuses_a_context_with_the_anchor(way: Way) -> None:
+    drafter = new_drafter(target := new_target(way), faults.AnchorInContext)
     with pytest.raises(AssertionError):
         generate(target, drafter, PROMPT, GREEDY)
+
+
+def check_pages() -> None:
+    """Sequences in pages, drafted and plain, are what the sequential target makes of them."""
+    target, oracle = new_target("paged", 12), float64_target()
+    params = SamplingParams(max_tokens=8)
+    draw = random.Random(4)
+    prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(num)] for num in (120, 5, 70)]
+    for drafter in (NoDrafter(), new_drafter(target)):
+        outputs = check_together_equals_alone(target, drafter, oracle, prompts, params)
+        # The next turn of a conversation whose tokens fill two pages, one of them not written out.
+        conversation = prompts[0] + outputs[0] + [7, 8, 9]
+        assert len(conversation) == 2 * PAGE_SIZE + 3
+        check_together_equals_alone(target, drafter, oracle, [conversation], params)
+        # The same tokens at another place.
+        check_together_equals_alone(target, drafter, oracle, [conversation[PAGE_SIZE:]], params)
+    assert target.memory.num_reused_tokens == 2 * PAGE_SIZE
+    target.memory.check_integrity()
+
+
+def test_the_pages_check_passes_without_a_fault() -> None:
+    check_pages()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.page_turned_too_early,
+        faults.fill_rows_in_a_real_page,
+        faults.digest_without_parent,
+        faults.anchor_published,
+    ],
+)
+def test_the_pages_check_finds(fault: Callable[[], AbstractContextManager[object]]) -> None:
+    with fault(), pytest.raises(AssertionError, match="together differs from alone"):
+        check_pages()
+
+
+def check_shared_context(drafter_type: type[DFlashDrafter] = DFlashDrafter) -> None:
+    """The draft context is right in pages taken over, and after a preemption."""
+    target, oracle = new_target("paged", 4), float64_target()
+    drafter = new_drafter(target, drafter_type)
+    params = SamplingParams(max_tokens=12)
+    prompts = [list(range(num)) for num in (59, 70, 58)]
+    plain = replace(params, speculative=False)
+    check_together_equals_alone(target, drafter, oracle, prompts[1:2], plain)
+    scheduler: Scheduler | None = None
+
+    def check(engine: Engine, key: int) -> None:
+        nonlocal scheduler
+        scheduler = engine.scheduler
+        check_draft_context(engine, key)
+
+    for _ in range(2):
+        check_together_equals_alone(target, drafter, oracle, prompts, params, after_step=check)
+        assert scheduler is not None
+        assert scheduler.num_preempted
+    assert target.memory.num_reused_tokens
+
+
+def test_the_shared_context_check_passes_without_a_fault() -> None:
+    check_shared_context()
+
+
+def test_the_shared_context_check_finds_a_context_that_was_never_written() -> None:
+    with (
+        faults.context_never_written(),
+        pytest.raises(AssertionError, match="not close"),
+    ):
+        check_shared_context()
+
+
+def test_the_shared_context_check_finds_a_context_that_outlives_its_pages() -> None:
+    with pytest.raises(AssertionError):
+        check_shared_context(faults.ContextOutlivesPages)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -129,7 +224,7 @@ def first_tokens(num: int, *, broken: bool) -> Iterator[int]:
     params = SamplingParams(temperature=1.0, seed=6)
     for index in range(num):
         sequence = Sequence(0, params, 6, index, frozenset(), [1], 1)
-        (verdict,) = verify([[0]], [logits], [Row(sequence, [1], 1)])
+        (verdict,) = verify([[0]], logits, [Row(sequence, [1], 1)])
         if broken and not verdict.num_accepted:
             yield faults.redraw(logits, sequence, [0], 0)
         else:

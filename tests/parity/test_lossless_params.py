@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.fakes import NoisyOracleDrafter, OracleDrafter, TableTarget
 from tests.parity.checks import Generated, check_drafted_equals_plain
-from tests.tiny import KINDS, LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
+from tests.parity.targets import WAYS, Way, make_dflash, make_target
+from tests.tiny import KINDS, VOCAB_SIZE, tiny_drafter, tiny_target
 
 PROMPT = (3, 1, 4, 1, 5, 9)
 EOS = frozenset({20, 21, 22})
@@ -49,26 +51,26 @@ SINGLE: dict[str, dict[str, Any]] = {
 
 
 @lru_cache
-def exact_target(kind: str) -> SequentialTarget:
-    return SequentialTarget(tiny_target(kind), layer_ids=LAYER_IDS)
+def exact_target(kind: str, way: Way) -> SequentialTarget | PagedTarget:
+    return make_target(way, tiny_target(kind))
 
 
-def make_drafters(target: SequentialTarget) -> list[Drafter]:
-    model = target.model
-    dflash = DFlashDrafter(
-        tiny_drafter(block_size=8),
-        model.get_input_embeddings().weight,
-        model.get_output_embeddings().weight,
-    )
-    return [OracleDrafter(7), NoisyOracleDrafter(7, VOCAB_SIZE), dflash]
+@lru_cache
+def dflash(kind: str, way: Way) -> DFlashDrafter:
+    return make_dflash(exact_target(kind, way), tiny_drafter(block_size=8))
 
 
+def make_drafters(kind: str, way: Way) -> list[Drafter]:
+    return [OracleDrafter(7), NoisyOracleDrafter(7, VOCAB_SIZE), dflash(kind, way)]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SINGLE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_option_on_a_real_architecture_in_float32(kind: str, name: str) -> None:
-    target = exact_target(kind)
+def test_each_option_on_a_real_architecture_in_float32(kind: str, name: str, way: Way) -> None:
+    target = exact_target(kind, way)
     params = SamplingParams(**{"max_tokens": 30, "seed": 7, "logprobs": 2, **SINGLE[name]})
-    for drafter in make_drafters(target):
+    for drafter in make_drafters(kind, way):
         result = check_drafted_equals_plain(target, drafter, PROMPT, params, eos_ids=EOS)
         check_bounds(result, params)
         if isinstance(drafter, OracleDrafter) and params.speculative:
@@ -139,11 +141,13 @@ def test_random_mixtures_on_tables_with_many_ties(seed: int) -> None:
         )
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(6))
-def test_random_mixtures_on_a_real_architecture(seed: int) -> None:
+def test_random_mixtures_on_a_real_architecture(seed: int, way: Way) -> None:
     draw = random.Random(100 + seed)
-    target = exact_target(KINDS[seed % 3])
-    for drafter in make_drafters(target):
+    kind = KINDS[seed % 3]
+    target = exact_target(kind, way)
+    for drafter in make_drafters(kind, way):
         params = random_params(draw, VOCAB_SIZE)
         result = check_drafted_equals_plain(
             target,
@@ -157,10 +161,12 @@ def test_random_mixtures_on_a_real_architecture(seed: int) -> None:
         check_bounds(result, params)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_samples_of_one_request_are_drafted_as_plain_and_differ(kind: str) -> None:
-    target, params = exact_target(kind), SamplingParams(max_tokens=12, temperature=1.0, seed=3, n=5)
-    for drafter in make_drafters(target):
+def test_the_samples_of_one_request_are_drafted_as_plain_and_differ(kind: str, way: Way) -> None:
+    target = exact_target(kind, way)
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=3, n=5)
+    for drafter in make_drafters(kind, way):
         texts = {
             tuple(
                 check_drafted_equals_plain(

@@ -15,7 +15,7 @@ import torch
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Sequence
-from blockdraft.speculate.choice import choices, token_logprobs
+from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices, token_logprobs
 from blockdraft.speculate.noise import gumbel_noise
 
 NEVER = -math.inf
@@ -218,6 +218,44 @@ def test_no_temperature_is_too_small(temperature: float, filtered: dict[str, Any
         params = SamplingParams(temperature=temperature, seed=1, **filtered)
         sequence = make_sequence(params, prompt=[1], output=[])
         assert list(choices(sign * logits, sequence, [])) == [best]
+
+
+CHOOSERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 2},
+    {"logit_bias": {2: -100.0}},
+)
+
+
+@pytest.mark.parametrize("params", CHOOSERS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("place", [0, 2, 8])
+def test_there_is_no_choice_where_a_logit_is_no_number(
+    place: int, dtype: torch.dtype, params: dict[str, Any]
+) -> None:
+    """Not even among the others: what made it may have made them, too."""
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0)).to(dtype)
+    sequence = make_sequence(SamplingParams(seed=1, **params), prompt=[1, 2], output=[3])
+    expected = list(choices(logits, sequence, [4, 5]))
+    assert NO_CHOICE not in expected
+    logits[1, place] = math.nan
+    assert list(choices(logits, sequence, [4, 5])) == [expected[0], NO_CHOICE, expected[2]]
+
+
+def test_argmax_of_many_rows_is_that_of_each() -> None:
+    """Ties go to the lowest id; infinite logits are numbers."""
+    logits = torch.zeros(6, 50)
+    logits[1, 20:] = 1.0
+    logits[2, [7, 30]] = math.inf
+    logits[3] = -math.inf
+    logits[4, 49] = math.nan
+    logits[5, 40] = 2.0
+    logits[5, 3] = -math.inf
+    expected = [0, 20, 7, 0, NO_CHOICE, 40]
+    assert argmax_ids(logits) == argmax_ids(logits.bfloat16()) == expected
+    assert [argmax_ids(row[None])[0] for row in logits] == expected
+    assert argmax_ids(logits[:0]) == []
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:

@@ -29,14 +29,29 @@ def make_drafter(target: SequentialTarget, ids: list[int] | None) -> DFlashDraft
 
 def test_logits_are_those_of_the_whole_head_inside_and_minus_infinity_outside() -> None:
     target = SequentialTarget(tiny_target("llama", torch.float64), layer_ids=LAYER_IDS)
-    hidden = torch.randn(7, 64, dtype=torch.float64)
+    hidden = torch.randn(2, 7, 64, dtype=torch.float64)
     ids = list(range(3, VOCAB_SIZE, 5))
-    whole = make_drafter(target, None)._logits(hidden)
-    part = make_drafter(target, ids)._logits(hidden)
+    whole, part = (
+        drafter._over_whole_vocabulary(drafter._logits(hidden))
+        for drafter in (make_drafter(target, None), make_drafter(target, ids))
+    )
 
     outside = [i for i in range(VOCAB_SIZE) if i not in ids]
-    assert torch.allclose(part[:, ids], whole[:, ids])
-    assert (part[:, outside] == -torch.inf).all()
+    assert torch.allclose(part[..., ids], whole[..., ids])
+    assert (part[..., outside] == -torch.inf).all()
+    assert part.shape == whole.shape == (2, 7, VOCAB_SIZE)
+
+
+def test_greedy_guesses_are_the_best_of_the_part() -> None:
+    """Found without the whole vocabulary, and equal to what the choice rule finds in it."""
+    target = SequentialTarget(tiny_target("llama", torch.float64), layer_ids=LAYER_IDS)
+    ids = list(range(3, VOCAB_SIZE, 5))
+    drafter = make_drafter(target, ids)
+    hidden = torch.randn(1, 7, 64, dtype=torch.float64)
+    logits = drafter._logits(hidden)
+    expected = drafter._over_whole_vocabulary(logits)[0].argmax(-1).tolist()
+    assert drafter._greedy(logits[0]) == expected
+    assert set(expected) <= set(ids)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

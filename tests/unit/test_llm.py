@@ -1,47 +1,16 @@
-import itertools
 import re
 from dataclasses import replace
 
 import pytest
-import torch
 
-from blockdraft import LLM, ContextTooLong, DraftModel, ModelError, RequestError, SamplingParams
-from tests.tiny import (
-    CONTEXT,
-    LAYER_IDS,
-    TEXT_VOCAB_SIZE,
-    edit_json,
-    tiny_draft_config,
-    tiny_drafter_folder,
-    tiny_target,
-    tiny_target_folder,
-)
+from blockdraft import LLM, ContextTooLong, DraftModel, ModelError, RequestError
+from blockdraft.engine.controller import AdaptiveDepth, FixedDepth
+from blockdraft.models.paged import PagedTarget
+from blockdraft.models.sequential import SequentialTarget
+from tests.small_llm import MAX_TOKENS, assert_nothing_left, load_llm, params, without_pages
+from tests.tiny import CONTEXT, LAYER_IDS, TEXT_VOCAB_SIZE, edit_json, tiny_drafter_folder
 
 MESSAGES = [{"role": "user", "content": "the abc"}]
-MAX_TOKENS = 24
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    return tiny_target_folder(root), tiny_drafter_folder(root)
-
-
-@pytest.fixture(scope="module")
-def llm(folders):
-    target, drafter = folders
-    return LLM(str(target), str(drafter), dtype="float32")
-
-
-def params(**changes):
-    return replace(SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True), **changes)
-
-
-def assert_nothing_left(llm):
-    assert not llm.engine.has_work
-    assert llm.engine.progress == {}
-    assert llm._samples == {}
-    assert llm.engine.target._caches == {}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -130,67 +99,6 @@ def test_a_stream_closed_early_leaves_nothing_behind(llm):
     assert_nothing_left(llm)
 
 
-def test_a_failing_step_leaves_nothing_behind(llm, monkeypatch):
-    def fail(batch):
-        raise RuntimeError("boom")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.drafter, "draft", fail)
-        with pytest.raises(RuntimeError, match="boom"):
-            llm.generate(["abc", "the"], params())
-    assert_nothing_left(llm)
-
-
-def fail_once(llm, after, error):
-    """A hook on the third layer of the target: `after` calls pass, the next one raises."""
-    calls = itertools.count()
-
-    def fail(module, args):
-        if next(calls) == after:
-            raise error
-
-    return llm.engine.target.layers[2].register_forward_pre_hook(fail)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
-@pytest.mark.parametrize("after", range(6))
-def test_a_failure_inside_the_target_leaves_other_streams_intact(llm, after, error):
-    """In the prompt or later; in the first row of a step, or after it has run."""
-    expected = [llm.generate(p, params()).completions[0].token_ids for p in ("abc", "the fox")]
-    hook = fail_once(llm, after, error)
-    streams = [llm.generate(p, params(), stream=True) for p in ("abc", "the fox")]
-    found = [(), ()]
-    failed = None
-    while streams[0] is not None or streams[1] is not None:
-        for i, stream in enumerate(streams):
-            try:
-                if stream is not None:
-                    found[i] += next(stream).token_ids
-            except StopIteration:
-                streams[i] = None
-            except (RuntimeError, KeyboardInterrupt):
-                failed, streams[i] = i, None
-    hook.remove()
-    assert failed is not None
-    assert found[1 - failed] == expected[1 - failed]
-    assert_nothing_left(llm)
-
-
-def test_a_request_that_is_refused_half_way_leaves_nothing_behind(llm, monkeypatch):
-    real, calls = llm.engine.add, itertools.count()
-
-    def fail_on_the_third(*args, **options):
-        if next(calls) == 2:
-            raise MemoryError
-        return real(*args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine, "add", fail_on_the_third)
-        with pytest.raises(MemoryError):
-            llm.generate("abc", params(n=3))
-    assert_nothing_left(llm)
-
-
 def test_text_ends_before_a_stop_string_and_tokens_with_it(llm):
     whole = llm.generate("abc the", params()).completions[0]
     stop = re.findall(r"[!-~]{2}", whole.text)[-1]
@@ -226,6 +134,37 @@ def test_a_long_prompt_is_refused_with_both_numbers(llm):
         llm.generate([5] * 600)
 
 
+def test_models_run_in_pages_unless_they_cannot(llm, folders, caplog, monkeypatch):
+    assert isinstance(load_llm(folders).engine.target, PagedTarget)
+    assert "one after another" not in caplog.text
+    monkeypatch.setattr("blockdraft.models.paged.layer_shapes", without_pages)
+    assert isinstance(load_llm(folders).engine.target, SequentialTarget)
+    assert "runs its sequences one after another: it is to run without" in caplog.text
+
+
+def test_the_depth_is_adapted_unless_it_is_fixed(folders, llm):
+    adaptive = load_llm(folders, adaptive=True)
+    assert isinstance(adaptive.engine.controller, AdaptiveDepth)
+    assert isinstance(llm.engine.controller, FixedDepth)
+    expected = llm.generate("the abc", params(max_tokens=60)).completions[0].token_ids
+    for switch in (lambda: None, lambda: adaptive.use_fixed_depth(3), adaptive.use_adaptive_depth):
+        switch()
+        found = adaptive.generate("the abc", params(max_tokens=60)).completions[0]
+        assert found.token_ids == expected
+    assert_nothing_left(adaptive)
+
+
+def test_a_fixed_depth_is_kept_to(llm):
+    whole = llm.engine.scheduler.max_draft_tokens
+    try:
+        for depth in (0, 1, 3, 9):
+            llm.use_fixed_depth(depth)
+            drafted = llm.generate("the abc", params()).completions[0].acceptance.drafted
+            assert max(drafted, default=-1) == depth - 1
+    finally:
+        llm.use_fixed_depth(whole)
+
+
 def test_a_pair_that_does_not_fit_is_refused_at_load(folders, tmp_path):
     with pytest.raises(ModelError, match="hidden size"):
         LLM(str(folders[0]), str(_odd_drafter(tmp_path)), dtype="float32")
@@ -240,91 +179,6 @@ def test_auto_decodes_plainly_where_no_drafter_is_known(folders, caplog):
     assert llm.drafter_folder is None
     assert "no drafter is known" in caplog.text
     assert llm.generate("abc", params()).completions[0].acceptance.acceptance_length == 1.0
-
-
-def _pair(dtype=torch.float64):
-    target = tiny_target(dtype=dtype)
-    torch.manual_seed(3)
-    return target, DraftModel(tiny_draft_config()).to(dtype)
-
-
-def test_spec_generate_equals_transformers():
-    target, drafter = _pair()
-    input_ids = torch.arange(5, 25)[None]
-    expected = target.generate(
-        input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=40, do_sample=False
-    )
-    for block_size in (None, 1, 3):
-        output = drafter.spec_generate(
-            target=target,
-            input_ids=input_ids,
-            max_new_tokens=40,
-            temperature=0.0,
-            stop_token_ids=[],
-            block_size=block_size,
-        )
-        assert torch.equal(output, expected)
-    stop = int(expected[0, 30])
-    cut = drafter.spec_generate(target, input_ids, 40, stop_token_ids=[stop])
-    end = expected[0, 20:].tolist().index(stop)
-    assert torch.equal(cut, expected[:, : 20 + end + 1])
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_spec_generate_leaves_the_target_as_it_was(fails, monkeypatch):
-    target, drafter = _pair()
-    attention = target.config._attn_implementation
-    input_ids = torch.arange(5, 25)[None]
-    before = target(input_ids).logits
-    if fails:
-        monkeypatch.setattr(drafter, "forward", lambda *args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            drafter.spec_generate(target, input_ids, 8)
-    else:
-        drafter.spec_generate(target, input_ids, 8)
-    assert target.config._attn_implementation == attention
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in target.modules())
-    assert torch.equal(target(input_ids).logits, before)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_spec_generate_runs_a_model_in_training_as_if_it_were_not(fails, monkeypatch):
-    """Dropout would change the output, and gradient checkpointing would drop the cache."""
-    target, drafter = _pair()
-    input_ids = torch.arange(5, 25)[None]
-    expected = drafter.spec_generate(target, input_ids, 24)
-    target.train()
-    for layer in target.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-        layer.gradient_checkpointing = True
-        layer._gradient_checkpointing_func = torch.utils.checkpoint.checkpoint
-    target.model.layers[1].eval()
-    before = [module.training for module in target.modules()]
-    if fails:
-        monkeypatch.setattr(target.model.layers[3].mlp, "forward", lambda *args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            drafter.spec_generate(target, input_ids, 8)
-    else:
-        assert torch.equal(drafter.spec_generate(target, input_ids, 24), expected)
-    assert [module.training for module in target.modules()] == before
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in target.modules())
-
-
-def test_spec_generate_refuses_what_it_cannot_do():
-    target, drafter = _pair()
-    ids = torch.arange(5, 25)[None]
-    for bad in (
-        {"block_size": 7},
-        {"block_size": 0},
-        {"temperature": float("nan")},
-        {"stop_token_ids": 0},
-    ):
-        with pytest.raises(RequestError):
-            drafter.spec_generate(target, ids, 8, **bad)
-    with pytest.raises(RequestError, match="one sequence"):
-        drafter.spec_generate(target, ids.expand(2, -1), 8)
-    with pytest.raises(ModelError, match="make them equal"):
-        drafter.float().spec_generate(target, ids, 8)
 
 
 def test_the_public_drafter_loads_and_keeps_its_class(tmp_path):

@@ -1,8 +1,17 @@
+"""Who runs in a step, who waits, who is preempted, and how much each may draft."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from blockdraft.cache.memory import Memory, Unlimited
+from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Sequence
-from blockdraft.engine.scheduler import Scheduler
+from blockdraft.core.sequence import Row, Sequence
+from blockdraft.engine.controller import Candidate, FixedDepth
+from blockdraft.engine.scheduler import MIN_CHUNK, Scheduler
 
 
 def make_sequence(key: int, num_prompt: int = 3, num_output: int = 0, **params: object) -> Sequence:
@@ -15,13 +24,41 @@ def make_sequence(key: int, num_prompt: int = 3, num_output: int = 0, **params: 
         stop_ids=frozenset(),
         token_ids=list(range(num_tokens)),
         num_prompt=num_prompt,
-        num_cached=num_tokens - 1 if num_output else 0,
     )
 
 
-def make_scheduler(**changes: int) -> Scheduler:
+def make_scheduler(
+    memory: Memory | None = None,
+    release: Callable[[int], None] | None = None,
+    controller: FixedDepth | None = None,
+    **changes: Any,
+) -> Scheduler:
+    memory = memory or Unlimited()
     options = {"max_running": 2, "prefill_chunk": 4, "max_draft_tokens": 7}
-    return Scheduler(**(options | changes))
+    return Scheduler(
+        memory, controller or FixedDepth(), release or memory.close, **(options | changes)
+    )
+
+
+def start(scheduler: Scheduler, *sequences: Sequence) -> None:
+    """Let sequences begin that have some output already, as if their prompts had run."""
+    for sequence in sequences:
+        scheduler.add(sequence)
+    assert len(scheduler.schedule()) == len(sequences)
+    for sequence in sequences:
+        sequence.num_cached = len(sequence.token_ids) - 1
+
+
+def advance(row: Row, num_kept: int = 0) -> None:
+    """What a commit does that keeps so many drafts: token ids are of no interest here."""
+    sequence = row.sequence
+    if not row.is_complete:
+        sequence.num_cached += len(row.new_ids)
+        return
+    for _ in range(num_kept + 1):
+        if sequence.finish_reason is None:
+            sequence.append(len(sequence.token_ids) % 7)
+    sequence.num_cached = len(sequence.token_ids) - 1
 
 
 def test_first_come_first_served_and_ends_make_room() -> None:
@@ -49,6 +86,7 @@ def test_a_prompt_goes_in_chunks_and_drafts_nothing() -> None:
     while sequence.num_cached < 9:
         (row,) = scheduler.schedule()
         assert row.num_draft_tokens == 0
+        assert row.is_prompt
         chunks.append((row.new_ids, row.is_complete))
         sequence.num_cached += len(row.new_ids)
     assert chunks == [([0, 1, 2, 3], False), ([4, 5, 6, 7], False), ([8], True)]
@@ -73,8 +111,198 @@ def test_nothing_is_drafted_past_the_last_token(
     num_output: int, speculative: bool | int, expected: int
 ) -> None:
     scheduler = make_scheduler()
-    scheduler.add(make_sequence(0, num_output=num_output, speculative=speculative))
+    start(scheduler, make_sequence(0, num_output=num_output, speculative=speculative))
     (row,) = scheduler.schedule()
     assert row.num_draft_tokens == expected
     assert row.new_ids == [row.sequence.token_ids[-1]]
     assert row.is_complete
+    assert not row.is_prompt
+
+
+def test_prompts_that_share_a_step_share_the_chunk_and_each_gets_a_little() -> None:
+    for num, expected in ((1, 100), (2, 50), (3, 33), (5, MIN_CHUNK)):
+        scheduler = make_scheduler(max_running=8, prefill_chunk=100)
+        for key in range(num):
+            scheduler.add(make_sequence(key, num_prompt=200))
+        assert [len(row.new_ids) for row in scheduler.schedule()] == [expected] * num
+    # A chunk that was asked for is never exceeded.
+    small = make_scheduler(max_running=8, prefill_chunk=MIN_CHUNK // 2)
+    small.add(make_sequence(0, num_prompt=200))
+    assert [len(row.new_ids) for row in small.schedule()] == [MIN_CHUNK // 2]
+
+
+def test_sequences_that_decode_do_not_take_of_the_chunk() -> None:
+    scheduler = make_scheduler(max_running=8, prefill_chunk=100)
+    start(scheduler, *(make_sequence(key, num_output=2) for key in range(3)))
+    scheduler.add(make_sequence(3, num_prompt=200))
+    assert [len(row.new_ids) for row in scheduler.schedule()] == [1, 1, 1, 100]
+
+
+class Halving(FixedDepth):
+    """Lets each sequence draft half of what it may, and writes down what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[list[Candidate], int]] = []
+
+    def plan(self, candidates: Any, num_other_rows: int) -> list[int]:
+        self.asked.append((list(candidates), num_other_rows))
+        return [candidate.limit // 2 for candidate in candidates]
+
+
+def test_the_controller_is_asked_about_the_sequences_that_decode() -> None:
+    controller = Halving()
+    scheduler = make_scheduler(controller=controller, max_running=4, prefill_chunk=40)
+    plain = make_sequence(2, num_output=2, speculative=False)
+    start(
+        scheduler,
+        make_sequence(0, num_output=2),
+        make_sequence(1, num_output=2, speculative=3),
+        plain,
+    )
+    scheduler.add(make_sequence(3, num_prompt=90))
+    controller.asked.clear()
+    rows = scheduler.schedule()
+    assert controller.asked == [([Candidate(0, 7), Candidate(1, 3), Candidate(2, 0)], 40)]
+    assert [row.num_draft_tokens for row in rows] == [3, 1, 0, 0]
+    assert [row.is_prompt for row in rows] == [False, False, False, True]
+
+
+def test_what_is_reused_must_hold_the_draft_context_only_if_there_is_one() -> None:
+    for draft_context, speculative, expected in (
+        (True, True, True),
+        (True, False, False),
+        (False, True, False),
+    ):
+        opened: list[bool] = []
+
+        class Noting(Unlimited):
+            def open(
+                self,
+                key: int,
+                token_ids: Any,
+                *,
+                with_context: bool,
+                opened: list[bool] = opened,
+            ) -> int:
+                opened.append(with_context)
+                return 0
+
+        scheduler = make_scheduler(Noting(), draft_context=draft_context)
+        scheduler.add(make_sequence(0, speculative=speculative))
+        scheduler.schedule()
+        assert opened == [expected]
+
+
+def test_a_prompt_starts_behind_what_is_reused() -> None:
+    pages = Pages(9)
+    scheduler = make_scheduler(pages, prefill_chunk=512)
+    scheduler.add(make_sequence(0, num_prompt=2 * PAGE_SIZE + 5))
+    (row,) = scheduler.schedule()
+    advance(row)
+    pages.publish(0, row.sequence.token_ids, row.sequence.num_cached)
+    scheduler.add(make_sequence(1, num_prompt=2 * PAGE_SIZE + 5))
+    _, row = scheduler.schedule()
+    assert (row.sequence.num_cached, len(row.new_ids), row.is_prompt) == (2 * PAGE_SIZE, 5, True)
+    pages.check_integrity()
+
+
+def test_nobody_starts_without_room_for_the_whole_prompt() -> None:
+    """First come, first served: a shorter one behind it waits, too."""
+    pages = Pages(4)
+    scheduler = make_scheduler(pages, max_running=8)
+    for key, num_prompt in enumerate((70, 2 * PAGE_SIZE, 3)):
+        scheduler.add(make_sequence(key, num_prompt=num_prompt))
+    (row,) = scheduler.schedule()
+    assert [s.key for s in scheduler.waiting] == [1, 2]
+    pages.check_integrity()
+    row.sequence.finish_reason = "stop"
+    pages.close(0)
+    assert [row.sequence.key for row in scheduler.schedule()] == [1, 2]
+
+
+def test_the_youngest_is_preempted_and_is_the_first_to_come_back() -> None:
+    pages, released = Pages(4), []
+
+    def release(key: int) -> None:
+        released.append(key)
+        pages.close(key)
+
+    scheduler = make_scheduler(pages, release, max_running=3, max_draft_tokens=0)
+    oldest, middle, youngest = (
+        make_sequence(key, num_prompt=PAGE_SIZE - 2 - key, num_output=2, max_tokens=99)
+        for key in range(3)
+    )
+    start(scheduler, oldest, middle, youngest)
+    scheduler.add(make_sequence(3))
+    oldest.append(5)
+    rows = scheduler.schedule()
+    assert [row.sequence.key for row in rows] == [0, 1]
+    assert released == [2]
+    assert scheduler.num_preempted == 1
+    assert [s.key for s in scheduler.waiting] == [2, 3]
+    assert (youngest.num_cached, youngest.num_output) == (0, 2)
+    # Its prompt and its output come back as one prompt, and a token is chosen at the end only.
+    oldest.finish_reason = "stop"
+    pages.close(0)
+    (_, row, _) = scheduler.schedule()
+    assert row.sequence is youngest
+    assert (row.new_ids, row.is_prompt, row.is_complete) == (youngest.token_ids[:4], True, False)
+    pages.check_integrity()
+
+
+def test_nobody_is_preempted_for_drafts() -> None:
+    pages = Pages(3)
+    scheduler = make_scheduler(pages, max_running=2)
+    start(
+        scheduler,
+        make_sequence(0, num_prompt=PAGE_SIZE - 5, num_output=1),
+        make_sequence(1, num_prompt=PAGE_SIZE - 2, num_output=1),
+    )
+    # Four slots and one are left behind the tokens of each.
+    assert [row.num_draft_tokens for row in scheduler.schedule()] == [4, 1]
+    assert scheduler.num_preempted == 0
+    pages.check_integrity()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_everybody_finishes_whatever_the_memory(seed: int) -> None:
+    """Random lengths, acceptance and cancellations; the fewest pages that every one alone fits."""
+    draw = random.Random(seed)
+    pages = Pages(draw.choice([4, 5, 9]), reuse=draw.random() < 0.7)
+    scheduler = make_scheduler(
+        pages,
+        max_running=draw.choice([1, 3, 8]),
+        prefill_chunk=draw.choice([7, 64, 512]),
+        max_draft_tokens=draw.choice([0, 7, 15]),
+    )
+    sequences = []
+    for key in range(12):
+        num_prompt = draw.randint(1, 2 * PAGE_SIZE)
+        max_tokens = draw.randint(1, 3 * PAGE_SIZE - num_prompt)
+        sequences.append(make_sequence(key, num_prompt, max_tokens=max_tokens))
+        scheduler.add(sequences[-1])
+    cancelled = draw.sample(range(12), 2)
+    for num_steps in range(3000):
+        if not scheduler.has_work:
+            break
+        rows = scheduler.schedule()
+        assert rows
+        for row in rows:
+            sequence = row.sequence
+            end = sequence.num_cached + len(row.new_ids) + row.num_draft_tokens
+            assert end <= pages.room(sequence.key)
+            assert row.num_draft_tokens < max(1, sequence.params.max_tokens - sequence.num_output)
+            advance(row, draw.randint(0, row.num_draft_tokens))
+            pages.publish(sequence.key, sequence.token_ids, sequence.num_cached)
+            if sequence.finish_reason:
+                pages.close(sequence.key)
+        if num_steps % 20 == 19 and cancelled:
+            key = cancelled.pop()
+            scheduler.remove(key)
+            pages.close(key)
+            sequences[key].finish_reason = sequences[key].finish_reason or "stop"
+        pages.check_integrity()
+    assert not scheduler.has_work
+    assert all(sequence.finish_reason for sequence in sequences)
+    assert pages.num_available == pages.num_pages - 1

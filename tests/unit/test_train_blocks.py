@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from blockdraft.models.draft_config import DraftConfig
-from blockdraft.train.blocks import Anchors, block_masks, make_blocks, sample_anchors
+from blockdraft.models.draft_masks import block_masks
+from blockdraft.train.blocks import Anchors, make_blocks, sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Batch, Example, collate
 from blockdraft.train.features import FrozenTarget

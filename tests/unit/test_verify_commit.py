@@ -1,11 +1,13 @@
 """verify is pure and decides; commit is the only writer."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
 import torch
 
+from blockdraft.cache.memory import Unlimited
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import TargetOutput
@@ -16,33 +18,52 @@ VOCAB = 16
 TRUTH = [3, 5, 7, 9, 11]
 
 
-class Recorder:
-    """A target and a drafter that write down what commit tells them."""
+class Recorder(Unlimited):
+    """A target with its memory, and a drafter, that write down what commit tells them.
 
-    layer_ids = (0,)
+    Of the features, the last two wait, as with a drafter that projects them later.
+    """
+
+    layer_ids: tuple[int, ...] = (0,)
     max_draft_tokens = 4
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.end = 0
+
+    @property
+    def memory(self) -> "Recorder":
+        return self
 
     def truncate(self, key: int, length: int) -> None:
         self.calls.append(("truncate", key, length))
 
-    def absorb(self, key: int, features: torch.Tensor | None) -> None:
-        assert features is not None
-        self.calls.append(("absorb", key, features[:, 0].tolist()))
+    def absorb(self, key: int, start: int, features: torch.Tensor) -> None:
+        self.calls.append(("absorb", key, start, features[:, 0].tolist()))
+        self.end = start + len(features)
+
+    def num_written(self, key: int) -> int:
+        return self.end - 2
+
+    def publish(self, key: int, token_ids: list[int], num_tokens: int) -> None:
+        self.calls.append(("publish", key, list(token_ids), num_tokens))
 
     def close(self, key: int) -> None:
         self.calls.append(("close", key))
 
 
 def make_row(
-    *, num_prompt: int = 3, cached: int = 3, output: tuple[int, ...] = (1,), **params: Any
+    *,
+    key: int = 8,
+    num_prompt: int = 3,
+    cached: int = 3,
+    output: tuple[int, ...] = (1,),
+    **params: Any,
 ) -> Row:
     stop_ids = params.pop("stop_ids", frozenset())
     scan_stop = params.pop("scan_stop", None)
     sequence = Sequence(
-        key=8,
+        key=key,
         params=SamplingParams(**params),
         seed=1,
         sample_index=0,
@@ -63,15 +84,22 @@ def make_logits(num: int) -> torch.Tensor:
     return logits
 
 
+def without_number(num: int, index: int, value: float = math.nan) -> torch.Tensor:
+    """The same with a logit at `index` that is no number."""
+    logits = make_logits(num)
+    logits[index, 2] = value
+    return logits
+
+
 def decide(row: Row, draft: list[int]) -> Verdict:
-    (verdict,) = verify([draft], [make_logits(1 + len(draft))], [row])
+    (verdict,) = verify([draft], make_logits(1 + len(draft)), [row])
     return verdict
 
 
 def commit_one(row: Row, draft: list[int], recorder: Recorder) -> StepOutput:
     num_rows = len(row.new_ids) + len(draft)
     features = torch.arange(num_rows, dtype=torch.float32)[:, None].expand(num_rows, 2)
-    output = TargetOutput([make_logits(1 + len(draft))], [features])
+    output = TargetOutput(make_logits(1 + len(draft)), [features])
     verdicts = verify([draft], output.logits, [row])
     (result,) = commit([row], [draft], verdicts, output.features, recorder, recorder)
     return result
@@ -98,8 +126,9 @@ def test_drafts_are_kept_up_to_the_first_difference(draft: list[int], expected: 
 
 
 def test_a_row_without_logits_gets_no_verdict() -> None:
-    row = make_row(num_prompt=5, cached=0, output=())
-    (verdict,) = verify([[]], [torch.empty(0, VOCAB)], [row])
+    sequence = make_row(num_prompt=5, cached=0, output=()).sequence
+    row = Row(sequence, sequence.token_ids[:4], 0, is_prompt=True)
+    (verdict,) = verify([[]], torch.empty(0, VOCAB), [row])
     assert verdict == Verdict([], 0, [])
 
 
@@ -114,7 +143,11 @@ def test_both_caches_end_before_the_anchor() -> None:
     assert row.sequence.token_ids == [2, 2, 2, 1, 3, 5, 7]
     assert row.sequence.num_cached == 6
     # The rejected slot's features are cut, and those of the bonus do not exist yet.
-    assert recorder.calls == [("truncate", 8, 6), ("absorb", 8, [0.0, 1.0, 2.0])]
+    assert recorder.calls == [
+        ("truncate", 8, 6),
+        ("absorb", 8, 3, [0.0, 1.0, 2.0]),
+        ("publish", 8, [2, 2, 2, 1, 3, 5, 7], 4),
+    ]
     assert (output.num_drafted, output.num_accepted) == (4, 2)
     assert output.finish_reason is None
 
@@ -126,7 +159,22 @@ def test_a_chunk_of_the_prompt_commits_its_tokens_only() -> None:
     features: list[torch.Tensor | None] = [torch.ones(2, 2)]
     (output,) = commit([row], [[]], [Verdict([], 0, [])], features, recorder, recorder)
     assert (output.token_ids, sequence.num_cached, sequence.num_output) == ([], 4, 0)
-    assert recorder.calls == [("truncate", 8, 4), ("absorb", 8, [1.0, 1.0])]
+    assert recorder.calls == [
+        ("truncate", 8, 4),
+        ("absorb", 8, 2, [1.0, 1.0]),
+        ("publish", 8, [2] * 6, 2),
+    ]
+
+
+@pytest.mark.parametrize("way", ["no drafter", "plain request"])
+def test_without_a_draft_context_all_that_is_cached_is_published(way: str) -> None:
+    recorder, params = Recorder(), {}
+    if way == "no drafter":
+        recorder.layer_ids = ()
+    else:
+        params = {"speculative": False}
+    commit_one(make_row(**params), [3, 5, 0, 9], recorder)
+    assert recorder.calls == [("truncate", 8, 6), ("publish", 8, [2, 2, 2, 1, 3, 5, 7], 6)]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +197,10 @@ def test_nothing_is_committed_after_the_end(
     assert len(output.logprobs) == len(expected)
     assert output.finish_reason == row.sequence.finish_reason == reason
     assert row.sequence.output_ids == [1, *expected]
-    assert recorder.calls == [("close", 8), ("close", 8)]
+    (published, *closed) = recorder.calls
+    assert published[:2] == ("publish", 8)
+    assert published[3] <= row.sequence.num_cached < 4 + len(expected)
+    assert closed == [("close", 8), ("close", 8)]
 
 
 def test_the_stop_scanner_hears_committed_tokens_only_and_a_stop_token_too() -> None:
@@ -164,3 +215,100 @@ def test_the_stop_scanner_hears_committed_tokens_only_and_a_stop_token_too() -> 
     heard.clear()
     commit_one(make_row(scan_stop=scan, stop_ids=frozenset({5})), TRUTH[:4], Recorder())
     assert heard == [3, 5]
+
+
+CHOOSERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1e-3, "seed": 1},
+    {"temperature": 1e-3, "seed": 1, "top_k": 3, "min_p": 0.1},
+    {"logit_bias": {3: 0.5}},
+)
+
+
+@pytest.mark.parametrize("params", CHOOSERS, ids=str)
+@pytest.mark.parametrize("index", range(5))
+def test_logits_that_are_no_numbers_end_the_row_with_the_tokens_before(
+    index: int, params: dict[str, Any]
+) -> None:
+    recorder, row = Recorder(), make_row(logprobs=1, **params)
+    (verdict,) = verify([TRUTH[:4]], without_number(5, index), [row])
+    assert verdict.token_ids == TRUTH[:index]
+    assert verdict.num_accepted == len(verdict.logprobs) == index
+    (output,) = commit([row], [TRUTH[:4]], [verdict], [torch.ones(5, 2)], recorder, recorder)
+    # The sequence had four tokens.
+    message = f"the target's logits for the token at position {4 + index} are not numbers"
+    assert output.error == row.sequence.error == message
+    assert output.finish_reason == row.sequence.finish_reason == "error"
+    assert output.token_ids == TRUTH[:index]
+    assert row.sequence.output_ids == [1, *TRUTH[:index]]
+    assert recorder.calls[-2:] == [("close", 8), ("close", 8)]
+
+
+def test_what_follows_a_rejected_draft_may_be_no_number() -> None:
+    (verdict,) = verify([[3, 0, 7, 9]], without_number(5, 2), [make_row()])
+    assert verdict == Verdict([3, 5], 1, [])
+
+
+def test_an_end_before_the_missing_number_is_no_error() -> None:
+    for params in ({"stop_ids": frozenset({5})}, {"max_tokens": 3}):
+        recorder, row = Recorder(), make_row(**params)
+        verdicts = verify([TRUTH[:4]], without_number(5, 2), [row])
+        (output,) = commit([row], [TRUTH[:4]], verdicts, [torch.ones(5, 2)], recorder, recorder)
+        assert output.finish_reason in ("stop", "length")
+        assert (output.error, output.token_ids) == (None, [3, 5])
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinite_logits_are_ordered_like_any_others(value: float) -> None:
+    (verdict,) = verify([[]], without_number(1, 0, value), [make_row()])
+    assert verdict == Verdict([2 if value > 0 else 3], 0, [])
+
+
+def test_each_row_of_a_batch_gets_its_own_logits() -> None:
+    """Greedy, sampled and incomplete rows mixed, packed row after row; one ends with an error."""
+    prompt = make_row(key=4, num_prompt=9, cached=2, output=()).sequence
+    batch = [
+        make_row(key=0),
+        make_row(key=1, temperature=1e-3, seed=2),
+        Row(prompt, prompt.token_ids[2:5], 0, is_prompt=True),
+        make_row(key=2),
+        make_row(key=3, logit_bias={11: 0.5}),
+    ]
+    block = [[3, 5, 0], [3], [], [0, 5, 7, 9], TRUTH[:4]]
+    own = [make_logits(4), make_logits(2), make_logits(0), without_number(5, 0), make_logits(5)]
+    verdicts = verify(block, torch.cat(own), batch)
+    assert [v.token_ids for v in verdicts] == [[3, 5, 7], [3, 5], [], [], TRUTH]
+    assert [v.num_accepted for v in verdicts] == [2, 1, 0, 0, 4]
+    assert [v.error is not None for v in verdicts] == [False, False, False, True, False]
+    for row, draft, logits, verdict in zip(batch, block, own, verdicts, strict=True):
+        assert verify([draft], logits, [row]) == [verdict]
+
+
+def test_a_stop_scanner_that_fails_leaves_every_row_consistent() -> None:
+    """The rows before are committed and reported, its own ends, those behind are untouched."""
+
+    def fail(token_id: int) -> bool:
+        if token_id == 5:
+            raise RuntimeError("boom")
+        return False
+
+    recorder = Recorder()
+    batch = [make_row(key=0), make_row(key=1, scan_stop=fail), make_row(key=2)]
+    block = [TRUTH[:4]] * 3
+    verdicts = verify(block, torch.cat([make_logits(5)] * 3), batch)
+    outputs: list[StepOutput] = []
+    with pytest.raises(RuntimeError, match="boom"):
+        outputs.extend(commit(batch, block, verdicts, [torch.ones(5, 2)] * 3, recorder, recorder))
+    assert [(output.key, output.token_ids) for output in outputs] == [(0, TRUTH), (1, [3, 5])]
+    assert [output.finish_reason for output in outputs] == [None, "error"]
+    for row in batch:
+        row.sequence.check()
+    assert [row.sequence.output_ids for row in batch] == [[1, *TRUTH], [1, 3, 5], [1]]
+    assert [row.sequence.num_cached for row in batch] == [8, 3, 3]
+    assert [call[:2] for call in recorder.calls] == [
+        ("truncate", 0),
+        ("absorb", 0),
+        ("publish", 0),
+        ("close", 1),
+        ("close", 1),
+    ]

@@ -61,6 +61,16 @@ class PagedKV:
         copied = torch.index_select(pool, 2, page_ids, out=self._workspace[name])
         return copied.flatten(2, 3)
 
+    def clear_begun(self, slots: Sequence[int]) -> None:
+        """Set the pages whose first slot is among these to zero.
+
+        What an earlier sequence left there may be no number, and would only be masked.
+        """
+        page_ids = [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]
+        if page_ids:
+            for pool in self._layers:
+                pool[:, :, page_ids] = 0
+
     def repeat_first(self, page_ids: Sequence[int]) -> None:
         """Fill pages with copies of the first of them."""
         for pool in self._layers:

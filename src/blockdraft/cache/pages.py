@@ -23,11 +23,13 @@ class _Table:
     """The pages of one sequence; the first `len(digests)` of them are in the prefix chain.
 
     `domain` parts the chain: pages whose draft context was written, and pages without.
+    `num_uncounted` tokens were taken over, by a sequence that may still be sent away.
     """
 
     domain: bytes
     page_ids: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
+    num_uncounted: int = 0
 
 
 class Pages:
@@ -76,17 +78,18 @@ class Pages:
             self._hold(page_id)
             table.page_ids.append(page_id)
             table.digests.append(digest)
-        num_tokens = len(table.page_ids) * PAGE_SIZE
-        self.num_reused_tokens += num_tokens
-        return num_tokens
+        table.num_uncounted = len(table.page_ids) * PAGE_SIZE
+        return table.num_uncounted
 
     def reserve(self, key: int, num_tokens: int) -> bool:
         """Give a sequence room for so many tokens; False, and nothing changes, if there is none."""
-        page_ids = self._tables[key].page_ids
-        num_new = -(-num_tokens // PAGE_SIZE) - len(page_ids)
+        table = self._tables[key]
+        num_new = -(-num_tokens // PAGE_SIZE) - len(table.page_ids)
         if num_new > self.num_available:
             return False
-        page_ids.extend(self._take() for _ in range(num_new))
+        table.page_ids.extend(self._take() for _ in range(num_new))
+        self.num_reused_tokens += table.num_uncounted
+        table.num_uncounted = 0
         return True
 
     def room(self, key: int) -> int:

@@ -60,6 +60,7 @@ def concurrency(
     device: options.Device = _LLM.device,
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _LLM.num_threads,
+    memory: options.Memory = _LLM.memory,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
@@ -118,7 +119,7 @@ def never_slower(
     prompts: Prompts = None,
     spoil: Annotated[
         Spoil,
-        typer.Option(help="Make the drafter bad: random weights, or guesses that are off by one."),
+        typer.Option(help="Make the drafter bad: guesses at random, or off by one."),
     ] = "no",
     seconds: Annotated[
         float, typer.Option(help="Least seconds of each side of a point, all pairs together.")
@@ -131,6 +132,7 @@ def never_slower(
     device: options.Device = _LLM.device,
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _LLM.num_threads,
+    memory: options.Memory = _LLM.memory,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:

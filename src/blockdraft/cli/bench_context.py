@@ -49,6 +49,7 @@ def context(
     device: options.Device = _LLM.device,
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _LLM.num_threads,
+    memory: options.Memory = _LLM.memory,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:

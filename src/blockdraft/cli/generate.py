@@ -51,6 +51,8 @@ def generate(
     device: options.Device = _CONFIG.device,
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _CONFIG.num_threads,
+    max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
+    memory: options.Memory = _CONFIG.memory,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     compare: Annotated[

@@ -30,6 +30,11 @@ Exact = Annotated[Switch, typer.Option(help="Drafted output equals plain output,
 NumThreads = Annotated[
     int | None, typer.Option("--threads", help="Threads of torch.", show_default="torch's own")
 ]
+MaxConcurrency = Annotated[int, typer.Option(help="Most sequences that advance together.")]
+Memory = Annotated[
+    float | None,
+    typer.Option(help="GiB for keys and values.", show_default="a quarter of the machine's"),
+]
 
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]

@@ -59,7 +59,8 @@ def _opened(target: Target, drafter: Drafter, sequences: list[Sequence]) -> Iter
     try:
         for sequence in sequences:
             target.memory.open(sequence.key, sequence.token_ids, with_context=True)
-            target.memory.reserve(sequence.key, 1 + max(FORWARD_ROWS))
+            num_tokens = max(FORWARD_ROWS) if len(sequences) == 1 else 1
+            assert target.memory.reserve(sequence.key, num_tokens)
         yield
     finally:
         for sequence in sequences:

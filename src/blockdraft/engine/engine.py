@@ -71,6 +71,7 @@ class Engine:
             draft_context=bool(drafter.layer_ids),
         )
         self.progress: dict[int, Progress] = {}
+        self._unreported: list[StepOutput] = []
 
     @property
     def controller(self) -> Controller:
@@ -152,30 +153,34 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while a sequence is unfinished."""
-        return self.scheduler.has_work
+        """True while a sequence is unfinished, or its end has not been reported."""
+        return bool(self._unreported) or self.scheduler.has_work
 
     def step(self) -> list[StepOutput]:
         """Advance every scheduled sequence: by at least one token, or by a chunk of its prompt.
 
         Where memory does not suffice for the step, the request with the largest share of it ends
-        with an error. If anything else fails, or is interrupted, the step may be tried again.
+        with an error. If anything else fails, or is interrupted, the step may be tried again; what
+        it has committed is returned then.
         """
+        if self._unreported:
+            return self._report()
         with self.timer.step():
             with self.timer.phase("schedule"):
                 batch = self.scheduler.schedule()
+            if not batch:
+                return []
             try:
-                outputs = self._advance(batch)
+                self._advance(batch)
             except BaseException as error:
                 for row in batch:
                     self.target.truncate(row.sequence.key, row.sequence.num_cached)
                 if not is_out_of_memory(error):
                     raise
-                outputs = [self._fail_largest(batch)]
-            self._record(outputs)
-            return outputs
+                self._fail_largest(batch)
+            return self._report()
 
-    def _advance(self, batch: Batch) -> list[StepOutput]:
+    def _advance(self, batch: Batch) -> None:
         timer, started = self.timer, perf_counter()
         with timer.phase("absorb"):
             self.drafter.prepare(batch)
@@ -188,9 +193,13 @@ class Engine:
         with timer.phase("choose"):
             verdicts = verify(block, output.logits, batch)
         with timer.phase("commit"):
-            outputs = commit(batch, block, verdicts, output.features, self.target, self.drafter)
+            # One by one: if a row fails, the outputs of those before it must not be lost.
+            for committed in commit(
+                batch, block, verdicts, output.features, self.target, self.drafter
+            ):
+                self._unreported.append(committed)
         with timer.phase("controller"):
-            for row, result in zip(batch, outputs, strict=True):
+            for row, result in zip(batch, self._unreported, strict=True):
                 if not row.is_prompt:
                     self.controller.record(result.key, result.num_drafted, result.num_accepted)
             self.controller.record_times(
@@ -198,19 +207,25 @@ class Engine:
                 draft=drafted - prepared,
                 forward=perf_counter() - drafted,
             )
-        return outputs
 
-    def _fail_largest(self, batch: Batch) -> StepOutput:
-        row = max(batch, key=lambda row: len(row.new_ids) + row.num_draft_tokens)
+    def _fail_largest(self, batch: Batch) -> None:
+        committed = {output.key for output in self._unreported}
+        rows = [row for row in batch if row.sequence.key not in committed]
+        if not rows:
+            return
+        row = max(rows, key=lambda row: len(row.new_ids) + row.num_draft_tokens)
         sequence, num_tokens = row.sequence, len(row.new_ids) + row.num_draft_tokens
         sequence.fail(
             f"not enough memory for a forward of {num_tokens} tokens; lower prefill_chunk or "
             "max_concurrency"
         )
         self._forget(sequence.key)
-        return StepOutput(sequence.key, [], [], 0, 0, sequence.finish_reason, sequence.error)
+        self._unreported.append(
+            StepOutput(sequence.key, [], [], 0, 0, sequence.finish_reason, sequence.error)
+        )
 
-    def _record(self, outputs: list[StepOutput]) -> None:
+    def _report(self) -> list[StepOutput]:
+        outputs, self._unreported = self._unreported, []
         now = perf_counter()
         for output in outputs:
             progress = self.progress[output.key]
@@ -224,10 +239,12 @@ class Engine:
                 progress.acceptance.record(
                     len(output.token_ids), output.num_drafted, output.num_accepted
                 )
+        return outputs
 
     def take(self, key: int) -> Progress:
         """Hand over a sequence's progress and forget the sequence, ended or not."""
         progress = self.progress.pop(key)
+        self._unreported = [output for output in self._unreported if output.key != key]
         self.scheduler.remove(key)
         self.controller.close(key)
         self._forget(key)

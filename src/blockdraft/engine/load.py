@@ -91,14 +91,13 @@ def _num_pages(config: LLMConfig, model: PreTrainedModel, draft_model: DraftMode
     if draft_model is not None:
         size += page_bytes(PagedContexts.shapes(draft_model.config), draft_model.fc.weight.dtype)
     max_context = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
-    most = 1 + config.max_concurrency * -(-max_context // PAGE_SIZE)
+    most = max(MIN_PAGES, 1 + config.max_concurrency * -(-max_context // PAGE_SIZE))
     budget = _memory_bytes(config, model.device)
     num_pages = min(most, int(budget // size))
-    least = min(MIN_PAGES, most)
-    if num_pages < least:
+    if num_pages < MIN_PAGES:
         raise ConfigError(
             f"memory of {budget / 2**30:.3g} GiB holds {num_pages} pages of {PAGE_SIZE} tokens, "
-            f"and {least} are needed; give --memory {least * size / 2**30:.3g} or more"
+            f"and {MIN_PAGES} are needed; give --memory {MIN_PAGES * size / 2**30:.3g} or more"
         )
     return num_pages
 

@@ -75,7 +75,7 @@ def grouped_attention(
         scores += bias[:, None]
     weights = _softmax(scores, s_aux).to(value.dtype)
     output = _weighted_sum(weights.view(kv_heads * num_sequences, group * q_len, -1), value)
-    return output.view(query.shape)
+    return output.view(*query.shape[:-1], -1)
 
 
 def _scores(query: Tensor, key: Tensor) -> Tensor:

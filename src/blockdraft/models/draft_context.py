@@ -128,6 +128,11 @@ class DraftContext:
             self._buffer[layer, 1, :, :, self._length : end] = v
         self._length = end
 
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        assert length <= self._length
+        self._length = length
+
     def extend(self, layer: int, k: Tensor, v: Tensor) -> LayerKV:
         """See `ContextKV.extend`; the result is a view of the buffers."""
         end = self._length + k.shape[2]
@@ -165,7 +170,8 @@ class SeparateContexts:
             if span.key not in self._contexts:
                 self._contexts[span.key] = self._new_context()
             context, end = self._contexts[span.key], done + span.end - span.start
-            assert len(context) == span.start
+            # An append that failed is made again.
+            context.truncate(span.start)
             context.append([(k[:, :, done:end], v[:, :, done:end]) for k, v in context_kv])
             done = end
 

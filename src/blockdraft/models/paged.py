@@ -91,9 +91,10 @@ class PagedTarget(TransformersTarget):
         inputs = torch.tensor([ids, positions, slots], device=device)
         spans, first = [], 0
         for stretch in packed:
-            num = len(stretch.token_ids)
-            spans.append(Span(first, num, stretch.start, self.memory.page_ids(stretch.key)))
+            num, page_ids = len(stretch.token_ids), self.memory.page_ids(stretch.key)
+            spans.append(Span(first, num, stretch.start, page_ids))
             first += num
+        self.kv.clear_begun(slots[:first])
         with follow(plan_attention(self.kv, spans, inputs[2], self.rule.row_multiple)):
             logits = self.model(
                 input_ids=inputs[:1],

@@ -42,7 +42,8 @@ class Span:
 class Group:
     """Sequences whose rows attend in one product: b of them, q rows each, over as many pages.
 
-    Shorter spans are filled up: rows by repeating the last one, pages by any, which stay masked.
+    Shorter spans are filled up: rows by repeating the last one, pages by the span's own first one,
+    which stay masked. Of others even a masked value might be no number.
     """
 
     def __init__(self, spans: Sequence[Span], row_multiple: int, device: torch.device) -> None:
@@ -58,7 +59,10 @@ class Group:
         )
         self.page_ids = torch.tensor(
             [
-                [*span.page_ids[: span.num_pages], *[0] * (num_pages - span.num_pages)]
+                [
+                    *span.page_ids[: span.num_pages],
+                    *[span.page_ids[0]] * (num_pages - span.num_pages),
+                ]
                 for span in spans
             ],
             device=device,

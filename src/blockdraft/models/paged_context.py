@@ -33,13 +33,14 @@ class PagedContexts:
 
     def append(self, spans: Sequence[ContextSpan], context_kv: Sequence[LayerKV]) -> None:
         """Write the keys and values of the spans, one behind the other: [1, kv_heads, n, d]."""
-        slots = []
+        slots: list[int] = []
         for span in spans:
             page_ids = self.pages.page_ids(span.key)
             slots += [
                 page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE
                 for p in range(span.start, span.end)
             ]
+        self.kv.clear_begun(slots)
         at = torch.tensor(slots, device=self._device)
         for layer, (k, v) in enumerate(context_kv):
             self.kv.write(layer, at, k[0], v[0])
@@ -50,7 +51,8 @@ class PagedContexts:
         tables = []
         for key, length in zip(keys, lengths, strict=True):
             own = self.pages.page_ids(key)[: -(-length // PAGE_SIZE)]
-            tables.append([*own, *[0] * (num_pages - len(own))])
+            # Filled up by its own: of others even a masked value might be no number.
+            tables.append([*own, *[own[0]] * (num_pages - len(own))])
         page_ids = torch.tensor(tables, device=self._device).flatten()
         return PagedContextView(self.kv, page_ids, lengths)
 

@@ -16,7 +16,8 @@ PROBE_ATTENTION = "blockdraft_layer_probe"
 
 _KNOWN = {
     "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids",
-    "use_cache", "output_attentions", "cache_position", "past_key_values", "logits_to_keep",
+    "use_cache", "output_attentions", "output_router_logits", "cache_position",
+    "past_key_values", "logits_to_keep",
 }  # fmt: skip
 """What layers tell their attention and the paged one follows, or may ignore."""
 
@@ -94,6 +95,8 @@ def _probe_attention(
     unknown = sorted(k for k, v in kwargs.items() if k not in _KNOWN and v is not None)
     if unknown:
         raise NotPaged(f"layer {layer} gives its attention {unknown[0]}, which is not known here")
+    if attention_mask is not None:
+        raise NotPaged(f"layer {layer} makes a mask of its own")
     if not getattr(module, "is_causal", True):
         raise NotPaged(f"layer {layer} looks ahead")
     if key.shape[-1] != value.shape[-1]:

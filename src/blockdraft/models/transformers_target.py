@@ -18,6 +18,7 @@ from blockdraft.models.exact import (
     first_variant_split,
     model_rule,
 )
+from blockdraft.models.experts import EXACT_EXPERTS, set_row_multiple
 from blockdraft.models.fused import speed_up
 from blockdraft.models.supported import check_supported, decoder_layers
 
@@ -48,6 +49,7 @@ class TransformersTarget:
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._own_attention: str = model.config._attn_implementation
+        self._own_experts: str = model.config._experts_implementation
         self._undo = ExitStack()
         self._training = [module for module in model.modules() if module.training]
         try:
@@ -65,6 +67,9 @@ class TransformersTarget:
                 f"{type(self.model).__name__} is not supported: its attention cannot be replaced; "
                 "use a model that supports transformers' attention interface"
             )
+        if self.exact:
+            self.model.set_experts_implementation(EXACT_EXPERTS)
+            set_row_multiple(self.model, self.rule.row_multiple)
         # Before any hook: it would not be called inside a layer that is fused.
         self._undo = speed_up(self.model)
         for index in sorted(set(self.layer_ids)):
@@ -156,6 +161,7 @@ class TransformersTarget:
             module.training = True
         self._training = []
         self.model.set_attn_implementation(self._own_attention)
+        self.model.set_experts_implementation(self._own_experts)
 
     @contextmanager
     def released_after(self) -> Iterator[Self]:
@@ -182,5 +188,6 @@ def _pack_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ..
 
 
 def _model_rule(model: PreTrainedModel) -> RowRule:
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    return model_rule(model.dtype, min(linear.weight.numel() for linear in linears))
+    # Routers and experts are no nn.Linear; experts are stacked.
+    sizes = [p.shape[-2] * p.shape[-1] for p in model.parameters() if p.ndim >= 2]
+    return model_rule(model.dtype, min(sizes))

@@ -1,5 +1,6 @@
 """Commit: the only writer. Appends what the target decided, and cuts both caches to it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -35,12 +36,43 @@ def commit(
     features: list[Tensor | None],
     target: Target,
     drafter: Drafter,
-) -> list[StepOutput]:
-    """Write each row's verdict: tokens, target cache, draft context."""
-    return [
-        _commit_row(row, draft, verdict, row_features, target, drafter)
-        for row, draft, verdict, row_features in zip(batch, block, verdicts, features, strict=True)
-    ]
+) -> Iterator[StepOutput]:
+    """Write each row's verdict when its output is taken: tokens, target cache, draft context.
+
+    A row that fails is half written and ends with an error; its output comes before the exception.
+    """
+    for row, draft, verdict, row_features in zip(batch, block, verdicts, features, strict=True):
+        num_before = len(row.sequence.token_ids)
+        try:
+            output = _commit_row(row, draft, verdict, row_features, target, drafter)
+        except BaseException as error:
+            yield _end_failed(row.sequence, num_before, verdict, error, target, drafter)
+            raise
+        yield output
+
+
+def _end_failed(
+    sequence: Sequence,
+    num_before: int,
+    verdict: Verdict,
+    error: BaseException,
+    target: Target,
+    drafter: Drafter,
+) -> StepOutput:
+    if sequence.finish_reason is None:
+        sequence.fail(f"its tokens could not be committed: {error!r}")
+    target.close(sequence.key)
+    drafter.close(sequence.key)
+    token_ids = sequence.token_ids[num_before:]
+    return StepOutput(
+        key=sequence.key,
+        token_ids=token_ids,
+        logprobs=verdict.logprobs[: len(token_ids)],
+        num_drafted=0,
+        num_accepted=0,
+        finish_reason=sequence.finish_reason,
+        error=sequence.error,
+    )
 
 
 def _commit_row(

@@ -64,8 +64,9 @@ class DFlashDrafter:
         spans, features = [], []
         for row in batch:
             key = row.sequence.key
-            known = self._known.get(key)
-            if known is None or not known.waiting:
+            # Seen for the first time: what is cached was taken over, and has its context.
+            known = self._known.setdefault(key, _Context(row.sequence.num_cached))
+            if not known.waiting:
                 continue
             if row.num_draft_tokens or known.num_waiting >= MAX_WAITING:
                 spans.append(ContextSpan(key, known.num_written, known.end))

@@ -1,0 +1,131 @@
+"""Many requests in one engine, for tests that hold a crowd against lone runs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from blockdraft.cache.pages import Pages
+from blockdraft.core.request import FinishReason, SamplingParams
+from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.engine.engine import Engine
+from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.paged import PagedTarget
+from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.target import Target, TargetOutput
+from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.none import NoDrafter
+from blockdraft.speculate.verify import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked, and after how many steps of the engine."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    arrival: int = 0
+
+
+@dataclass
+class Answer:
+    """Everything of one request that its company must not change, and its acceptance counts."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats, compare=False)
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Answers in the order of the requests, the key of each, and the engine that gave them."""
+
+    answers: list[Answer]
+    keys: list[int]
+    engine: Engine
+
+
+def run_crowd(
+    target: Target,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    *,
+    known: Sequence[Sequence[int]] | None = None,
+    after_step: Callable[[Engine], None] | None = None,
+    **options: Any,
+) -> Crowd:
+    """Run all requests in one engine; `known` are outputs for a drafter that knows them."""
+    engine = Engine(target, drafter, **options)
+    answers, keys, num_steps = [Answer() for _ in requests], [-1] * len(requests), 0
+    late = sorted(range(len(requests)), key=lambda index: requests[index].arrival)
+    try:
+        while late or engine.has_work:
+            while late and (requests[late[0]].arrival <= num_steps or not engine.has_work):
+                index = late.pop(0)
+                keys[index] = engine.add(requests[index].prompt, requests[index].params)
+                if known is not None and hasattr(drafter, "known"):
+                    drafter.known[keys[index]] = list(known[index])
+            for output in engine.step():
+                answer = answers[keys.index(output.key)]
+                answer.token_ids += output.token_ids
+                answer.logprobs += output.logprobs
+                answer.finish_reason = output.finish_reason
+            num_steps += 1
+            if after_step is not None:
+                after_step(engine)
+    finally:
+        for index, key in enumerate(keys):
+            if key >= 0:
+                answers[index].acceptance = engine.take(key).acceptance
+    return Crowd(answers, keys, engine)
+
+
+def run_alone(target: Target, requests: Sequence[Request]) -> list[Answer]:
+    """Each request plainly, alone in an engine of its own."""
+    return [run_crowd(target, NoDrafter(), [request]).answers[0] for request in requests]
+
+
+def paged_pair(
+    model: PreTrainedModel, draft_model: DraftModel, pages: Pages
+) -> tuple[PagedTarget, DFlashDrafter]:
+    """A target and its drafter with one page table for both, as they are deployed."""
+    target = PagedTarget(model, pages, layer_ids=draft_model.config.target_layer_ids)
+    contexts = PagedContexts(draft_model.config, pages, draft_model.fc.weight)
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return target, DFlashDrafter(draft_model, embedding, head, contexts)
+
+
+class LogitsRecorder:
+    """A target that keeps the logits [V] by which each position of each sequence was chosen.
+
+    A position that was rejected is computed again, and then overwritten here.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.vocab_size, self.max_context = target.vocab_size, target.max_context
+        self.memory = target.memory
+        self.logits: dict[tuple[int, int], Tensor] = {}
+
+    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
+        output = self.target.forward(batch, block)
+        counts = [
+            1 + len(draft) if row.is_complete else 0
+            for row, draft in zip(batch, block, strict=True)
+        ]
+        for row, own in zip(batch, torch.split(output.logits, counts), strict=True):
+            first = row.sequence.num_cached + len(row.new_ids)
+            self.logits |= {(row.sequence.key, first + i): found for i, found in enumerate(own)}
+        return output
+
+    def truncate(self, key: int, length: int) -> None:
+        self.target.truncate(key, length)
+
+    def close(self, key: int) -> None:
+        self.target.close(key)

@@ -1,0 +1,47 @@
+"""Targets of both kinds, and the block-diffusion drafter on either."""
+
+from typing import Literal
+
+from transformers import PreTrainedModel
+
+from blockdraft.cache.pages import Pages
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.paged import PagedTarget
+from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from tests.tiny import LAYER_IDS
+
+Way = Literal["sequential", "paged"]
+WAYS: tuple[Way, ...] = ("sequential", "paged")
+"""Each sequence in a forward of its own with its own cache; or all in one, in pages."""
+
+
+def make_target(
+    way: Way, model: PreTrainedModel, *, num_pages: int = 65
+) -> SequentialTarget | PagedTarget:
+    """A target with the features that a tiny drafter wants; the memory of pages is limited."""
+    if way == "sequential":
+        return SequentialTarget(model, layer_ids=LAYER_IDS)
+    return PagedTarget(model, Pages(num_pages), layer_ids=LAYER_IDS)
+
+
+def make_dflash(
+    target: SequentialTarget | PagedTarget,
+    draft: DraftModel,
+    drafter_type: type[DFlashDrafter] = DFlashDrafter,
+) -> DFlashDrafter:
+    """A drafter that keeps its context where the target keeps its cache.
+
+    Pages belong to one drafter: another one would look for its context in them.
+    """
+    contexts = None
+    if isinstance(target, PagedTarget):
+        contexts = PagedContexts(draft.config, target.memory, draft.fc.weight)
+    model = target.model
+    return drafter_type(
+        draft,
+        model.get_input_embeddings().weight,
+        model.get_output_embeddings().weight,
+        contexts,
+    )

@@ -1,0 +1,161 @@
+"""More architectures: each gives what transformers alone gives, or is refused.
+
+Some run all sequences in one forward, some one after another; none is silently wrong.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from blockdraft.cache.pages import Pages
+from blockdraft.core.errors import ModelError
+from blockdraft.core.request import SamplingParams
+from blockdraft.models.paged import PagedTarget
+from blockdraft.models.paged_support import NotPaged, layer_shapes
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.none import NoDrafter
+from tests.crowd import Request, run_crowd
+from tests.tiny import TINY_SIZES, VOCAB_SIZE, randomize
+
+WINDOW = 24
+_SLIDING = {"sliding_window": WINDOW}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_SHARED_KV = {
+    **_SLIDING,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "hidden_size_per_layer_input": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
+IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
+    "Gemma2": {**_SLIDING, "query_pre_attn_scalar": 16},
+    "Gemma4": {**_SHARED_KV, "global_head_dim": 32},
+    "Cohere2": _SLIDING,
+    "Exaone4": {**_SLIDING, "sliding_window_pattern": 2},
+    "Granite": {},
+    "Ministral3": {},
+    "Mistral": _SLIDING,
+    "Mixtral": {"num_local_experts": 8},
+    "OPT": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "Olmo2": {},
+    "Phi3": _SLIDING,
+    "SmolLM3": {},
+    "Starcoder2": _SLIDING,
+}
+ONE_AFTER_ANOTHER: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "DeepseekV3": (
+        {
+            **_EXPERTS,
+            "head_dim": 8,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "first_k_dense_replace": 1,
+        },
+        "keys and values of different sizes",
+    ),
+    "DiffLlama": ({}, "attends twice"),
+}
+REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "GPT2": ({}, "keeps no list of decoder layers"),
+    "Bloom": ({}, "keeps no list of decoder layers"),
+    "Lfm2": ({"layer_types": ["conv", "full_attention"] * 2}, "layers of kind conv"),
+    "Qwen3Next": (
+        {
+            **_EXPERTS,
+            "num_experts": 4,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "shared_expert_intermediate_size": 48,
+        },
+        "layers of kind linear_attention",
+    ),
+    # Its layers compute a mask of their own, which no attention of ours would follow.
+    "Doge": ({}, "does not run"),
+}
+
+
+def _named(*names: str) -> Any:
+    return next(getattr(transformers, name) for name in names if hasattr(transformers, name))
+
+
+def build(name: str, options: Mapping[str, Any]) -> PreTrainedModel:
+    config_type = _named(f"{name}TextConfig", f"{name}Config")
+    model_type = _named(f"{name}ForCausalLM", f"{name}LMHeadModel")
+    config = config_type(**{**TINY_SIZES, "vocab_size": VOCAB_SIZE, **options})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = model_type(config)
+        randomize(model)
+    model = model.to(torch.float64).eval()
+    model.set_experts_implementation("eager")  # the default one has no float64
+    return model
+
+
+def requests() -> list[Request]:
+    """Longer than a window and than a page, with one beginning that two of them share."""
+    draw = random.Random(0)
+    prompts = [tuple(draw.randrange(VOCAB_SIZE) for _ in range(n)) for n in (70, 3, 130, 33)]
+    prompts.append(prompts[2][:64] + prompts[3])
+    params = SamplingParams(max_tokens=12, logprobs=0)
+    return [Request(prompt, params, arrival=3 * i) for i, prompt in enumerate(prompts)]
+
+
+def stock_logprobs(model: PreTrainedModel, prompt: list[int], output: list[int]) -> torch.Tensor:
+    """[tokens, V] behind each token of the output, by transformers alone in one forward."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + output]), use_cache=False).logits[0]
+    return logits[len(prompt) - 1 : -1].log_softmax(-1)
+
+
+def check_equals_stock(model: PreTrainedModel, target: PagedTarget | SequentialTarget) -> None:
+    with target.released_after():
+        crowd = run_crowd(target, NoDrafter(), requests(), prefill_chunk=50)
+    for request, answer in zip(requests(), crowd.answers, strict=True):
+        expected = stock_logprobs(model, list(request.prompt), answer.token_ids)
+        assert expected.argmax(-1).tolist() == answer.token_ids
+        found = torch.tensor([entry.logprob for entry in answer.logprobs], dtype=torch.float64)
+        # Ours are computed in float32.
+        torch.testing.assert_close(found, expected.max(-1).values, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", IN_ONE_FORWARD)
+def test_all_sequences_in_one_forward(name: str) -> None:
+    model = build(name, IN_ONE_FORWARD[name])
+    check_equals_stock(model, PagedTarget(model, Pages(40)))
+
+
+@pytest.mark.parametrize("name", ONE_AFTER_ANOTHER)
+def test_one_sequence_after_another(name: str) -> None:
+    options, reason = ONE_AFTER_ANOTHER[name]
+    model = build(name, options)
+    with pytest.raises(NotPaged, match=reason):
+        PagedTarget(model, Pages(40))
+    check_equals_stock(model, SequentialTarget(model))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    options, reason = REFUSED[name]
+    model = build(name, options)
+    with pytest.raises((NotPaged, ModelError)):
+        layer_shapes(model)
+    with (
+        pytest.raises(ModelError, match=reason),
+        SequentialTarget(model).released_after() as target,
+    ):
+        target.check_row_invariance()

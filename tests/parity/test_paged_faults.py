@@ -1,0 +1,187 @@
+"""Ways to break the paged path, planted from outside: the checks of it find every one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from blockdraft.cache import pages as pages_module
+from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.paged import PagedTarget
+from blockdraft.models.paged_attention import Group
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from tests.crowd import Request, paged_pair, run_crowd
+from tests.parity.paged_checks import AMPLE, FEW, check_crowd, requests
+from tests.tiny import tiny_drafter, tiny_target
+
+Patch = pytest.MonkeyPatch
+
+
+def fill_rows_in_a_real_page(patch: Patch) -> None:
+    """Rows that only fill up a forward write where the first sequence begins."""
+    real = PagedTarget._layout
+
+    def layout(self: PagedTarget, packed: list[Any]) -> Any:
+        ids, positions, slots, wanted = real(self, packed)
+        first = self.memory.page_ids(packed[0].key)[0] * PAGE_SIZE
+        scratch = SCRATCH_PAGE * PAGE_SIZE
+        return ids, positions, [first if slot == scratch else slot for slot in slots], wanted
+
+    patch.setattr(PagedTarget, "_layout", layout)
+
+
+def page_table_off_by_one(patch: Patch) -> None:
+    """Attention looks at the page behind the right one."""
+    real = Group.__init__
+
+    def init(self: Group, *args: Any) -> None:
+        real(self, *args)
+        tables = self.page_ids.view(self.rows.shape[0], -1)
+        self.page_ids = tables.roll(-1, dims=1).flatten()
+
+    patch.setattr(Group, "__init__", init)
+
+
+def sequences_mixed_up(patch: Patch) -> None:
+    """In a group each sequence has the pages of its neighbor."""
+    real = Group.__init__
+
+    def init(self: Group, *args: Any) -> None:
+        real(self, *args)
+        tables = self.page_ids.view(self.rows.shape[0], -1)
+        self.page_ids = tables.roll(1, dims=0).flatten()
+
+    patch.setattr(Group, "__init__", init)
+
+
+def rows_see_one_key_ahead(patch: Patch) -> None:
+    real = Group.__init__
+
+    def init(self: Group, *args: Any) -> None:
+        real(self, *args)
+        self.positions += 1
+
+    patch.setattr(Group, "__init__", init)
+
+
+def digest_without_its_parent(patch: Patch) -> None:
+    """A page is known by its own tokens, whatever stands before them."""
+    real = pages_module._next_digest
+
+    def next_digest(table: Any, token_ids: Sequence[int], index: int) -> bytes:
+        own = token_ids[index * PAGE_SIZE : (index + 1) * PAGE_SIZE]
+        return real(table, own, 0)
+
+    patch.setattr(pages_module, "_next_digest", next_digest)
+
+
+def pages_are_freed_too_early(patch: Patch) -> None:
+    """A sequence gives its last page back and goes on writing to it."""
+    real = Pages.publish
+
+    def publish(self: Pages, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
+        real(self, key, token_ids, num_tokens)
+        page_id = self.page_ids(key)[-1]
+        if page_id not in self._digest_of and page_id not in self._free:
+            self._free.append(page_id)
+
+    patch.setattr(Pages, "publish", publish)
+    patch.setattr(Pages, "check_integrity", lambda self: None)
+
+
+@pytest.mark.parametrize("num_pages", [AMPLE, FEW])
+def test_the_check_passes_without_a_fault(num_pages: int) -> None:
+    check_crowd("llama", torch.float32, "noisy", Pages(num_pages), chunk=37)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        fill_rows_in_a_real_page,
+        page_table_off_by_one,
+        sequences_mixed_up,
+        rows_see_one_key_ahead,
+        digest_without_its_parent,
+        pages_are_freed_too_early,
+    ],
+)
+def test_the_check_finds(fault: Any, monkeypatch: Patch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match="differs from its lone run"):
+        check_crowd("llama", torch.float32, "noisy", Pages(AMPLE), chunk=37)
+
+
+def record_drafts(drafter: DFlashDrafter) -> dict[tuple[int, int], list[int]]:
+    """What it will draft, by the sequence's key and the position behind its anchor."""
+    real, drafts = drafter.draft, {}
+
+    def draft(batch: Batch) -> DraftBlock:
+        block = real(batch)
+        for row, guesses in zip(batch, block, strict=True):
+            if guesses:
+                drafts[row.sequence.key, len(row.sequence.token_ids)] = guesses
+        return block
+
+    drafter.draft = draft
+    return drafts
+
+
+def attentive_drafter() -> DraftModel:
+    """Random, with weights so large that its guesses depend on the context."""
+    model = tiny_drafter(torch.float64, block_size=6)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=2.0 * parameter.shape[1] ** -0.5, generator=generator)
+    return model
+
+
+def drafts_of(*, reuse: bool) -> tuple[list[dict[int, list[int]]], list[Any], int]:
+    """What each request was drafted, its acceptance counts, and how many tokens were reused.
+
+    Every second request never drafts: its pages hold no draft context.
+    """
+    pages = Pages(AMPLE, reuse=reuse)
+    crowd_requests = [
+        Request(request.prompt, SamplingParams(max_tokens=24, speculative=speculative), 40 * index)
+        for index, request in enumerate(requests())
+        for speculative in (False, True)
+    ]
+    target, drafter = paged_pair(tiny_target(dtype=torch.float64), attentive_drafter(), pages)
+    drafts_by_key = record_drafts(drafter)
+    with target.released_after():
+        crowd = run_crowd(target, drafter, crowd_requests)
+    drafts: list[dict[int, list[int]]] = [{} for _ in crowd_requests]
+    for (key, position), guesses in drafts_by_key.items():
+        drafts[crowd.keys.index(key)][position] = guesses
+    return drafts, [answer.acceptance for answer in crowd.answers], pages.num_reused_tokens
+
+
+def check_drafts_after_hits() -> None:
+    """The drafter sees the same context, computed or taken over."""
+    expected, expected_counts, _ = drafts_of(reuse=False)
+    found, counts, num_reused = drafts_of(reuse=True)
+    assert num_reused >= 4 * PAGE_SIZE
+    assert any(expected)
+    assert found == expected, "other drafts after a prefix hit"
+    assert counts == expected_counts
+
+
+def test_acceptance_is_the_same_after_a_prefix_hit() -> None:
+    check_drafts_after_hits()
+
+
+def test_the_drafts_find_context_reused_that_nobody_wrote(monkeypatch: Patch) -> None:
+    real = Pages.open
+
+    def open_any(self: Pages, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
+        return real(self, key, token_ids, with_context=True)
+
+    monkeypatch.setattr(Pages, "open", open_any)
+    with pytest.raises(AssertionError, match="other drafts after a prefix hit"):
+        check_drafts_after_hits()

@@ -1,0 +1,40 @@
+"""An LLM of tiny models, and what must be true of it when all requests have ended."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blockdraft import LLM, SamplingParams
+from blockdraft.models.paged import PagedTarget
+from blockdraft.models.paged_support import NotPaged
+
+MAX_TOKENS = 24
+
+
+def load_llm(folders: tuple[Path, Path], **options: Any) -> LLM:
+    """Drafts whole blocks, unless asked otherwise: a drafter as bad as ours would soon rest."""
+    target, drafter = folders
+    return LLM(str(target), str(drafter), dtype="float32", **{"adaptive": False, **options})
+
+
+def without_pages(model: object) -> None:
+    """In place of `layer_shapes`: no model runs in pages."""
+    raise NotPaged("it is to run without")
+
+
+def params(**changes: Any) -> SamplingParams:
+    return replace(SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True), **changes)
+
+
+def assert_nothing_left(llm: LLM) -> None:
+    assert not llm.engine.has_work
+    assert llm.engine.progress == {}
+    assert llm._samples == {}
+    assert llm.engine.drafter._known == {}
+    target = llm.engine.target
+    if isinstance(target, PagedTarget):
+        target.memory.check_integrity()
+        assert target.memory.num_available == target.memory.num_pages - 1
+    else:
+        assert target._caches == {}
+        assert llm.engine.drafter.contexts._contexts == {}

@@ -1,0 +1,376 @@
+"""The engine when something is in the way: too little memory, failures, interruptions.
+
+Whatever happens to one sequence, all others have the tokens that they have alone.
+"""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.errors import ContextTooLong
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.engine import engine as engine_module
+from blockdraft.engine.engine import Engine
+from blockdraft.models.paged import PagedTarget
+from blockdraft.models.target import TargetOutput
+from blockdraft.speculate.commit import StepOutput
+from blockdraft.speculate.drafters.none import NoDrafter
+from tests.fakes import ConstantDrafter, NoisyOracleDrafter, PagedTableTarget, TableTarget
+from tests.parity.checks import (
+    check_draft_context,
+    check_together_equals_alone,
+    generate_plain,
+    joined,
+    run,
+)
+from tests.parity.targets import WAYS, Way, make_dflash, make_target
+from tests.tiny import VOCAB_SIZE, tiny_drafter, tiny_target
+
+TABLE = TableTarget.random(VOCAB_SIZE).table
+SAMPLED = {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.1}
+GREEDY = SamplingParams(max_tokens=24)
+
+
+def random_prompts(num: int, longest: int, seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [
+        [draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, longest))] for _ in range(num)
+    ]
+
+
+# Too little memory for K/V.
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_preempted_sequence_continues_exactly(
+    options: dict[str, Any], drafts: bool, seed: int
+) -> None:
+    params = SamplingParams(max_tokens=100, logprobs=1, **options)
+    prompts = random_prompts(8, 2 * PAGE_SIZE, seed)
+    prompts[5] = list(prompts[2])
+    target = PagedTableTarget(TABLE, Pages(6))
+    drafter = NoisyOracleDrafter(6, VOCAB_SIZE, seed=seed) if drafts else NoDrafter()
+    engine = Engine(target, drafter, prefill_chunk=48)
+    heard: dict[int, list[int]] = {}
+    expected, keys = [], []
+    for prompt in prompts:
+        plain = generate_plain(TableTarget(TABLE), prompt, params)
+        own: list[int] = []
+        key = engine.add(prompt, params, scan_stop=lambda i, own=own: own.append(i) or False)
+        heard[key] = own
+        if isinstance(drafter, NoisyOracleDrafter):
+            drafter.known[key] = plain.token_ids
+        expected.append(plain)
+        keys.append(key)
+    outputs = run(engine)
+    assert engine.scheduler.num_preempted >= 2
+    for key, plain in zip(keys, expected, strict=True):
+        assert joined(outputs[key]) == heard[key] == plain.token_ids
+        assert [entry for o in outputs[key] for entry in o.logprobs] == plain.logprobs
+        assert engine.take(key).sequence.finish_reason == "length"
+    target.memory.check_integrity()
+    assert target.memory.num_available == target.memory.num_pages - 1
+
+
+@pytest.mark.parametrize("num_prompt", range(PAGE_SIZE - 12, PAGE_SIZE + 1))
+def test_a_preempted_sequence_may_come_back_right_behind_a_full_page(num_prompt: int) -> None:
+    """Its twin, which is ahead, has published the page: only the anchor is left to compute."""
+    target = make_target("paged", tiny_target(dtype=torch.float64), num_pages=4)
+    oracle = make_target("sequential", tiny_target(dtype=torch.float64))
+    drafter = make_dflash(target, tiny_drafter(torch.float64))
+    prompt = [5 * i % VOCAB_SIZE for i in range(num_prompt)]
+    params = SamplingParams(max_tokens=40)
+    engine = Engine(target, drafter)
+    keys = [engine.add(prompt, params)]
+    for _ in range(3):
+        engine.step()
+    keys.append(engine.add(prompt, params))
+    expected = generate_plain(oracle, prompt, params).token_ids
+    while engine.has_work:
+        engine.step()
+        for key in keys:
+            check_draft_context(engine, key)
+    assert engine.scheduler.num_preempted
+    assert [engine.take(key).sequence.output_ids for key in keys] == [expected] * 2
+
+
+def test_what_never_fits_the_memory_is_refused_with_both_numbers() -> None:
+    target = PagedTableTarget(TABLE, Pages(3))
+    engine = Engine(target, NoDrafter())
+    params = SamplingParams(max_tokens=29)
+    with pytest.raises(ContextTooLong, match=r"100 tokens and max_tokens 29 .*memory of 128 token"):
+        engine.add([1] * 100, params)
+    assert not engine.has_work
+    # One less fits to the last slot, beside others too.
+    prompts = [[1] * 99, [2] * 70, [1] * 99]
+    check_together_equals_alone(
+        target, ConstantDrafter(7, 3), TableTarget(TABLE), prompts, params, prefill_chunk=50
+    )
+
+
+def test_the_smaller_of_context_and_memory_is_named() -> None:
+    target = PagedTableTarget(TABLE, Pages(3), max_context=100)
+    with pytest.raises(ContextTooLong, match="context of 100 tokens"):
+        Engine(target, NoDrafter()).add([1] * 90, SamplingParams(max_tokens=11))
+
+
+# Too little memory for a forward.
+
+
+class SmallTarget(TableTarget):
+    """Runs out of memory in forwards of more than so many rows."""
+
+    def __init__(self, error: BaseException, most: int) -> None:
+        super().__init__(TABLE)
+        self.error, self.most = error, most
+
+    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
+        output = super().forward(batch, block)
+        if sum(len(row.new_ids) for row in batch) > self.most:
+            raise self.error
+        return output
+
+
+SHORTAGES = (
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+)
+
+
+@pytest.mark.parametrize("error", SHORTAGES, ids=lambda error: type(error).__name__)
+def test_a_forward_without_memory_ends_the_largest_request_only(error: BaseException) -> None:
+    target = SmallTarget(error, most=80)
+    engine = Engine(target, ConstantDrafter(3, 7))
+    prompts = [[1, 2, 3], [4] * 30, [5] * 90, [6] * 20]
+    keys = [engine.add(prompt, GREEDY) for prompt in prompts]
+    outputs = run(engine)
+    for key, prompt in zip(keys, prompts, strict=True):
+        sequence = engine.take(key).sequence
+        if len(prompt) == 90:
+            assert sequence.finish_reason == outputs[key][-1].finish_reason == "error"
+            assert sequence.error == outputs[key][-1].error
+            assert "forward of 90 tokens; lower prefill_chunk" in str(sequence.error)
+            assert joined(outputs[key]) == []
+        else:
+            alone = generate_plain(TableTarget(TABLE), prompt, GREEDY)
+            assert joined(outputs[key]) == alone.token_ids
+            assert sequence.finish_reason == "length"
+    assert not target.cached
+
+
+def test_with_smaller_chunks_the_same_request_fits() -> None:
+    target = SmallTarget(MemoryError(), most=80)
+    result = generate_plain(target, [5] * 90, GREEDY, engine_options={"prefill_chunk": 64})
+    assert result.finish_reason == "length"
+
+
+def test_another_failure_of_the_forward_ends_nobody() -> None:
+    target = SmallTarget(RuntimeError("boom"), most=80)
+    engine = Engine(target, NoDrafter())
+    key = engine.add([5] * 90, GREEDY)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="boom"):
+            engine.step()
+    target.most = 100
+    assert (
+        joined(run(engine)[key]) == generate_plain(TableTarget(TABLE), [5] * 90, GREEDY).token_ids
+    )
+
+
+# Failures and interruptions.
+
+
+class Failing:
+    """Calls that raise by chance, before the real one runs or after it has."""
+
+    def __init__(self, real: Callable[..., Any], draw: random.Random, error: BaseException) -> None:
+        self.real, self.draw, self.error = real, draw, error
+        self.num_failed = 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        early, late = (self.draw.random() < 0.15 for _ in range(2))
+        self.num_failed += early or late
+        if early:
+            raise self.error
+        result = self.real(*args, **options)
+        if late:
+            raise self.error
+        return result
+
+
+PHASES = ("prepare", "project", "append", "draft", "forward", "layer", "verify")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_that_failed_is_made_again(
+    way: Way, phase: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost and nothing comes twice, in tokens, caches and draft contexts."""
+    target = make_target(way, tiny_target(dtype=torch.float64), num_pages=5)
+    oracle = make_target("sequential", tiny_target(dtype=torch.float64))
+    drafter = make_dflash(target, tiny_drafter(torch.float64))
+    holder, name = {
+        "prepare": (drafter, "prepare"),
+        "project": (drafter.model, "project_context"),
+        "append": (drafter.contexts, "append"),
+        "draft": (drafter, "draft"),
+        "forward": (target, "forward"),
+        "layer": (target.layers[2], "forward"),
+        "verify": (engine_module, "verify"),
+    }[phase]
+    draw = random.Random(PHASES.index(phase))
+    prompts = random_prompts(4, 90, seed=5)
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=1)
+    expected = [generate_plain(oracle, prompt, params).token_ids for prompt in prompts]
+    engine = Engine(target, drafter, prefill_chunk=50)
+    keys = [engine.add(prompt, params) for prompt in prompts]
+    failing = Failing(getattr(holder, name), draw, error)
+    outputs: list[StepOutput] = []
+    while engine.has_work:
+        with monkeypatch.context() as patch:
+            patch.setattr(holder, name, failing)
+            try:
+                outputs += engine.step()
+            except type(error):
+                continue
+        for key in keys:
+            check_draft_context(engine, key)
+    assert failing.num_failed >= 3
+    for key, tokens in zip(keys, expected, strict=True):
+        assert joined([o for o in outputs if o.key == key]) == tokens
+        assert engine.take(key).sequence.output_ids == tokens
+    if isinstance(target, PagedTarget):
+        target.memory.check_integrity()
+
+
+def test_a_context_that_was_written_in_part_is_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second of two sequences runs out of memory while its context is appended."""
+    target = make_target("sequential", tiny_target(dtype=torch.float64))
+    drafter = make_dflash(target, tiny_drafter(torch.float64))
+    engine = Engine(target, drafter)
+    keys = [engine.add([1, 2, 3], GREEDY), engine.add([4, 5, 6, 7], GREEDY)]
+    engine.step()
+    calls, real = itertools.count(), drafter.contexts._new_context
+
+    def new_context() -> Any:
+        if next(calls) == 1:
+            raise RuntimeError("boom")
+        return real()
+
+    monkeypatch.setattr(drafter.contexts, "_new_context", new_context)
+    with pytest.raises(RuntimeError, match="boom"):
+        engine.step()
+    outputs = run(engine)
+    for key, prompt in zip(keys, ([1, 2, 3], [4, 5, 6, 7]), strict=True):
+        expected = generate_plain(target, prompt, GREEDY).token_ids
+        assert joined(outputs[key]) == expected[1:]
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
+@pytest.mark.parametrize("failing", range(3))
+@pytest.mark.parametrize("after", [0, 1, 9])
+def test_a_stop_scanner_that_fails_ends_its_request_and_costs_the_others_nothing(
+    after: int, failing: int, error: BaseException
+) -> None:
+    """Those before it in the step are committed already; what they got must not be lost."""
+    target = PagedTableTarget(TABLE, Pages(9))
+    drafter = NoisyOracleDrafter(5, VOCAB_SIZE)
+    engine = Engine(target, drafter)
+    params = SamplingParams(max_tokens=24, logprobs=0)
+    prompts = [[1, 2], [3, 4, 5], [6, 7, 8]]
+    plain = [generate_plain(TableTarget(TABLE), prompt, params) for prompt in prompts]
+    calls = itertools.count()
+
+    def scan(token_id: int) -> bool:
+        if next(calls) == after:
+            raise error
+        return False
+
+    keys = [
+        engine.add(prompt, params, scan_stop=scan if index == failing else None)
+        for index, prompt in enumerate(prompts)
+    ]
+    drafter.known = dict(zip(keys, (p.token_ids for p in plain), strict=True))
+    outputs: dict[int, list[StepOutput]] = {key: [] for key in keys}
+    num_raised = 0
+    while engine.has_work:
+        try:
+            for output in engine.step():
+                outputs[output.key].append(output)
+        except type(error):
+            num_raised += 1
+    assert num_raised == 1
+    for index, key in enumerate(keys):
+        progress = engine.take(key)
+        assert progress.finished_at is not None
+        found = joined(outputs[key])
+        assert found == progress.sequence.output_ids
+        logprobs = [entry for output in outputs[key] for entry in output.logprobs]
+        assert logprobs == plain[index].logprobs[: len(found)]
+        if index == failing:
+            assert found == plain[index].token_ids[: after + 1]
+            assert progress.sequence.finish_reason == outputs[key][-1].finish_reason == "error"
+            assert repr(error) in str(progress.sequence.error)
+        else:
+            assert found == plain[index].token_ids
+            assert progress.sequence.finish_reason == "length"
+    target.memory.check_integrity()
+    assert target.memory.num_available == target.memory.num_pages - 1
+
+
+def test_what_was_committed_before_a_failure_goes_with_its_request() -> None:
+    """A request that is taken away is not heard of again."""
+    engine = Engine(TableTarget(TABLE), NoDrafter())
+
+    def fail(token_id: int) -> bool:
+        raise ValueError("boom")
+
+    keys = [engine.add([1, 2], GREEDY), engine.add([3, 4], GREEDY, scan_stop=fail)]
+    with pytest.raises(ValueError, match="boom"):
+        engine.step()
+    assert engine.has_work
+    for key in keys:
+        engine.take(key)
+    assert not engine.has_work
+
+
+def test_a_commit_without_memory_keeps_what_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter has no room to keep the features of the second of three sequences."""
+    target = make_target("sequential", tiny_target(dtype=torch.float64))
+    drafter = make_dflash(target, tiny_drafter(torch.float64))
+    engine = Engine(target, drafter)
+    prompts = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    expected = [generate_plain(target, prompt, GREEDY).token_ids for prompt in prompts]
+    keys = [engine.add(prompt, GREEDY) for prompt in prompts]
+    calls, real = itertools.count(), drafter.absorb
+
+    def absorb(*args: Any) -> None:
+        if next(calls) == 4:
+            raise MemoryError
+        real(*args)
+
+    monkeypatch.setattr(drafter, "absorb", absorb)
+    outputs = run(engine)
+    reasons = Counter(engine.progress[key].sequence.finish_reason for key in keys)
+    assert reasons["error"] >= 1
+    assert reasons["length"] >= 1
+    for key, tokens in zip(keys, expected, strict=True):
+        sequence = engine.take(key).sequence
+        found = joined(outputs[key])
+        assert found == sequence.output_ids == tokens[: len(found)]
+        assert (sequence.finish_reason == "length") == (found == tokens)
+        assert outputs[key][-1].finish_reason == sequence.finish_reason

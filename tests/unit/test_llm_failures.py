@@ -1,0 +1,164 @@
+"""A request that fails leaves nothing behind, and costs the others nothing."""
+
+import itertools
+import math
+
+import pytest
+
+from tests.small_llm import assert_nothing_left, params
+
+
+def test_a_failing_step_leaves_nothing_behind(llm, monkeypatch):
+    def fail(batch):
+        raise RuntimeError("boom")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.drafter, "draft", fail)
+        with pytest.raises(RuntimeError, match="boom"):
+            llm.generate(["abc", "the"], params())
+    assert_nothing_left(llm)
+
+
+def fail_once(llm, after, error):
+    """A hook on the third layer of the target: `after` calls pass, the next one raises."""
+    calls = itertools.count()
+
+    def fail(module, args):
+        if next(calls) == after:
+            raise error
+
+    return llm.engine.target.layers[2].register_forward_pre_hook(fail)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
+@pytest.mark.parametrize("after", range(6))
+def test_a_failure_inside_the_target_leaves_other_streams_intact(llm, after, error):
+    """In the prompt or later; in the first row of a step, or after it has run."""
+    expected = [llm.generate(p, params()).completions[0].token_ids for p in ("abc", "the fox")]
+    hook = fail_once(llm, after, error)
+    streams = [llm.generate(p, params(), stream=True) for p in ("abc", "the fox")]
+    found = [(), ()]
+    failed = None
+    while streams[0] is not None or streams[1] is not None:
+        for i, stream in enumerate(streams):
+            try:
+                if stream is not None:
+                    found[i] += next(stream).token_ids
+            except StopIteration:
+                streams[i] = None
+            except (RuntimeError, KeyboardInterrupt):
+                failed, streams[i] = i, None
+    hook.remove()
+    assert failed is not None
+    assert found[1 - failed] == expected[1 - failed]
+    assert_nothing_left(llm)
+
+
+def test_a_request_that_is_refused_half_way_leaves_nothing_behind(llm, monkeypatch):
+    real, calls = llm.engine.add, itertools.count()
+
+    def fail_on_the_third(*args, **options):
+        if next(calls) == 2:
+            raise MemoryError
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "add", fail_on_the_third)
+        with pytest.raises(MemoryError):
+            llm.generate("abc", params(n=3))
+    assert_nothing_left(llm)
+
+
+def read_together(streams):
+    """Read streams in turn; token ids and the failure of each, and its last chunk."""
+    found, failures = [()] * len(streams), [None] * len(streams)
+    last, still_open = [None] * len(streams), set(range(len(streams)))
+    while still_open:
+        for index in sorted(still_open):
+            try:
+                last[index] = next(streams[index])
+                found[index] += last[index].token_ids
+            except StopIteration:
+                still_open.remove(index)
+            except (RuntimeError, KeyboardInterrupt) as error:
+                failures[index] = error
+                still_open.remove(index)
+    return found, failures, last
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 1, 8])
+def test_a_failure_while_text_is_written_costs_other_streams_no_token(llm, failing, after, error):
+    """Whoever makes the step gets the exception; the others get all that was committed."""
+    prompts = ["abc", "the fox", "!!"]
+    expected = [llm.generate(p, params()).completions[0].token_ids for p in prompts]
+    streams = [llm.generate(p, params(), stream=True) for p in prompts]
+    found = [next(stream).token_ids for stream in streams]
+    victim = list(llm._samples)[failing]
+    sequence, calls = llm.engine.progress[victim].sequence, itertools.count()
+    real = sequence.scan_stop
+
+    def scan(token_id):
+        if next(calls) == after:
+            raise error
+        return real(token_id)
+
+    sequence.scan_stop = scan
+    rest, failures, last = read_together(streams)
+    assert sum(failure is not None for failure in failures) == 1
+    for index, own in enumerate(found):
+        tokens = own + rest[index]
+        if failures[index] is not None:
+            assert tokens == expected[index][: len(tokens)]
+        elif index == failing:
+            assert last[index].completion.finish_reason == "error"
+            assert tokens == last[index].completion.token_ids == expected[index][: len(tokens)]
+        else:
+            assert tokens == last[index].completion.token_ids == expected[index]
+    assert_nothing_left(llm)
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_logits_that_are_no_numbers_end_a_request_with_what_it_has(llm, after):
+    expected = llm.generate("the abc", params(speculative=False)).completions[0]
+    calls = itertools.count()
+
+    def spoil(module, args, output):
+        return output * math.nan if next(calls) == after else output
+
+    head = llm.engine.target.model.get_output_embeddings()
+    hook = head.register_forward_hook(spoil)
+    try:
+        chunks = list(llm.generate("the abc", params(speculative=False), stream=True))
+    finally:
+        hook.remove()
+    completion = chunks[-1].completion
+    position = len(llm.tokenizer.encode("the abc")) + after
+    assert f"position {position} are not numbers" in completion.error
+    assert completion.finish_reason == "error"
+    assert completion.token_ids == expected.token_ids[:after]
+    assert completion.text == "".join(chunk.text for chunk in chunks)
+    assert completion.timings.total > 0
+    assert_nothing_left(llm)
+    again = llm.generate("the abc", params()).completions[0]
+    assert (again.error, again.token_ids) == (None, expected.token_ids)
+
+
+def test_a_request_that_fails_leaves_the_other_prompts_whole(llm, monkeypatch):
+    expected = [g.completions[0].token_ids for g in llm.generate(["abc", "the"], params())]
+    real = llm.engine.target.forward
+
+    def forward(batch, block):
+        if any(len(row.new_ids) > 40 for row in batch):
+            raise MemoryError
+        return real(batch, block)
+
+    monkeypatch.setattr(llm.engine.target, "forward", forward)
+    generations = llm.generate(["abc", "z" * 60, "the"], params(n=1))
+    ends = [g.completions[0] for g in generations]
+    assert [end.finish_reason for end in ends] == ["length", "error", "length"]
+    assert "not enough memory for a forward of 60 tokens" in ends[1].error
+    assert (ends[1].token_ids, ends[1].text) == ((), "")
+    assert [ends[0].token_ids, ends[2].token_ids] == expected
+    assert_nothing_left(llm)

@@ -1,0 +1,59 @@
+"""How much memory an engine plans for, and that the least it accepts is enough to run in."""
+
+from pathlib import Path
+
+import pytest
+
+from blockdraft import LLM, SamplingParams
+from blockdraft.cache.paged_kv import page_bytes
+from blockdraft.core.errors import ConfigError
+from blockdraft.engine.load import MIN_PAGES
+from blockdraft.models.paged import PagedTarget
+from blockdraft.models.paged_context import PagedContexts
+from tests.tiny import tiny_draft_config, tiny_drafter_folder, tiny_target_folder
+
+GIB = 2**30
+
+
+def gib_of(num_pages: float, llm: LLM) -> float:
+    """Memory of pages of target and drafter."""
+    target = llm.engine.target
+    assert isinstance(target, PagedTarget)
+    shapes = PagedContexts.shapes(tiny_draft_config())
+    return num_pages * (target.kv.bytes_per_page + page_bytes(shapes, target.model.dtype)) / GIB
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_the_least_memory_is_enough(tmp_path: Path, adaptive: bool) -> None:
+    """The self-test, the measurement of costs and a request fit in it."""
+    folders = str(tiny_target_folder(tmp_path)), str(tiny_drafter_folder(tmp_path))
+    ample = LLM(*folders, dtype="float32", adaptive=False)
+    params = SamplingParams(max_tokens=70)
+    expected = ample.generate([1, 2, 3], params)
+    memory = gib_of(MIN_PAGES + 0.5, ample)
+    llm = LLM(*folders, dtype="float32", memory=memory, adaptive=adaptive)
+    assert llm.engine.target.memory.num_pages == MIN_PAGES
+    assert llm.generate([1, 2, 3], params).completions[0].text == expected.completions[0].text
+    with pytest.raises(ConfigError, match=f"{MIN_PAGES} are needed; give --memory"):
+        LLM(*folders, dtype="float32", memory=gib_of(MIN_PAGES - 0.5, ample))
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("context", [64, 512])
+def test_a_short_context_and_one_sequence_at_a_time(
+    tmp_path: Path, context: int, adaptive: bool
+) -> None:
+    llm = LLM(
+        str(tiny_target_folder(tmp_path, max_position_embeddings=context)),
+        str(tiny_drafter_folder(tmp_path)),
+        dtype="float32",
+        max_concurrency=1,
+        adaptive=adaptive,
+    )
+    generation = llm.generate([1, 2, 3], SamplingParams(max_tokens=context - 3, ignore_eos=True))
+    assert len(generation.completions[0].token_ids) == context - 3
+
+
+def test_no_more_is_planned_than_all_sequences_can_fill(tmp_path: Path) -> None:
+    llm = LLM(str(tiny_target_folder(tmp_path)), None, dtype="float32", max_concurrency=3)
+    assert llm.engine.target.memory.num_pages == 1 + 3 * 512 // 64

@@ -1,0 +1,290 @@
+"""The engine's bookkeeping under everything at once, with models that are fakes.
+
+The fake target and the fake draft context keep tokens where real ones keep keys and values: in the
+slots of pages. A wrong page table, a shared page that was written, or a slot that was given to
+somebody else shows in what they read back.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Batch, DraftBlock, Row
+from blockdraft.engine.controller import Candidate, FixedDepth
+from blockdraft.engine.engine import Engine
+from blockdraft.models.draft_context import ContextSpan, LayerKV
+from blockdraft.models.target import TargetOutput
+from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.none import NoDrafter
+
+VOCAB_SIZE = 11
+MAX_DRAFT_TOKENS = 5
+NUM_STEPS = 1500
+
+
+def next_id(token_ids: Sequence[int]) -> int:
+    """What the fake target says behind these tokens: each of them matters."""
+    return hash(tuple(token_ids)) % VOCAB_SIZE
+
+
+def plain_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(next_id(token_ids))
+    return token_ids[len(prompt) :]
+
+
+class Slots:
+    """What was written last to each slot; -1 to none."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self.content = [-1] * (pages.num_pages * PAGE_SIZE)
+
+    def write(self, key: int, start: int, values: Sequence[int]) -> None:
+        table = self.pages.page_ids(key)
+        for position, value in enumerate(values, start):
+            self.content[table[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE] = value
+
+    def read(self, key: int, num_tokens: int) -> list[int]:
+        found: list[int] = []
+        for page_id in self.pages.page_ids(key):
+            found += self.content[page_id * PAGE_SIZE : (page_id + 1) * PAGE_SIZE]
+        assert len(found) >= num_tokens, "no room was reserved"
+        return found[:num_tokens]
+
+
+class SlotTarget:
+    """Answers from what it reads in its slots. A token's feature is the token."""
+
+    vocab_size = VOCAB_SIZE
+    max_context = 4096
+
+    def __init__(self, pages: Pages) -> None:
+        self.memory = pages
+        self.slots = Slots(pages)
+
+    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
+        choices: list[int] = []
+        features: list[Tensor | None] = []
+        # All rows write before any of them reads, as in one forward.
+        for row, draft in zip(batch, block, strict=True):
+            self.slots.write(row.sequence.key, row.sequence.num_cached, row.new_ids + draft)
+        for row, draft in zip(batch, block, strict=True):
+            end = row.sequence.num_cached + len(row.new_ids)
+            held = self.slots.read(row.sequence.key, end + len(draft))
+            if row.is_complete:
+                choices += [next_id(held[: end + i]) for i in range(1 + len(draft))]
+            features.append(torch.tensor([row.new_ids + draft]).T)
+        logits = torch.zeros(len(choices), VOCAB_SIZE)
+        logits[torch.arange(len(choices)), torch.tensor(choices, dtype=torch.long)] = 1.0
+        return TargetOutput(logits, features)
+
+    def truncate(self, key: int, length: int) -> None:
+        """What is behind the end is written again before it is read."""
+
+    def close(self, key: int) -> None:
+        self.memory.close(key)
+
+
+class SlotContexts:
+    """Draft contexts of all sequences; keys are tokens, values positions."""
+
+    together = True
+
+    def __init__(self, pages: Pages) -> None:
+        self.token_ids, self.positions = Slots(pages), Slots(pages)
+
+    def append(self, spans: Sequence[ContextSpan], context_kv: Sequence[LayerKV]) -> None:
+        token_ids, positions = (t.flatten().tolist() for t in context_kv[0])
+        done = 0
+        for span in spans:
+            end = done + span.end - span.start
+            self.token_ids.write(span.key, span.start, token_ids[done:end])
+            self.positions.write(span.key, span.start, positions[done:end])
+            done = end
+        assert done == len(token_ids)
+
+    def close(self, key: int) -> None:
+        """The pages belong to the target's memory."""
+
+
+class SlotDrafter(DFlashDrafter):
+    """The bookkeeping of the real drafter. Right with a chance, if its context is right."""
+
+    def __init__(self, contexts: SlotContexts, draw: random.Random) -> None:
+        self.model = SimpleNamespace(project_context=lambda features, at: [(features, at)])
+        self.embed_weight = torch.zeros(VOCAB_SIZE, 1)
+        self.max_draft_tokens = MAX_DRAFT_TOKENS
+        self.layer_ids = (0,)
+        self.contexts = contexts
+        self.draw = draw
+        self._known = {}
+
+    def _draft_rows(self, rows: list[Row]) -> list[list[int]]:
+        return [self._guess_row(row) for row in rows]
+
+    def _guess_row(self, row: Row) -> list[int]:
+        sequence, length = row.sequence, row.sequence.num_cached
+        assert self.num_written(sequence.key) == length == len(sequence.token_ids) - 1
+        known = sequence.token_ids[:length]
+        assert self.contexts.token_ids.read(sequence.key, length) == known
+        assert self.contexts.positions.read(sequence.key, length) == list(range(length))
+        guesses = plain_output(sequence.token_ids, row.num_draft_tokens)
+        return [g if self.draw.random() < 0.8 else 0 for g in guesses]
+
+
+class RandomDepth(FixedDepth):
+    """Any depth within the limits."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
+        return [self.draw.randint(0, max(0, candidate.limit)) for candidate in candidates]
+
+
+class Interrupted(Exception):
+    """Whatever stops a step half way."""
+
+
+class Traffic:
+    """Random requests come to one engine, and some of them are cancelled."""
+
+    def __init__(self, seed: int, num_pages: int, *, reuse: bool, drafts: bool) -> None:
+        self.draw = random.Random(seed)
+        self.pages = Pages(num_pages, reuse=reuse)
+        drafter: Drafter = NoDrafter()
+        if drafts:
+            drafter = SlotDrafter(SlotContexts(self.pages), random.Random(seed))
+        self.engine = Engine(
+            SlotTarget(self.pages),
+            drafter,
+            controller=RandomDepth(random.Random(seed)) if seed % 2 else None,
+            max_running=self.draw.choice([3, 8]),
+            prefill_chunk=self.draw.choice([17, 64, 512]),
+        )
+        self.expected: dict[int, list[int]] = {}
+        self.num_finished = self.num_cancelled = self.num_interrupted = 0
+
+    def add(self) -> None:
+        """A prompt of known pages, a few tokens of its own, and an answer that may cross a page."""
+        pages = [[self.draw.randrange(2)] * PAGE_SIZE for _ in range(self.draw.randrange(3))]
+        own = [self.draw.randrange(2)] * self.draw.choice([0, 1, 2, 40, 60])
+        prompt = [token_id for page in pages for token_id in page] + own or [3]
+        speculative = self.draw.choice([True, True, 2, False])
+        params = SamplingParams(max_tokens=self.draw.randint(1, 90), speculative=speculative)
+        key = self.engine.add(prompt, params)
+        self.expected[key] = plain_output(prompt, params.max_tokens)
+
+    def step(self) -> None:
+        try:
+            self.engine.step()
+        except Interrupted:
+            self.num_interrupted += 1
+        self.pages.check_integrity()
+        # Not by what the step returned: an interrupted one may have ended sequences.
+        for key in list(self.expected):
+            sequence = self.engine.progress[key].sequence
+            if sequence.finish_reason is not None:
+                assert sequence.finish_reason == "length", sequence.error
+                assert self.engine.take(key).sequence.output_ids == self.expected.pop(key)
+                self.num_finished += 1
+
+    def cancel(self) -> None:
+        key = self.draw.choice(list(self.expected))
+        output_ids = self.engine.take(key).sequence.output_ids
+        assert output_ids == self.expected.pop(key)[: len(output_ids)]
+        self.num_cancelled += 1
+        self.pages.check_integrity()
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            if len(self.expected) < 12 and self.draw.random() < 0.4:
+                self.add()
+            if self.expected and self.draw.random() < 0.02:
+                self.cancel()
+            if self.engine.has_work:
+                self.step()
+        while self.engine.has_work:
+            self.step()
+
+
+@pytest.mark.parametrize("drafts", [True, False], ids=["drafted", "plain"])
+@pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "no reuse"])
+@pytest.mark.parametrize(("seed", "num_pages"), [(0, 6), (1, 9), (2, 40), (3, 8)])
+def test_no_page_is_lost(seed: int, num_pages: int, reuse: bool, drafts: bool) -> None:
+    """Arrivals, cancels, preemptions, prefix hits and rejected drafts, for thousands of steps."""
+    traffic = Traffic(seed, num_pages, reuse=reuse, drafts=drafts)
+    traffic.run(NUM_STEPS)
+    assert not traffic.expected
+    assert traffic.pages.num_available == num_pages - 1
+    assert traffic.num_finished >= 25
+    assert traffic.num_cancelled >= 4
+    assert bool(traffic.pages.num_reused_tokens) == reuse
+    assert traffic.engine.scheduler.num_preempted > 0 or num_pages == 40
+    if drafts:
+        assert not traffic.engine.drafter._known
+
+
+def test_all_but_the_anchor_of_a_preempted_sequence_is_taken_over() -> None:
+    """It drafts at once, behind pages whose context somebody else wrote."""
+    traffic = Traffic(0, 9, reuse=True, drafts=True)
+    engine, prompt = traffic.engine, [1] * (PAGE_SIZE - 1)
+    page = prompt + plain_output(prompt, 1)
+    key = engine.add(prompt, SamplingParams(max_tokens=20))
+    sequence = engine.progress[key].sequence
+    while sequence.num_output < 2:
+        engine.use_fixed_depth(0)
+        engine.step()
+    assert len(sequence.token_ids) == PAGE_SIZE + 1
+    engine.use_fixed_depth(MAX_DRAFT_TOKENS)
+    other = engine.add([*page, 0], SamplingParams(max_tokens=20))
+    while engine.progress[other].sequence.finish_reason is None:
+        engine.scheduler.running = [s for s in engine.scheduler.running if s.key != key]
+        engine.step()
+    engine.scheduler._preempt(sequence)
+    while engine.has_work:
+        engine.step()
+    assert traffic.pages.num_reused_tokens == PAGE_SIZE
+    assert engine.take(key).sequence.output_ids == plain_output(prompt, 20)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_step_that_was_interrupted_loses_no_page(seed: int) -> None:
+    """Before or after any phase, and half way through a commit."""
+    traffic = Traffic(seed, 9, reuse=True, drafts=True)
+    engine, draw = traffic.engine, random.Random(seed)
+
+    def interrupting(method: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*args: object, **kwargs: object) -> object:
+            if draw.random() < 0.02:
+                raise Interrupted
+            result = method(*args, **kwargs)
+            if draw.random() < 0.02:
+                raise Interrupted
+            return result
+
+        return wrapped
+
+    phases = [
+        (engine.target, ("forward", "truncate")),
+        (engine.drafter, ("prepare", "draft", "absorb")),
+        (traffic.pages, ("publish",)),
+    ]
+    for owner, names in phases:
+        for name in names:
+            setattr(owner, name, interrupting(getattr(owner, name)))
+    traffic.run(NUM_STEPS)
+    assert traffic.num_interrupted >= 100
+    assert traffic.num_finished >= 25
+    assert not traffic.expected
+    assert traffic.pages.num_available == 8
