@@ -173,7 +173,7 @@ class Traffic:
             prefill_chunk=self.draw.choice([17, 64, 512]),
         )
         self.expected: dict[int, list[int]] = {}
-        self.num_finished = self.num_cancelled = self.num_interrupted = 0
+        self.num_finished = self.num_cancelled = self.num_interrupted = self.num_failed = 0
 
     def add(self) -> None:
         """A prompt of known pages, a few tokens of its own, and an answer that may cross a page."""
@@ -194,9 +194,15 @@ class Traffic:
         # Not by what the step returned: an interrupted one may have ended sequences.
         for key in list(self.expected):
             sequence = self.engine.progress[key].sequence
-            if sequence.finish_reason is not None:
-                assert sequence.finish_reason == "length", sequence.error
-                assert self.engine.take(key).sequence.output_ids == self.expected.pop(key)
+            if sequence.finish_reason is None:
+                continue
+            output_ids, expected = self.engine.take(key).sequence.output_ids, self.expected.pop(key)
+            if sequence.finish_reason == "error":  # its own commit was interrupted
+                assert self.num_interrupted, sequence.error
+                assert output_ids == expected[: len(output_ids)]
+                self.num_failed += 1
+            else:
+                assert output_ids == expected
                 self.num_finished += 1
 
     def cancel(self) -> None:
