@@ -1,0 +1,52 @@
+"""On a GPU: rows do not depend on their company, and drafted output equals plain output.
+
+Skips itself without one. Where the first test fails, the engine refuses to run exactly.
+"""
+
+import random
+
+import pytest
+import torch
+
+from blockdraft.core.request import SamplingParams
+from tests.fakes import NoisyOracleDrafter
+from tests.parity.checks import check_drafted_equals_plain, check_together_equals_alone
+from tests.parity.targets import WAYS, Way, make_dflash, make_target
+from tests.tiny import KINDS, VOCAB_SIZE, tiny_drafter, tiny_target
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_do_not_depend_on_their_company(kind: str, dtype: torch.dtype, way: Way) -> None:
+    make_target(way, tiny_target(kind, dtype).cuda()).check_row_invariance()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafted_equals_plain(kind: str, dtype: torch.dtype, way: Way, temperature: float) -> None:
+    draw = random.Random(0)
+    target = make_target(way, tiny_target(kind, dtype).cuda())
+    dflash = make_dflash(target, tiny_drafter(dtype, block_size=8).cuda())
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=1, logprobs=8)
+    for drafter in (dflash, NoisyOracleDrafter(7, VOCAB_SIZE)):
+        prompt = [draw.randrange(VOCAB_SIZE) for _ in range(70)]
+        check_drafted_equals_plain(target, drafter, prompt, params)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_crowd_changes_nothing(dtype: torch.dtype) -> None:
+    draw = random.Random(1)
+    oracle = make_target("sequential", tiny_target("llama", dtype).cuda())
+    target = make_target("paged", tiny_target("llama", dtype).cuda())
+    dflash = make_dflash(target, tiny_drafter(dtype, block_size=8).cuda())
+    prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(n)] for n in (1, 20, 64, 65, 130)]
+    check_together_equals_alone(target, dflash, oracle, prompts, SamplingParams(max_tokens=40))
