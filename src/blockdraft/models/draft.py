@@ -97,7 +97,7 @@ def _rope_frequencies(config: DraftConfig) -> tuple[Tensor, float]:
     return frequencies.float(), float(scale)
 
 
-def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate heads [b, t, heads, head_dim] by their positions."""
     cos, signed_sin = rotation
     first, second = x.chunk(2, dim=-1)
@@ -121,7 +121,7 @@ class DraftAttention(nn.Module):
     def keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
         """[b, t, D] of context or block -> keys and values, each [b, kv_heads, t, head_dim]."""
         heads = (*x.shape[:2], -1, self._head_dim)
-        k = _rotate(self.k_norm(self.k_proj(x).view(heads)), rotation)
+        k = rotate(self.k_norm(self.k_proj(x).view(heads)), rotation)
         return k.transpose(1, 2), self.v_proj(x).view(heads).transpose(1, 2)
 
     def forward(
@@ -131,7 +131,7 @@ class DraftAttention(nn.Module):
 
         `bias` is added to the scores: [b or 1, 1, q, num_context + q], or None.
         """
-        q = _rotate(self.q_norm(self.q_proj(x).view(*x.shape[:2], -1, self._head_dim)), rotation)
+        q = rotate(self.q_norm(self.q_proj(x).view(*x.shape[:2], -1, self._head_dim)), rotation)
         k, v = context.extend(layer, *self.keys_values(x, rotation))
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k, v, attn_mask=bias, enable_gqa=True
@@ -283,9 +283,13 @@ class DraftModel(nn.Module):
         Returns:
             per layer (k, v), each [b, kv_heads, c, head_dim].
         """
+        hidden, rotation = self.context_inputs(features, positions)
+        return [layer.self_attn.keys_values(hidden, rotation) for layer in self.draft_layers()]
+
+    def context_inputs(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
+        """What all layers project: fused features [b, c, D], and the rotation of the positions."""
         hidden = self.hidden_norm(self.fc(_packed(features)))
-        rotation = self._rotary(positions, hidden.dtype)
-        return [layer.self_attn.keys_values(hidden, rotation) for layer in self._draft_layers()]
+        return hidden, self._rotary(positions, hidden.dtype)
 
     def forward(
         self,
@@ -309,7 +313,7 @@ class DraftModel(nn.Module):
         rotation = self._rotary(positions, embeddings.dtype)
         biases = {kind: _score_bias(mask, embeddings.dtype) for kind, mask in masks.items()}
         x = _packed(embeddings)
-        for index, layer in enumerate(self._draft_layers()):
+        for index, layer in enumerate(self.draft_layers()):
             x = layer(x, rotation, context, index, biases[self.config.layer_types[index]])
         hidden: Tensor = self.norm(x)
         return hidden
@@ -342,7 +346,7 @@ class DraftModel(nn.Module):
         anchors = torch.tensor([[num_context]], device=device)
         return block_masks(self.config, anchors, block_size, num_context)
 
-    def _draft_layers(self) -> Iterator[DraftLayer]:
+    def draft_layers(self) -> Iterator[DraftLayer]:
         """The layers with their type."""
         for layer in self.layers:
             assert isinstance(layer, DraftLayer)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.sequence import Batch, DraftBlock, Row
+from blockdraft.models.context_projection import ContextProjection
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ContextSpan, DraftContexts, SeparateContexts
 from blockdraft.models.draft_masks import block_masks
@@ -47,6 +48,7 @@ class DFlashDrafter:
         contexts: DraftContexts | None = None,
     ) -> None:
         self.model = packed_copy(model)
+        self._project_context = ContextProjection(self.model)
         self.embed_weight = embed_weight
         self.vocabulary_ids: Tensor | None = None
         if model.draft_vocabulary is not None:
@@ -74,7 +76,7 @@ class DFlashDrafter:
         if not spans:
             return
         positions = torch.cat([torch.arange(span.start, span.end) for span in spans])
-        projected = self.model.project_context(
+        projected = self._project_context(
             torch.cat(features)[None], positions.to(self.embed_weight.device)[None]
         )
         self.contexts.append(spans, projected)

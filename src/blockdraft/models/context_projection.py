@@ -1,0 +1,42 @@
+"""The draft keys and values of all layers from one product."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockdraft.models.draft import DraftModel, rotate
+from blockdraft.models.draft_context import LayerKV
+from blockdraft.models.packed import linear_of
+
+
+class ContextProjection:
+    """`DraftModel.project_context` with the layers side by side, for inference.
+
+    A few tokens at a time cost more in calls than in numbers. Uses the weights of this moment.
+    """
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+        attentions = [layer.self_attn for layer in model.draft_layers()]
+        projections = [p for a in attentions for p in (a.k_proj, a.v_proj)]
+        biases = [p.bias.detach() for p in projections if p.bias is not None]
+        self._linear = linear_of(torch.cat([p.weight.detach() for p in projections]))
+        self._bias = torch.cat(biases) if biases else None
+        # [layers, 1, head_dim]: heads of a layer share a norm.
+        self._norms = torch.stack([a.k_norm.weight.detach() for a in attentions])[:, None]
+        config = model.config
+        self._shape = (len(attentions), 2, config.num_key_value_heads, config.head_dim)
+
+    def __call__(self, features: Tensor, positions: Tensor) -> list[LayerKV]:
+        """Features [1, c, ..] at positions [1, c] -> keys and values of each layer."""
+        hidden, (cos, signed_sin) = self._model.context_inputs(features, positions)
+        projected = self._linear(hidden[0])
+        if self._bias is not None:
+            projected = projected + self._bias
+        # [c, layers, kv_heads, head_dim] each
+        k, v = projected.view(-1, *self._shape).unbind(2)
+        k = F.rms_norm(k, k.shape[-1:], eps=self._model.config.rms_norm_eps) * self._norms
+        k = rotate(k, (cos[0, :, None], signed_sin[0, :, None]))
+        # Each [layers, 1, kv_heads, c, head_dim].
+        keys, values = k.permute(1, 2, 0, 3)[:, None], v.permute(1, 2, 0, 3)[:, None]
+        return list(zip(keys, values, strict=True))
