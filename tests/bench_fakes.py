@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from blockdraft.bench import decode
+from blockdraft.cache.memory import Unlimited
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ContextTooLong
 from blockdraft.engine.completion import Completion, Generation, Timings
@@ -49,7 +50,7 @@ class FakeLLM:
             scheduler=SimpleNamespace(max_running=None),
             timer=PhaseTimer(clock=lambda: int(self.now * 1e9)),
             controller=fake_controller(),
-            target=SimpleNamespace(memory=None, max_context=512),
+            target=SimpleNamespace(memory=Unlimited(), max_context=512),
             check_prompt=self._check_prompt,
         )
 

@@ -12,7 +12,6 @@ import torch
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.calibrate import measure_costs
 from blockdraft.engine.completion import Chunk, Completion, Generation, make_completion
 from blockdraft.engine.load import load_engine
 from blockdraft.hub.catalog import find_drafter
@@ -115,17 +114,11 @@ class LLM:
         self._samples: dict[int, _Sample] = {}
 
     def use_adaptive_depth(self) -> None:
-        """Draft as much as pays on this machine from now on, nothing included."""
-        self.engine.scheduler.max_draft_tokens = self.engine.drafter.max_draft_tokens
-        if self.engine.costs is None:
-            self.engine.costs = measure_costs(self.engine.target, self.engine.drafter)
+        """See Engine.use_adaptive_depth."""
         self.engine.use_adaptive_depth()
 
     def use_fixed_depth(self, depth: int) -> None:
-        """Draft `depth` tokens a step from now on, 0 for plain decoding.
-
-        May be more than the drafter was trained for.
-        """
+        """See Engine.use_fixed_depth."""
         self.engine.use_fixed_depth(depth)
 
     @overload

@@ -20,7 +20,7 @@ from blockdraft.models.paged_support import NotPaged, layer_shapes
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Request, run_crowd
-from tests.tiny import TINY_SIZES, VOCAB_SIZE, randomize
+from tests.tiny import TINY_SIZES, VOCAB_SIZE, randomize, tiny_target
 
 WINDOW = 24
 _SLIDING = {"sliding_window": WINDOW}
@@ -146,6 +146,15 @@ def test_one_sequence_after_another(name: str) -> None:
     with pytest.raises(NotPaged, match=reason):
         PagedTarget(model, Pages(40))
     check_equals_stock(model, SequentialTarget(model))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotations_by_the_length_of_the_text_are_not_shared(kind: str) -> None:
+    """In one forward a long neighbor would turn the positions of a short sequence otherwise."""
+    model = tiny_target()
+    model.config.rope_parameters = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 2.0}
+    with pytest.raises(NotPaged, match=f"rope_type '{kind}'"):
+        PagedTarget(model, Pages(9), exact=False)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -19,7 +19,7 @@ from blockdraft.bench.concurrency_report import (
 )
 from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig
 from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
-from blockdraft.bench.figures import Spread, num_passes_of_depth
+from blockdraft.bench.figures import Spread
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.cache.pages import Pages
 from blockdraft.cli import options
@@ -161,8 +161,8 @@ def test_depths_are_counted_from_the_drafted_slots():
     stats = AcceptanceStats()
     for depth in (0, 0, 3, 3, 3, 5):
         stats.record(1, depth, 0)
-    assert num_passes_of_depth(stats) == {0: 2, 3: 3, 5: 1}
-    assert num_passes_of_depth(AcceptanceStats()) == {}
+    assert stats.num_passes_of_depth == {0: 2, 3: 3, 5: 1}
+    assert AcceptanceStats().num_passes_of_depth == {}
 
 
 def test_every_definition_is_a_figure():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -97,6 +98,7 @@ def test_generate_prints_text_and_a_summary(pair):
     result = run("generate", *pair, "--max-tokens", 12, "--ignore-eos", "the abc")
     assert result.exit_code == 0
     assert "12 tokens" in result.stderr
+    assert re.search(r"depth \d\.\d", result.stderr)
     assert "target passes" in result.stderr
     expected = run_json("generate", *pair, "--max-tokens", 12, "--ignore-eos", "the abc")
     assert result.stdout.rstrip("\n") == expected["text"].rstrip("\n")

@@ -223,7 +223,7 @@ def test_a_step_that_failed_is_made_again(
     drafter = make_dflash(target, tiny_drafter(torch.float64))
     holder, name = {
         "prepare": (drafter, "prepare"),
-        "project": (drafter.model, "project_context"),
+        "project": (drafter.model, "context_inputs"),
         "append": (drafter.contexts, "append"),
         "draft": (drafter, "draft"),
         "forward": (target, "forward"),
@@ -366,8 +366,7 @@ def test_a_commit_without_memory_keeps_what_was_committed(monkeypatch: pytest.Mo
     monkeypatch.setattr(drafter, "absorb", absorb)
     outputs = run(engine)
     reasons = Counter(engine.progress[key].sequence.finish_reason for key in keys)
-    assert reasons["error"] >= 1
-    assert reasons["length"] >= 1
+    assert reasons == {"error": 1, "length": 2}
     for key, tokens in zip(keys, expected, strict=True):
         sequence = engine.take(key).sequence
         found = joined(outputs[key])

@@ -90,6 +90,18 @@ def test_keys_that_are_no_numbers_do_not_outlive_their_sequence(way: Way, num_ba
         assert generate_plain(target, prompt, GREEDY) == expected
 
 
+def test_pages_without_numbers_are_not_handed_on() -> None:
+    """A bad token spoils what shares its forward, the page before it too."""
+    model = tiny_target(dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[BAD_TOKEN] = math.nan
+    engine = Engine(make_target("paged", model), NoDrafter())
+    for last, reason in ((BAD_TOKEN, "error"), (5, "length")):
+        key = engine.add([*range(1, PAGE_SIZE + 1), last, 6], GREEDY)
+        run(engine)
+        assert engine.take(key).sequence.finish_reason == reason
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("drafts", [False, True])
 def test_keys_that_are_no_numbers_do_not_leave_their_row(drafts: bool, way: Way) -> None:

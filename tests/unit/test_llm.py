@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from blockdraft import LLM, ContextTooLong, DraftModel, ModelError, RequestError
+from blockdraft import LLM, ConfigError, ContextTooLong, DraftModel, ModelError, RequestError
 from blockdraft.engine.controller import AdaptiveDepth, FixedDepth
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
@@ -140,6 +140,8 @@ def test_models_run_in_pages_unless_they_cannot(llm, folders, caplog, monkeypatc
     monkeypatch.setattr("blockdraft.models.paged.layer_shapes", without_pages)
     assert isinstance(load_llm(folders).engine.target, SequentialTarget)
     assert "runs its sequences one after another: it is to run without" in caplog.text
+    with pytest.raises(ConfigError, match=r"memory of 0\.5 GiB cannot be kept to"):
+        load_llm(folders, memory=0.5)
 
 
 def test_the_depth_is_adapted_unless_it_is_fixed(folders, llm):
@@ -161,6 +163,8 @@ def test_a_fixed_depth_is_kept_to(llm):
             llm.use_fixed_depth(depth)
             drafted = llm.generate("the abc", params()).completions[0].acceptance.drafted
             assert max(drafted, default=-1) == depth - 1
+        with pytest.raises(ConfigError, match="depth is -1"):
+            llm.use_fixed_depth(-1)
     finally:
         llm.use_fixed_depth(whole)
 

@@ -7,7 +7,6 @@ somebody else shows in what they read back.
 
 import random
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,7 +119,7 @@ class SlotDrafter(DFlashDrafter):
     """The bookkeeping of the real drafter. Right with a chance, if its context is right."""
 
     def __init__(self, contexts: SlotContexts, draw: random.Random) -> None:
-        self.model = SimpleNamespace(project_context=lambda features, at: [(features, at)])
+        self._project_context = lambda features, at: [(features, at)]
         self.embed_weight = torch.zeros(VOCAB_SIZE, 1)
         self.max_draft_tokens = MAX_DRAFT_TOKENS
         self.layer_ids = (0,)

@@ -162,7 +162,6 @@ def test_a_chunk_of_the_prompt_commits_its_tokens_only() -> None:
     assert recorder.calls == [
         ("truncate", 8, 4),
         ("absorb", 8, 2, [1.0, 1.0]),
-        ("publish", 8, [2] * 6, 2),
     ]
 
 

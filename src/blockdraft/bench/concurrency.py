@@ -17,7 +17,7 @@ from blockdraft.bench.decode import (
     time_phases,
     total_acceptance,
 )
-from blockdraft.bench.figures import Spread, mean_depth, num_passes_of_depth, spread_of
+from blockdraft.bench.figures import Spread, spread_of
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.core.errors import ConfigError
 from blockdraft.llm import LLM
@@ -139,8 +139,8 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
         mean_decoding=sum(s.decode_seconds for s in samples) / sum(r.wall_seconds for r in runs),
         acceptance_length=acceptance.acceptance_length,
         acceptance_rate=acceptance.acceptance_rate,
-        mean_depth=mean_depth(acceptance),
-        num_passes_of_depth=num_passes_of_depth(acceptance),
+        mean_depth=acceptance.mean_depth,
+        num_passes_of_depth=acceptance.num_passes_of_depth,
         num_outputs=len(samples),
         num_identical=sum(measured.num_identical for measured in group),
     )

@@ -17,8 +17,6 @@ from blockdraft.bench.decode import (
 from blockdraft.bench.figures import (
     Rate,
     Spread,
-    mean_depth,
-    num_passes_of_depth,
     rate_of,
     spread_of,
 )
@@ -128,11 +126,13 @@ class ContextBench:
         return tuple(samples[way] for way in ways)
 
     def _fitting(self, wanted: int, config: ContextConfig) -> int:
-        most = self.llm.engine.target.max_context - config.max_tokens
+        target = self.llm.engine.target
+        room = min(target.max_context, target.memory.num_tokens)
+        most = room - config.max_tokens
         if most < 1:
             raise ConfigError(
                 f"max_tokens {config.max_tokens} leaves no room for a prompt in the context of "
-                f"{self.llm.engine.target.max_context} tokens; give fewer"
+                f"{room} tokens; give fewer"
             )
         return min(wanted, most)
 
@@ -181,8 +181,8 @@ def _figures(group: Sequence[ContextMeasurement], per_token: KVBytes) -> Context
         drafted_first_token_seconds=median(m.drafted.first_token_seconds for m in group),
         acceptance_length=acceptance.acceptance_length,
         acceptance_rate=acceptance.acceptance_rate,
-        mean_depth=mean_depth(acceptance),
-        num_passes_of_depth=num_passes_of_depth(acceptance),
+        mean_depth=acceptance.mean_depth,
+        num_passes_of_depth=acceptance.num_passes_of_depth,
         kv_bytes=KVBytes(per_token.target * num_cached, per_token.draft * num_cached),
         num_identical=sum(m.identical for m in group),
     )

@@ -43,21 +43,6 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(median(values), min(values), max(values))
 
 
-def mean_depth(acceptance: AcceptanceStats) -> float:
-    """Drafted tokens per pass; 0 if no pass was made."""
-    passes = acceptance.num_passes
-    return acceptance.drafted.total() / passes if passes else 0.0
-
-
-def num_passes_of_depth(acceptance: AcceptanceStats) -> dict[int, int]:
-    """How many passes drafted as many tokens; depths that never occurred are absent."""
-    # drafted[i] counts the passes that drafted more than i tokens.
-    deepest = len(acceptance.drafted)
-    at_least = [acceptance.num_passes, *(acceptance.drafted[i] for i in range(deepest)), 0]
-    counts = {depth: at_least[depth] - at_least[depth + 1] for depth in range(deepest + 1)}
-    return {depth: count for depth, count in counts.items() if count}
-
-
 @dataclass(frozen=True, slots=True)
 class Rate:
     """Tokens per second of one way to decode, over all prompts."""

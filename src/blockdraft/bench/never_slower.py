@@ -14,7 +14,7 @@ from blockdraft.bench.decode import (
     in_turn,
     total_acceptance,
 )
-from blockdraft.bench.figures import Spread, mean_depth, num_passes_of_depth, spread_of
+from blockdraft.bench.figures import Spread, spread_of
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.core.errors import ConfigError
 from blockdraft.engine.ledger import PhaseTotals
@@ -155,8 +155,8 @@ def _figures(group: Sequence[Pair]) -> PairFigures:
         ratio=spread_of([pair.ratio for pair in group]),
         confidence=1 - 2.0 ** (1 - len(group)),
         acceptance_length=acceptance.acceptance_length,
-        mean_depth=mean_depth(acceptance),
-        num_passes_of_depth=num_passes_of_depth(acceptance),
+        mean_depth=acceptance.mean_depth,
+        num_passes_of_depth=acceptance.num_passes_of_depth,
         num_outputs=sum(pair.num_outputs for pair in group),
         num_identical=sum(pair.num_identical for pair in group),
     )

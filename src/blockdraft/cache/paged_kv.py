@@ -1,5 +1,6 @@
 """K/V of all sequences of one model, in pages."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,13 +36,10 @@ class PagedKV:
             _lazy_zeros((2, heads, num_pages, PAGE_SIZE, head_dim), dtype, device)
             for heads, head_dim in shapes
         ]
-        self._workspace: dict[tuple[LayerShape, int], Tensor] = {}
+        self._workspace = torch.empty(0, dtype=dtype, device=device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store keys and values, each [kv_heads, n, head_dim], at slots [n].
-
-        The slot of a token is its page times PAGE_SIZE plus its place in the page.
-        """
+        """Store keys and values, each [kv_heads, n, head_dim], at slots [n], see Pages.slots."""
         buffer = self._layers[layer].flatten(2, 3)
         buffer[0].index_copy_(1, slots, k)
         buffer[1].index_copy_(1, slots, v)
@@ -49,16 +47,15 @@ class PagedKV:
     def gather(self, layer: int, page_ids: Tensor) -> Tensor:
         """[2, kv_heads, n * PAGE_SIZE, head_dim] of pages [n], side by side.
 
-        Valid until the next gather of as many pages: copies go into memory that is reused, because
-        fresh memory of this size costs more than the copy.
+        Valid until the next gather: copies go into memory that is reused, as large as the largest
+        one so far, because fresh memory of this size costs more than the copy.
         """
         pool = self._layers[layer]
-        _, heads, _, _, head_dim = pool.shape
-        name = ((heads, head_dim), page_ids.shape[0])
-        if name not in self._workspace:
-            self._workspace.clear()
-            self._workspace[name] = pool.new_empty((2, heads, name[1], PAGE_SIZE, head_dim))
-        copied = torch.index_select(pool, 2, page_ids, out=self._workspace[name])
+        shape = (*pool.shape[:2], page_ids.shape[0], *pool.shape[3:])
+        size = math.prod(shape)
+        if self._workspace.numel() < size:
+            self._workspace = pool.new_empty(size)
+        copied = torch.index_select(pool, 2, page_ids, out=self._workspace[:size].view(shape))
         return copied.flatten(2, 3)
 
     def clear_begun(self, slots: Sequence[int]) -> None:
@@ -66,10 +63,12 @@ class PagedKV:
 
         What an earlier sequence left there may be no number, and would only be masked.
         """
-        page_ids = [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]
-        if page_ids:
+        begun = [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]
+        if begun:
+            # Sent to the device once, not once a layer.
+            page_ids = torch.tensor(begun, device=self._workspace.device)
             for pool in self._layers:
-                pool[:, :, page_ids] = 0
+                pool.index_fill_(2, page_ids, 0)
 
     def repeat_first(self, page_ids: Sequence[int]) -> None:
         """Fill pages with copies of the first of them."""

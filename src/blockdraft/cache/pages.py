@@ -100,6 +100,11 @@ class Pages:
         """The page table of a sequence."""
         return self._tables[key].page_ids
 
+    def slots(self, key: int, start: int, end: int) -> list[int]:
+        """Where the tokens of positions `start` to `end` lie: page times PAGE_SIZE plus place."""
+        page_ids = self._tables[key].page_ids
+        return [page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(start, end)]
+
     def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """Enter the full pages of the first `num_tokens` tokens, all committed, into the chain.
 

@@ -33,7 +33,10 @@ NumThreads = Annotated[
 MaxConcurrency = Annotated[int, typer.Option(help="Most sequences that advance together.")]
 Memory = Annotated[
     float | None,
-    typer.Option(help="GiB for keys and values.", show_default="a quarter of the machine's"),
+    typer.Option(
+        help="GiB for keys and values.",
+        show_default="what all can fill, at most a quarter of the machine's",
+    ),
 ]
 
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]

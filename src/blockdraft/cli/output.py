@@ -64,12 +64,13 @@ def describe_completion(completion: "Completion") -> dict[str, Any]:
 
 
 def summary_line(completion: "Completion") -> str:
-    """Tokens, speed and how the drafts fared, on one line."""
+    """Tokens, speed, how many were drafted a step and how they fared, on one line."""
     acceptance = completion.acceptance
     parts = [
         f"{len(completion.token_ids)} tokens",
         f"{completion.timings.tokens_per_second:.1f} tok/s",
         f"tau {acceptance.acceptance_length:.2f}",
+        f"depth {acceptance.mean_depth:.1f}",
     ]
     if acceptance.drafted:
         parts.append(f"acceptance {acceptance.acceptance_rate:.0%}")

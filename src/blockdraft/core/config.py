@@ -17,7 +17,8 @@ class LLMConfig:
     dtype: "auto", "bfloat16", "float32" or "float64".
     device: "auto" is a GPU where there is one, else "cpu"; or a torch device.
     exact: drafted output equals plain output, bit for bit.
-    max_concurrency: sequences that advance together. prefill_chunk: prompt tokens a step.
+    max_concurrency: sequences that advance together. prefill_chunk: prompt tokens a step, of all
+    prompts together; each gets 32 at least, so very many prompts make a larger step.
     memory: GiB for keys and values of target and drafter; None is room for `max_concurrency`
     sequences of full length, but at most a quarter of the machine's memory.
     adaptive: draft as much as pays on this machine, nothing included; False drafts whole blocks.

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ContextTooLong, RequestError
+from blockdraft.core.errors import ConfigError, ContextTooLong, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Sequence
+from blockdraft.engine.calibrate import measure_costs
 from blockdraft.engine.controller import AdaptiveDepth, Controller, FixedDepth
 from blockdraft.engine.costs import StepCosts
 from blockdraft.engine.failures import is_out_of_memory
@@ -59,7 +60,6 @@ class Engine:
     ) -> None:
         self.target = target
         self.drafter = drafter
-        self.costs: StepCosts | None = None
         self.timer = timer
         self.scheduler = Scheduler(
             target.memory,
@@ -71,6 +71,7 @@ class Engine:
             draft_context=bool(drafter.layer_ids),
         )
         self.progress: dict[int, Progress] = {}
+        self._costs: StepCosts | None = None
         self._unreported: list[StepOutput] = []
 
     @property
@@ -83,12 +84,25 @@ class Engine:
         self.scheduler.controller = controller
 
     def use_adaptive_depth(self) -> None:
-        """Draft as much as pays from now on; `costs` must be known."""
-        assert self.costs is not None
-        self.controller = AdaptiveDepth(self.costs, self.scheduler.max_draft_tokens)
+        """Draft as much as pays on this machine from now on, nothing included.
+
+        The first time it measures what a step costs, which takes a moment; nothing may be running.
+        """
+        if self._costs is None:
+            self._costs = measure_costs(self.target, self.drafter)
+        self.scheduler.max_draft_tokens = self.drafter.max_draft_tokens
+        self.controller = AdaptiveDepth(self._costs, self.drafter.max_draft_tokens)
 
     def use_fixed_depth(self, depth: int) -> None:
-        """Draft so many tokens a step from now on, where a request allows it."""
+        """Draft `depth` tokens a step from now on where a request allows it, 0 for plain decoding.
+
+        May be more than the drafter was trained for.
+
+        Raises:
+            ConfigError: `depth` is negative.
+        """
+        if depth < 0:
+            raise ConfigError(f"depth is {depth}; give 0 for plain decoding, or more")
         self.scheduler.max_draft_tokens = depth
         self.controller = FixedDepth()
 
@@ -209,11 +223,9 @@ class Engine:
             )
 
     def _fail_largest(self, batch: Batch) -> None:
-        committed = {output.key for output in self._unreported}
-        rows = [row for row in batch if row.sequence.key not in committed]
-        if not rows:
-            return
-        row = max(rows, key=lambda row: len(row.new_ids) + row.num_draft_tokens)
+        if self._unreported:
+            return  # It was the commit that failed, and that has ended its row.
+        row = max(batch, key=lambda row: len(row.new_ids) + row.num_draft_tokens)
         sequence, num_tokens = row.sequence, len(row.new_ids) + row.num_draft_tokens
         sequence.fail(
             f"not enough memory for a forward of {num_tokens} tokens; lower prefill_chunk or "

@@ -11,7 +11,6 @@ from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
-from blockdraft.engine.calibrate import measure_costs
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft import DraftModel, load_draft_model
 from blockdraft.models.draft_context import DraftContexts
@@ -41,7 +40,7 @@ def load_engine(
     """Load both models, plan the memory, test exactness, measure what a step costs.
 
     Raises:
-        ConfigError: the memory that was asked for is too small.
+        ConfigError: the memory that was asked for is too small, or cannot be kept to.
         ModelError: a model cannot be loaded, the pair does not fit, or exactness was asked for and
             this machine's kernels do not give it.
     """
@@ -64,7 +63,6 @@ def load_engine(
         prefill_chunk=config.prefill_chunk,
     )
     if config.adaptive and draft_model is not None:
-        engine.costs = measure_costs(target, drafter)
         engine.use_adaptive_depth()
     return engine
 
@@ -78,7 +76,13 @@ def _load_target(
         pages = Pages(_num_pages(config, model, draft_model))
         target = PagedTarget(model, pages, layer_ids=layer_ids, exact=config.exact)
     except NotPaged as reason:
-        logger.warning("%s runs its sequences one after another: %s", type(model).__name__, reason)
+        name = type(model).__name__
+        if config.memory is not None:
+            raise ConfigError(
+                f"memory of {config.memory:g} GiB cannot be kept to: {name} runs its sequences one "
+                f"after another, each with memory of its own ({reason}); leave out --memory"
+            ) from reason
+        logger.warning("%s runs its sequences one after another: %s", name, reason)
         return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact), None
     if draft_model is None:
         return target, None

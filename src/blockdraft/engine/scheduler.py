@@ -15,8 +15,9 @@ MIN_CHUNK = 32
 class Scheduler:
     """Continuous batching, first come, first served: each running sequence is in every step.
 
-    Up to `max_running` sequences run. `prefill_chunk` bounds the prompt tokens of a step, so that
-    running sequences are not held up by a long prompt for more than one chunk. When the memory is
+    Up to `max_running` sequences run. `prefill_chunk` bounds the prompt tokens of a step (but for
+    MIN_CHUNK a prompt), so that running sequences are not held up by a long prompt for more than
+    one chunk. When the memory is
     full the sequence that came last is preempted: `release` forgets what was computed of it, it
     goes back to the head of the queue, and its tokens are computed again later. `draft_context`
     says whether the drafter keeps one; what is reused must then hold it.

@@ -52,6 +52,8 @@ class DraftModel(draft.DraftModel):
         The output is the target's, whatever the drafter guesses. `target` runs in evaluation mode
         and is left as it was, also after an exception. Loading an `LLM` tests that this machine's
         kernels keep drafted output equal to plain; here nothing is tested, to save a second a call.
+        On a CPU both models compute from packed copies of their weights while the call lasts, which
+        takes a moment to make and as much memory again.
 
         Args:
             target: a causal LM of the same type and on the same device as the drafter.
@@ -73,7 +75,6 @@ class DraftModel(draft.DraftModel):
         params = SamplingParams(
             max_tokens=max_new_tokens,
             temperature=temperature,
-            # Any iterable will do: it is checked there, and becomes a tuple.
             # Any iterable will do: it is checked there, and becomes a tuple.
             stop_token_ids=cast("tuple[int, ...]", stop_ids),
             seed=seed,

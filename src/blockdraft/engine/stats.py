@@ -48,6 +48,20 @@ class AcceptanceStats:
         return self.accepted.total() / drafted if drafted else 0.0
 
     @property
+    def mean_depth(self) -> float:
+        """Drafted tokens per pass; 0 if no pass was made."""
+        return self.drafted.total() / self.num_passes if self.num_passes else 0.0
+
+    @property
+    def num_passes_of_depth(self) -> dict[int, int]:
+        """How many passes drafted as many tokens; depths that never occurred are absent."""
+        # drafted[i] counts the passes that drafted more than i tokens.
+        deepest = len(self.drafted)
+        at_least = [self.num_passes, *(self.drafted[i] for i in range(deepest)), 0]
+        counts = {depth: at_least[depth] - at_least[depth + 1] for depth in range(deepest + 1)}
+        return {depth: count for depth, count in counts.items() if count}
+
+    @property
     def per_position(self) -> list[float]:
         """Acceptance rate of each slot: kept over drafted."""
         return [self.accepted[i] / self.drafted[i] for i in sorted(self.drafted)]
@@ -58,6 +72,8 @@ class AcceptanceStats:
             "acceptance_length": self.acceptance_length,
             "acceptance_rate": self.acceptance_rate,
             "per_position": self.per_position,
+            "mean_depth": self.mean_depth,
+            "num_passes_of_depth": {str(k): n for k, n in self.num_passes_of_depth.items()},
             "histogram": {str(k): self.histogram[k] for k in sorted(self.histogram)},
             "num_passes": self.num_passes,
             "num_drafted": self.drafted.total(),

@@ -83,7 +83,8 @@ def replace_forward(module: nn.Module, forward: Callable[..., Tensor], undo: Exi
 def packed_copy(module: AnyModule) -> AnyModule:
     """A twin for inference with the same parameters, and packed linear layers.
 
-    The module itself is not touched and can be trained on; the twin does not follow.
+    The module itself is not touched and can be trained on; the twin follows in part only (its
+    packed weights are copies, the others are shared), so make a new one then.
     """
     shared = [*module.parameters(), *module.buffers()]
     twin = copy.deepcopy(module, {id(tensor): tensor for tensor in shared})

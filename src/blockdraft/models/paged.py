@@ -114,16 +114,10 @@ class PagedTarget(TransformersTarget):
         slots: list[int] = []
         wanted: list[int] = []
         for stretch in packed:
-            page_ids, end = (
-                self.memory.page_ids(stretch.key),
-                stretch.start + len(stretch.token_ids),
-            )
+            end = stretch.start + len(stretch.token_ids)
             ids += stretch.token_ids
             positions += range(stretch.start, end)
-            slots += [
-                page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE
-                for p in range(stretch.start, end)
-            ]
+            slots += self.memory.slots(stretch.key, stretch.start, end)
             wanted += range(len(ids) - stretch.num_choices, len(ids))
         num_fill = filled(len(ids), self.rule) - len(ids)
         ids += ids[-1:] * num_fill

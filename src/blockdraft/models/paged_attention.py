@@ -140,7 +140,7 @@ class AttentionPlan:
 def plan_attention(
     kv: PagedKV, spans: Sequence[Span], slots: Tensor, row_multiple: int
 ) -> AttentionPlan:
-    """Group the spans of a forward: prompts alone, others by about as many pages."""
+    """Group the spans of a forward by about as many rows and about as many pages."""
     if len(spans) == 1 and slots.shape[0] == spans[0].num_rows + -spans[0].num_rows % row_multiple:
         return AttentionPlan(kv, slots, [Group(spans, row_multiple, slots.device)], is_whole=True)
     by_size: dict[tuple[int, int], list[Span]] = {}

@@ -33,13 +33,7 @@ class PagedContexts:
 
     def append(self, spans: Sequence[ContextSpan], context_kv: Sequence[LayerKV]) -> None:
         """Write the keys and values of the spans, one behind the other: [1, kv_heads, n, d]."""
-        slots: list[int] = []
-        for span in spans:
-            page_ids = self.pages.page_ids(span.key)
-            slots += [
-                page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE
-                for p in range(span.start, span.end)
-            ]
+        slots = [s for span in spans for s in self.pages.slots(span.key, span.start, span.end)]
         self.kv.clear_begun(slots)
         at = torch.tensor(slots, device=self._device)
         for layer, (k, v) in enumerate(context_kv):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape
-from blockdraft.models.supported import decoder_layers
+from blockdraft.models.supported import decoder_layers, varying_rope_type
 
 PROBE_ATTENTION = "blockdraft_layer_probe"
 
@@ -38,9 +38,13 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     """kv_heads and head_dim of every layer.
 
     Raises:
-        NotPaged: a layer has no K/V of its own, or its attention needs more than the paged one has.
+        NotPaged: a layer has no K/V of its own, its attention needs more than the paged one has, or
+            its rotation would depend on the other sequences of a forward.
     """
     num_layers = len(decoder_layers(model))
+    varying = varying_rope_type(model.config.get_text_config())
+    if varying is not None:
+        raise NotPaged(f"its rope_type {varying!r} depends on the longest sequence of a forward")
     with _probing(model):
         ids = torch.zeros(1, 4, dtype=torch.long, device=model.device)
         try:

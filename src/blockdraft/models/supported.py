@@ -32,13 +32,18 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
             f"target layer ids {wrong} do not exist in {name} with {num_layers} "
             f"layers (0 to {num_layers - 1}); the drafter was made for another target"
         )
-    # Such a rotation changes with the last position of a forward, and so with what is drafted.
-    varying = [kind for kind in _rope_types(config) if "dynamic" in kind or kind == "longrope"]
-    if exact and varying:
+    varying = varying_rope_type(config)
+    if exact and varying is not None:
         raise ModelError(
-            f"{name} turns positions by rope_type {varying[0]!r}, which depends on the length of "
+            f"{name} turns positions by rope_type {varying!r}, which depends on the length of "
             "the sequence, so drafted output may differ from plain; use --exact off"
         )
+
+
+def varying_rope_type(config: PretrainedConfig) -> str | None:
+    """A rotation that changes with the last position of a forward, and so with its company."""
+    kinds = (kind for kind in _rope_types(config) if "dynamic" in kind or kind == "longrope")
+    return next(kinds, None)
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

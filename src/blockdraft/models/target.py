@@ -16,8 +16,8 @@ class TargetOutput:
     logits: [positions, V], row after row: the 1 + num_drafted positions that get a choice, none of
     an incomplete row.
     features: [num_new + num_drafted, num_features * hidden] of every token of a row: the outputs
-    of the wanted layers side by side, in the order asked for; None if none are wanted, or if the
-    row's sequence never drafts.
+    of the wanted layers side by side, in the order asked for; None if none are wanted. May be None
+    for a row whose sequence never drafts.
     """
 
     logits: Tensor

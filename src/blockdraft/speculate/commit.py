@@ -110,7 +110,9 @@ def _commit_row(
             num_new = num_cached - sequence.num_cached
             drafter.absorb(sequence.key, sequence.num_cached, features[:num_new])
     sequence.num_cached = min(num_cached, len(sequence.token_ids) - 1)
-    _publish(sequence, target, drafter)
+    if num_kept and verdict.error is None:
+        # Not before there is a choice: keys of a prompt may be no numbers, which none would follow.
+        _publish(sequence, target, drafter)
     if sequence.finish_reason is not None:
         target.close(sequence.key)
         drafter.close(sequence.key)
