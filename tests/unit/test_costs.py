@@ -4,7 +4,10 @@ import random
 import numpy as np
 import pytest
 
-from blockdraft.engine.costs import Acceptance, CostCurve, Economy, StepCosts, measure_points
+from blockdraft.engine.acceptance import Acceptance
+from blockdraft.engine.calibrate import measure_points
+from blockdraft.engine.costs import CostCurve, StepCosts
+from blockdraft.engine.plans import Economy
 
 FORWARD = [(1, 0.016), (4, 0.0175), (16, 0.022), (64, 0.046)]
 

@@ -1,11 +1,14 @@
 """What the phases of a step cost on this machine, measured once when an engine is loaded."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Sizes
 from contextlib import contextmanager
+from statistics import median
+from time import perf_counter
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Row, Sequence
-from blockdraft.engine.costs import StepCosts, measure_points
+from blockdraft.engine.costs import StepCosts
 from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.base import Drafter
 
@@ -67,3 +70,23 @@ def _opened(target: Target, drafter: Drafter, sequences: list[Sequence]) -> Iter
         for sequence in sequences:
             target.close(sequence.key)
             drafter.close(sequence.key)
+
+
+def measure_points(
+    run: Callable[[int], object],
+    sizes: Sizes[int],
+    *,
+    rounds: int = 3,
+    clock: Callable[[], float] = perf_counter,
+) -> list[tuple[int, float]]:
+    """Median seconds of `run(size)` for each size.
+
+    The sizes take turns, so that a busy moment of the machine falls on all of them.
+    """
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(rounds):
+        for size in sizes:
+            start = clock()
+            run(size)
+            seconds[size].append(clock() - start)
+    return [(size, median(times)) for size, times in seconds.items()]

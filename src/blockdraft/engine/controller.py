@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from blockdraft.engine.costs import Acceptance, Economy, Floats, Plan, StepCosts
+from blockdraft.engine.acceptance import Acceptance
+from blockdraft.engine.costs import Floats, StepCosts
+from blockdraft.engine.plans import Economy, Plan
 
 _SEQUENCE_MEMORY = 40.0
 _ENGINE_MEMORY = 256.0

@@ -75,27 +75,24 @@ class Scheduler:
         The youngest is preempted as long as there is none. The oldest always fits: alone it needs
         no more than was checked when it was added.
         """
-        queue, self.running = deque(self.running), []
-        while queue:
-            sequence = queue.popleft()
-            while not self.memory.reserve(sequence.key, len(sequence.token_ids)):
-                victim = queue.pop() if queue else sequence
-                self._preempt(victim)
-                if victim is sequence:
-                    break
-            else:
-                self.running.append(sequence)
+        for sequence in list(self.running):
+            while sequence in self.running and not self.memory.reserve(
+                sequence.key, len(sequence.token_ids)
+            ):
+                self._preempt(self.running[-1])
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preempted += 1
         self._release(sequence.key)
         sequence.num_cached = 0
+        self.running = [s for s in self.running if s is not sequence]
         self.waiting.appendleft(sequence)
 
     def _admit(self) -> None:
         """Start waiting sequences while there is a place, and room for all their tokens."""
         while self.waiting and len(self.running) < self.max_running:
             sequence = self.waiting[0]
+            self.memory.close(sequence.key)  # a step that was interrupted here is made again
             with_context = self.draft_context and sequence.may_draft
             num_reused = self.memory.open(
                 sequence.key, sequence.token_ids, with_context=with_context

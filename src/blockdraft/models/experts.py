@@ -25,6 +25,12 @@ def set_row_multiple(model: PreTrainedModel, row_multiple: int) -> None:
             setattr(module, ROW_MULTIPLE, row_multiple)
 
 
+def forget_row_multiple(model: PreTrainedModel) -> None:
+    """Undo `set_row_multiple`."""
+    for module in model.modules():
+        vars(module).pop(ROW_MULTIPLE, None)
+
+
 def exact_experts(
     module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:

@@ -18,7 +18,7 @@ from blockdraft.models.exact import (
     first_variant_split,
     model_rule,
 )
-from blockdraft.models.experts import EXACT_EXPERTS, set_row_multiple
+from blockdraft.models.experts import EXACT_EXPERTS, forget_row_multiple, set_row_multiple
 from blockdraft.models.fused import speed_up
 from blockdraft.models.supported import check_supported, decoder_layers
 
@@ -162,6 +162,7 @@ class TransformersTarget:
         self._training = []
         self.model.set_attn_implementation(self._own_attention)
         self.model.set_experts_implementation(self._own_experts)
+        forget_row_multiple(self.model)
 
     @contextmanager
     def released_after(self) -> Iterator[Self]:
