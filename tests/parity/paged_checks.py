@@ -58,7 +58,8 @@ def requests() -> tuple[Request, ...]:
                 logprobs=1,
                 **options[index % len(options)],
             ),
-            arrival=2 * index,
+            # The later half comes when the beginnings of the first can be reused.
+            arrival=2 * index + (6 if index >= 5 else 0),
         )
         for index, prompt in enumerate(prompts)
     )
