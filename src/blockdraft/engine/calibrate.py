@@ -14,7 +14,7 @@ from blockdraft.speculate.drafters.base import Drafter
 
 FORWARD_ROWS = (1, 2, 4, 8, 16, 32, 64)
 DRAFT_SEQUENCES = (1, 2, 8)
-"""Half a second on a small machine; what is beyond is extrapolated, and then learned."""
+"""Under a second on two cores; what is beyond is extrapolated, and then learned."""
 _KEYS = range(-100, -100 + max(DRAFT_SEQUENCES))
 """Those of the engine are not negative."""
 
