@@ -11,6 +11,7 @@ from blockdraft.bench.decode import (
     Decoder,
     Run,
     Way,
+    check_drafts,
     encode_prompt,
     fixed,
     in_turn,
@@ -19,7 +20,6 @@ from blockdraft.bench.decode import (
 )
 from blockdraft.bench.figures import Spread, spread_of
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
-from blockdraft.core.errors import ConfigError
 from blockdraft.llm import LLM
 
 CONCURRENCY_DEFINITIONS = {
@@ -78,8 +78,7 @@ class ConcurrencyBench:
     """Measures one pair."""
 
     def __init__(self, llm: LLM) -> None:
-        if llm.drafter_folder is None:
-            raise ConfigError("there is no drafter to measure; name one with --drafter")
+        check_drafts(llm)
         self.llm = llm
 
     def run(

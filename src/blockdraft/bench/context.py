@@ -10,6 +10,7 @@ from blockdraft.bench.decode import (
     PLAIN,
     Decoder,
     Way,
+    check_drafts,
     fixed,
     in_turn,
     total_acceptance,
@@ -85,8 +86,7 @@ class ContextBench:
     """Measures one pair."""
 
     def __init__(self, llm: LLM) -> None:
-        if llm.drafter_folder is None:
-            raise ConfigError("there is no drafter to measure; name one with --drafter")
+        check_drafts(llm)
         self.llm = llm
         self._decoder = Decoder(llm)
 

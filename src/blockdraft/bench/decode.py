@@ -15,7 +15,7 @@ from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cache.pages import Pages
-from blockdraft.core.errors import RequestError
+from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.controller import Controller, DepthUse
 from blockdraft.engine.ledger import PhaseTimer, PhaseTotals
@@ -152,6 +152,16 @@ def time_phases(llm: LLM) -> None:
     """Time the phases of every step from now on; on a GPU each waits until the device is done."""
     on_gpu = torch.device(llm.device).type == "cuda"
     llm.engine.timer = PhaseTimer(synchronize=torch.cuda.synchronize if on_gpu else None)
+
+
+def check_drafts(llm: LLM) -> None:
+    """Refuse to measure a pair without a drafter.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if llm.drafter_folder is None:
+        raise ConfigError("there is no drafter to measure; name one with --drafter")
 
 
 def encode_prompt(llm: LLM, prompt: BenchPrompt, params: SamplingParams) -> list[int]:

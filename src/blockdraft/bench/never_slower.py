@@ -10,13 +10,13 @@ from blockdraft.bench.decode import (
     Decoder,
     Run,
     Way,
+    check_drafts,
     encode_prompt,
     in_turn,
     total_acceptance,
 )
 from blockdraft.bench.figures import Spread, spread_of
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
-from blockdraft.core.errors import ConfigError
 from blockdraft.engine.ledger import PhaseTotals
 from blockdraft.llm import LLM
 
@@ -77,8 +77,7 @@ class NeverSlowerBench:
     """Measures an LLM with a drafter against one of the same target without."""
 
     def __init__(self, llm: LLM, baseline: LLM) -> None:
-        if llm.drafter_folder is None:
-            raise ConfigError("there is no drafter to measure; name one with --drafter")
+        check_drafts(llm)
         self.llm = llm
         self.baseline = baseline
 

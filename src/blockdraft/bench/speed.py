@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
-from blockdraft.bench.decode import compute_every_prompt, encode_prompt, in_turn
+from blockdraft.bench.decode import check_drafts, compute_every_prompt, encode_prompt, in_turn
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.stock import StockGenerator
 from blockdraft.bench.workload import BenchPrompt
@@ -40,8 +40,7 @@ class SpeedBench:
     """Measures one pair; the transformers model is loaded once, for all runs."""
 
     def __init__(self, llm: LLM, *, with_transformers: bool = True) -> None:
-        if llm.drafter_folder is None:
-            raise ConfigError("there is no drafter to measure; name one with --drafter")
+        check_drafts(llm)
         compute_every_prompt(llm)
         self.llm = llm
         self._stock = StockGenerator(llm) if with_transformers else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from blockdraft.cache.paged_kv import PagedKV
-from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.cache.pages import PAGE_SIZE, even_tables
 from blockdraft.models.attention import grouped_attention, softmax_dtype
 
 PAGED_ATTENTION = "blockdraft_paged"
@@ -42,14 +42,12 @@ class Span:
 class Group:
     """Sequences whose rows attend in one product: b of them, q rows each, over as many pages.
 
-    Shorter spans are filled up: rows by repeating the last one, pages by the span's own first one,
-    which stay masked. Of others even a masked value might be no number.
+    Shorter spans are filled up: rows by repeating the last one, pages as in `even_tables`.
     """
 
     def __init__(self, spans: Sequence[Span], row_multiple: int, device: torch.device) -> None:
         num_rows = max(span.num_rows for span in spans)
         num_rows += -num_rows % row_multiple
-        num_pages = max(span.num_pages for span in spans)
         last = [[min(i, span.num_rows - 1) for i in range(num_rows)] for span in spans]
         rows = [[span.first + i for i in own] for span, own in zip(spans, last, strict=True)]
         self.rows = torch.tensor(rows, device=device)
@@ -57,16 +55,8 @@ class Group:
             [[span.start + i for i in own] for span, own in zip(spans, last, strict=True)],
             device=device,
         )
-        self.page_ids = torch.tensor(
-            [
-                [
-                    *span.page_ids[: span.num_pages],
-                    *[span.page_ids[0]] * (num_pages - span.num_pages),
-                ]
-                for span in spans
-            ],
-            device=device,
-        ).flatten()
+        tables = even_tables([span.page_ids[: span.num_pages] for span in spans])
+        self.page_ids = torch.tensor(tables, device=device).flatten()
         self._biases: dict[int | None, Tensor] = {}
 
     def bias(self, window: int | None, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.paged_kv import LayerShape, PagedKV
-from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.cache.pages import PAGE_SIZE, Pages, even_tables
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.draft_context import ContextSpan, LayerKV
 
@@ -41,13 +41,11 @@ class PagedContexts:
 
     def view(self, keys: Sequence[int], lengths: Sequence[int]) -> "PagedContextView":
         """The first `lengths` tokens of each sequence, for one draft forward."""
-        num_pages = -(-max(lengths) // PAGE_SIZE)
-        tables = []
-        for key, length in zip(keys, lengths, strict=True):
-            own = self.pages.page_ids(key)[: -(-length // PAGE_SIZE)]
-            # Filled up by its own: of others even a masked value might be no number.
-            tables.append([*own, *[own[0]] * (num_pages - len(own))])
-        page_ids = torch.tensor(tables, device=self._device).flatten()
+        own = [
+            self.pages.page_ids(key)[: -(-length // PAGE_SIZE)]
+            for key, length in zip(keys, lengths, strict=True)
+        ]
+        page_ids = torch.tensor(even_tables(own), device=self._device).flatten()
         return PagedContextView(self.kv, page_ids, lengths)
 
     def close(self, key: int) -> None:
