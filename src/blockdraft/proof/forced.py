@@ -15,7 +15,7 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Tokens
 from blockdraft.engine.engine import Engine
 from blockdraft.proof.cases import Case
-from blockdraft.proof.differences import Difference
+from blockdraft.proof.differences import Difference, Verdict
 from blockdraft.proof.lone import lone_sequence
 from blockdraft.proof.ways import Output
 from blockdraft.speculate.choice import choices
@@ -91,7 +91,7 @@ def classify(
         return difference
     sample = drafted[difference.sample]
     margin = max_margin(engine, case, difference.sample, sample.token_ids)
-    verdict = "near-tie" if margin <= noise.largest else "violation"
+    verdict: Verdict = "near-tie" if margin <= noise.largest else "violation"
     return replace(difference, verdict=verdict, margin=margin)
 
 

@@ -46,7 +46,7 @@ class Proof:
         own: Sequence[ProofPrompt] = (),
         *,
         on_progress: OnProgress = lambda stage, share: None,
-        on_stage: Callable[[Findings], None] = lambda findings: None,
+        on_stage: Callable[[Findings], object] = lambda findings: None,
     ) -> None:
         if llm.drafter_folder is None:
             raise ConfigError(
