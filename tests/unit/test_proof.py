@@ -21,7 +21,7 @@ from blockdraft.proof.ways import FROM_MEMORY, PLAIN, run
 from tests.small_llm import assert_nothing_left, load_llm
 
 CONFIG = ProofConfig(
-    max_tokens=12, num_settings=2, num_context_cases=2, num_stock_prompts=2, num_draws=400
+    max_tokens=12, num_settings=2, num_context_cases=2, num_stock_prompts=2, num_draws=1000
 )
 CORPUS = [
     ProofPrompt("a", "short", "the abc"),
@@ -119,7 +119,7 @@ def test_an_uncaught_control_makes_a_proof_fail(llm: LLM, monkeypatch: pytest.Mo
 
     harmless = replace(CONTROLS[0], plant=no_fault)
     monkeypatch.setattr("blockdraft.proof.prove.CONTROLS", (harmless,))
-    found = prove(llm, num_draws=50, num_control_cases=2)
+    found = prove(llm, num_control_cases=2)
     assert found.failures == [f"fault not caught: {harmless.name}"]
 
 

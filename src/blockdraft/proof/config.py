@@ -52,7 +52,7 @@ QUICK: dict[str, Any] = {
     "num_context_cases": 2,
     "num_stock_prompts": 6,
     "num_noise_cases": 8,
-    "num_draws": 5_000,
+    "num_draws": 2_500,
     "adaptive": False,
 }
 """What `--quick` changes: under two minutes on two cores with the default pair."""

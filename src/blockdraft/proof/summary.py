@@ -49,8 +49,8 @@ def sections(certificate: Mapping[str, Any]) -> list[Section]:
     found = [
         Section(
             "Outputs against plain decoding",
-            "Tokens, texts and ends" + _bits(certificate) + " of every case, decoded in another "
-            "way, equal those of plain decoding alone.",
+            f"{_compared(certificate)} of every case, decoded in another way, equal those of plain "
+            f"decoding alone, {_how_far(certificate)}.",
             [_way(check) for check in certificate["checks"]],
         ),
         Section(
@@ -85,12 +85,17 @@ def sections(certificate: Mapping[str, Any]) -> list[Section]:
     return [section for section in found if section.lines]
 
 
-def _bits(certificate: Mapping[str, Any]) -> str:
+def _compared(certificate: Mapping[str, Any]) -> str:
+    exact = certificate["config"]["exact"]
+    return "Tokens, texts, ends and log-probabilities" if exact else "Tokens, texts and ends"
+
+
+def _how_far(certificate: Mapping[str, Any]) -> str:
     if certificate["config"]["exact"]:
-        return " and log-probabilities, to the last bit,"
+        return "to the last bit"
     noise = certificate["noise"]
-    measured = "" if noise is None else f" (noise of this pair: {noise['largest']:.3g} logits)"
-    return f", near-ties excepted{measured},"
+    measured = "" if noise is None else f": up to {noise['largest']:.3g} logits on this pair"
+    return f"but for near-ties within the noise of shapes{measured}"
 
 
 def _way(check: Mapping[str, Any]) -> Line:
