@@ -1,6 +1,7 @@
 """`blockdraft prove` on a tiny pair: nothing differs, and every planted fault is found."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from blockdraft import LLM, ConfigError, RequestError
+from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.models.target import TargetOutput
 from blockdraft.proof import faults
 from blockdraft.proof.cases import SETTINGS, plan_cases
 from blockdraft.proof.config import ProofConfig
@@ -17,7 +20,7 @@ from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.differences import first_difference
 from blockdraft.proof.findings import Findings
 from blockdraft.proof.prove import Proof
-from blockdraft.proof.ways import FROM_MEMORY, PLAIN, run
+from blockdraft.proof.ways import CHUNKS, CROWD, DRAFTED, FROM_MEMORY, PLAIN, run
 from tests.small_llm import assert_nothing_left, load_llm
 
 CONFIG = ProofConfig(
@@ -134,6 +137,32 @@ def test_faults_are_taken_out_again(llm: LLM) -> None:
     assert faults.engine_module.verify is faults.verify
     assert faults.attention.grouped_attention is faults.paged_attention.grouped_attention
     assert faults.attention.grouped_attention.__module__ == "blockdraft.models.attention"
+
+
+def watch_batches(llm: LLM) -> AbstractContextManager[None]:
+    """Note in `llm.batches` how many rows, and how many of prompts, each forward has."""
+    forward, batches = llm.engine.target.forward, []
+
+    def watched(batch: Batch, block: DraftBlock) -> TargetOutput:
+        batches.append((len(batch), sum(row.is_prompt for row in batch)))
+        return forward(batch, block)
+
+    llm.batches = batches
+    return faults.replaced(llm.engine.target, "forward", watched)
+
+
+def test_chunks_and_crowds_are_what_they_say(llm: LLM) -> None:
+    cases = plan_cases(llm, CORPUS, [], replace(CONFIG, num_settings=1)).cases
+    (alone,) = [case for case in cases if case.prompt.id == "b"]
+    for way, num_prompt_rows in ((PLAIN, 1), (DRAFTED, 1), (CHUNKS, 5)):
+        with watch_batches(llm):
+            run(llm, [alone], way)
+        assert sum(prompts for _, prompts in llm.batches) == num_prompt_rows
+        assert max(rows for rows, _ in llm.batches) == 1
+    with watch_batches(llm):
+        outputs = run(llm, cases, CROWD)
+    assert len(outputs) == len(cases)
+    assert max(rows for rows, _ in llm.batches) >= len(cases)
 
 
 def test_memory_is_really_reused(folders: tuple[Path, Path]) -> None:

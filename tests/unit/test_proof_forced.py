@@ -90,6 +90,20 @@ def test_a_wrong_token_anywhere_is_a_violation(llm: LLM) -> None:
     assert not tied.is_failure
 
 
+def test_noise_explains_no_other_end_after_the_same_tokens(llm: LLM) -> None:
+    case = make_case(llm)
+    plain = decode(llm, case)
+    generous = Noise(largest=MOST_MARGIN, mean=1.0, num_positions=9, shapes=(1, 6))
+    for changed in (
+        replace(plain[0], text=plain[0].text + "!"),
+        replace(plain[0], finish_reason="stop"),
+        replace(plain[0], token_ids=plain[0].token_ids[:-1]),
+    ):
+        found = first_difference(case, (changed,), plain, bits=False)
+        assert found is not None
+        assert classify(llm.engine, case, found, (changed,), generous).verdict == "violation"
+
+
 def test_what_follows_a_near_tie_is_looked_at_too(llm: LLM) -> None:
     """The first difference is small; a later token that nothing explains makes it a violation."""
     case = make_case(llm)

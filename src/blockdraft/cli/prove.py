@@ -210,4 +210,6 @@ def _print_report(certificate: Mapping[str, Any]) -> None:
             table.add_row(mark, Text(line.name), Text(line.found))
         console.print(table)
     print(verdict_line(certificate))
+    if left_out := certificate["left_out"]:
+        print(f"{len(left_out)} prompts left out, as the target cannot take them")
     print(f"{certificate['seconds']:.0f} s, {len(certificate['cases'])} cases")

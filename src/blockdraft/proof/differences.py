@@ -6,7 +6,7 @@ from typing import Any, Literal
 from blockdraft.proof.cases import Case
 from blockdraft.proof.ways import Output, Sample
 
-Verdict = Literal["difference", "near-tie", "violation", "error"]
+DifferenceVerdict = Literal["difference", "near-tie", "violation", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Difference:
     index: int | None
     found: Any
     expected: Any
-    verdict: Verdict = "difference"
+    verdict: DifferenceVerdict = "difference"
     margin: float | None = None
 
     @property

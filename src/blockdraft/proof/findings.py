@@ -14,7 +14,7 @@ from blockdraft.proof.distribution import DistributionCheck
 from blockdraft.proof.forced import Noise
 from blockdraft.proof.ways import Output, Way
 
-Verdict = Literal["proven", "failed", "partial"]
+ProofVerdict = Literal["proven", "failed", "partial"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Findings:
         ]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ProofVerdict:
         """A failure is one also if the proof was interrupted."""
         if self.failures:
             return "failed"

@@ -15,7 +15,7 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Tokens
 from blockdraft.engine.engine import Engine
 from blockdraft.proof.cases import Case
-from blockdraft.proof.differences import Difference, Verdict
+from blockdraft.proof.differences import Difference, DifferenceVerdict
 from blockdraft.proof.lone import lone_sequence
 from blockdraft.proof.ways import Output
 from blockdraft.speculate.choice import choices
@@ -85,13 +85,16 @@ def classify(
 ) -> Difference:
     """Say of a first difference whether the drafted tokens, all of them, are the target's choices.
 
-    A near-tie if each needs no more help than the noise to be chosen, otherwise a violation.
+    A near-tie if each needs no more help than the noise to be chosen, otherwise a violation. Noise
+    explains no text or end that is another after the same tokens.
     """
     if difference.verdict == "error":
         return difference
+    if difference.what != "token_ids" or None in (difference.found, difference.expected):
+        return replace(difference, verdict="violation")
     sample = drafted[difference.sample]
     margin = max_margin(engine, case, difference.sample, sample.token_ids)
-    verdict: Verdict = "near-tie" if margin <= noise.largest else "violation"
+    verdict: DifferenceVerdict = "near-tie" if margin <= noise.largest else "violation"
     return replace(difference, verdict=verdict, margin=margin)
 
 
