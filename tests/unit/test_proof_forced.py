@@ -134,18 +134,32 @@ def test_a_greedy_margin_is_the_lead() -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:])
-def test_a_margin_is_the_least_help_that_makes_a_token_the_choice(
+def test_a_margin_is_the_least_rise_that_makes_a_token_the_choice(
     sampling: dict[str, object],
 ) -> None:
     logits = torch.randn(40, generator=torch.Generator().manual_seed(1))
     own = sequence(**sampling)
     choice = next(choices(logits[None], own, []))
-    for token_id in range(0, 40, 7):
+    for token_id in set(range(0, 40, 7)) - {choice}:
         margin = margin_of(logits, own, token_id)
-        assert (margin == 0.0) == (token_id == choice)
+        assert 0.0 < margin < MOST_MARGIN
         for extra, is_choice in ((PRECISION, True), (-2 * PRECISION, False)):
-            helped = logits.clone()
-            helped[token_id] += (margin + extra) / 2
-            helped[choice] -= (margin + extra) / 2
-            if token_id != choice:
-                assert (next(choices(helped[None], own, [])) == token_id) == is_choice
+            risen = logits.clone()
+            risen[token_id] += margin + extra
+            assert (next(choices(risen[None], own, [])) == token_id) == is_choice
+    assert margin_of(logits, own, choice) == 0.0
+
+
+def test_a_choice_that_barely_passes_a_filter_leads_by_as_little() -> None:
+    """Had the third token been rounded down, top-k 2 would have let another one pass."""
+    logits = torch.tensor([5.0, 1.0, 1.01, -9.0])
+    for seed in range(200):
+        own = Sequence(0, SamplingParams(temperature=4.0, top_k=2), seed, 0, frozenset(), [1], 1)
+        if next(choices(logits[None], own, [])) == 2:
+            other = logits.clone()
+            other[2] -= 0.02
+            without = next(choices(other[None], own, []))
+            assert margin_of(logits, own, without) <= 0.01 + 2 * PRECISION
+            break
+    else:
+        pytest.fail("no seed chooses the token at the border")

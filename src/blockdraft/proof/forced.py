@@ -6,7 +6,7 @@ drafted tokens are put to the target one by one, and each must be its choice up 
 shapes alone make on this pair.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -122,25 +122,33 @@ def max_margin(engine: Engine, case: Case, sample_index: int, output_ids: Sequen
 def margin_of(logits: Tensor, sequence: Tokens, token_id: int) -> float:
     """How much the choice leads a token, in logits [V]; 0 if the token is the choice.
 
-    The least that must be taken from the choice and given to the token, half each, until the choice
-    rule takes the token: filters, penalties and noise are those of the rule itself.
+    The least by which the token must rise, or the choice fall, against all others until the choice
+    rule takes the token. Filters, penalties and noise are those of the rule itself, and a choice
+    that a filter lets pass by a hair falls out of it.
     """
     choice = next(choices(logits[None], sequence, []))
     if choice == token_id:
         return 0.0
 
-    def is_chosen(margin: float) -> bool:
-        helped = logits.float().clone()
-        helped[token_id] += margin / 2
-        helped[choice] -= margin / 2
-        return next(choices(helped[None], sequence, [])) == token_id
+    def is_chosen(moved_id: int, move: float) -> bool:
+        moved = logits.float().clone()
+        moved[moved_id] += move
+        return next(choices(moved[None], sequence, [])) == token_id
 
+    return min(
+        _least(lambda margin: is_chosen(token_id, margin)),
+        _least(lambda margin: is_chosen(choice, -margin)),
+    )
+
+
+def _least(is_enough: Callable[[float], bool]) -> float:
+    """The least margin that is enough, to PRECISION; MOST_MARGIN if none below it is."""
     low, high = 0.0, PRECISION
-    while not is_chosen(high):
+    while not is_enough(high):
         low, high = high, 2 * high
         if high > MOST_MARGIN:
             return MOST_MARGIN
     while high - low > PRECISION:
         middle = (low + high) / 2
-        low, high = (low, middle) if is_chosen(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
