@@ -22,6 +22,11 @@ LIGHT_MODULES = [
     "blockdraft.hub.catalog",
     "blockdraft.hub.resolve",
     "blockdraft.hub.wheel",
+    "blockdraft.proof.config",
+    "blockdraft.proof.corpus",
+    "blockdraft.proof.page",
+    "blockdraft.proof.replay",
+    "blockdraft.proof.summary",
 ]
 
 

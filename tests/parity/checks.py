@@ -15,6 +15,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.models.draft_context import ContextKV, LayerKV
 from blockdraft.models.target import Target
+from blockdraft.proof.distribution import LEAST_P, p_value
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
@@ -223,23 +224,8 @@ def _check_close(found: Sequence[LayerKV], expected: Sequence[LayerKV], part: sl
 
 
 def check_distribution(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
-    """Pearson's chi-square of outcome counts against exact probabilities: p above 1e-3.
-
-    Impossible outcomes must not occur; those expected less than five times share one bin.
-    """
-    counts, probabilities = counts.double().flatten(), probabilities.double().flatten()
-    assert counts[probabilities == 0.0].sum() == 0, "an impossible outcome"
-    expected = counts.sum() * probabilities
-    common = expected >= 5.0
-    found, wanted = counts[common], expected[common]
-    rare = expected[~common].sum()
-    if rare >= 5.0:
-        found = torch.cat([found, counts[~common].sum()[None]])
-        wanted = torch.cat([wanted, rare[None]])
-    statistic = ((found - wanted) ** 2 / wanted).sum()
-    freedom = torch.tensor((wanted.shape[0] - 1) / 2.0, dtype=torch.float64)
-    p_value = float(torch.special.gammaincc(freedom, statistic / 2.0))
-    assert p_value > 1e-3, f"another distribution: p = {p_value}"
+    """Outcome counts have a p-value above 1e-3, and no impossible outcome occurs."""
+    assert (found := p_value(counts, probabilities)) > LEAST_P, f"another distribution: p = {found}"
 
 
 def check_samples_differ(target: Target, prompt_ids: Sequence[int], params: SamplingParams) -> None:

@@ -1,13 +1,10 @@
-"""Planted faults: ways to break losslessness. They wrap the system from outside.
+"""More planted faults, beside those of blockdraft.proof.faults. They wrap the system from outside.
 
 Each is something that a real engine got wrong, or nearly.
 """
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from itertools import islice
 from typing import Any
 from unittest.mock import patch
 
@@ -17,70 +14,12 @@ from torch import Tensor
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.kv import KVCache
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
-from blockdraft.engine import engine as engine_module
+from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models import paged as paged_module
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate import choice as choice_module
-from blockdraft.speculate.choice import choices
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
-from blockdraft.speculate.verify import Verdict, verify
-from tests.fakes import rows_of
-
-
-def _choice_at(logits: Tensor, sequence: Sequence, ahead: list[int], index: int) -> int:
-    return next(islice(choices(logits, sequence, ahead), index, None))
-
-
-@contextmanager
-def _after_verify(change: Callable[[list[int], Tensor, Row, Verdict], Verdict]) -> Iterator[None]:
-    """Pass every verdict with a rejection through `change`."""
-
-    def faulty(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
-        verdicts, own = verify(block, logits, batch), rows_of(block, logits, batch)
-        return [
-            change(draft, rows, row, verdict)
-            if rows.shape[0] and verdict.num_accepted < len(draft)
-            else verdict
-            for draft, rows, row, verdict in zip(block, own, batch, verdicts, strict=True)
-        ]
-
-    with patch.object(engine_module, "verify", faulty):
-        yield
-
-
-@contextmanager
-def accept_one_too_many() -> Iterator[None]:
-    """The first rejected draft is kept, and the bonus chosen behind it."""
-
-    def change(draft: list[int], logits: Tensor, row: Row, verdict: Verdict) -> Verdict:
-        num = verdict.num_accepted + 1
-        bonus = _choice_at(logits, row.sequence, draft, num)
-        return replace(verdict, token_ids=[*draft[:num], bonus], num_accepted=num)
-
-    with _after_verify(change):
-        yield
-
-
-def redraw(logits: Tensor, sequence: Sequence, draft: list[int], index: int) -> int:
-    """A choice with noise that no position owns."""
-    other = copy.copy(sequence)
-    other.seed = sequence.seed ^ 0x5DEECE66D
-    return _choice_at(logits, other, draft, index)
-
-
-@contextmanager
-def redraw_after_rejection() -> Iterator[None]:
-    """The choice that rejected a draft is thrown away and drawn again."""
-
-    def change(draft: list[int], logits: Tensor, row: Row, verdict: Verdict) -> Verdict:
-        num = verdict.num_accepted
-        token_id = redraw(logits, row.sequence, draft, num)
-        return replace(verdict, token_ids=[*draft[:num], token_id])
-
-    with _after_verify(change):
-        yield
 
 
 @contextmanager

@@ -4,141 +4,42 @@
 enumeration.
 """
 
-import itertools
 import math
-from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Row, Sequence
+from blockdraft.core.sequence import Row
+from blockdraft.proof.distribution import (
+    PROMPT,
+    SAMPLINGS,
+    VOCAB,
+    Draft,
+    count_outputs,
+    draft_likeliest,
+    exact_joint,
+    exact_row,
+    make_sequence,
+    make_table,
+    sample,
+    sampling_params,
+)
 from blockdraft.speculate.choice import choices
 from blockdraft.speculate.verify import verify
 from tests.fakes import RandomDrafter, TableTarget
 from tests.parity.checks import check_distribution, check_drafted_equals_plain, generate_plain
 
-VOCAB = 8
-LENGTH = 3
 NUM_SAMPLES = 40_000
-PROMPT = (2, 6)
-Draft = Callable[[Sequence], list[int]]
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    "temperature": {"temperature": 0.7},
-    "top_k": {"temperature": 0.7, "top_k": 3},
-    "top_p": {"temperature": 0.7, "top_p": 0.8},
-    "all_filters": {"temperature": 1.3, "top_k": 5, "top_p": 0.9, "min_p": 0.05},
-    "rare_tokens": {"temperature": 1.0},
-}
 
 
-def make_table(name: str) -> Tensor:
-    """Logits after each two tokens; with rare ones, half of the tokens have chances near 1e-3."""
-    generator = torch.Generator().manual_seed(5)
-    table = torch.randn((VOCAB,) * 3, generator=generator)
-    if name == "rare_tokens":
-        table[:, :, ::2] -= 5.0
-    return table
-
-
-def exact_row(logits: Tensor, params: SamplingParams) -> list[float]:
-    """Probabilities of the next token by the definitions of temperature and filters."""
-    scaled = [value / params.temperature for value in logits.double().tolist()]
-    ids = sorted(range(VOCAB), key=lambda i: (-scaled[i], i))[: params.top_k or None]
-    weights = {i: math.exp(scaled[i] - scaled[ids[0]]) for i in ids}
-    total, reached, kept = math.fsum(weights.values()), 0.0, []
-    for i in ids:
-        kept.append(i)
-        reached += weights[i]
-        if reached >= params.top_p * total:
-            break
-    kept = [i for i in kept if weights[i] >= params.min_p]
-    return [
-        weights[i] / math.fsum(weights[j] for j in kept) if i in kept else 0.0 for i in range(VOCAB)
-    ]
-
-
-def exact_joint(table: Tensor, params: SamplingParams) -> Tensor:
-    """Probabilities [V, V, V] of the three tokens after PROMPT."""
-    rows = torch.tensor(
-        [[exact_row(table[a, b], params) for b in range(VOCAB)] for a in range(VOCAB)],
-        dtype=torch.float64,
-    )
-    first = rows[PROMPT[0], PROMPT[1]]
-    second = rows[PROMPT[1]]
-    return first[:, None, None] * second[:, :, None] * rows
-
-
-def make_sequence(params: SamplingParams, index: int) -> Sequence:
-    """A fresh sequence; samples of one seed differ by their index."""
-    assert params.seed is not None
-    sequence = Sequence(0, params, params.seed, index, frozenset(), [*PROMPT], len(PROMPT))
-    sequence.num_cached = len(PROMPT) - 1
-    return sequence
-
-
-def sample(table: Tensor, params: SamplingParams, index: int, draft: Draft) -> list[int]:
-    """Three tokens, verified in blocks of as many as `draft` gives."""
-    sequence = make_sequence(params, index)
-    while sequence.num_output < LENGTH:
-        guessed = draft(sequence)[: LENGTH - 1 - sequence.num_output]
-        tokens = sequence.token_ids[-2:] + guessed
-        logits = torch.stack([table[a, b] for a, b in itertools.pairwise(tokens)])
-        (verdict,) = verify([guessed], logits, [Row(sequence, tokens[1:2], len(guessed))])
-        for token_id in verdict.token_ids:
-            sequence.append(token_id)
-        sequence.num_cached = len(sequence.token_ids) - 1
-    return sequence.output_ids
-
-
-def draft_likeliest(table: Tensor) -> Draft:
-    """Chains of the most likely token: what a drafter without the noise proposes."""
-    best = table.argmax(dim=-1).tolist()
-
-    def draft(sequence: Sequence) -> list[int]:
-        a, b = sequence.token_ids[-2:]
-        first = best[a][b]
-        return [first, best[b][first]]
-
-    return draft
-
-
-def draft_randomly(seed: int) -> Draft:
-    generator = np.random.default_rng(seed)
-    guesses = itertools.cycle(generator.integers(0, VOCAB, (1021, 2)).tolist())
-    return lambda sequence: next(guesses)
-
-
-def draft_with_the_noise(table: Tensor) -> Draft:
-    """What our own drafter does: the choice rule on its logits, here those of a worse model."""
-    generator = torch.Generator().manual_seed(8)
-    own = table + 0.7 * torch.randn(table.shape, generator=generator)
-
-    def draft(sequence: Sequence) -> list[int]:
-        a, b = sequence.token_ids[-2:]
-        first = next(choices(own[a, b][None], sequence, []))
-        rows = own[b, first][None].expand(2, VOCAB)
-        guesses = choices(rows, sequence, [first])
-        next(guesses)
-        return [first, next(guesses)]
-
-    return draft
-
-
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", SAMPLINGS)
 def test_three_tokens_have_the_exact_joint_distribution(name: str) -> None:
-    table = make_table(name)
-    params = SamplingParams(max_tokens=LENGTH, seed=20 + len(name), **SETTINGS[name])
-    drafts = [draft_likeliest(table), draft_randomly(3), draft_with_the_noise(table)]
-    counts = torch.zeros((VOCAB,) * LENGTH)
-    for index in range(NUM_SAMPLES):
-        first, second, third = sample(table, params, index, drafts[index % 3])
-        counts[first, second, third] += 1
-    expected = exact_joint(table, params)
+    counts, expected = (
+        count_outputs(name, NUM_SAMPLES),
+        exact_joint(make_table(name), sampling_params(name)),
+    )
     assert float(expected.sum()) == pytest.approx(1.0)
     check_distribution(counts, expected)
     for axes in ((1, 2), (0, 2), (0, 1)):
@@ -147,9 +48,8 @@ def test_three_tokens_have_the_exact_joint_distribution(name: str) -> None:
 
 def test_the_engine_draws_the_same_samples() -> None:
     """What was counted above is what the engine returns."""
-    for name, options in SETTINGS.items():
-        table = make_table(name)
-        params = SamplingParams(max_tokens=LENGTH, seed=20 + len(name), **options)
+    for name in SAMPLINGS:
+        table, params = make_table(name), sampling_params(name)
         target = TableTarget(table)
         for index in range(100):
             result = check_drafted_equals_plain(

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pytest
 import torch
@@ -16,6 +16,12 @@ from blockdraft.engine.engine import Engine
 from blockdraft.engine.scheduler import Scheduler
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.proof.faults import (
+    keep_one_too_many,
+    redraw,
+    redraw_rejected,
+    verifying_by,
+)
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.verify import verify
@@ -53,9 +59,9 @@ def test_the_equality_check_passes_without_a_fault(params: SamplingParams) -> No
 @pytest.mark.parametrize(
     ("fault", "params"),
     [
-        (faults.accept_one_too_many, GREEDY),
-        (faults.accept_one_too_many, SAMPLED),
-        (faults.redraw_after_rejection, SAMPLED),
+        (partial(verifying_by, keep_one_too_many), GREEDY),
+        (partial(verifying_by, keep_one_too_many), SAMPLED),
+        (partial(verifying_by, redraw_rejected), SAMPLED),
         (faults.noise_by_slot, SAMPLED),
     ],
 )
@@ -226,7 +232,7 @@ def first_tokens(num: int, *, broken: bool) -> Iterator[int]:
         sequence = Sequence(0, params, 6, index, frozenset(), [1], 1)
         (verdict,) = verify([[0]], logits, [Row(sequence, [1], 1)])
         if broken and not verdict.num_accepted:
-            yield faults.redraw(logits, sequence, [0], 0)
+            yield redraw(logits, sequence, [0], 0)
         else:
             yield verdict.token_ids[0]
 

@@ -22,13 +22,8 @@ from blockdraft.bench.never_slower import (
     PairFigures,
     pair_figures,
 )
-from blockdraft.bench.report import (
-    describe_sample,
-    describe_setting,
-    empty_table,
-    spread_cells,
-    three_digits,
-)
+from blockdraft.bench.report import describe_sample, empty_table, spread_cells, three_digits
+from blockdraft.engine.setting import describe_setting
 from blockdraft.llm import LLM
 
 CONCURRENCY_LEGEND = """\

@@ -14,13 +14,8 @@ from blockdraft.bench.context import (
     context_figures,
 )
 from blockdraft.bench.prose import Prose
-from blockdraft.bench.report import (
-    describe_sample,
-    describe_setting,
-    empty_table,
-    spread_cells,
-    three_digits,
-)
+from blockdraft.bench.report import describe_sample, empty_table, spread_cells, three_digits
+from blockdraft.engine.setting import describe_setting
 from blockdraft.llm import LLM
 
 CONTEXT_LEGEND = """\

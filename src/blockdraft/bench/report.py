@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from rich import box
 from rich.table import Table
 
@@ -12,20 +11,10 @@ from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, Spread, groups_of
 from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement
-from blockdraft.core.environment import describe_environment
+from blockdraft.engine.setting import describe_setting
 from blockdraft.llm import LLM
 
 Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
-
-
-def describe_setting(llm: LLM) -> dict[str, Any]:
-    """Environment and resolved config: what is needed to repeat any measurement."""
-    return {
-        **describe_environment(),
-        "threads": torch.get_num_threads(),
-        "config": asdict(llm.config)
-        | {"dtype": str(llm.dtype).removeprefix("torch."), "device": llm.device},
-    }
 
 
 def json_report(llm: LLM, runs: Runs) -> dict[str, Any]:

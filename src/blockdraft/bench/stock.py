@@ -1,16 +1,14 @@
-"""transformers' own `model.generate`, untouched, as a baseline."""
+"""transformers' own `model.generate`, timed."""
 
 from time import perf_counter
-from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from blockdraft.bench.sample import Sample
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
-from blockdraft.models.loading import load_target_model
+from blockdraft.models.stock import StockModel
 
 
 class _Clock(BaseStreamer):  # type: ignore[misc]
@@ -27,34 +25,15 @@ class _Clock(BaseStreamer):  # type: ignore[misc]
 
 
 class StockGenerator:
-    """A second, unchanged instance of an LLM's target, with the attention that it comes with."""
+    """A second, unchanged instance of an LLM's target."""
 
     def __init__(self, llm: LLM) -> None:
-        self._model: Any = load_target_model(llm.folder, llm.dtype, llm.device)
-        self._eos_ids = sorted(llm.tokenizer.eos_ids)
+        self._model = StockModel(llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids)
 
     def run(self, prompt_ids: list[int], params: SamplingParams) -> Sample:
-        """Decode with the same limits, and the same temperature (of its own random numbers)."""
-        ids = torch.tensor([prompt_ids], device=self._model.device)
-        options: dict[str, Any] = {"do_sample": False}
-        if params.temperature > 0:
-            # Its defaults of top-k and top-p come from the model's folder; here nothing filters.
-            options = {"do_sample": True, "temperature": params.temperature}
-            options |= {"top_k": 0, "top_p": 1.0}
-        if self._eos_ids and not params.ignore_eos:
-            options |= {"eos_token_id": self._eos_ids, "pad_token_id": self._eos_ids[0]}
-        clock = _Clock()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(params.seed or 0)
-            start = perf_counter()
-            output = self._model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=params.max_tokens,
-                streamer=clock,
-                **options,
-            )
-            total = perf_counter() - start
-        token_ids = tuple(output[0, len(prompt_ids) :].tolist())
+        """Decode with the same limits; see StockModel.generate."""
+        clock, start = _Clock(), perf_counter()
+        token_ids = self._model.generate(prompt_ids, params, clock)
+        total = perf_counter() - start
         decode = clock.times[-1] - clock.times[1]
         return Sample(token_ids=token_ids, total_seconds=total, decode_seconds=decode)

@@ -23,24 +23,44 @@ def read_jsonl(path: Path, *, is_growing: bool = False) -> Iterator[tuple[int, d
     Raises:
         ConfigError: the file cannot be read, or a line is no JSON object.
     """
+    for number, line in read_lines(path):
+        if is_growing and not line.endswith("\n"):
+            continue
+        yield number, parse_row(line, path, number)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, line) of a (gzipped) text file; blank lines are skipped.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                if not line.strip() or (is_growing and not line.endswith("\n")):
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise bad_row(path, number, "it is no JSON object", "mend or delete that line")
-                yield number, row
-    except json.JSONDecodeError as error:
-        raise bad_row(path, number, f"no JSON ({error})", "mend or delete that line") from error
+                if line.strip():
+                    yield number, line
     except _READ_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
             f"cannot read {path}: {reason}; give a JSONL file, whole and in UTF-8"
         ) from error
+
+
+def parse_row(line: str, path: Path, number: int) -> dict[str, Any]:
+    """The object that a line holds.
+
+    Raises:
+        ConfigError: it holds none; names the line.
+    """
+    try:
+        row = json.loads(line)
+    except ValueError as error:  # also of a number with too many digits
+        raise bad_row(path, number, f"no JSON ({error})", "mend or delete that line") from error
+    if not isinstance(row, dict):
+        raise bad_row(path, number, "it is no JSON object", "mend or delete that line")
+    return row
 
 
 def bad_row(path: Path, number: int, reason: str, remedy: str) -> ConfigError:

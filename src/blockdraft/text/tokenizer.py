@@ -14,6 +14,9 @@ from blockdraft.core.errors import ModelError, RequestError
 Message = Mapping[str, str]
 """One turn of a conversation: `role` and `content`."""
 
+THINKING_SWITCH = "enable_thinking"
+"""The variable by which chat templates (Qwen 3 and its followers) turn thinking on and off."""
+
 
 class Tokenizer:
     """Wraps the transformers tokenizer of a model folder.
@@ -31,6 +34,17 @@ class Tokenizer:
         """True if the model says how a conversation is written."""
         return self._tokenizer.chat_template is not None
 
+    @property
+    def chat_template(self) -> str:
+        """The template as it stands in the model's files; empty without one."""
+        template = self._tokenizer.chat_template
+        return "" if template is None else str(template)
+
+    @property
+    def has_thinking_switch(self) -> bool:
+        """True if the chat template can be told to let the model think before it answers."""
+        return THINKING_SWITCH in self.chat_template
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with whatever the model puts at its start.
 
@@ -43,8 +57,12 @@ class Tokenizer:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], *, thinking: bool | None = None
+    ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
+
+        `thinking` turns the template's switch, see `has_thinking_switch`; None leaves it alone.
 
         Raises:
             RequestError: a message is malformed or empty, or the model has no chat template, or
@@ -58,11 +76,17 @@ class Tokenizer:
             raise RequestError("the conversation is empty; give at least one message")
         for message in messages:
             _check_message(message)
+        if thinking is not None and not self.has_thinking_switch:
+            raise RequestError(
+                "the target's chat template has no switch for thinking; leave it out"
+            )
+        switches = {} if thinking is None else {THINKING_SWITCH: thinking}
         try:
             ids: list[int] = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 add_generation_prompt=True,
                 return_dict=False,
+                **switches,
             )
         except TemplateError as error:
             raise RequestError(f"the target's chat template refuses this: {error}") from error

@@ -1,0 +1,215 @@
+"""`blockdraft prove`: that drafting changes nothing, on the user's own pair and machine."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blockdraft.cli import options
+from blockdraft.cli.bench_output import check_before_loading
+from blockdraft.cli.output import DIFFERS, print_json
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import write_whole
+from blockdraft.proof.config import QUICK, ProofConfig
+from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
+from blockdraft.proof.page import make_page
+from blockdraft.proof.replay import compare, read_certificate, settings_of
+from blockdraft.proof.summary import MARKS, Mark, sections, verdict_line
+
+if TYPE_CHECKING:
+    from blockdraft.proof.findings import Findings
+
+_LLM = LLMConfig()
+_PROOF = ProofConfig()
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status after Ctrl-C, as shells give it."""
+BESIDE_REPLAY = {"replay", "output", "html", "as_json"}
+"""Options that say nothing of what is proven."""
+_COLORS: Mapping[Mark, str] = {"ok": "green", "failed": "bold red", "note": "dim"}
+
+
+def prove(
+    ctx: typer.Context,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A prompt of each kind: under two minutes on 2 cores.")
+    ] = False,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="JSONL file of prompts of your own, beside the bundled ones. Repeatable."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of an output.",
+            show_default=f"{_PROOF.max_tokens}, quick {QUICK['max_tokens']}",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled requests.")] = _PROOF.seed,
+    target: options.Target = _LLM.target,
+    drafter: options.Drafter = str(_LLM.drafter),
+    dtype: options.Dtype = _LLM.dtype,
+    device: options.Device = _LLM.device,
+    exact: options.Exact = options.EXACT,
+    num_threads: options.NumThreads = _LLM.num_threads,
+    max_concurrency: options.MaxConcurrency = _LLM.max_concurrency,
+    memory: options.Memory = _LLM.memory,
+    output: Annotated[Path | None, typer.Option(help="Write the certificate (JSON) here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page of it here.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Run a certificate again and compare.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Prove that drafting changes no output of this pair on this machine.
+
+    Exits with 0 if that is proven, and with 1 if an output differs or a planted fault is missed.
+    """
+    asked = _options(ctx.params) if replay is None else _replayed(ctx, replay)
+    for path in (output, html):
+        check_before_loading(asked.llm_config, path)
+    certificate = _prove(asked, output, html)
+    if as_json:
+        print_json(certificate)
+    else:
+        _print_report(certificate)
+    raise typer.Exit(_exit_code(certificate))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What to prove; `before` is the certificate to compare with, if one is replayed."""
+
+    llm_config: LLMConfig
+    config: ProofConfig
+    paths: list[Path]
+    before: Mapping[str, Any] | None = None
+
+
+def _options(values: Mapping[str, Any]) -> _Asked:
+    changed: dict[str, Any] = dict(QUICK) if values["quick"] else {}
+    changed["seed"] = values["seed"]
+    if values["max_tokens"] is not None:
+        changed["max_tokens"] = values["max_tokens"]
+    # The proof says itself how deep to draft.
+    llm_config = replace(options.llm_config(values), adaptive=False)
+    return _Asked(llm_config, ProofConfig(**changed), values["prompts"] or [])
+
+
+def _replayed(ctx: typer.Context, path: Path) -> _Asked:
+    """What a certificate says.
+
+    Raises:
+        ConfigError: it cannot be read, or an option is given that it settles.
+    """
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(str(parameter.name))
+        is_given = source is not None and source.name == "COMMANDLINE"
+        if is_given and parameter.name not in BESIDE_REPLAY:
+            raise ConfigError(
+                f"--replay takes everything from the certificate; leave out {parameter.opts[0]}"
+            )
+    certificate = read_certificate(path)
+    return _Asked(*settings_of(certificate), certificate)
+
+
+def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, Any]:
+    """Run the proof; what is known is written after each stage, and after an interrupt."""
+    corpus = read_prompts(BUNDLED)
+    if asked.config.one_of_a_kind:
+        corpus = first_of_each_kind(corpus)
+    own = [prompt for path in asked.paths for prompt in read_prompts(path)]
+    llm = options.load_llm(asked.llm_config)
+    from blockdraft.proof.certificate import describe_proof, make_certificate
+    from blockdraft.proof.prove import Proof
+
+    description = describe_proof(llm, asked.config, asked.paths)
+
+    def certify(findings: "Findings") -> dict[str, Any]:
+        certificate = make_certificate(description, findings)
+        if asked.before is not None:
+            certificate |= {"replay": compare(asked.before, certificate)}
+        if output is not None:
+            write_whole(output, json.dumps(certificate, indent=2, ensure_ascii=False) + "\n")
+        if html is not None:
+            write_whole(html, make_page(certificate))
+        return certificate
+
+    with _progress() as on_progress:
+        proof = Proof(llm, asked.config, corpus, own, on_progress=on_progress, on_stage=certify)
+        try:
+            proof.run()
+        except KeyboardInterrupt:
+            print("blockdraft: interrupted; what was found until then follows", file=sys.stderr)
+    return certify(proof.findings)
+
+
+def _exit_code(certificate: Mapping[str, Any]) -> int:
+    changed = certificate.get("replay", {}).get("changes", [])
+    if certificate["failures"] or any(change["area"] == "outputs" for change in changed):
+        return DIFFERS
+    return INTERRUPTED if certificate["partial"] else 0
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar with the time left, on standard error; a line a stage where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _StageLines().show
+        return
+    columns = TextColumn("{task.description:>20}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("loading", total=1.0)
+        yield lambda stage, share: bar.update(task, description=stage, completed=share)
+
+
+class _StageLines:
+    """Says on standard error when a stage begins, how much is done, and what that leaves."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._started_at = perf_counter()
+
+    def show(self, stage: str, share: float) -> None:
+        """Print a line for a stage that was not shown yet."""
+        if stage == self._stage:
+            return
+        self._stage = stage
+        seconds = perf_counter() - self._started_at
+        left = f", about {seconds * (1 - share) / share:.0f} s left" if share else ""
+        print(f"blockdraft: {share:4.0%} {stage}{left}", file=sys.stderr)
+
+
+def _print_report(certificate: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    config = certificate["config"]
+    print(f"{config['target']} drafted by {certificate['drafter_folder']}")
+    print(f"{config['dtype']} on {config['device']}, {certificate['threads']} threads")
+    for section in sections(certificate):
+        table = Table(title=section.title, title_justify="left", box=None, show_header=False)
+        for line in section.lines:
+            mark = Text(MARKS[line.mark], style=_COLORS[line.mark])
+            table.add_row(mark, Text(line.name), Text(line.found))
+        console.print(table)
+    print(verdict_line(certificate))
+    if left_out := certificate["left_out"]:
+        print(f"{len(left_out)} prompts left out, as the target cannot take them")
+    print(f"{certificate['seconds']:.0f} s, {len(certificate['cases'])} cases")

@@ -1,0 +1,136 @@
+"""What a proof decodes: prompts, each with some of the ways to sample."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from blockdraft.core.errors import RequestError
+from blockdraft.core.request import SamplingParams
+from blockdraft.llm import LLM
+from blockdraft.proof.config import ProofConfig
+from blockdraft.proof.corpus import ProofPrompt
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "greedy": {},
+        "temperature": {"temperature": 0.7},
+        "top-k": {"temperature": 1.0, "top_k": 20},
+        "stop": {"stop": (". ", "\n\n", "}", "e s")},
+        "top-p": {"temperature": 0.8, "top_p": 0.9},
+        "penalties": {
+            "repetition_penalty": 1.15,
+            "presence_penalty": 0.4,
+            "frequency_penalty": 0.2,
+        },
+        "min-p": {"temperature": 1.2, "min_p": 0.05},
+        "logprobs": {"logprobs": 5},
+        "samples": {"temperature": 0.9, "n": 3},
+        "all filters": {
+            "temperature": 1.5,
+            "top_k": 50,
+            "top_p": 0.95,
+            "min_p": 0.02,
+            "repetition_penalty": 1.1,
+            "min_tokens": 6,
+        },
+        "sampled stop": {"temperature": 0.7, "stop": ("\n", " the ", "a"), "min_tokens": 4},
+        "very hot": {"temperature": 3.0, "ignore_eos": True},
+    }
+)
+"""Ways to sample by name; the rest of SamplingParams stays at its defaults."""
+STRIDE = 5
+"""From one setting of a prompt to its next: coprime to their number, so that none comes twice."""
+LOGPROBS = 1
+"""Asked for with every case: they show differences that the tokens do not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One request of a proof; its id is unique there."""
+
+    prompt: ProofPrompt
+    prompt_ids: tuple[int, ...]
+    setting: str
+    params: SamplingParams
+
+    @property
+    def id(self) -> str:
+        """Names the case in a certificate."""
+        return f"{self.prompt.id}/{self.setting}"
+
+    @property
+    def work(self) -> float:
+        """About how long a run of it takes, in decoded tokens."""
+        return self.params.n * self.params.max_tokens + len(self.prompt_ids) / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All cases of a proof, and why prompts of the corpus were left out, by their ids."""
+
+    cases: tuple[Case, ...]
+    left_out: Mapping[str, str]
+
+
+def plan_cases(
+    llm: LLM, corpus: Sequence[ProofPrompt], own: Sequence[ProofPrompt], config: ProofConfig
+) -> Plan:
+    """Give every prompt its settings.
+
+    Prompts of the bundled corpus that the target cannot take are left out: its context may be
+    small. The user's own are refused.
+
+    Raises:
+        RequestError: a prompt of the user's cannot be decoded (names it), two share an id, or
+            none is left.
+    """
+    _check_ids([*corpus, *own])
+    cases: list[Case] = []
+    left_out: dict[str, str] = {}
+    for index, prompt in enumerate([*corpus, *own]):
+        try:
+            ids = encode(llm, prompt)
+            found = [_case(prompt, ids, name, config) for name in _settings_of(index, config)]
+            for case in found:
+                llm.engine.check_prompt(case.prompt_ids, case.params)
+        except RequestError as error:
+            if index >= len(corpus):
+                raise RequestError(f"prompt {prompt.id}: {error}") from error
+            left_out[prompt.id] = str(error)
+        else:
+            cases += found
+    if not cases:
+        raise RequestError("the target takes no prompt of the corpus; give shorter ones: --prompts")
+    return Plan(tuple(cases), MappingProxyType(left_out))
+
+
+def _check_ids(prompts: Sequence[ProofPrompt]) -> None:
+    ids = Counter(prompt.id for prompt in prompts)
+    if twice := [prompt_id for prompt_id, count in ids.items() if count > 1]:
+        raise RequestError(f"two prompts have the id {twice[0]!r}; give each its own")
+
+
+def encode(llm: LLM, prompt: ProofPrompt) -> tuple[int, ...]:
+    """Token ids of a prompt, in the chat template unless it is raw or there is none."""
+    if prompt.raw or not llm.tokenizer.has_chat_template:
+        ids = llm.tokenizer.encode(prompt.text)
+    else:
+        thinking = prompt.thinking if llm.tokenizer.has_thinking_switch else None
+        message = {"role": "user", "content": prompt.text}
+        ids = llm.tokenizer.encode_chat([message], thinking=thinking)
+    return tuple(ids[: prompt.take])
+
+
+def _settings_of(index: int, config: ProofConfig) -> list[str]:
+    names = list(SETTINGS)
+    return [names[(index + i * STRIDE) % len(names)] for i in range(config.num_settings)]
+
+
+def _case(
+    prompt: ProofPrompt, prompt_ids: tuple[int, ...], setting: str, config: ProofConfig
+) -> Case:
+    options = {"logprobs": LOGPROBS, **SETTINGS[setting]}
+    params = SamplingParams(max_tokens=config.max_tokens, seed=config.seed, **options)
+    return Case(prompt, prompt_ids, setting, params)

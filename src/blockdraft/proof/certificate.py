@@ -1,0 +1,102 @@
+"""The certificate: what was proven of what, where and how, as plain values for JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from blockdraft.engine.setting import describe_setting
+from blockdraft.llm import LLM
+from blockdraft.proof.cases import Case
+from blockdraft.proof.config import ProofConfig
+from blockdraft.proof.corpus import ProofPrompt
+from blockdraft.proof.findings import Findings, WayCheck
+from blockdraft.proof.fingerprint import (
+    hash_code,
+    hash_model,
+    hash_prompts,
+    hash_text,
+    hash_tokenizer,
+    hash_value,
+)
+from blockdraft.proof.replay import FORMAT, KIND
+from blockdraft.proof.ways import Output
+
+
+def describe_proof(llm: LLM, config: ProofConfig, prompt_files: Sequence[Path]) -> dict[str, Any]:
+    """The part that is known before anything has run."""
+    assert llm.drafter_folder is not None
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        **describe_setting(llm),
+        "drafter_folder": str(llm.drafter_folder),
+        "proof": asdict(config) | {"prompts": [str(path.absolute()) for path in prompt_files]},
+        "hashes": {
+            "target": hash_model(llm.folder),
+            "drafter": hash_model(llm.drafter_folder),
+            "tokenizer": hash_tokenizer(llm.folder),
+            "chat_template": hash_text(llm.tokenizer.chat_template),
+            "code": hash_code(),
+        },
+    }
+
+
+def make_certificate(description: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+    """The whole certificate, of a proof that has ended or of as much as there is."""
+    prompts: dict[str, ProofPrompt] = {c.prompt.id: c.prompt for c in findings.plan.cases}
+    description = dict(description)
+    hashes = description["hashes"] | {"prompts": hash_prompts(list(prompts.values()))}
+    return {
+        **description,
+        "hashes": hashes,
+        "verdict": findings.verdict,
+        "partial": not findings.is_whole,
+        "failures": findings.failures,
+        "seconds": findings.seconds,
+        "num_differences": sum(len(check.differences) for check in findings.ways),
+        "left_out": dict(findings.plan.left_out),
+        "checks": [_check(check) for check in findings.ways],
+        "draft_context": [asdict(c) | {"is_right": c.is_right} for c in findings.contexts],
+        "noise": None if findings.noise is None else asdict(findings.noise),
+        "controls": [asdict(control) for control in findings.controls],
+        "distribution": [asdict(c) | {"is_right": c.is_right} for c in findings.distributions],
+        "transformers": [asdict(agreement) for agreement in findings.agreements],
+        "cases": [_case(case, findings.plain.get(case)) for case in findings.plan.cases],
+    }
+
+
+def _check(check: WayCheck) -> dict[str, Any]:
+    return {
+        "name": check.way.name,
+        "about": check.way.about,
+        "num_cases": check.num_cases,
+        "num_tokens": check.num_tokens,
+        "num_failures": check.num_failures,
+        "acceptance_length": check.acceptance.acceptance_length,
+        "differences": [asdict(difference) for difference in check.differences],
+    }
+
+
+def _case(case: Case, output: Output | None) -> dict[str, Any]:
+    """What was asked, and a hash of what plain decoding answered; None if it has not yet."""
+    params = asdict(case.params)
+    return {
+        "id": case.id,
+        "kind": case.prompt.kind,
+        "setting": case.setting,
+        "num_prompt_tokens": len(case.prompt_ids),
+        "params": params,
+        "output": None if output is None else hash_output(output),
+        "text": None if output is None else output[0].text,
+    }
+
+
+def hash_output(output: Output) -> str:
+    """SHA-256 of tokens, texts, ends and log-probabilities of all samples."""
+    samples = []
+    for sample in output:
+        values = asdict(sample)
+        del values["acceptance"]
+        samples.append(values)
+    return hash_value(samples)

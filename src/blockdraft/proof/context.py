@@ -1,0 +1,101 @@
+"""The draft context against one computed from scratch.
+
+What the drafter knows of the target never shows in the output: features of the wrong tokens only
+make it guess worse. So the keys and values that it holds in the middle of a run are compared with
+those of the features of one forward over the same tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row
+from blockdraft.engine.engine import Engine
+from blockdraft.models.draft_context import LayerKV
+from blockdraft.proof.cases import Case
+from blockdraft.proof.lone import lone_sequence
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+
+BOUNDS = {torch.bfloat16: 0.1, torch.float32: 1e-3, torch.float64: 1e-9}
+"""Relative deviations that rounding may make: the projection, unlike the target, is not exact. The
+features of a neighbor are off by about 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCheck:
+    """The largest deviation of a token's keys or values from those that they should be.
+
+    Relative to their norm, over all draft layers and `num_tokens` tokens.
+    """
+
+    case_id: str
+    num_tokens: int
+    deviation: float
+    bound: float
+
+    @property
+    def is_right(self) -> bool:
+        """True if rounding explains what deviates, and there was something to look at."""
+        return self.num_tokens > 0 and self.deviation <= self.bound
+
+
+def check_context(engine: Engine, case: Case) -> ContextCheck:
+    """Decode a case, look at its draft context whenever something was drafted, keep the last look.
+
+    Nothing may be running.
+    """
+    drafter = engine.drafter
+    assert isinstance(drafter, DFlashDrafter)
+    params = SamplingParams(max_tokens=case.params.max_tokens, ignore_eos=True)
+    key = engine.add(case.prompt_ids, params)
+    sequence = engine.progress[key].sequence
+    held: list[LayerKV] = []
+    try:
+        while engine.has_work:
+            engine.step()
+            if sequence.finish_reason is None and drafter.num_written(key):
+                held = _held(drafter, key)
+    finally:
+        engine.take(key)
+    num_tokens = held[0][0].shape[2] if held else 0
+    deviation = 0.0
+    if num_tokens:
+        expected = _computed(engine, drafter, sequence.token_ids[:num_tokens])
+        deviation = max(_deviation(one, other) for one, other in zip(held, expected, strict=True))
+    bound = BOUNDS[drafter.embed_weight.dtype]
+    return ContextCheck(case.id, num_tokens, deviation, bound)
+
+
+@torch.inference_mode()
+def _held(drafter: DFlashDrafter, key: int) -> list[LayerKV]:
+    """A copy of the keys and values of each draft layer."""
+    config, weight = drafter.model.config, drafter.embed_weight
+    empty = weight.new_empty(1, config.num_key_value_heads, 0, config.head_dim)
+    view = drafter.contexts.view([key], [drafter.num_written(key)])
+    pairs = [view.extend(layer, empty, empty) for layer in range(config.num_hidden_layers)]
+    return [(k.clone(), v.clone()) for k, v in pairs]
+
+
+@torch.inference_mode()
+def _computed(engine: Engine, drafter: DFlashDrafter, token_ids: Sequence[int]) -> list[LayerKV]:
+    """Keys and values of each draft layer for tokens that the target has just read, at once."""
+    with lone_sequence(engine, token_ids, 0, features=True) as sequence:
+        row = Row(sequence, list(token_ids), 0)
+        features = engine.target.forward([row], [[]]).features[0]
+    assert features is not None
+    positions = torch.arange(len(token_ids), device=features.device)
+    return drafter.model.project_context(features[None], positions[None])
+
+
+def _deviation(found: LayerKV, expected: LayerKV) -> float:
+    """The largest over a layer's tokens: of the keys, or of the values."""
+    return max(map(_largest_deviation, found, expected))
+
+
+def _largest_deviation(found: Tensor, expected: Tensor) -> float:
+    """[1, kv_heads, tokens, head_dim] each; a token's heads are looked at together."""
+    difference = (found.double() - expected.double()).norm(dim=(1, 3))
+    return float((difference / expected.double().norm(dim=(1, 3)).clamp_min(1e-30)).max())

@@ -1,0 +1,88 @@
+"""The prompts of a proof: a bundled corpus, messy on purpose, and the user's own.
+
+Loads no model library.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.jsonl import bad_row, parse_row, prompt_text, read_lines
+
+BUNDLED = Path(__file__).with_name("corpus.jsonl")
+MOST_NAMED = 20
+"""Bad lines that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofPrompt:
+    """A text, and how it becomes token ids.
+
+    raw: no chat template. take: keep `ids[:take]`, so 1 is the first token alone and -1 cuts the
+    last one off, in the middle of a character perhaps. thinking: on or off, where the chat template
+    has such a switch; None leaves it alone.
+    """
+
+    id: str
+    kind: str
+    text: str
+    raw: bool = False
+    take: int | None = None
+    thinking: bool | None = None
+
+
+def read_prompts(path: Path) -> list[ProofPrompt]:
+    """Read (gzipped) JSONL with `prompt` or `turns`, and optionally the fields of ProofPrompt.
+
+    Raises:
+        ConfigError: the file cannot be read or holds no prompt, or lines of it are bad; names all.
+    """
+    prompts, errors = [], []
+    name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    for number, line in read_lines(path):
+        try:
+            prompts.append(_prompt(parse_row(line, path, number), path, number, name))
+        except ConfigError as error:
+            errors.append(str(error))
+    if len(errors) == 1:
+        raise ConfigError(errors[0])
+    if errors:
+        named = " | ".join(errors[:MOST_NAMED])
+        more = f" | and {len(errors) - MOST_NAMED} more" if len(errors) > MOST_NAMED else ""
+        raise ConfigError(f"{len(errors)} lines are bad: {named}{more}")
+    if not prompts:
+        raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
+    return prompts
+
+
+def _prompt(row: dict[str, Any], path: Path, number: int, name: str) -> ProofPrompt:
+    def taken(field: str, kind: type, default: Any) -> Any:
+        value = row.get(field, default)
+        if value is not default and type(value) is not kind:
+            remedy = f"give {'true or false' if kind is bool else 'a whole number'}"
+            raise bad_row(path, number, f"its {field} is {value!r}", remedy)
+        return value
+
+    raw = taken("raw", bool, False)
+    if raw and isinstance(row.get("prompt"), str) and row["prompt"]:
+        text = row["prompt"]  # blanks alone are a prompt where no template refuses them
+    else:
+        text = prompt_text(row, path, number)
+    return ProofPrompt(
+        id=str(row.get("id", f"{name}-{number}")),
+        kind=str(row.get("kind", row.get("category", name))),
+        text=text,
+        raw=raw,
+        take=taken("take", int, None),
+        thinking=taken("thinking", bool, None),
+    )
+
+
+def first_of_each_kind(prompts: Iterable[ProofPrompt]) -> list[ProofPrompt]:
+    """One prompt a kind, and both where the kind is about thinking on and off."""
+    kept: dict[tuple[str, bool | None], ProofPrompt] = {}
+    for prompt in prompts:
+        kept.setdefault((prompt.kind, prompt.thinking), prompt)
+    return list(kept.values())

@@ -1,0 +1,182 @@
+"""Planted faults: ways to break losslessness, wrapped around an engine from outside.
+
+A proof that finds no difference says something only if it would find one. Each fault is something
+that a real engine got wrong, or nearly; none needs a switch inside the engine.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
+from blockdraft.engine import engine as engine_module
+from blockdraft.engine.engine import Engine
+from blockdraft.models import attention, paged_attention
+from blockdraft.models.target import TargetOutput
+from blockdraft.speculate.choice import choices
+from blockdraft.speculate.verify import Verdict, verify
+
+Fault = Callable[[Engine], AbstractContextManager[None]]
+"""Plants a fault in an engine and takes it out again."""
+
+SEED_OF_REDRAWS = 0x5DEECE66D
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object or a module another attribute for a while."""
+    own = vars(owner)
+    before = own.get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def keep_one_too_many(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
+    """`verify` that keeps the first rejected draft, and chooses the bonus behind it."""
+
+    def change(draft: list[int], rows: Tensor, row: Row, verdict: Verdict) -> Verdict:
+        num = verdict.num_accepted + 1
+        bonus = _choice_at(rows, row.sequence, draft, num)
+        return _with_tokens(verdict, [*draft[:num], bonus], num)
+
+    return _after_rejections(block, logits, batch, change)
+
+
+def redraw_rejected(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
+    """`verify` that throws away the choice that rejected a draft, and draws another."""
+
+    def change(draft: list[int], rows: Tensor, row: Row, verdict: Verdict) -> Verdict:
+        num = verdict.num_accepted
+        token_id = redraw(rows, row.sequence, draft, num)
+        return _with_tokens(verdict, [*draft[:num], token_id], num)
+
+    return _after_rejections(block, logits, batch, change)
+
+
+def redraw(logits: Tensor, sequence: Sequence, draft: list[int], index: int) -> int:
+    """A choice with noise that no position owns."""
+    other = copy.copy(sequence)
+    other.seed = sequence.seed ^ SEED_OF_REDRAWS
+    return _choice_at(logits, other, draft, index)
+
+
+def _choice_at(logits: Tensor, sequence: Sequence, ahead: list[int], index: int) -> int:
+    return next(islice(choices(logits, sequence, ahead), index, None))
+
+
+def _after_rejections(
+    block: DraftBlock,
+    logits: Tensor,
+    batch: Batch,
+    change: Callable[[list[int], Tensor, Row, Verdict], Verdict],
+) -> list[Verdict]:
+    """What `verify` says, every verdict with a rejection passed through `change`."""
+    counts = [
+        1 + len(draft) if row.is_complete else 0 for row, draft in zip(batch, block, strict=True)
+    ]
+    own = torch.split(logits, counts)
+    return [
+        change(draft, rows, row, verdict)
+        if rows.shape[0] and verdict.num_accepted < len(draft)
+        else verdict
+        for draft, rows, row, verdict in zip(
+            block, own, batch, verify(block, logits, batch), strict=True
+        )
+    ]
+
+
+def _with_tokens(verdict: Verdict, token_ids: list[int], num_accepted: int) -> Verdict:
+    """Other tokens; log-probabilities stay one a token, where they are wanted."""
+    logprobs = verdict.logprobs
+    if logprobs:
+        logprobs = [*logprobs, logprobs[-1]][: len(token_ids)]
+    return replace(verdict, token_ids=token_ids, num_accepted=num_accepted, logprobs=logprobs)
+
+
+@contextmanager
+def verifying_by(faulty: Callable[[DraftBlock, Tensor, Batch], list[Verdict]]) -> Iterator[None]:
+    """Let engines verify by another function for a while."""
+    with replaced(engine_module, "verify", faulty):
+        yield
+
+
+def accept_one_too_many(engine: Engine) -> AbstractContextManager[None]:
+    """The first rejected draft is kept, and the bonus chosen behind it."""
+    return verifying_by(keep_one_too_many)
+
+
+def redraw_after_rejection(engine: Engine) -> AbstractContextManager[None]:
+    """The choice that rejected a draft is thrown away and drawn again."""
+    return verifying_by(redraw_rejected)
+
+
+@contextmanager
+def wrong_rollback(engine: Engine) -> Iterator[None]:
+    """A rejected draft stays in the cache, in the place of the target's own token."""
+    forward = engine.target.forward
+    drafted: dict[int, tuple[int, list[int]]] = {}
+
+    def faulty(batch: Batch, block: DraftBlock) -> TargetOutput:
+        rows = [_with_leftover(row, *drafted.get(row.sequence.key, (0, []))) for row in batch]
+        for row, draft in zip(batch, block, strict=True):
+            drafted[row.sequence.key] = len(row.sequence.token_ids), list(draft)
+        return forward(rows, block)
+
+    with replaced(engine.target, "forward", faulty):
+        yield
+
+
+def _with_leftover(row: Row, start: int, draft: list[int]) -> Row:
+    """The row with the draft, made at position `start`, that its anchor took the place of."""
+    index = len(row.sequence.token_ids) - 1 - start
+    if row.is_prompt or not 0 <= index < len(draft):
+        return row
+    return replace(row, new_ids=[draft[index]])
+
+
+@contextmanager
+def shifted_features(engine: Engine) -> Iterator[None]:
+    """The drafter gets for each token of a forward the features of the token beside it."""
+    absorb = engine.drafter.absorb
+
+    def faulty(key: int, start: int, features: Tensor) -> None:
+        absorb(key, start, features.roll(1, dims=0))
+
+    with replaced(engine.drafter, "absorb", faulty):
+        yield
+
+
+@contextmanager
+def attention_by_company(engine: Engine) -> Iterator[None]:
+    """Attention adds up its keys in as many parts as suit the number of rows, as fast kernels do.
+
+    Mathematically nothing changes.
+    """
+    attend = attention.grouped_attention
+
+    def faulty(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Tensor:
+        num_parts = 1 + query.shape[3] // 4
+        parts = []
+        for first in range(num_parts):
+            own = torch.zeros_like(value)
+            own[:, first::num_parts] = value[:, first::num_parts]
+            parts.append(attend(query, key, own, *options))
+        return torch.stack(parts).sum(0)
+
+    with (
+        replaced(attention, "grouped_attention", faulty),
+        replaced(paged_attention, "grouped_attention", faulty),
+    ):
+        yield

@@ -1,0 +1,154 @@
+"""Teacher forcing: what the target says of given tokens, run in forwards of a given length.
+
+With `--exact off` outputs may differ because rows are rounded differently in other company. A first
+difference proves nothing then, and neither does a small one: behind it the texts part. So the
+drafted tokens are put to the target one by one, and each must be its choice up to the noise that
+shapes alone make on this pair.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Sequence as Tokens
+from blockdraft.engine.engine import Engine
+from blockdraft.proof.cases import Case
+from blockdraft.proof.differences import Difference, DifferenceVerdict
+from blockdraft.proof.lone import lone_sequence
+from blockdraft.proof.ways import Output
+from blockdraft.speculate.choice import choices
+
+NUM_LEADING = 16
+"""Tokens whose margins to each other are looked at: those that could be chosen."""
+MOST_MARGIN = 64.0
+"""Logits. More is not told apart: no noise is as large."""
+PRECISION = 2.0**-10
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far the margin between two leading tokens moves when only the shape of forwards changes.
+
+    In logits: the largest and the mean over `num_positions` positions, run in forwards of `shapes`
+    rows.
+    """
+
+    largest: float
+    mean: float
+    num_positions: int
+    shapes: tuple[int, ...]
+
+
+def forced_logits(
+    engine: Engine, prompt_ids: Sequence[int], output_ids: Sequence[int], length: int
+) -> Iterator[Tensor]:
+    """The logits [V] that choose each output token, after the prompt and the tokens before it.
+
+    The prompt goes in at once, then `length` tokens a forward. Nothing may be running.
+
+    Raises:
+        ConfigError: the K/V memory is too small.
+    """
+    target = engine.target
+    with lone_sequence(engine, prompt_ids, len(output_ids)) as sequence:
+        yield from target.forward([Row(sequence, list(prompt_ids), 0)], [[]]).logits
+        sequence.num_cached = len(prompt_ids)
+        # The last token of all is chosen, never run.
+        num_run = len(output_ids) - 1
+        for first in range(0, num_run, length):
+            own = list(output_ids[first : min(first + length, num_run)])
+            sequence.token_ids = [*prompt_ids, *output_ids[: first + 1]]
+            yield from target.forward([Row(sequence, own[:1], len(own) - 1)], [own[1:]]).logits
+            sequence.num_cached += len(own)
+
+
+def measure_noise(engine: Engine, cases: Sequence[tuple[Case, Output]]) -> Noise:
+    """Run the first sample of each case in different shapes, and compare the margins."""
+    shapes = (1, 1 + engine.drafter.max_draft_tokens, 16)
+    moved = []
+    for case, output in cases:
+        runs = [
+            forced_logits(engine, case.prompt_ids, output[0].token_ids, length) for length in shapes
+        ]
+        for alone, *others in zip(*runs, strict=True):
+            leading = alone.float().topk(min(NUM_LEADING, alone.shape[0])).indices
+            moves = [(other.float() - alone.float())[leading] for other in others]
+            moved.append(max(float(move.max() - move.min()) for move in moves))
+    mean = sum(moved) / len(moved) if moved else 0.0
+    return Noise(max(moved, default=0.0), mean, len(moved), shapes)
+
+
+def classify(
+    engine: Engine, case: Case, difference: Difference, drafted: Output, noise: Noise
+) -> Difference:
+    """Say of a first difference whether the drafted tokens, all of them, are the target's choices.
+
+    A near-tie if each needs no more help than the noise to be chosen, otherwise a violation. Noise
+    explains no text or end that is another after the same tokens.
+    """
+    if difference.verdict == "error":
+        return difference
+    if difference.what != "token_ids" or None in (difference.found, difference.expected):
+        return replace(difference, verdict="violation")
+    sample = drafted[difference.sample]
+    margin = max_margin(engine, case, difference.sample, sample.token_ids)
+    verdict: DifferenceVerdict = "near-tie" if margin <= noise.largest else "violation"
+    return replace(difference, verdict=verdict, margin=margin)
+
+
+def max_margin(engine: Engine, case: Case, sample_index: int, output_ids: Sequence[int]) -> float:
+    """The largest margin, in logits, by which a token of an output is not the target's choice."""
+    assert case.params.seed is not None
+    stop_ids = frozenset(case.params.stop_token_ids)
+    sequence = Tokens(
+        0,
+        case.params,
+        case.params.seed,
+        sample_index,
+        stop_ids,
+        list(case.prompt_ids),
+        len(case.prompt_ids),
+    )
+    largest = 0.0
+    rows = forced_logits(engine, case.prompt_ids, output_ids, 1)
+    for logits, token_id in zip(rows, output_ids, strict=True):
+        largest = max(largest, margin_of(logits, sequence, token_id))
+        sequence.append(token_id)
+    return largest
+
+
+def margin_of(logits: Tensor, sequence: Tokens, token_id: int) -> float:
+    """How much the choice leads a token, in logits [V]; 0 if the token is the choice.
+
+    The least by which the token must rise, or the choice fall, against all others until the choice
+    rule takes the token. Filters, penalties and noise are those of the rule itself, and a choice
+    that a filter lets pass by a hair falls out of it.
+    """
+    choice = next(choices(logits[None], sequence, []))
+    if choice == token_id:
+        return 0.0
+
+    def is_chosen(moved_id: int, move: float) -> bool:
+        moved = logits.float().clone()
+        moved[moved_id] += move
+        return next(choices(moved[None], sequence, [])) == token_id
+
+    return min(
+        _least(lambda margin: is_chosen(token_id, margin)),
+        _least(lambda margin: is_chosen(choice, -margin)),
+    )
+
+
+def _least(is_enough: Callable[[float], bool]) -> float:
+    """The least margin that is enough, to PRECISION; MOST_MARGIN if none below it is."""
+    low, high = 0.0, PRECISION
+    while not is_enough(high):
+        low, high = high, 2 * high
+        if high > MOST_MARGIN:
+            return MOST_MARGIN
+    while high - low > PRECISION:
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,105 @@
+"""A certificate, run again: with which settings, and what came out differently.
+
+Loads no model library.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError
+from blockdraft.proof.config import ProofConfig
+
+KIND = "blockdraft proof"
+FORMAT = 1
+_NEEDED = ("config", "proof", "hashes", "cases", "threads", "versions", "machine")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that is not as it was. area: machine, versions, hashes or outputs."""
+
+    area: str
+    name: str
+    before: Any
+    now: Any
+
+
+def read_certificate(path: Path) -> dict[str, Any]:
+    """Read a certificate that is to be replayed.
+
+    Raises:
+        ConfigError: the file cannot be read, or is none of this format.
+    """
+    remedy = "give a file that `blockdraft prove --output FILE` wrote"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}; {remedy}") from error
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise ConfigError(f"{path} is no certificate of a proof; {remedy}")
+    if found.get("format") != FORMAT:
+        raise ConfigError(
+            f"{path} has format {found.get('format')!r}, and this version reads {FORMAT}; "
+            "replay it with the version that wrote it"
+        )
+    if missing := [name for name in _NEEDED if name not in found]:
+        raise ConfigError(f"{path} lacks {', '.join(missing)}; {remedy}")
+    return found
+
+
+def settings_of(certificate: Mapping[str, Any]) -> tuple[LLMConfig, ProofConfig, list[Path]]:
+    """The pair, the proof and the user's prompts of a certificate.
+
+    Raises:
+        ConfigError: a value is not usable.
+    """
+    try:
+        pair = _fields(LLMConfig, certificate["config"])
+        # As many threads as ran then, whatever this machine would take.
+        pair = pair | {"num_threads": int(certificate["threads"])}
+        proof = dict(certificate["proof"])
+        paths = [Path(path) for path in proof.pop("prompts")]
+        return LLMConfig(**pair), ProofConfig(**_fields(ProofConfig, proof)), paths
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"the certificate's settings are damaged ({error}); make a new one"
+        ) from error
+
+
+def _fields(kind: type[LLMConfig] | type[ProofConfig], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: values[field.name] for field in fields(kind)}
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs between a certificate and its replay, for JSON.
+
+    Outputs are compared of the cases that both have decoded, which are counted.
+    """
+    outputs = [_outputs(certificate) for certificate in (before, now)]
+    both = sorted(outputs[0].keys() & outputs[1].keys())
+    changes = [
+        *_changed("machine", before["machine"], now["machine"]),
+        *_changed("versions", before["versions"], now["versions"]),
+        *_changed("hashes", before["hashes"], now["hashes"]),
+        *_changed("outputs", *({case_id: own[case_id] for case_id in both} for own in outputs)),
+    ]
+    return {
+        "date": before.get("date"),
+        "num_cases": len(before["cases"]),
+        "num_compared": len(both),
+        "changes": [asdict(change) for change in changes],
+    }
+
+
+def _outputs(certificate: Mapping[str, Any]) -> dict[str, str]:
+    return {c["id"]: c["output"] for c in certificate["cases"] if c["output"] is not None}
+
+
+def _changed(area: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    names = sorted(before.keys() | now.keys())
+    pairs = [(name, before.get(name), now.get(name)) for name in names]
+    return [Change(area, name, one, other) for name, one, other in pairs if one != other]

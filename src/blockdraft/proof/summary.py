@@ -1,0 +1,152 @@
+"""A certificate in rows, for the table in the terminal and for the page.
+
+Rows are made of the certificate alone, so that a page can be made of a file. Loads no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Mark = Literal["ok", "failed", "note"]
+MARKS: Mapping[Mark, str] = {"ok": "✓", "failed": "✗", "note": "·"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One check: its name, what was found, and how it ended."""
+
+    name: str
+    found: str
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Checks of one kind."""
+
+    title: str
+    about: str
+    lines: list[Line]
+
+
+def verdict_line(certificate: Mapping[str, Any]) -> str:
+    """The verdict in one sentence."""
+    exact = certificate["config"]["exact"]
+    verdict = certificate["verdict"]
+    if verdict == "proven":
+        return (
+            "PROVEN: drafted output equals plain output, bit for bit"
+            if exact
+            else "NO VIOLATION: with exact off, drafted output differs from plain in near-ties only"
+        )
+    if verdict == "partial":
+        return "PARTIAL: the proof was interrupted; no fault was found until then"
+    return "FAILED: " + "; ".join(certificate["failures"])
+
+
+def sections(certificate: Mapping[str, Any]) -> list[Section]:
+    """All that was checked, in the order of the proof; what has not run yet is left out."""
+    found = [
+        Section(
+            "Outputs against plain decoding",
+            f"{_compared(certificate)} of every case, decoded in another way, equal those of plain "
+            f"decoding alone, {_how_far(certificate)}.",
+            [_way(check) for check in certificate["checks"]],
+        ),
+        Section(
+            "Draft context",
+            "Keys and values that the drafter holds in the middle of a run, against those computed "
+            "from one forward over the same tokens.",
+            [_context(check) for check in certificate["draft_context"]],
+        ),
+        Section(
+            "Negative controls",
+            "Faults planted around the engine from outside. The checks above must find each.",
+            [_control(control) for control in certificate["controls"]],
+        ),
+        Section(
+            "Distribution of the choice rule",
+            "Three tokens over a vocabulary of eight, drafted and verified, against exact "
+            "probabilities; p below 0.001 is another distribution.",
+            [_distribution(check) for check in certificate["distribution"]],
+        ),
+        Section(
+            "Beside it: stock transformers",
+            "Greedy outputs of an untouched model.generate. Its kernels round otherwise, so this "
+            "is no part of the verdict.",
+            [_stock(certificate["transformers"])] if certificate["transformers"] else [],
+        ),
+        Section(
+            "Against the certificate",
+            "What is not as it was when the replayed certificate was made.",
+            _replay(certificate["replay"]) if "replay" in certificate else [],
+        ),
+    ]
+    return [section for section in found if section.lines]
+
+
+def _compared(certificate: Mapping[str, Any]) -> str:
+    exact = certificate["config"]["exact"]
+    return "Tokens, texts, ends and log-probabilities" if exact else "Tokens, texts and ends"
+
+
+def _how_far(certificate: Mapping[str, Any]) -> str:
+    if certificate["config"]["exact"]:
+        return "to the last bit"
+    noise = certificate["noise"]
+    measured = "" if noise is None else f": up to {noise['largest']:.3g} logits on this pair"
+    return f"but for near-ties within the noise of shapes{measured}"
+
+
+def _way(check: Mapping[str, Any]) -> Line:
+    differences = check["differences"]
+    found = f"{check['num_cases']} cases, {check['num_tokens']} tokens, "
+    found += f"tau {check['acceptance_length']:.2f}, {len(differences)} differences"
+    if near := len(differences) - check["num_failures"]:
+        found += f" ({near} near-ties)"
+    return Line(check["name"], found, "failed" if check["num_failures"] else "ok")
+
+
+def _context(check: Mapping[str, Any]) -> Line:
+    found = f"{check['num_tokens']} tokens, off by {check['deviation']:.2g} at most "
+    found += f"(rounding: up to {check['bound']:g})"
+    return Line(check["case_id"], found, "ok" if check["is_right"] else "failed")
+
+
+def _control(control: Mapping[str, Any]) -> Line:
+    name = control["name"]
+    if control["skipped"]:
+        return Line(name, f"not run: {control['skipped']}", "note")
+    if control["caught"]:
+        return Line(name, f"caught: {control['evidence']}", "ok")
+    return Line(name, f"NOT CAUGHT on {control['num_cases']} cases", "failed")
+
+
+def _distribution(check: Mapping[str, Any]) -> Line:
+    found = f"{check['num_draws']} draws, p = {check['p_value']:.3g}"
+    name = check["name"].replace("_", " ")
+    if check["planted"]:
+        name = f"planted: {name}"
+        found += ", caught" if check["is_right"] else ", NOT CAUGHT"
+    return Line(name, found, "ok" if check["is_right"] else "failed")
+
+
+def _stock(rows: list[Mapping[str, Any]]) -> Line:
+    equal = sum(row["first_difference"] is None for row in rows)
+    found = f"{equal} of {len(rows)} outputs are the same throughout"
+    margins = [row["margin"] for row in rows if row["margin"] is not None]
+    if margins:
+        found += f"; where they part, our token leads by {max(margins):.3g} logits at most"
+    return Line("model.generate", found, "note")
+
+
+def _replay(replay: Mapping[str, Any]) -> list[Line]:
+    compared = f"{replay['num_compared']} of {replay['num_cases']} cases compared"
+    changed = [change for change in replay["changes"] if change["area"] == "outputs"]
+    found = f"{compared}, {len(changed)} with another output"
+    lines = [Line("outputs", found, "failed" if changed else "ok")]
+    for change in replay["changes"]:
+        if change["area"] != "outputs":
+            name = f"{change['area']}: {change['name']}"
+            lines.append(Line(name, f"was {change['before']}, is {change['now']}", "note"))
+    return lines

@@ -1,0 +1,155 @@
+"""The ways to run a case that must all give the same output, and the one they are held against."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.request import FinishReason
+from blockdraft.engine.completion import Chunk, Completion
+from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.llm import LLM
+from blockdraft.proof.cases import Case
+from blockdraft.speculate.verify import TokenLogprobs
+
+Depth = Literal["none", "whole blocks", "adaptive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How cases are run.
+
+    num_chunks: pieces of the prompt. together: all cases at once, each begun a step after the one
+    before; otherwise one by one. from_memory: what an earlier run has computed of a prompt is taken
+    over. least_prompt: shorter prompts would be run as any other way runs them, and are not.
+    """
+
+    name: str
+    about: str
+    depth: Depth = "whole blocks"
+    num_chunks: int = 1
+    together: bool = False
+    from_memory: bool = False
+    least_prompt: int = 1
+
+
+PLAIN = Way("plain", "no drafts, alone, the prompt in one chunk", depth="none")
+DRAFTED = Way("drafted", "drafted, alone, the prompt in one chunk")
+CROWD = Way("in a crowd", "drafted, all cases at once", together=True)
+CHUNKS = Way("in five chunks", "drafted, alone, the prompt in five", num_chunks=5, least_prompt=5)
+FROM_MEMORY = Way(
+    "prompt from memory",
+    "drafted, the beginning of the prompt taken over from an earlier request",
+    from_memory=True,
+    least_prompt=PAGE_SIZE + 1,
+)
+ADAPTIVE = Way("adaptive", "drafted as deep as pays, alone", depth="adaptive")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Everything of one sample that must not change, and its acceptance counts."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason
+    error: str | None
+    acceptance: AcceptanceStats = field(compare=False)
+
+
+Output = tuple[Sample, ...]
+"""The samples of one case."""
+
+Done = Callable[[Case], None]
+
+
+def ways_of(llm: LLM, *, adaptive: bool) -> list[Way]:
+    """The ways that are held against PLAIN.
+
+    Memory is shared by requests that run in pages only.
+    """
+    found = [DRAFTED, CROWD, CHUNKS]
+    if isinstance(llm.engine.target.memory, Pages):
+        found.append(FROM_MEMORY)
+    if adaptive:
+        found.append(ADAPTIVE)
+    return found
+
+
+def run(
+    llm: LLM, cases: Sequence[Case], way: Way, done: Done = lambda case: None
+) -> dict[Case, Output]:
+    """Run the cases that the way is for; `done` is told each one that is finished.
+
+    Leaves the LLM as the way has set it: depth, chunk and concurrency, no prompt reused.
+    """
+    cases = [case for case in cases if len(case.prompt_ids) >= way.least_prompt]
+    if way.depth == "adaptive":
+        llm.use_adaptive_depth()
+    else:
+        llm.use_fixed_depth(llm.engine.drafter.max_draft_tokens)
+    llm.engine.scheduler.max_running = llm.config.max_concurrency
+    with _reusing(llm, way.from_memory):
+        return (_run_together if way.together else _run_alone)(llm, cases, way, done)
+
+
+def _run_alone(llm: LLM, cases: Sequence[Case], way: Way, done: Done) -> dict[Case, Output]:
+    outputs = {}
+    for case in cases:
+        # The samples of a case share what a step takes of prompts.
+        num_tokens = len(case.prompt_ids) * case.params.n
+        llm.engine.scheduler.prefill_chunk = -(-num_tokens // way.num_chunks)
+        for _ in range(2 if way.from_memory else 1):
+            outputs[case] = _output(_stream(llm, case, way))
+        done(case)
+    return outputs
+
+
+def _run_together(llm: LLM, cases: Sequence[Case], way: Way, done: Done) -> dict[Case, Output]:
+    """A stream a case, read in turn: the first reading of each begins its request."""
+    llm.engine.scheduler.prefill_chunk = llm.config.prefill_chunk
+    streams = {case: _stream(llm, case, way) for case in cases}
+    chunks: dict[Case, list[Chunk]] = {case: [] for case in cases}
+    while streams:
+        for case, stream in list(streams.items()):
+            chunk = next(stream, None)
+            if chunk is None:
+                del streams[case]
+                done(case)
+            else:
+                chunks[case].append(chunk)
+    return {case: _output(found) for case, found in chunks.items()}
+
+
+@contextmanager
+def _reusing(llm: LLM, wanted: bool) -> Iterator[None]:
+    """Let requests take over what is in memory, or compute everything; afterwards the latter."""
+    memory = llm.engine.target.memory
+    if isinstance(memory, Pages):
+        memory.reuse = wanted
+    yield
+    if isinstance(memory, Pages):
+        memory.reuse = False
+
+
+def _stream(llm: LLM, case: Case, way: Way) -> Iterator[Chunk]:
+    params = case.params if way.depth != "none" else replace(case.params, speculative=False)
+    return llm.generate(list(case.prompt_ids), params, stream=True)
+
+
+def _output(chunks: Iterable[Chunk]) -> Output:
+    finished = [chunk.completion for chunk in chunks if chunk.completion is not None]
+    return tuple(_sample(one) for one in sorted(finished, key=lambda one: one.index))
+
+
+def _sample(completion: Completion) -> Sample:
+    return Sample(
+        completion.token_ids,
+        completion.text,
+        completion.logprobs or (),
+        completion.finish_reason,
+        completion.error,
+        completion.acceptance,
+    )

@@ -1,0 +1,215 @@
+"""`blockdraft prove` on a tiny pair: nothing differs, and every planted fault is found."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockdraft import LLM, ConfigError, RequestError
+from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.models.target import TargetOutput
+from blockdraft.proof import faults
+from blockdraft.proof.cases import SETTINGS, plan_cases
+from blockdraft.proof.config import ProofConfig
+from blockdraft.proof.context import check_context
+from blockdraft.proof.controls import CONTROLS
+from blockdraft.proof.corpus import ProofPrompt
+from blockdraft.proof.differences import first_difference
+from blockdraft.proof.findings import Findings
+from blockdraft.proof.prove import Proof
+from blockdraft.proof.ways import CHUNKS, CROWD, DRAFTED, FROM_MEMORY, PLAIN, run
+from tests.small_llm import assert_nothing_left, load_llm
+
+CONFIG = ProofConfig(
+    max_tokens=12, num_settings=2, num_context_cases=2, num_stock_prompts=2, num_draws=1000
+)
+CORPUS = [
+    ProofPrompt("a", "short", "the abc"),
+    ProofPrompt("b", "raw", "!!\tthe   \n" * 9, raw=True),
+    ProofPrompt("c", "cut", "ab 🦊", raw=True, take=-1),
+    ProofPrompt("d", "one", "a", raw=True, take=1),
+    ProofPrompt("e", "long", "the quick " * 20),
+    ProofPrompt("f", "too long", "x" * 600),
+]
+
+
+def prove(llm: LLM, **changes: Any) -> Findings:
+    return Proof(llm, replace(CONFIG, **changes), CORPUS).run()
+
+
+@pytest.fixture(scope="module")
+def findings(llm: LLM) -> Findings:
+    """One whole proof, on either kind of target."""
+    return prove(llm)
+
+
+def test_a_sound_pair_is_proven(findings: Findings, llm: LLM) -> None:
+    assert findings.failures == []
+    assert findings.verdict == "proven"
+    names = [check.way.name for check in findings.ways]
+    assert names[:3] == ["drafted", "in a crowd", "in five chunks"]
+    assert names[-1] == "adaptive"
+    for check in findings.ways:
+        assert check.num_cases
+        assert check.num_tokens > check.num_cases
+        assert not check.differences
+    assert findings.ways[0].acceptance.drafted
+    assert_nothing_left(llm)
+
+
+def test_the_plan_takes_all_settings_in_turn(llm: LLM) -> None:
+    many = [ProofPrompt(str(index), "k", "the abc") for index in range(len(SETTINGS))]
+    plan = plan_cases(llm, many, [], CONFIG)
+    assert {case.setting for case in plan.cases} == set(SETTINGS)
+    assert len({case.id for case in plan.cases}) == 2 * len(many)
+
+
+def test_what_the_target_cannot_take_is_left_out_of_the_corpus_only(llm: LLM) -> None:
+    plan = plan_cases(llm, CORPUS, [], CONFIG)
+    assert list(plan.left_out) == ["f"]
+    assert "512" in plan.left_out["f"]
+    with pytest.raises(RequestError, match="prompt f: "):
+        plan_cases(llm, [], CORPUS, CONFIG)
+    with pytest.raises(RequestError, match="two prompts have the id 'a'"):
+        plan_cases(llm, CORPUS, CORPUS[:1], CONFIG)
+    with pytest.raises(RequestError, match="takes no prompt"):
+        plan_cases(llm, CORPUS[-1:], [], CONFIG)
+
+
+def test_prompts_are_cut_where_they_ask_for_it(llm: LLM) -> None:
+    plan = plan_cases(llm, CORPUS, [], CONFIG)
+    ids = {case.prompt.id: case.prompt_ids for case in plan.cases}
+    assert len(ids["d"]) == 1
+    assert llm.tokenizer.decode(ids["c"]).endswith("\ufffd")
+
+
+def test_every_control_is_caught(findings: Findings) -> None:
+    assert [control.name for control in findings.controls] == [c.name for c in CONTROLS]
+    for control in findings.controls:
+        assert control.caught, control
+        assert control.evidence
+
+
+def test_the_context_and_the_distributions_are_right(findings: Findings) -> None:
+    assert len(findings.contexts) == 2
+    assert all(context.is_right for context in findings.contexts)
+    assert [check.planted for check in findings.distributions].count(True) == 1
+    assert len(findings.agreements) == 2
+
+
+@pytest.fixture(params=CONTROLS, ids=lambda control: control.name)
+def planted(request: pytest.FixtureRequest, llm: LLM) -> Iterator[str]:
+    """A whole proof runs on an engine with this fault."""
+    with request.param.plant(llm.engine):
+        yield request.param.name
+
+
+def test_each_planted_fault_makes_a_proof_fail(planted: str, llm: LLM) -> None:
+    found = prove(llm, num_draws=50)
+    assert found.verdict == "failed"
+    if planted == "shifted features":
+        assert "draft context" in found.failures[0]
+    else:
+        assert "cases differ drafted" in found.failures[0]
+
+
+def test_an_uncaught_control_makes_a_proof_fail(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fault(engine: object) -> Any:
+        return faults.verifying_by(faults.verify)
+
+    harmless = replace(CONTROLS[0], plant=no_fault)
+    monkeypatch.setattr("blockdraft.proof.prove.CONTROLS", (harmless,))
+    found = prove(llm, num_control_cases=2)
+    assert found.failures == [f"fault not caught: {harmless.name}"]
+
+
+def test_faults_are_taken_out_again(llm: LLM) -> None:
+    engine = llm.engine
+    before = vars(engine.target).copy(), vars(engine.drafter).copy()
+    for control in CONTROLS:
+        with control.plant(engine):
+            pass
+    assert "forward" not in vars(engine.target)
+    assert (vars(engine.target), vars(engine.drafter)) == before
+    assert faults.engine_module.verify is faults.verify
+    assert faults.attention.grouped_attention is faults.paged_attention.grouped_attention
+    assert faults.attention.grouped_attention.__module__ == "blockdraft.models.attention"
+
+
+def watch_batches(llm: LLM) -> AbstractContextManager[None]:
+    """Note in `llm.batches` how many rows, and how many of prompts, each forward has."""
+    forward, batches = llm.engine.target.forward, []
+
+    def watched(batch: Batch, block: DraftBlock) -> TargetOutput:
+        batches.append((len(batch), sum(row.is_prompt for row in batch)))
+        return forward(batch, block)
+
+    llm.batches = batches
+    return faults.replaced(llm.engine.target, "forward", watched)
+
+
+def test_chunks_and_crowds_are_what_they_say(llm: LLM) -> None:
+    cases = plan_cases(llm, CORPUS, [], replace(CONFIG, num_settings=1)).cases
+    (alone,) = [case for case in cases if case.prompt.id == "b"]
+    for way, num_prompt_rows in ((PLAIN, 1), (DRAFTED, 1), (CHUNKS, 5)):
+        with watch_batches(llm):
+            run(llm, [alone], way)
+        assert sum(prompts for _, prompts in llm.batches) == num_prompt_rows
+        assert max(rows for rows, _ in llm.batches) == 1
+    with watch_batches(llm):
+        outputs = run(llm, cases, CROWD)
+    assert len(outputs) == len(cases)
+    assert max(rows for rows, _ in llm.batches) >= len(cases)
+
+
+def test_memory_is_really_reused(folders: tuple[Path, Path]) -> None:
+    llm = load_llm(folders)
+    plan = plan_cases(llm, CORPUS, [], replace(CONFIG, num_settings=1))
+    outputs = run(llm, plan.cases, FROM_MEMORY)
+    assert {len(case.prompt_ids) > 64 for case in outputs} == {True}
+    assert llm.engine.target.memory.num_reused_tokens >= 64 * len(outputs)
+    assert not llm.engine.target.memory.reuse
+
+
+def test_a_difference_names_its_place(llm: LLM) -> None:
+    case = plan_cases(llm, CORPUS, [], CONFIG).cases[0]
+    output = run(llm, [case], PLAIN)[case]
+    (sample,) = output
+    assert first_difference(case, output, output, bits=True) is None
+    ids = (*sample.token_ids[:4], sample.token_ids[4] + 1, *sample.token_ids[5:])
+    found = first_difference(case, (replace(sample, token_ids=ids),), output, bits=True)
+    assert found is not None
+    assert (found.what, found.index, found.found) == ("token_ids", 4, ids[4])
+    shorter = replace(sample, token_ids=sample.token_ids[:-1])
+    found = first_difference(case, (shorter,), output, bits=True)
+    assert found is not None
+    assert (found.index, found.found) == (len(ids) - 1, None)
+    moved = replace(sample.logprobs[2], logprob=sample.logprobs[2].logprob + 1e-7)
+    bits = replace(sample, logprobs=(*sample.logprobs[:2], moved, *sample.logprobs[3:]))
+    found = first_difference(case, (bits,), output, bits=True)
+    assert found is not None
+    assert (found.what, found.index) == ("logprobs", 2)
+    assert first_difference(case, (bits,), output, bits=False) is None
+    broken = replace(sample, error="no memory")
+    found = first_difference(case, (broken,), (broken,), bits=False)
+    assert found is not None
+    assert (found.verdict, found.found) == ("error", "no memory")
+
+
+def test_the_context_check_needs_drafts(llm: LLM) -> None:
+    case = plan_cases(llm, CORPUS, [], CONFIG).cases[0]
+    assert check_context(llm.engine, case).is_right
+    with faults.shifted_features(llm.engine):
+        assert not check_context(llm.engine, case).is_right
+    llm.use_fixed_depth(0)
+    looked = check_context(llm.engine, case)
+    assert looked.num_tokens == 0
+    assert not looked.is_right
+
+
+def test_a_proof_needs_a_drafter(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="without a drafter"):
+        Proof(LLM(str(folders[0]), None, dtype="float32"), CONFIG, CORPUS)

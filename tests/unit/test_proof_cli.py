@@ -1,0 +1,264 @@
+"""`blockdraft prove` as a command: exit codes, certificate, page, replay, interruption."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from blockdraft.cli import prove as command
+from blockdraft.cli.main import app
+from blockdraft.cli.prove import INTERRUPTED
+from blockdraft.proof import faults
+from blockdraft.proof.controls import CONTROLS
+from blockdraft.proof.page import make_page
+from blockdraft.proof.prove import Proof
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
+
+CORPUS = [
+    {"id": "a", "kind": "short", "prompt": "the abc <|end|> & <td class='x'>"},
+    {"id": "b", "kind": "raw", "prompt": "!!\tthe   \n" * 9, "raw": True},
+    {"id": "c", "kind": "one", "prompt": "a", "raw": True, "take": 1},
+    {"id": "d", "kind": "other", "prompt": "the !! abc"},
+    {"id": "e", "kind": "more", "prompt": "é ü 🦊"},
+]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tmp_path_factory):
+    """A corpus of five prompts, and hardly any draws."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    path.write_text("\n".join(map(json.dumps, CORPUS)), encoding="utf-8")
+    monkeypatch.setattr(command, "BUNDLED", path)
+    monkeypatch.setattr(
+        command, "QUICK", command.QUICK | {"max_tokens": 10, "num_draws": 800, "num_settings": 2}
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    return tiny_target_folder(root), tiny_drafter_folder(root)
+
+
+@pytest.fixture
+def pair(folders):
+    return ["--target", str(folders[0]), "--drafter", str(folders[1]), "--dtype", "float32"]
+
+
+def prove(*arguments):
+    return CliRunner().invoke(app, ["prove", *map(str, arguments)], prog_name="blockdraft")
+
+
+def refusal(*arguments):
+    result = prove(*arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("blockdraft: ")]
+    return line
+
+
+def test_a_proof_leaves_a_certificate_and_a_page(pair, tmp_path):
+    path, page = tmp_path / "c.json", tmp_path / "c.html"
+    result = prove("--quick", *pair, "--output", path, "--html", page)
+    assert result.exit_code == 0, result.output
+    assert "PROVEN" in result.stdout
+    assert "one token too many" in result.stdout
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert (found["verdict"], found["partial"], found["num_differences"]) == ("proven", False, 0)
+    assert {len(value) for value in found["hashes"].values()} == {64}
+    assert set(found["hashes"]) == {
+        "target", "drafter", "tokenizer", "chat_template", "code", "prompts",
+    }  # fmt: skip
+    assert {"versions", "machine", "command", "threads", "config", "proof"} <= set(found)
+    assert all(control["caught"] for control in found["controls"])
+    assert len(found["cases"]) == 2 * len(CORPUS)
+    assert page.read_bytes().decode() == make_page(found)
+
+
+def test_json_is_the_certificate(pair, tmp_path):
+    path = tmp_path / "c.json"
+    result = prove("--quick", *pair, "--json", "--output", path)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
+def test_an_engine_with_a_fault_exits_with_1(pair, monkeypatch, control):
+    real = Proof.run
+
+    def run(self):
+        with control.plant(self.llm.engine):
+            return real(self)
+
+    monkeypatch.setattr(Proof, "run", run)
+    result = prove("--quick", *pair, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["verdict"] == "failed"
+
+
+def test_a_drafter_of_noise_changes_nothing(folders, tmp_path):
+    target, drafter = folders[0], tiny_drafter_folder(tmp_path)
+    path = drafter / "model.safetensors"
+    weights = load_file(path)
+    save_file({name: 50.0 * weight.roll(1) for name, weight in weights.items()}, path)
+    options = ["--target", target, "--drafter", drafter, "--dtype", "float32"]
+    result = prove("--quick", *options, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["num_differences"] == 0
+
+
+def test_with_exact_off_near_ties_are_no_failure(pair):
+    result = prove("--quick", *pair, "--exact", "off", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["noise"]["num_positions"] > 20
+    skipped = [control["name"] for control in found["controls"] if control["skipped"]]
+    assert skipped == ["attention by company"]
+    assert all(c["caught"] for c in found["controls"] if not c["skipped"])
+
+
+def test_a_replay_gives_the_same_outputs(pair, tmp_path):
+    path, again = tmp_path / "c.json", tmp_path / "again.json"
+    assert prove("--quick", *pair, "--seed", 7, "--output", path).exit_code == 0
+    result = prove("--replay", path, "--output", again)
+    assert result.exit_code == 0, result.output
+    before, now = (json.loads(one.read_text(encoding="utf-8")) for one in (path, again))
+    assert now["replay"]["changes"] == []
+    assert now["replay"]["num_compared"] == len(before["cases"])
+    assert now["proof"] == before["proof"]
+    assert now["proof"]["seed"] == 7
+
+
+def test_a_replay_says_what_is_another(pair, folders, tmp_path):
+    path = tmp_path / "c.json"
+    assert prove("--quick", *pair, "--output", path).exit_code == 0
+    found = json.loads(path.read_text(encoding="utf-8"))
+    found["versions"]["torch"] = "1.0"
+    found["hashes"]["drafter"] = "0" * 64
+    path.write_text(json.dumps(found), encoding="utf-8")
+    result = prove("--replay", path)
+    assert result.exit_code == 0, result.output
+    assert "versions: torch" in result.stdout
+    assert "hashes: drafter" in result.stdout
+    found["cases"][1]["output"] = "0" * 64
+    path.write_text(json.dumps(found), encoding="utf-8")
+    result = prove("--replay", path, "--json")
+    assert result.exit_code == 1
+    changes = json.loads(result.stdout)["replay"]["changes"]
+    assert [change["name"] for change in changes if change["area"] == "outputs"] == [
+        found["cases"][1]["id"]
+    ]
+
+
+def test_an_interrupted_proof_leaves_a_partial_certificate(pair, tmp_path, monkeypatch):
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Proof, "_run_controls", interrupt)
+    path, page = tmp_path / "c.json", tmp_path / "c.html"
+    result = prove("--quick", *pair, "--output", path, "--html", page)
+    assert result.exit_code == INTERRUPTED
+    assert "PARTIAL" in result.stdout
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert (found["verdict"], found["partial"]) == ("partial", True)
+    assert found["checks"]
+    assert found["controls"] == []
+    assert "PARTIAL" in page.read_text(encoding="utf-8")
+
+
+def test_a_failure_outweighs_an_interrupt(pair, monkeypatch):
+    real = Proof._check_way
+
+    def check_way(self, way):
+        with faults.wrong_rollback(self.llm.engine):
+            real(self, way)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Proof, "_check_way", check_way)
+    result = prove("--quick", *pair, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["verdict"], found["partial"]) == ("failed", True)
+
+
+def test_bad_lines_of_a_users_file_are_refused_before_anything_is_loaded(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a"}\n{\n{"turns": []}\n', encoding="utf-8")
+    line = refusal("--prompts", path, "--target", "no-such-model")
+    assert "line 2" in line
+    assert "line 3" in line
+
+
+def test_a_users_prompts_are_proven_too(pair, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"id": "own", "prompt": "the the abc"}\n', encoding="utf-8")
+    result = prove("--quick", *pair, "--prompts", path, "--json")
+    assert result.exit_code == 0, result.output
+    assert "own/" in "".join(case["id"] for case in json.loads(result.stdout)["cases"])
+    path.write_text(json.dumps({"prompt": "x" * 600}), encoding="utf-8")
+    assert "prompt mine-1: " in refusal("--quick", *pair, "--prompts", path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "cannot read"),
+        ("[]", "is no certificate"),
+        ('{"kind": "blockdraft proof", "format": 9}', "format 9"),
+        ('{"kind": "blockdraft proof", "format": 1}', "lacks config"),
+    ],
+)
+def test_what_is_no_certificate_is_not_replayed(tmp_path, content, reason):
+    path = tmp_path / "c.json"
+    path.write_text(content, encoding="utf-8")
+    assert reason in refusal("--replay", path)
+
+
+def test_a_replay_takes_no_settings_beside_the_certificate(tmp_path):
+    assert "leave out --threads" in refusal("--replay", tmp_path / "c.json", "--threads", 1)
+
+
+@pytest.mark.parametrize("option", ["--output", "--html"])
+def test_where_nothing_can_be_written_nothing_is_begun(tmp_path, option):
+    assert "cannot write" in refusal(option, tmp_path / "none" / "c", "--target", "no-such-model")
+
+
+def test_a_pair_without_a_drafter_is_refused(pair):
+    assert "without a drafter" in refusal("--target", pair[1], "--drafter", "none")
+
+
+class _Checker(HTMLParser):
+    """Every element is closed in order, and nothing comes from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.texts = [], []
+
+    def handle_starttag(self, tag, attrs):
+        names = {name for name, _ in attrs}
+        assert not names & {"src", "href", "onclick", "style"}, (tag, attrs)
+        assert tag not in {"script", "link", "iframe", "img"}
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_page_stands_alone_and_escapes_what_models_say(pair, tmp_path):
+    path = tmp_path / "c.json"
+    assert prove("--quick", *pair, "--output", path).exit_code == 0
+    found = json.loads(path.read_text(encoding="utf-8"))
+    found["cases"][0]["text"] = "<td class='x'><script>alert(1)</script> & <b>"
+    page = make_page(found)
+    checker = _Checker()
+    checker.feed(page)
+    assert checker.open == []
+    assert "<script>alert(1)</script>" in "".join(checker.texts)
+    assert "url(" not in page
+    assert "prefers-color-scheme: dark" in page
+    assert '<html lang="en">' in page
