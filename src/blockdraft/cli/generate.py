@@ -58,6 +58,12 @@ def generate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Time plain and drafted decoding side by side.")
     ] = False,
+    show_draft: Annotated[
+        bool, typer.Option("--show-draft", help="Mark what was drafted; prints when finished.")
+    ] = False,
+    smooth: Annotated[
+        bool, typer.Option("--smooth", help="Let text flow evenly, a quarter of a second late.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Answer one prompt."""
@@ -70,12 +76,22 @@ def generate(
         raise ConfigError("--system needs the chat template; leave out --system or --raw")
     if compare:
         _check_compare(config, params)
+    if show_draft:
+        _check_show_draft(config, params, compare=compare, as_json=as_json)
+    if smooth and (compare or as_json or show_draft or params.n > 1):
+        raise ConfigError(
+            "--smooth needs text that streams; leave out --smooth or the other option"
+        )
     llm = options.load_llm(config)
     prompt_ids = _encode(llm, text, system, raw)
     if compare:
         _compare(llm, prompt_ids, params, as_json)
     elif as_json:
         _print_json(llm, prompt_ids, params)
+    elif show_draft:
+        _print_drafts(llm, prompt_ids, params, text, raw)
+    elif smooth:
+        _print_smoothly(llm, prompt_ids, params)
     else:
         _print_text(llm, prompt_ids, params)
 
@@ -108,6 +124,40 @@ def _print_text(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> No
         if chunk.completion is not None:
             print("" if params.n == 1 else chunk.completion.text, flush=True)
             print(_summary(chunk.completion, params), file=sys.stderr)
+
+
+def _print_smoothly(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:
+    """As `_print_text`, for one sample; text leaves at the rate at which it comes."""
+    from blockdraft.cli.smooth import SmoothWriter
+
+    with SmoothWriter(lambda text: print(text, end="", flush=True)) as writer:
+        for chunk in llm.generate(prompt_ids, params, stream=True):
+            writer.push(chunk.text, len(chunk.token_ids))
+    print(flush=True)
+    assert chunk.completion is not None
+    print(_summary(chunk.completion, params), file=sys.stderr)
+
+
+def _check_show_draft(
+    config: LLMConfig, params: SamplingParams, *, compare: bool, as_json: bool
+) -> None:
+    if not config.drafts or params.max_draft_tokens == 0:
+        raise ConfigError("--show-draft needs a drafter and --speculative on or a number")
+    if compare or as_json:
+        raise ConfigError("--show-draft prints text; for JSON use `blockdraft explain --json`")
+
+
+def _print_drafts(
+    llm: "LLM", prompt_ids: list[int], params: SamplingParams, text: str, raw: bool
+) -> None:
+    """Print each sample when it is finished, what was drafted marked. Summaries on stderr."""
+    from blockdraft.cli.explain_output import print_drafts
+    from blockdraft.proof.explain import check_explains, explain
+
+    check_explains(llm)
+    for explanation in explain(llm, prompt_ids, params, prompt=text, before=text if raw else ""):
+        print_drafts(explanation)
+        print(_summary(explanation.completion, params), file=sys.stderr)
 
 
 def _summary(completion: "Completion", params: SamplingParams) -> str:

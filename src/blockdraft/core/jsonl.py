@@ -3,7 +3,7 @@
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +13,55 @@ _READ_ERRORS = (OSError, EOFError, zlib.error, ValueError)
 """OSError also says that a file is no gzip; EOFError and zlib.error that one is cut off."""
 
 
-def read_jsonl(path: Path, *, is_growing: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(
+    path: Path,
+    *,
+    is_growing: bool = False,
+    on_bad_row: Callable[[ConfigError], None] | None = None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, row) of a (gzipped) JSONL file; blank lines are skipped.
 
     Args:
         path: read as gzip if it ends in ".gz".
         is_growing: the file may still be written, so a last line without its end is left out.
+        on_bad_row: is given the error of a line that is no JSON object, which is then left out;
+            without it such a line raises the error.
 
     Raises:
         ConfigError: the file cannot be read, or a line is no JSON object.
     """
     opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip() or (is_growing and not line.endswith("\n")):
                     continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise bad_row(path, number, "it is no JSON object", "mend or delete that line")
-                yield number, row
-    except json.JSONDecodeError as error:
-        raise bad_row(path, number, f"no JSON ({error})", "mend or delete that line") from error
+                row = _parse(line, path, number, on_bad_row)
+                if row is not None:
+                    yield number, row
     except _READ_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
             f"cannot read {path}: {reason}; give a JSONL file, whole and in UTF-8"
         ) from error
+
+
+def _parse(
+    line: str, path: Path, number: int, on_bad_row: Callable[[ConfigError], None] | None
+) -> dict[str, Any] | None:
+    """The row of a line; None if it is bad and was told to `on_bad_row`."""
+    try:
+        row = json.loads(line)
+        reason = "it is no JSON object"
+    except json.JSONDecodeError as error:
+        row, reason = None, f"no JSON ({error})"
+    if isinstance(row, dict):
+        return row
+    bad = bad_row(path, number, reason, "mend or delete that line")
+    if on_bad_row is None:
+        raise bad
+    on_bad_row(bad)
+    return None
 
 
 def bad_row(path: Path, number: int, reason: str, remedy: str) -> ConfigError:

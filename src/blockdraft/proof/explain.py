@@ -75,12 +75,10 @@ def explain(
     with recording(llm.engine) as recorder:
         completions = llm.generate(prompt_ids, params).completions
     # A sample that failed before its first token has no rounds; its turn must not be taken.
-    rounds = iter(recorder.take())
+    taken = iter(recorder.take())
     return [
-        _explanation(
-            llm, prompt_ids, completion, next(rounds) if completion.token_ids else [], prompt, before
-        )
-        for completion in completions
+        _explanation(llm, prompt_ids, done, next(taken) if done.token_ids else [], prompt, before)
+        for done in completions
     ]
 
 

@@ -125,7 +125,9 @@ def _believed(logits: Tensor, sequence: Sequence) -> NDArray[np.float64]:
     """Logits [V] -> probabilities [V] as Evidence defines them."""
     scores = logits.float().cpu().numpy().copy()
     process_logits(scores, sequence, [])
-    weights = np.exp(scores.astype(np.float64) - scores.max())
+    top = scores.max()
+    # An infinite logit takes everything, shared by all that are infinite.
+    weights = np.isposinf(scores) if np.isposinf(top) else np.exp(scores.astype(np.float64) - top)
     probabilities: NDArray[np.float64] = weights / weights.sum()
     return probabilities
 

@@ -7,8 +7,7 @@ Cause = Literal[
     "stop", "vocabulary", "penalty", "noise", "target_uncertain", "drafter_wrong", "other"
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-"""Every rejection has exactly one cause: the first of these, in this order, that holds (`find_cause`
-of explain_cause.py says precisely when)."""
+"""Every rejection has exactly one; `find_cause` of explain_cause.py says when each holds."""
 
 CAUSE_LABELS: dict[Cause, str] = {
     "stop": "the answer ended",
@@ -65,7 +64,7 @@ class Round:
 
     `start` is the place in the output of the first token that it committed, `num_kept` how many of
     `token_ids` were drafts; a last one that is none was the target's own. `is_prompt` marks the
-    pass over the prompt, or over what a preempted sequence computed again: nothing is drafted there.
+    pass over the prompt, or over what a preempted sequence computed again: it drafts nothing.
     """
 
     start: int

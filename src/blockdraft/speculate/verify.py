@@ -51,7 +51,7 @@ def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
 
 
 def rows_of(block: DraftBlock, logits: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-    """The packed logits of a forward, by rows of the batch: [1 + drafted, V], [0, V] without choice."""
+    """A forward's packed logits by rows: [1 + drafted, V], or [0, V] where nothing is chosen."""
     counts = [
         1 + len(draft) if row.is_complete else 0 for row, draft in zip(batch, block, strict=True)
     ]

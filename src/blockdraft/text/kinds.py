@@ -37,7 +37,9 @@ names: part of a word with a capital that begins no sentence. punctuation: neith
 and tokens without a text. prose: the rest.
 """
 
-_FENCE = re.compile(r"^ {0,3}```[ \t]*(\w*)[^\n]*\n.*?(?:^ {0,3}```[ \t]*(?:\n|\Z)|\Z)", re.M | re.S)
+_FENCE = re.compile(
+    r"^ {0,3}```[ \t]*(\w*)[^\n]*\n.*?(?:^ {0,3}```[ \t]*(?:\n|\Z)|\Z)", re.M | re.S
+)
 _INLINE_CODE = re.compile(r"`[^`\n]+`")
 _CODE_LINE = re.compile(
     r"""^[ \t]*(?:
@@ -67,8 +69,8 @@ def token_kinds(pieces: Sequence[str], before: str = "") -> list[Kind]:
 
     `before` is text in front of the first, such as the code that a raw prompt begins. The token's
     first visible character decides. Where several kinds claim it, a fence comes first, then JSON,
-    other code, names. A token without a text of its own, such as half a character, is of the kind of
-    the next that has some; behind the last one it is punctuation.
+    other code, names. A token without a text of its own, such as half a character, is of the kind
+    of the next that has some; behind the last one it is punctuation.
     """
     text = before + "".join(pieces)
     marks: list[Kind | None] = [None] * len(text)

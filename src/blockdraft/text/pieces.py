@@ -8,6 +8,9 @@ from blockdraft.text.tokenizer import Tokenizer
 _WORD_START = "\u2581"
 """Vocabularies made by SentencePiece write a space at the start of a word so."""
 
+_CONTROLS = frozenset([*range(0x20), *range(0x7F, 0xA0)])
+_SIGNS = {"\n": "⏎", "\t": "⇥", " ": "␣"}
+
 
 def text_pieces(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], token_ids: Sequence[int]
@@ -36,3 +39,20 @@ def token_label(tokenizer: Tokenizer, token_id: int) -> str:
         return name
     # A decoder takes the first space of a text away, and here every token is the first.
     return f" {text}" if name.startswith(_WORD_START) and not text.startswith(" ") else text
+
+
+def visible(label: str) -> str:
+    """A token on one line: what cannot be seen is shown by a sign, as is a space at an end."""
+    signs = [_SIGNS.get(sign, sign) if sign != " " else sign for sign in printable(label)]
+    for end in (0, -1):
+        if signs and signs[end] == " ":
+            signs[end] = _SIGNS[" "]
+    return "".join(signs)
+
+
+def printable(text: str) -> str:
+    """Text that commands no terminal: control characters but line ends and tabs are spelled out."""
+    return "".join(
+        sign if sign in "\n\t" or ord(sign) not in _CONTROLS else f"\\x{ord(sign):02x}"
+        for sign in text
+    )

@@ -37,8 +37,8 @@ class DFlashDrafter:
 
     embed_weight and lm_head_weight: [V, D] of the target, raw. `contexts` hold the draft keys and
     values, one by one unless given. `max_draft_tokens` is the most that the model was trained for;
-    it may be set to anything, and the output stays the same. `watch` may be set too. Packed weights are copies of this
-    moment: after `model` was trained, make a new drafter.
+    it may be set to anything, and the output stays the same; so may `watch`. Packed weights are
+    copies of this moment: after `model` was trained, make a new drafter.
     """
 
     def __init__(
