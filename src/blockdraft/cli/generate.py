@@ -1,7 +1,8 @@
 """`blockdraft generate`: one prompt, one answer."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,16 +73,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise RequestError("the prompt is empty; give some text")
-    if raw and system is not None:
-        raise ConfigError("--system needs the chat template; leave out --system or --raw")
-    if compare:
-        _check_compare(config, params)
-    if show_draft:
-        _check_show_draft(config, params, compare=compare, as_json=as_json)
-    if smooth and (compare or as_json or show_draft or params.n > 1):
-        raise ConfigError(
-            "--smooth needs text that streams; leave out --smooth or the other option"
-        )
+    _check(ctx.params, config, params)
     llm = options.load_llm(config)
     prompt_ids = _encode(llm, text, system, raw)
     if compare:
@@ -94,6 +86,26 @@ def generate(
         _print_smoothly(llm, prompt_ids, params)
     else:
         _print_text(llm, prompt_ids, params)
+
+
+def _check(values: Mapping[str, Any], config: LLMConfig, params: SamplingParams) -> None:
+    """Refuse options that do not go together."""
+    drafts = config.drafts and params.max_draft_tokens != 0
+    others = [name for name in ("compare", "as_json", "show_draft") if values[name]]
+    if values["raw"] and values["system"] is not None:
+        raise ConfigError("--system needs the chat template; leave out --system or --raw")
+    if values["compare"] and not drafts:
+        raise ConfigError("--compare needs a drafter and --speculative on or a number")
+    if values["compare"] and params.n != 1:
+        raise ConfigError(f"--compare takes one sample, and --n is {params.n}; leave it out")
+    if values["show_draft"] and not drafts:
+        raise ConfigError("--show-draft needs a drafter and --speculative on or a number")
+    if values["show_draft"] and len(others) > 1:
+        raise ConfigError(
+            "--show-draft prints text, alone; for JSON there is `blockdraft explain --json`"
+        )
+    if values["smooth"] and (others or params.n != 1):
+        raise ConfigError("--smooth needs one sample that streams as text; leave the others out")
 
 
 def _encode(llm: "LLM", text: str, system: str | None, raw: bool) -> list[int]:
@@ -138,15 +150,6 @@ def _print_smoothly(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -
     print(_summary(chunk.completion, params), file=sys.stderr)
 
 
-def _check_show_draft(
-    config: LLMConfig, params: SamplingParams, *, compare: bool, as_json: bool
-) -> None:
-    if not config.drafts or params.max_draft_tokens == 0:
-        raise ConfigError("--show-draft needs a drafter and --speculative on or a number")
-    if compare or as_json:
-        raise ConfigError("--show-draft prints text; for JSON use `blockdraft explain --json`")
-
-
 def _print_drafts(
     llm: "LLM", prompt_ids: list[int], params: SamplingParams, text: str, raw: bool
 ) -> None:
@@ -165,13 +168,6 @@ def _summary(completion: "Completion", params: SamplingParams) -> str:
     if params.temperature > 0:
         line += f", seed {completion.seed}"
     return f"[sample {completion.index}: {line}]" if params.n > 1 else f"[{line}]"
-
-
-def _check_compare(config: LLMConfig, params: SamplingParams) -> None:
-    if not config.drafts or params.max_draft_tokens == 0:
-        raise ConfigError("--compare needs a drafter and --speculative on or a number")
-    if params.n != 1:
-        raise ConfigError(f"--compare takes one sample, and --n is {params.n}; leave it out")
 
 
 def _compare(llm: "LLM", prompt_ids: list[int], params: SamplingParams, as_json: bool) -> None:
