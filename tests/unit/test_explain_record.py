@@ -1,5 +1,8 @@
 """Recording changes nothing, misses nothing, and is not there when it is off."""
 
+import itertools
+from typing import Any
+
 import pytest
 
 from blockdraft.core.request import SamplingParams
@@ -8,6 +11,7 @@ from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.proof.explain import explain
 from blockdraft.proof.explain_record import recording
 from blockdraft.proof.explain_sums import sum_all, sum_rounds
+from blockdraft.speculate.commit import commit
 from tests.explain_fakes import VOCAB_SIZE, like_target, record
 from tests.fakes import TableTarget
 from tests.small_llm import assert_nothing_left, params
@@ -88,30 +92,28 @@ def test_nothing_is_computed_for_nobody(llm, monkeypatch):
     assert not calls
 
 
-def test_a_step_that_is_made_again_counts_once():
+def test_a_step_that_is_made_again_counts_once(monkeypatch):
     target = TableTarget.random(VOCAB_SIZE)
     engine = Engine(target, like_target(target, num_slots=3, wrong=1.0, seed=1))
     expected, _ = record(engine, SamplingParams(max_tokens=20))
-    target.truncate, truncate = lambda key, length: failures.pop()(key, length), target.truncate
+    turns = itertools.cycle([True, False])
 
-    def fail(key: int, length: int) -> None:
-        raise KeyboardInterrupt
+    def commit_every_other_time(*args: Any) -> Any:
+        if next(turns):
+            raise KeyboardInterrupt
+        return commit(*args)
 
-    failures = [*[truncate] * 99, fail, truncate, truncate, truncate]
-    rounds = []
+    monkeypatch.setattr("blockdraft.engine.engine.commit", commit_every_other_time)
+    num_failed = 0
     with recording(engine) as recorder:
         engine.add([1, 2, 3], SamplingParams(max_tokens=20))
         while engine.has_work:
             try:
                 engine.step()
             except KeyboardInterrupt:
-                continue
-        (rounds,) = recorder.take()
-    committed = [token_id for one in rounds for token_id in one.token_ids]
-    everything = [token_id for one in expected for token_id in one.token_ids]
-    # The interrupted commit ends its sequence, with what was appended until then.
-    assert committed == everything[: len(committed)]
-    assert 0 < len(committed) < len(everything)
+                num_failed += 1
+    assert recorder.take() == [expected]
+    assert num_failed == len(expected)
 
 
 def test_sums_of_parts_are_sums_of_all():

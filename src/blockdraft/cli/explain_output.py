@@ -40,21 +40,21 @@ def print_one(explained: Explained, stall_limit: float | None) -> None:
     """One prompt: the answer, every round, the sums, and the streaming if it was timed."""
     console, explanation = _console(), explained.explanation
     print_drafts(explanation)
-    console.print("", rounds_table(explanation), "", summary_line(explanation.sums))
-    for table in sums_tables(explanation.sums):
-        console.print("", table)
+    parts = [rounds_table(explanation), summary_line(explanation.sums)]
+    parts += sums_tables(explanation.sums)
     if explained.streams is not None:
         longest = longest_rejected_run(explanation.rounds)
-        console.print("", streams_table(explained.streams, longest, stall_limit))
+        parts.append(streams_table(explained.streams, longest, stall_limit))
+    for part in parts:
+        console.print("\n", part, sep="")
 
 
 def print_many(explained: Sequence[Explained]) -> None:
     """Many prompts: which kinds of them lose, the sums of all, and examples."""
     console, groups = _console(), group_prompts(explained)
     sums = sum_all(one.explanation.sums for one in explained)
-    console.print(groups_table(groups), "", summary_line(sums))
-    for table in sums_tables(sums):
-        console.print("", table)
-    console.print("\nexamples")
+    console.print(groups_table(groups))
+    for part in (summary_line(sums), *sums_tables(sums), "examples"):
+        console.print("\n", part, sep="")
     for line in example_lines(groups):
         console.print(line, soft_wrap=True)

@@ -119,7 +119,7 @@ def _examples(prompts: Sequence[Explained], sums: Sums) -> tuple[Example, ...]:
     if not sums.total.num_rejected:
         return ()
     cause = sums.total.causes.most_common(1)[0][0]
-    examples = []
+    examples: list[Example] = []
     for one in sorted(prompts, key=lambda one: one.explanation.sums.acceptance_length):
         found = [
             (one_round.rejection.slot, one_round.start, one_round.rejection)
