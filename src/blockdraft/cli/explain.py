@@ -58,7 +58,7 @@ def explain(
         typer.Option("--adaptive", help="Draft as `generate` does, not whole blocks always."),
     ] = False,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Time the streaming too, drafted and plain.")
+        bool, typer.Option("--stream", help="Time the streaming too, with drafts and without.")
     ] = False,
     stall_ms: Annotated[
         float | None,
@@ -149,6 +149,9 @@ def _publish(
         print_json(_described(llm, params) | report)
     else:
         _print(explained, stall_limit)
+    for one in explained:
+        if one.explanation.completion.error is not None:
+            print(f"prompt {one.id}: {one.explanation.completion.error}", file=sys.stderr)
     different = num_different(explained)
     if different:
         print(f"{different} outputs differ between drafted and plain", file=sys.stderr)

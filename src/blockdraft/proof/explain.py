@@ -37,6 +37,7 @@ class Explanation:
             "text": self.completion.text,
             "token_ids": list(self.completion.token_ids),
             "finish_reason": self.completion.finish_reason,
+            "error": self.completion.error,
             "seed": self.completion.seed,
             "pieces": list(self.pieces),
             "kinds": list(self.kinds),

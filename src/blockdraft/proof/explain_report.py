@@ -53,6 +53,7 @@ def explain_all(
     """Explain prompts one after another, each with the seed of `params`; one sample each.
 
     With streams each prompt is answered three times: recorded, and timed with drafts and without.
+    No prompt is reused any more afterwards.
 
     Raises:
         ConfigError: there is no drafter.
