@@ -8,12 +8,9 @@ import sys
 
 import pytest
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from blockdraft.cli.main import app
+from tests.command_line import USER_ERROR, refusal, run, run_json
 from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
-
-USER_ERROR = 2
 
 
 @pytest.fixture(scope="module")
@@ -21,27 +18,6 @@ def pair(tmp_path_factory):
     root = tmp_path_factory.mktemp("pair")
     target, drafter = tiny_target_folder(root), tiny_drafter_folder(root)
     return ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32"]
-
-
-def run(*arguments, **options):
-    arguments = [str(argument) for argument in arguments]
-    return CliRunner().invoke(app, arguments, prog_name="blockdraft", **options)
-
-
-def run_json(*arguments, **options):
-    result = run(*arguments, "--json", **options)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def refusal(*arguments, **options):
-    """The one line on standard error with which a command refuses."""
-    result = run(*arguments, **options)
-    assert result.exit_code == USER_ERROR, result.output
-    assert result.stdout == ""
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("blockdraft: ")]
-    assert "Traceback" not in result.stderr
-    return line
 
 
 @pytest.mark.parametrize(
@@ -264,7 +240,8 @@ def test_the_program_exits_with_2_and_no_traceback():
 def test_help_loads_no_model_library():
     code = (
         "import sys; from blockdraft.cli.main import app; from typer.testing import CliRunner\n"
-        "for c in ([], ['generate'], ['chat'], ['bench', 'speed'], ['models'], ['prove']):\n"
+        "for c in ([], ['generate'], ['chat'], ['prove'], ['explain'], ['bench', 'speed']):
+"
         "    assert CliRunner().invoke(app, [*c, '--help']).exit_code == 0\n"
         "print(*sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     )

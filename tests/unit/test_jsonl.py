@@ -1,6 +1,7 @@
 """The reader of JSONL files."""
 
 import gzip
+import re
 
 import pytest
 
@@ -42,6 +43,15 @@ def test_bad_content_is_refused_with_its_place(tmp_path, content, reason):
     with pytest.raises(ConfigError, match=reason) as error:
         list(read_jsonl(path))
     assert "a.jsonl" in str(error.value)
+
+
+def test_bad_rows_may_be_told_instead_of_raised(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 1}\n[1]\n{oops\n{"n": 4}\n', encoding="utf-8")
+    bad = []
+    rows = list(read_jsonl(path, on_bad_row=bad.append))
+    assert rows == [(1, {"n": 1}), (4, {"n": 4})]
+    assert [re.search(r"line \d", str(error))[0] for error in bad] == ["line 2", "line 3"]
 
 
 def test_what_is_no_file_or_no_archive_is_refused(tmp_path):

@@ -15,11 +15,11 @@ from blockdraft.bench.decode import (
     encode_prompt,
     fixed,
     in_turn,
-    time_phases,
     total_acceptance,
 )
 from blockdraft.bench.figures import Spread, spread_of
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
+from blockdraft.engine.measuring import time_phases
 from blockdraft.llm import LLM
 
 CONCURRENCY_DEFINITIONS = {
@@ -116,7 +116,7 @@ class ConcurrencyBench:
         encoded = [encode_prompt(self.llm, prompt, config.params) for prompt in chosen]
         ways, decoder = ways_of(config), Decoder(self.llm)
         if config.phases:
-            time_phases(self.llm)
+            time_phases(self.llm.engine, self.llm.device)
         reference: list[tuple[int, ...]] = []
         done: list[PointRun] = []
         for concurrency in config.concurrency:

@@ -9,16 +9,14 @@ from itertools import cycle
 from time import perf_counter
 from typing import Literal, TypeVar
 
-import torch
-
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.workload import BenchPrompt
-from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.controller import Controller, DepthUse
-from blockdraft.engine.ledger import PhaseTimer, PhaseTotals
+from blockdraft.engine.ledger import PhaseTotals
+from blockdraft.engine.measuring import compute_every_prompt
 from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.llm import LLM
 
@@ -91,7 +89,7 @@ class Decoder:
     """
 
     def __init__(self, llm: LLM) -> None:
-        compute_every_prompt(llm)
+        compute_every_prompt(llm.engine)
         self.llm = llm
         self._learned: Controller | None = None
 
@@ -139,19 +137,6 @@ class Decoder:
         if self._learned is not None:
             self.llm.engine.controller = self._learned
         self._learned = self.llm.engine.controller
-
-
-def compute_every_prompt(llm: LLM) -> None:
-    """Turn off the reuse of prompts: runs repeat each other's, and would find them in memory."""
-    memory = llm.engine.target.memory
-    if isinstance(memory, Pages):
-        memory.reuse = False
-
-
-def time_phases(llm: LLM) -> None:
-    """Time the phases of every step from now on; on a GPU each waits until the device is done."""
-    on_gpu = torch.device(llm.device).type == "cuda"
-    llm.engine.timer = PhaseTimer(synchronize=torch.cuda.synchronize if on_gpu else None)
 
 
 def check_drafts(llm: LLM) -> None:

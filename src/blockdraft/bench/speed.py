@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
-from blockdraft.bench.decode import check_drafts, compute_every_prompt, encode_prompt, in_turn
+from blockdraft.bench.decode import check_drafts, encode_prompt, in_turn
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.stock import StockGenerator
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
+from blockdraft.engine.measuring import compute_every_prompt
 from blockdraft.llm import LLM
 from blockdraft.text.kinds import loops
 
@@ -41,7 +42,7 @@ class SpeedBench:
 
     def __init__(self, llm: LLM, *, with_transformers: bool = True) -> None:
         check_drafts(llm)
-        compute_every_prompt(llm)
+        compute_every_prompt(llm.engine)
         self.llm = llm
         self._stock = StockGenerator(llm) if with_transformers else None
 

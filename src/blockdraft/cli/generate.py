@@ -1,7 +1,8 @@
 """`blockdraft generate`: one prompt, one answer."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -58,6 +59,12 @@ def generate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Time plain and drafted decoding side by side.")
     ] = False,
+    show_draft: Annotated[
+        bool, typer.Option("--show-draft", help="Mark what was drafted; prints when finished.")
+    ] = False,
+    smooth: Annotated[
+        bool, typer.Option("--smooth", help="Let text flow evenly, a quarter of a second late.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Answer one prompt."""
@@ -66,18 +73,39 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise RequestError("the prompt is empty; give some text")
-    if raw and system is not None:
-        raise ConfigError("--system needs the chat template; leave out --system or --raw")
-    if compare:
-        _check_compare(config, params)
+    _check(ctx.params, config, params)
     llm = options.load_llm(config)
     prompt_ids = _encode(llm, text, system, raw)
     if compare:
         _compare(llm, prompt_ids, params, as_json)
     elif as_json:
         _print_json(llm, prompt_ids, params)
+    elif show_draft:
+        _print_drafts(llm, prompt_ids, params, text, raw)
+    elif smooth:
+        _print_smoothly(llm, prompt_ids, params)
     else:
         _print_text(llm, prompt_ids, params)
+
+
+def _check(values: Mapping[str, Any], config: LLMConfig, params: SamplingParams) -> None:
+    """Refuse options that do not go together."""
+    drafts = config.drafts and params.max_draft_tokens != 0
+    others = [name for name in ("compare", "as_json", "show_draft") if values[name]]
+    if values["raw"] and values["system"] is not None:
+        raise ConfigError("--system needs the chat template; leave out --system or --raw")
+    if values["compare"] and not drafts:
+        raise ConfigError("--compare needs a drafter and --speculative on or a number")
+    if values["compare"] and params.n != 1:
+        raise ConfigError(f"--compare takes one sample, and --n is {params.n}; leave it out")
+    if values["show_draft"] and not drafts:
+        raise ConfigError("--show-draft needs a drafter and --speculative on or a number")
+    if values["show_draft"] and len(others) > 1:
+        raise ConfigError(
+            "--show-draft prints text, alone; for JSON there is `blockdraft explain --json`"
+        )
+    if values["smooth"] and (others or params.n != 1):
+        raise ConfigError("--smooth needs one sample that streams as text; leave the others out")
 
 
 def _encode(llm: "LLM", text: str, system: str | None, raw: bool) -> list[int]:
@@ -110,18 +138,36 @@ def _print_text(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> No
             print(_summary(chunk.completion, params), file=sys.stderr)
 
 
+def _print_smoothly(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:
+    """As `_print_text`, for one sample; text leaves at the rate at which it comes."""
+    from blockdraft.cli.smooth import SmoothWriter
+
+    with SmoothWriter(lambda text: print(text, end="", flush=True)) as writer:
+        for chunk in llm.generate(prompt_ids, params, stream=True):
+            writer.push(chunk.text, len(chunk.token_ids))
+    print(flush=True)
+    assert chunk.completion is not None
+    print(_summary(chunk.completion, params), file=sys.stderr)
+
+
+def _print_drafts(
+    llm: "LLM", prompt_ids: list[int], params: SamplingParams, text: str, raw: bool
+) -> None:
+    """Print each sample when it is finished, what was drafted marked. Summaries on stderr."""
+    from blockdraft.cli.explain_output import print_drafts
+    from blockdraft.proof.explain import check_explains, explain
+
+    check_explains(llm)
+    for explanation in explain(llm, prompt_ids, params, prompt=text, before=text if raw else ""):
+        print_drafts(explanation)
+        print(_summary(explanation.completion, params), file=sys.stderr)
+
+
 def _summary(completion: "Completion", params: SamplingParams) -> str:
     line = summary_line(completion)
     if params.temperature > 0:
         line += f", seed {completion.seed}"
     return f"[sample {completion.index}: {line}]" if params.n > 1 else f"[{line}]"
-
-
-def _check_compare(config: LLMConfig, params: SamplingParams) -> None:
-    if not config.drafts or params.max_draft_tokens == 0:
-        raise ConfigError("--compare needs a drafter and --speculative on or a number")
-    if params.n != 1:
-        raise ConfigError(f"--compare takes one sample, and --n is {params.n}; leave it out")
 
 
 def _compare(llm: "LLM", prompt_ids: list[int], params: SamplingParams, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from blockdraft.cli import bench, models
 from blockdraft.cli.chat import chat
 from blockdraft.cli.data import data
+from blockdraft.cli.explain import explain
 from blockdraft.cli.generate import generate
 from blockdraft.cli.prove import prove
 from blockdraft.cli.train import train
@@ -78,6 +79,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(prove)
+app.command()(explain)
 app.command()(data)
 app.command()(train)
 app.add_typer(bench.app, name="bench")

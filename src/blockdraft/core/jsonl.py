@@ -3,44 +3,46 @@
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from blockdraft.core.errors import ConfigError
 
+T = TypeVar("T")
+
+MOST_NAMED = 20
+"""Bad lines that an error names."""
 _READ_ERRORS = (OSError, EOFError, zlib.error, ValueError)
 """OSError also says that a file is no gzip; EOFError and zlib.error that one is cut off."""
 
 
-def read_jsonl(path: Path, *, is_growing: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(
+    path: Path,
+    *,
+    is_growing: bool = False,
+    on_bad_row: Callable[[ConfigError], None] | None = None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, row) of a (gzipped) JSONL file; blank lines are skipped.
 
     Args:
         path: read as gzip if it ends in ".gz".
         is_growing: the file may still be written, so a last line without its end is left out.
+        on_bad_row: is given the error of a line that is no JSON object, which is then left out;
+            without it such a line raises the error.
 
     Raises:
         ConfigError: the file cannot be read, or a line is no JSON object.
-    """
-    for number, line in read_lines(path):
-        if is_growing and not line.endswith("\n"):
-            continue
-        yield number, parse_row(line, path, number)
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line) of a (gzipped) text file; blank lines are skipped.
-
-    Raises:
-        ConfigError: the file cannot be read.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, line
+                if not line.strip() or (is_growing and not line.endswith("\n")):
+                    continue
+                row = _parse(line, path, number, on_bad_row)
+                if row is not None:
+                    yield number, row
     except _READ_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
@@ -48,19 +50,47 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         ) from error
 
 
-def parse_row(line: str, path: Path, number: int) -> dict[str, Any]:
-    """The object that a line holds.
+def read_all(path: Path, read_row: Callable[[dict[str, Any], int], T]) -> list[T]:
+    """What `read_row` makes of every row and its line number.
 
     Raises:
-        ConfigError: it holds none; names the line.
+        ConfigError: the file cannot be read or holds no row, or lines are bad: all are named, up
+            to MOST_NAMED.
     """
+    bad: list[ConfigError] = []
+    found = []
+    for number, row in read_jsonl(path, on_bad_row=bad.append):
+        try:
+            found.append(read_row(row, number))
+        except ConfigError as error:
+            bad.append(error)
+    if len(bad) == 1:
+        raise bad[0]
+    if bad:
+        named = " | ".join(str(error) for error in bad[:MOST_NAMED])
+        more = f" | and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+        raise ConfigError(f"{len(bad)} lines are bad: {named}{more}")
+    if not found:
+        raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
+    return found
+
+
+def _parse(
+    line: str, path: Path, number: int, on_bad_row: Callable[[ConfigError], None] | None
+) -> dict[str, Any] | None:
+    """The row of a line; None if it is bad and was told to `on_bad_row`."""
     try:
         row = json.loads(line)
+        reason = "it is no JSON object"
     except ValueError as error:  # also of a number with too many digits
-        raise bad_row(path, number, f"no JSON ({error})", "mend or delete that line") from error
-    if not isinstance(row, dict):
-        raise bad_row(path, number, "it is no JSON object", "mend or delete that line")
-    return row
+        row, reason = None, f"no JSON ({error})"
+    if isinstance(row, dict):
+        return row
+    bad = bad_row(path, number, reason, "mend or delete that line")
+    if on_bad_row is None:
+        raise bad
+    on_bad_row(bad)
+    return None
 
 
 def bad_row(path: Path, number: int, reason: str, remedy: str) -> ConfigError:

@@ -16,6 +16,7 @@ from blockdraft.engine.controller import AdaptiveDepth, Controller, FixedDepth
 from blockdraft.engine.costs import StepCosts
 from blockdraft.engine.failures import is_out_of_memory
 from blockdraft.engine.ledger import NO_TIMER, Timer
+from blockdraft.engine.observer import Observer
 from blockdraft.engine.scheduler import Scheduler
 from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.models.target import Target
@@ -45,7 +46,7 @@ class Engine:
     """Advances sequences step by step; a sequence is addressed by the key that `add` returns.
 
     `controller` decides how much is drafted, all that is allowed unless given. `timer` tells where
-    the time of a step goes.
+    the time of a step goes. `observer` may be set between steps.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Engine:
         self.target = target
         self.drafter = drafter
         self.timer = timer
+        self.observer: Observer | None = None
         self.scheduler = Scheduler(
             target.memory,
             controller or FixedDepth(),
@@ -206,6 +208,8 @@ class Engine:
             output = self.target.forward(batch, block)
         with timer.phase("choose"):
             verdicts = verify(block, output.logits, batch)
+        if self.observer is not None:
+            self.observer.verified(batch, block, output.logits, verdicts)
         with timer.phase("commit"):
             # One by one: if a row fails, the outputs of those before it must not be lost.
             for committed in commit(
@@ -251,6 +255,8 @@ class Engine:
                 progress.acceptance.record(
                     len(output.token_ids), output.num_drafted, output.num_accepted
                 )
+        if self.observer is not None:
+            self.observer.reported(outputs)
         return outputs
 
     def take(self, key: int) -> Progress:

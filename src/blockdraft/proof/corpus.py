@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockdraft.core.errors import ConfigError
-from blockdraft.core.jsonl import bad_row, parse_row, prompt_text, read_lines
+from blockdraft.core.jsonl import bad_row, prompt_text, read_all
 
 BUNDLED = Path(__file__).with_name("corpus.jsonl")
-MOST_NAMED = 20
-"""Bad lines that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +36,8 @@ def read_prompts(path: Path) -> list[ProofPrompt]:
     Raises:
         ConfigError: the file cannot be read or holds no prompt, or lines of it are bad; names all.
     """
-    prompts, errors = [], []
     name = path.name.removesuffix(".gz").removesuffix(".jsonl")
-    for number, line in read_lines(path):
-        try:
-            prompts.append(_prompt(parse_row(line, path, number), path, number, name))
-        except ConfigError as error:
-            errors.append(str(error))
-    if len(errors) == 1:
-        raise ConfigError(errors[0])
-    if errors:
-        named = " | ".join(errors[:MOST_NAMED])
-        more = f" | and {len(errors) - MOST_NAMED} more" if len(errors) > MOST_NAMED else ""
-        raise ConfigError(f"{len(errors)} lines are bad: {named}{more}")
-    if not prompts:
-        raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
-    return prompts
+    return read_all(path, lambda row, number: _prompt(row, path, number, name))
 
 
 def _prompt(row: dict[str, Any], path: Path, number: int, name: str) -> ProofPrompt:

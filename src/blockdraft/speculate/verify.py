@@ -37,10 +37,7 @@ def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
 
     logits: [positions, V], as in TargetOutput.
     """
-    counts = [
-        1 + len(draft) if row.is_complete else 0 for row, draft in zip(batch, block, strict=True)
-    ]
-    rows = torch.split(logits, counts)
+    rows = rows_of(block, logits, batch)
     greedy = _greedy_choices([r for r, row in zip(rows, batch, strict=True) if _is_greedy(row)])
     return [
         _verify_row(
@@ -51,6 +48,14 @@ def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
         )
         for row, draft, own in zip(batch, block, rows, strict=True)
     ]
+
+
+def rows_of(block: DraftBlock, logits: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    """A forward's packed logits by rows: [1 + drafted, V], or [0, V] where nothing is chosen."""
+    counts = [
+        1 + len(draft) if row.is_complete else 0 for row, draft in zip(batch, block, strict=True)
+    ]
+    return torch.split(logits, counts)
 
 
 def _is_greedy(row: Row) -> bool:

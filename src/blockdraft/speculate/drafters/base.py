@@ -1,10 +1,15 @@
 """What the engine needs of a drafter."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.core.sequence import Batch, DraftBlock, Row
+
+Watch = Callable[[list[Row], Tensor], None]
+"""Is shown the rows that draft and the logits [rows, slots, V] behind their guesses; tokens that
+the drafter cannot guess have -inf. A row may use fewer slots than there are."""
 
 
 class Drafter(Protocol):
@@ -39,3 +44,10 @@ class Drafter(Protocol):
     def close(self, key: int) -> None:
         """Forget a sequence."""
         ...
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """A drafter that shows what it thought of each token, to those who ask."""
+
+    watch: Watch | None

@@ -12,6 +12,7 @@ from blockdraft.models.draft_context import ContextSpan, DraftContexts, Separate
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.packed import linear_of, packed_copy
 from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices
+from blockdraft.speculate.drafters.base import Watch
 
 MAX_WAITING = 64
 """Tokens of a sequence whose features may wait. They are projected when it drafts again; one that
@@ -36,8 +37,8 @@ class DFlashDrafter:
 
     embed_weight and lm_head_weight: [V, D] of the target, raw. `contexts` hold the draft keys and
     values, one by one unless given. `max_draft_tokens` is the most that the model was trained for;
-    it may be set to anything, and the output stays the same. Packed weights are copies of this
-    moment: after `model` was trained, make a new drafter.
+    it may be set to anything, and the output stays the same; so may `watch`. Packed weights are
+    copies of this moment: after `model` was trained, make a new drafter.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class DFlashDrafter:
         self.max_draft_tokens = model.config.block_size - 1
         self.layer_ids = model.config.target_layer_ids
         self.contexts = contexts or SeparateContexts(model.new_context)
+        self.watch: Watch | None = None
         self._known: dict[int, _Context] = {}
 
     @torch.inference_mode()
@@ -117,6 +119,8 @@ class DFlashDrafter:
     def _guess(self, hidden: Tensor, rows: list[Row]) -> list[list[int]]:
         """[b, slots, D] -> the guesses of each row."""
         logits = self._logits(hidden)
+        if self.watch is not None:
+            self.watch(rows, self._over_whole_vocabulary(logits))
         if all(row.sequence.params.is_greedy_argmax for row in rows):
             found = self._greedy(logits.flatten(0, 1))
             size = logits.shape[1]

@@ -1,0 +1,176 @@
+"""`blockdraft explain`: every round of a run, and why drafts were rejected."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blockdraft.cli import options
+from blockdraft.cli.bench_output import Progress, headline
+from blockdraft.cli.output import DIFFERS, describe_llm, print_json
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.environment import describe_environment
+from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.files import write_whole
+from blockdraft.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from blockdraft.llm import LLM
+    from blockdraft.proof.explain_groups import Explained
+    from blockdraft.proof.explain_prompts import Question
+
+_CONFIG = LLMConfig()
+_PARAMS = SamplingParams()
+
+
+def explain(
+    ctx: typer.Context,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads it from standard input.")
+    ] = None,
+    jsonl: Annotated[
+        Path | None, typer.Option(help="Explain every prompt of a JSONL file instead.")
+    ] = None,
+    max_tokens: options.MaxTokens = _PARAMS.max_tokens,
+    temperature: options.Temperature = _PARAMS.temperature,
+    top_p: options.TopP = _PARAMS.top_p,
+    top_k: options.TopK = _PARAMS.top_k,
+    min_p: options.MinP = _PARAMS.min_p,
+    repetition_penalty: options.RepetitionPenalty = _PARAMS.repetition_penalty,
+    presence_penalty: options.PresencePenalty = _PARAMS.presence_penalty,
+    frequency_penalty: options.FrequencyPenalty = _PARAMS.frequency_penalty,
+    logit_bias: options.LogitBias = None,
+    seed: options.Seed = _PARAMS.seed,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = _PARAMS.ignore_eos,
+    speculative: options.Speculative = options.SPECULATIVE,
+    target: options.Target = _CONFIG.target,
+    drafter: options.Drafter = str(_CONFIG.drafter),
+    dtype: options.Dtype = _CONFIG.dtype,
+    device: options.Device = _CONFIG.device,
+    exact: options.Exact = options.EXACT,
+    num_threads: options.NumThreads = _CONFIG.num_threads,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    adaptive: Annotated[
+        bool,
+        typer.Option("--adaptive", help="Draft as `generate` does, not whole blocks always."),
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Time the streaming too, with drafts and without.")
+    ] = False,
+    stall_ms: Annotated[
+        float | None,
+        typer.Option(help="Gaps over this are stalls.", show_default="three median gaps"),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page to look at, which needs no network.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show what was drafted in every round, what was kept, and why the rest was rejected."""
+    # The signature declares the options; those of the two configs are read by their names.
+    params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
+    _check(config, params, stream=stream, stall_ms=stall_ms, html=html)
+    questions = _questions(prompt, jsonl)
+    llm = options.load_llm(config)
+    explained = _explain(llm, questions, params, raw=raw, with_streams=stream)
+    stall_limit = None if stall_ms is None else stall_ms / 1000
+    _publish(llm, explained, params, stall_limit, html, as_json)
+
+
+def _check(
+    config: LLMConfig,
+    params: SamplingParams,
+    *,
+    stream: bool,
+    stall_ms: float | None,
+    html: Path | None,
+) -> None:
+    """Refuse at once what would fail only after the models have been loaded."""
+    if not config.drafts or params.max_draft_tokens == 0:
+        raise ConfigError(
+            "there are no drafts to explain; name a drafter, and leave --speculative on"
+        )
+    if stall_ms is not None and not stall_ms > 0:
+        raise ConfigError(f"--stall-ms is {stall_ms:g}; give milliseconds above 0")
+    if stall_ms is not None and not stream:
+        raise ConfigError("--stall-ms needs the timing of --stream; add --stream")
+    if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
+        raise ConfigError(f"cannot write {html}; give the name of a file in a folder that exists")
+
+
+def _questions(prompt: str | None, jsonl: Path | None) -> list["Question"]:
+    from blockdraft.proof.explain_prompts import Question, read_questions
+
+    if (prompt is None) == (jsonl is None):
+        raise ConfigError("there is not one source of prompts; give a prompt, or else --jsonl FILE")
+    if jsonl is not None:
+        return read_questions(jsonl)
+    text = sys.stdin.read() if prompt == "-" else str(prompt)
+    if not text.strip():
+        raise RequestError("the prompt is empty; give some text")
+    return [Question(id="1", category=None, text=text)]
+
+
+def _explain(
+    llm: "LLM",
+    questions: list["Question"],
+    params: SamplingParams,
+    *,
+    raw: bool,
+    with_streams: bool,
+) -> list["Explained"]:
+    from blockdraft.proof.explain_report import encode_question, explain_all
+
+    asked = [encode_question(llm, question, params, raw=raw) for question in questions]
+    progress = Progress("explained", len(asked))
+    advance = progress.advance if len(asked) > 1 else lambda _: None
+    return explain_all(llm, asked, params, with_streams=with_streams, on_done=advance)
+
+
+def _publish(
+    llm: "LLM",
+    explained: list["Explained"],
+    params: SamplingParams,
+    stall_limit: float | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Print and write what was asked for; exit with 1 where exactness failed."""
+    from blockdraft.proof.explain_page import render_page
+    from blockdraft.proof.explain_report import make_report, num_different
+
+    report = make_report(explained, stall_limit)
+    if html is not None:
+        write_whole(html, render_page(report, headline(llm)))
+    if as_json:
+        print_json(_described(llm, params) | report)
+    else:
+        _print(explained, stall_limit)
+    for one in explained:
+        if one.explanation.completion.error is not None:
+            print(f"prompt {one.id}: {one.explanation.completion.error}", file=sys.stderr)
+    different = num_different(explained)
+    if different:
+        print(f"{different} outputs differ between drafted and plain", file=sys.stderr)
+    if different and llm.config.exact:
+        raise typer.Exit(DIFFERS)
+
+
+def _described(llm: "LLM", params: SamplingParams) -> dict[str, Any]:
+    return {
+        "environment": describe_environment(),
+        "config": {**describe_llm(llm), "adaptive": llm.config.adaptive},
+        "sampling": asdict(params),
+    }
+
+
+def _print(explained: list["Explained"], stall_limit: float | None) -> None:
+    from blockdraft.cli.explain_output import print_many, print_one
+
+    if len(explained) == 1:
+        print_one(explained[0], stall_limit)
+    else:
+        print_many(explained)

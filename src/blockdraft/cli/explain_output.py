@@ -1,0 +1,60 @@
+"""Explanations on standard output."""
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from blockdraft.proof.explain import Explanation
+from blockdraft.proof.explain_groups import Explained, group_prompts
+from blockdraft.proof.explain_stream import longest_rejected_run
+from blockdraft.proof.explain_sums import sum_all
+from blockdraft.proof.explain_terminal import (
+    LEGEND,
+    draft_text,
+    example_lines,
+    groups_table,
+    rounds_table,
+    streams_table,
+    summary_line,
+    sums_tables,
+)
+
+FILE_WIDTH = 160
+"""Columns where there is no terminal that says how many it has."""
+
+
+def _console() -> Console:
+    width = None if sys.stdout.isatty() else FILE_WIDTH
+    return Console(file=sys.stdout, width=width, highlight=False)
+
+
+def print_drafts(explanation: Explanation) -> None:
+    """The answer, with the drafts in it marked."""
+    console = _console()
+    console.print(draft_text(explanation), soft_wrap=True)
+    console.print(f"[{LEGEND}]", markup=False)
+
+
+def print_one(explained: Explained, stall_limit: float | None) -> None:
+    """One prompt: the answer, every round, the sums, and the streaming if it was timed."""
+    console, explanation = _console(), explained.explanation
+    print_drafts(explanation)
+    parts = [rounds_table(explanation), summary_line(explanation.sums)]
+    parts += sums_tables(explanation.sums)
+    if explained.streams is not None:
+        longest = longest_rejected_run(explanation.rounds)
+        parts.append(streams_table(explained.streams, longest, stall_limit))
+    for part in parts:
+        console.print("\n", part, sep="")
+
+
+def print_many(explained: Sequence[Explained]) -> None:
+    """Many prompts: which kinds of them lose, the sums of all, and examples."""
+    console, groups = _console(), group_prompts(explained)
+    sums = sum_all(one.explanation.sums for one in explained)
+    console.print(groups_table(groups))
+    for part in (summary_line(sums), *sums_tables(sums), "examples"):
+        console.print("\n", part, sep="")
+    for line in example_lines(groups):
+        console.print(line, soft_wrap=True)

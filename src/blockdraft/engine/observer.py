@@ -1,0 +1,27 @@
+"""Looking on while an engine works."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.speculate.commit import StepOutput
+from blockdraft.speculate.verify import Verdict
+
+
+class Observer(Protocol):
+    """Is told what happens and changes nothing. An engine without one does no work for it."""
+
+    def verified(
+        self, batch: Batch, block: DraftBlock, logits: Tensor, verdicts: list[Verdict]
+    ) -> None:
+        """The target has decided about a block, and nothing of it is committed yet.
+
+        logits: [positions, V], as in TargetOutput. A step that fails later is made again, and told
+        again.
+        """
+        ...
+
+    def reported(self, outputs: list[StepOutput]) -> None:
+        """What was committed, told once."""
+        ...

@@ -1,0 +1,30 @@
+"""Running the command line, and reading what it prints."""
+
+import json
+
+from typer.testing import CliRunner
+
+from blockdraft.cli.main import app
+
+USER_ERROR = 2
+
+
+def run(*arguments, **options):
+    arguments = [str(argument) for argument in arguments]
+    return CliRunner().invoke(app, arguments, prog_name="blockdraft", **options)
+
+
+def run_json(*arguments, **options):
+    result = run(*arguments, "--json", **options)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refusal(*arguments, **options):
+    """The one line on standard error with which a command refuses."""
+    result = run(*arguments, **options)
+    assert result.exit_code == USER_ERROR, result.output
+    assert result.stdout == ""
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("blockdraft: ")]
+    assert "Traceback" not in result.stderr
+    return line

@@ -1,0 +1,78 @@
+"""A drafter that shows its logits, and runs of the engine with every round recorded."""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Batch, DraftBlock, Row
+from blockdraft.engine.engine import Engine
+from blockdraft.proof.explain_record import recording
+from blockdraft.proof.explain_round import Round
+from blockdraft.speculate.choice import choices
+from blockdraft.speculate.commit import StepOutput
+from blockdraft.speculate.drafters.base import Watch
+from tests.fakes import FakeDrafter, TableTarget
+
+VOCAB_SIZE = 31
+
+
+class TellingDrafter(FakeDrafter):
+    """Logits of a slot are `table[slot, anchor]` [V]; `unsayable` tokens are never guessed."""
+
+    def __init__(self, table: Tensor, unsayable: Collection[int] = ()) -> None:
+        super().__init__(table.shape[0])
+        self.table = table.clone()
+        self.table[:, :, list(unsayable)] = -torch.inf
+        self.watch: Watch | None = None
+
+    def draft(self, batch: Batch) -> DraftBlock:
+        drafting = [row for row in batch if row.num_draft_tokens]
+        logits = torch.stack([self._logits(row) for row in drafting]) if drafting else None
+        if self.watch is not None and logits is not None:
+            self.watch(drafting, logits)
+        return [self._guesses(row) if row.num_draft_tokens else [] for row in batch]
+
+    def _logits(self, row: Row) -> Tensor:
+        return self.table[:, row.sequence.token_ids[-1]]
+
+    def _guesses(self, row: Row) -> list[int]:
+        guessed: list[int] = []
+        for token_id in choices(self._logits(row)[: row.num_draft_tokens], row.sequence, guessed):
+            guessed.append(token_id)
+        return guessed
+
+
+def like_target(target: TableTarget, *, num_slots: int, wrong: float, seed: int) -> TellingDrafter:
+    """A drafter that knows the first slot's logits but for the last token but one, and errs."""
+    generator = torch.Generator().manual_seed(seed)
+    known = target.table.mean(dim=0)
+    shape = (num_slots, *known.shape)
+    return TellingDrafter(known + wrong * torch.randn(shape, generator=generator))
+
+
+def record(
+    engine: Engine,
+    params: SamplingParams,
+    prompt: Collection[int] = (1, 2, 3),
+    *,
+    eos_ids: frozenset[int] = frozenset(),
+) -> tuple[list[Round], list[StepOutput]]:
+    """The rounds of one sequence, and what the engine said of it."""
+    outputs: list[StepOutput] = []
+    with recording(engine) as recorder:
+        engine.add(list(prompt), params, eos_ids=eos_ids)
+        while engine.has_work:
+            outputs += engine.step()
+        (rounds,) = recorder.take()
+    return rounds, outputs
+
+
+def num_rejections(outputs: list[StepOutput]) -> int:
+    """Rounds of which some draft was not committed, counted from what the engine reports."""
+    return sum(
+        output.num_drafted > min(output.num_accepted, len(output.token_ids))
+        for output in outputs
+        if output.token_ids
+    )

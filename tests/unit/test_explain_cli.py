@@ -1,0 +1,176 @@
+"""`blockdraft explain`, and `generate` with what was drafted: what is printed, what is refused."""
+
+import json
+
+import pytest
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.proof.explain_prompts import MAX_NAMED, read_questions
+from blockdraft.proof.explain_round import CAUSES
+from tests.command_line import refusal, run, run_json
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
+
+SHORT = ["--max-tokens", 16, "--ignore-eos"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    target, drafter = tiny_target_folder(root), tiny_drafter_folder(root)
+    return ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32"]
+
+
+def write_rows(path, *rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_one_prompt_is_explained(pair):
+    result = run("explain", *pair, *SHORT, "the abc")
+    assert result.exit_code == 0, result.output
+    for part in ("drafted and kept", "rounds", "by kind of text", "by place in the block", "tau"):
+        assert part in result.stdout
+    assert "\x1b" not in result.stdout  # no terminal, no colors
+    report = run_json("explain", *pair, *SHORT, "the abc")
+    (explained,) = report["prompts"]
+    plain = run_json("generate", *pair, *SHORT, "--speculative", "off", "the abc")
+    assert explained["token_ids"] == plain["token_ids"]
+    assert sum(report["sums"]["causes"].values()) == report["sums"]["num_rejected"] > 0
+    assert list(report["sums"]["causes"]) == list(CAUSES)
+    assert report["config"]["adaptive"] is False
+    assert report["sampling"]["max_tokens"] == 16
+
+
+def test_the_streaming_is_timed_on_demand(pair):
+    options = ["--stream", "--temperature", "0.8", "--stall-ms", "1000"]
+    report = run_json("explain", *pair, *SHORT, *options, "the abc")
+    streams = report["prompts"][0]["streams"]
+    assert streams["identical"]
+    assert streams["drafted"]["num_stalls"] == 0
+    result = run("explain", *pair, *SHORT, "--stream", "the abc")
+    assert "longest run of rejected blocks" in result.stdout
+    assert run_json("explain", *pair, *SHORT, "the abc")["prompts"][0]["streams"] is None
+
+
+def test_many_prompts_are_grouped_and_shown_with_examples(pair, tmp_path):
+    rows = [
+        {"id": "a", "category": "math", "prompt": "the abc"},
+        {"id": "b", "category": "math", "turns": ["abc the", "more"]},
+        {"id": "c", "category": "code", "prompt": "x = 1"},
+        {"prompt": "what kind is this?"},
+    ]
+    path, page = write_rows(tmp_path / "p.jsonl", *rows), tmp_path / "page.html"
+    result = run("explain", *pair, *SHORT, "--jsonl", path, "--html", page)
+    assert result.exit_code == 0, result.output
+    for part in ("by kind of prompt", "math", "code", "mostly", "examples"):
+        assert part in result.stdout
+    assert "4/4" in result.stderr
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    report = run_json("explain", *pair, *SHORT, "--jsonl", path)
+    assert [one["id"] for one in report["prompts"]] == ["a", "b", "c", "4"]
+    by_name = {group["category"]: group for group in report["groups"]}
+    assert by_name["math"]["num_prompts"] == 2
+    for group in report["groups"]:
+        assert group["behind"] == pytest.approx(
+            report["sums"]["acceptance_length"] - group["sums"]["acceptance_length"]
+        )
+        assert group["examples"]
+        assert {example["cause"] for example in group["examples"]} <= set(CAUSES)
+
+
+def test_bad_lines_are_all_named(pair, tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "fine"}\n{oops\n[1]\n{"prompt": ""}\n{"id": 3}\n', encoding="utf-8")
+    line = refusal("explain", *pair, "--jsonl", path)
+    for number in (2, 3, 4, 5):
+        assert f"line {number}:" in line
+    assert "line 1:" not in line
+    path.write_text("{\n" * 100, encoding="utf-8")
+    line = refusal("explain", *pair, "--jsonl", path)
+    assert f"line {MAX_NAMED}:" in line
+    assert f"{100 - MAX_NAMED} more bad lines" in line
+
+
+def test_questions_are_read_with_names_and_categories(tmp_path):
+    path = write_rows(
+        tmp_path / "p.jsonl", {"prompt": "a", "category": 7, "id": 8}, {"prompt": "b"}
+    )
+    first, second = read_questions(path)
+    assert (first.id, first.category, first.text) == ("8", "7", "a")
+    assert (second.id, second.category) == ("2", None)
+    path.write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="holds no prompts"):
+        read_questions(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "give a prompt"),
+        (["hi", "--jsonl", "p.jsonl"], "give a prompt"),
+        (["--jsonl", "no-such.jsonl"], "no-such.jsonl"),
+        ([" "], "empty"),
+        (["--drafter", "none", "hi"], "no drafts"),
+        (["--speculative", "off", "hi"], "no drafts"),
+        (["--speculative", "0", "hi"], "no drafts"),
+        (["--stall-ms", "0", "--stream", "hi"], "--stall-ms is 0"),
+        (["--stall-ms", "9", "hi"], "--stream"),
+        (["--stall-ms", "nan", "--stream", "hi"], "--stall-ms"),
+        (["--html", "no/such/folder/x.html", "hi"], "cannot write"),
+        (["--html", ".", "hi"], "cannot write"),
+        (["--max-tokens", "4000", "hi"], "prompt 1: "),
+        (["--n", "2", "hi"], "--n"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(pair, options, reason):
+    assert reason in refusal("explain", *pair, *options)
+
+
+def test_a_target_whose_drafter_is_not_known_is_refused(pair):
+    alone = [*pair[:2], "--dtype", "float32", "hi"]
+    for command in (["explain"], ["generate", "--show-draft"]):
+        result = run(*command, *alone)
+        assert (result.exit_code, result.stdout) == (2, "")
+        # The log has said before that none is known.
+        assert "no drafts" in result.stderr.splitlines()[-1]
+
+
+def test_generate_shows_what_was_drafted(pair):
+    # A bias that both models follow: every draft is kept, whatever the models know.
+    options = [*pair, *SHORT, "--logit-bias", "77=100", "the abc"]
+    result = run("generate", "--show-draft", *options)
+    assert result.exit_code == 0, result.output
+    answer, legend = result.stdout.splitlines()[0], result.stdout.splitlines()[-1]
+    plain = run_json("generate", *options)["text"]
+    assert answer.replace("‹", "").replace("›", "") == plain
+    assert answer.count("‹") == answer.count("›") > 0
+    assert "drafted and kept" in legend
+    assert "tau" in result.stderr
+    both = run("generate", "--show-draft", "--n", "2", *options)
+    assert both.stdout.count("drafted and kept") == 2
+
+
+def test_smooth_release_changes_no_text(pair):
+    for options in ([], ["--temperature", "0.9", "--seed", "4"]):
+        asked = [*pair, "--max-tokens", 40, "--ignore-eos", *options, "the abc"]
+        smooth, usual = run("generate", "--smooth", *asked), run("generate", *asked)
+        assert smooth.exit_code == 0, smooth.output
+        assert smooth.stdout == usual.stdout
+        assert "40 tokens" in smooth.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--show-draft", "--drafter", "none"], "--show-draft needs a drafter"),
+        (["--show-draft", "--speculative", "off"], "--show-draft needs a drafter"),
+        (["--show-draft", "--json"], "explain --json"),
+        (["--show-draft", "--compare"], "alone"),
+        (["--smooth", "--json"], "--smooth needs"),
+        (["--smooth", "--show-draft"], "--smooth needs"),
+        (["--smooth", "--compare"], "--smooth needs"),
+        (["--smooth", "--n", "2"], "--smooth needs"),
+    ],
+)
+def test_ways_to_print_that_do_not_go_together_are_refused(pair, options, reason):
+    assert reason in refusal("generate", *pair, *options, "hi")
