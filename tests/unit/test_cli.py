@@ -240,8 +240,7 @@ def test_the_program_exits_with_2_and_no_traceback():
 def test_help_loads_no_model_library():
     code = (
         "import sys; from blockdraft.cli.main import app; from typer.testing import CliRunner\n"
-        "for c in ([], ['generate'], ['chat'], ['prove'], ['explain'], ['bench', 'speed']):
-"
+        "for c in ([], ['generate'], ['chat'], ['prove'], ['explain'], ['bench', 'speed']):\n"
         "    assert CliRunner().invoke(app, [*c, '--help']).exit_code == 0\n"
         "print(*sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     )
