@@ -8,8 +8,8 @@ from torch import Tensor
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, DraftBlock, Row
 from blockdraft.engine.engine import Engine
-from blockdraft.proof.explain_record import recording
-from blockdraft.proof.explain_round import Round
+from blockdraft.proof.explain.record import recording
+from blockdraft.proof.explain.round import Round
 from blockdraft.speculate.choice import choices
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Watch

@@ -3,8 +3,8 @@
 import pytest
 
 from blockdraft import LLM, SamplingParams
-from blockdraft.proof.explain_prompts import Question
-from blockdraft.proof.explain_report import encode_question, explain_all, num_different
+from blockdraft.proof.explain.prompts import Question
+from blockdraft.proof.explain.report import encode_question, explain_all, num_different
 
 QUESTION = Question("1", None, "Write a Python function that adds 2 numbers, and explain it.")
 NUM_TOKENS = 48

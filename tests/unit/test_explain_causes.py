@@ -7,8 +7,8 @@ import torch
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
-from blockdraft.proof.explain_cause import SURE
-from blockdraft.proof.explain_round import CAUSES, Round
+from blockdraft.proof.explain.cause import SURE
+from blockdraft.proof.explain.round import CAUSES, Round
 from tests.explain_fakes import VOCAB_SIZE, TellingDrafter, like_target, num_rejections, record
 from tests.fakes import AlwaysWrongDrafter, RandomDrafter, TableTarget
 
@@ -70,7 +70,7 @@ def test_each_rejection_has_the_cause_that_the_tables_tell(params, sharpness, un
 @pytest.mark.parametrize("cause", ["noise", "target_uncertain", "drafter_wrong", "vocabulary"])
 def test_a_planted_misattribution_is_noticed(cause):
     with (
-        patch("blockdraft.proof.explain_record.find_cause", lambda slot, evidence: cause),
+        patch("blockdraft.proof.explain.record.find_cause", lambda slot, evidence: cause),
         pytest.raises(AssertionError),
     ):
         check_causes(make_engine(unsayable=UNSAYABLE), SAMPLED)
@@ -78,7 +78,7 @@ def test_a_planted_misattribution_is_noticed(cause):
 
 def test_a_planted_threshold_is_noticed():
     with (
-        patch("blockdraft.proof.explain_cause.SURE", 0.1),
+        patch("blockdraft.proof.explain.cause.SURE", 0.1),
         pytest.raises(AssertionError),
     ):
         check_causes(make_engine(), GREEDY)

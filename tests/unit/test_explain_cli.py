@@ -5,8 +5,8 @@ import json
 import pytest
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.proof.explain_prompts import MAX_NAMED, read_questions
-from blockdraft.proof.explain_round import CAUSES
+from blockdraft.proof.explain.prompts import MAX_NAMED, read_questions
+from blockdraft.proof.explain.round import CAUSES
 from tests.command_line import refusal, run, run_json
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.proof.explain_page import render_page
-from blockdraft.proof.explain_prompts import Question
-from blockdraft.proof.explain_report import encode_question, explain_all, make_report
+from blockdraft.proof.explain.page import render_page
+from blockdraft.proof.explain.prompts import Question
+from blockdraft.proof.explain.report import encode_question, explain_all, make_report
 
 NASTY = [
     "</script><script>alert(1)</script>",
@@ -67,7 +67,7 @@ def make_harmless(report):
 
 
 def test_the_check_notices_a_page_that_does_not_escape(report, monkeypatch):
-    monkeypatch.setattr("blockdraft.proof.explain_page._script_json", json.dumps)
+    monkeypatch.setattr("blockdraft.proof.explain.page._script_json", json.dumps)
     with pytest.raises(AssertionError):
         test_what_prompts_hold_stays_text(report)
 

@@ -8,9 +8,9 @@ import pytest
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.stats import AcceptanceStats
-from blockdraft.proof.explain import explain
-from blockdraft.proof.explain_record import recording
-from blockdraft.proof.explain_sums import sum_all, sum_rounds
+from blockdraft.proof.explain.record import recording
+from blockdraft.proof.explain.run import explain
+from blockdraft.proof.explain.sums import sum_all, sum_rounds
 from blockdraft.speculate.commit import commit
 from tests.explain_fakes import VOCAB_SIZE, like_target, record
 from tests.fakes import TableTarget

@@ -7,8 +7,8 @@ import pytest
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk
 from blockdraft.engine.ledger import NO_TIMER, PhaseTotals
-from blockdraft.proof.explain_round import Round
-from blockdraft.proof.explain_stream import follow, longest_rejected_run, stream_both
+from blockdraft.proof.explain.round import Round
+from blockdraft.proof.explain.stream import follow, longest_rejected_run, stream_both
 
 MILLISECOND = 1_000_000
 

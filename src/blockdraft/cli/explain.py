@@ -18,8 +18,8 @@ from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
     from blockdraft.llm import LLM
-    from blockdraft.proof.explain_groups import Explained
-    from blockdraft.proof.explain_prompts import Question
+    from blockdraft.proof.explain.groups import Explained
+    from blockdraft.proof.explain.prompts import Question
 
 _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
@@ -102,7 +102,7 @@ def _check(
 
 
 def _questions(prompt: str | None, jsonl: Path | None) -> list["Question"]:
-    from blockdraft.proof.explain_prompts import Question, read_questions
+    from blockdraft.proof.explain.prompts import Question, read_questions
 
     if (prompt is None) == (jsonl is None):
         raise ConfigError("there is not one source of prompts; give a prompt, or else --jsonl FILE")
@@ -122,7 +122,7 @@ def _explain(
     raw: bool,
     with_streams: bool,
 ) -> list["Explained"]:
-    from blockdraft.proof.explain_report import encode_question, explain_all
+    from blockdraft.proof.explain.report import encode_question, explain_all
 
     asked = [encode_question(llm, question, params, raw=raw) for question in questions]
     progress = Progress("explained", len(asked))
@@ -139,8 +139,8 @@ def _publish(
     as_json: bool,
 ) -> None:
     """Print and write what was asked for; exit with 1 where exactness failed."""
-    from blockdraft.proof.explain_page import render_page
-    from blockdraft.proof.explain_report import make_report, num_different
+    from blockdraft.proof.explain.page import render_page
+    from blockdraft.proof.explain.report import make_report, num_different
 
     report = make_report(explained, stall_limit)
     if html is not None:

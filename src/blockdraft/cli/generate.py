@@ -155,7 +155,7 @@ def _print_drafts(
 ) -> None:
     """Print each sample when it is finished, what was drafted marked. Summaries on stderr."""
     from blockdraft.cli.explain_output import print_drafts
-    from blockdraft.proof.explain import check_explains, explain
+    from blockdraft.proof.explain.run import check_explains, explain
 
     check_explains(llm)
     for explanation in explain(llm, prompt_ids, params, prompt=text, before=text if raw else ""):

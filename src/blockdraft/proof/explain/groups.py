@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blockdraft.proof.explain import Explanation
-from blockdraft.proof.explain_round import Cause, Rejection
-from blockdraft.proof.explain_stream import Streams, longest_rejected_run
-from blockdraft.proof.explain_sums import Sums, sum_all
+from blockdraft.proof.explain.round import Cause, Rejection
+from blockdraft.proof.explain.run import Explanation
+from blockdraft.proof.explain.stream import Streams, longest_rejected_run
+from blockdraft.proof.explain.sums import Sums, sum_all
 
 NUM_EXAMPLES = 3
 _CONTEXT = 60

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from blockdraft.proof.explain_round import CAUSES, Cause, Round
+from blockdraft.proof.explain.round import CAUSES, Cause, Round
 from blockdraft.text.kinds import KINDS, Kind
 
 

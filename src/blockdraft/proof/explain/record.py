@@ -8,8 +8,8 @@ from torch import Tensor
 
 from blockdraft.core.sequence import Batch, DraftBlock, Row
 from blockdraft.engine.engine import Engine
-from blockdraft.proof.explain_cause import Slot, find_cause, weigh
-from blockdraft.proof.explain_round import Rejection, Round
+from blockdraft.proof.explain.cause import Slot, find_cause, weigh
+from blockdraft.proof.explain.round import Rejection, Round
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Watchable
 from blockdraft.speculate.verify import Verdict, rows_of

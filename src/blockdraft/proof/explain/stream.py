@@ -14,7 +14,7 @@ from blockdraft.engine.completion import Chunk
 from blockdraft.engine.ledger import PHASES, Phase, PhaseTotals
 from blockdraft.engine.measuring import time_phases
 from blockdraft.llm import LLM
-from blockdraft.proof.explain_round import Round
+from blockdraft.proof.explain.round import Round
 
 STALL_MEDIANS = 3.0
 """A gap of more than so many median gaps is a stall, unless a limit is given."""

@@ -8,11 +8,11 @@ from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.measuring import compute_every_prompt
 from blockdraft.llm import LLM
-from blockdraft.proof.explain import check_explains, explain
-from blockdraft.proof.explain_groups import Explained, group_prompts, main_kind
-from blockdraft.proof.explain_prompts import Question
-from blockdraft.proof.explain_stream import stream_both
-from blockdraft.proof.explain_sums import sum_all
+from blockdraft.proof.explain.groups import Explained, group_prompts, main_kind
+from blockdraft.proof.explain.prompts import Question
+from blockdraft.proof.explain.run import check_explains, explain
+from blockdraft.proof.explain.stream import stream_both
+from blockdraft.proof.explain.sums import sum_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blockdraft.core.sequence import Sequence
-from blockdraft.proof.explain_round import Cause, Evidence, Likely
+from blockdraft.proof.explain.round import Cause, Evidence, Likely
 from blockdraft.speculate.choice import choices, process_logits
 
 SURE = 0.5

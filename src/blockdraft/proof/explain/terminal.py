@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from blockdraft.proof.explain import Explanation
-from blockdraft.proof.explain_groups import Group
-from blockdraft.proof.explain_round import CAUSE_LABELS, CAUSES, Rejection, Round
-from blockdraft.proof.explain_stream import Streams, Timeline
-from blockdraft.proof.explain_sums import Sums, Tally
+from blockdraft.proof.explain.groups import Group
+from blockdraft.proof.explain.round import CAUSE_LABELS, CAUSES, Rejection, Round
+from blockdraft.proof.explain.run import Explanation
+from blockdraft.proof.explain.stream import Streams, Timeline
+from blockdraft.proof.explain.sums import Sums, Tally
 from blockdraft.text.kinds import KINDS
 from blockdraft.text.pieces import printable, visible
 

@@ -8,9 +8,9 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Completion
 from blockdraft.llm import LLM
-from blockdraft.proof.explain_record import recording
-from blockdraft.proof.explain_round import Round
-from blockdraft.proof.explain_sums import Sums, sum_rounds
+from blockdraft.proof.explain.record import recording
+from blockdraft.proof.explain.round import Round
+from blockdraft.proof.explain.sums import Sums, sum_rounds
 from blockdraft.text.kinds import Kind, token_kinds
 from blockdraft.text.pieces import text_pieces, token_label
 

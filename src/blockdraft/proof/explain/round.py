@@ -7,7 +7,7 @@ Cause = Literal[
     "stop", "vocabulary", "penalty", "noise", "target_uncertain", "drafter_wrong", "other"
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-"""Every rejection has exactly one; `find_cause` of explain_cause.py says when each holds."""
+"""Every rejection has exactly one; `find_cause` of cause.py says when each holds."""
 
 CAUSE_LABELS: dict[Cause, str] = {
     "stop": "the answer ended",

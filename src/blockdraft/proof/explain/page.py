@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from blockdraft.proof.explain_round import CAUSE_LABELS
+from blockdraft.proof.explain.round import CAUSE_LABELS
 
 _PLACE = "__DATA__"
 
 
 def render_page(report: Mapping[str, Any], about: str) -> str:
     """The page of a report as `make_report` makes it; `about` says in a line what was run."""
-    template = files("blockdraft.proof").joinpath("explain_page.html").read_text(encoding="utf-8")
+    template = files("blockdraft.proof.explain").joinpath("page.html").read_text(encoding="utf-8")
     shown = {name: report[name] for name in ("prompts", "sums", "groups")}
     data = {**shown, "about": about, "cause_labels": CAUSE_LABELS}
     before, after = template.split(_PLACE)
