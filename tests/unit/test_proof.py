@@ -188,8 +188,10 @@ def test_the_context_check_needs_drafts(llm: LLM) -> None:
     assert check_context(llm.engine, case).is_right
     with faults.shifted_features(llm.engine):
         assert not check_context(llm.engine, case).is_right
-    llm.use_fixed_depth(0)
-    looked = check_context(llm.engine, case)
+    llm.use_fixed_depth(0)  # as adaptive depth may, with a drafter as bad as ours
+    assert check_context(llm.engine, case).is_right
+    undrafted = replace(case, params=replace(case.params, max_tokens=1))
+    looked = check_context(llm.engine, undrafted)
     assert looked.num_tokens == 0
     assert not looked.is_right
 
