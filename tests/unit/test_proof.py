@@ -1,6 +1,5 @@
 """`blockdraft prove` on a tiny pair: nothing differs, and every planted fault is found."""
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -100,22 +99,6 @@ def test_the_context_and_the_distributions_are_right(findings: Findings) -> None
     assert len(findings.agreements) == 2
 
 
-@pytest.fixture(params=CONTROLS, ids=lambda control: control.name)
-def planted(request: pytest.FixtureRequest, llm: LLM) -> Iterator[str]:
-    """A whole proof runs on an engine with this fault."""
-    with request.param.plant(llm.engine):
-        yield request.param.name
-
-
-def test_each_planted_fault_makes_a_proof_fail(planted: str, llm: LLM) -> None:
-    found = prove(llm, num_draws=50)
-    assert found.verdict == "failed"
-    if planted == "shifted features":
-        assert "draft context" in found.failures[0]
-    else:
-        assert "cases differ drafted" in found.failures[0]
-
-
 def test_an_uncaught_control_makes_a_proof_fail(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_fault(engine: object) -> Any:
         return faults.verifying_by(faults.verify)
@@ -201,11 +184,14 @@ def test_a_difference_names_its_place(llm: LLM) -> None:
 
 def test_the_context_check_needs_drafts(llm: LLM) -> None:
     case = plan_cases(llm, CORPUS, [], CONFIG).cases[0]
+    run(llm, [case], PLAIN)  # as in a proof, which leaves no prompt reused
     assert check_context(llm.engine, case).is_right
     with faults.shifted_features(llm.engine):
         assert not check_context(llm.engine, case).is_right
-    llm.use_fixed_depth(0)
-    looked = check_context(llm.engine, case)
+    llm.use_fixed_depth(0)  # as adaptive depth may, with a drafter as bad as ours
+    assert check_context(llm.engine, case).is_right
+    undrafted = replace(case, params=replace(case.params, max_tokens=1))
+    looked = check_context(llm.engine, undrafted)
     assert looked.num_tokens == 0
     assert not looked.is_right
 

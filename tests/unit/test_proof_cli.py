@@ -94,7 +94,10 @@ def test_an_engine_with_a_fault_exits_with_1(pair, monkeypatch, control):
     monkeypatch.setattr(Proof, "run", run)
     result = prove("--quick", *pair, "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["verdict"] == "failed"
+    found = json.loads(result.stdout)
+    assert found["verdict"] == "failed"
+    where = "draft context" if control.check == "draft context" else "cases differ drafted"
+    assert where in found["failures"][0]
 
 
 def test_a_drafter_of_noise_changes_nothing(folders, tmp_path):

@@ -43,13 +43,15 @@ class ContextCheck:
 
 
 def check_context(engine: Engine, case: Case) -> ContextCheck:
-    """Decode a case, look at its draft context whenever something was drafted, keep the last look.
+    """Decode a case in whole blocks, look at its draft context after each, keep the last look.
 
     Nothing may be running.
     """
     drafter = engine.drafter
     assert isinstance(drafter, DFlashDrafter)
     params = SamplingParams(max_tokens=case.params.max_tokens, ignore_eos=True)
+    # Adaptive depth gives a bad drafter a rest.
+    engine.use_fixed_depth(drafter.max_draft_tokens)
     key = engine.add(case.prompt_ids, params)
     sequence = engine.progress[key].sequence
     held: list[LayerKV] = []

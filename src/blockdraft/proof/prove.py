@@ -30,8 +30,8 @@ OnProgress = Callable[[str, float], None]
 class Proof:
     """One proof of a loaded pair; `findings` grow while it runs, and stand when it is interrupted.
 
-    The LLM is left without reuse of prompts, and as the last way has set it. `on_stage` is called
-    behind each kind of check.
+    The LLM is left without reuse of prompts, and as the last way has set it; take a fresh one, as
+    what it holds of earlier prompts is taken over. `on_stage` is called behind each kind of check.
 
     Raises:
         ConfigError: the pair has no drafter.
