@@ -11,8 +11,11 @@ from transformers import AutoConfig, AutoTokenizer
 
 from blockdraft.core.errors import ModelError, RequestError
 
-Message = Mapping[str, str]
-"""One turn of a conversation: `role` and `content`."""
+Message = Mapping[str, Any]
+"""One turn of a conversation: `role` and `content`, both texts; `tool_calls`, and what belongs to
+them, for a template that knows tools."""
+
+TOOL_KEYS = frozenset({"tool_calls", "tool_call_id", "name"})
 
 
 class Tokenizer:
@@ -31,6 +34,13 @@ class Tokenizer:
         """True if the model says how a conversation is written."""
         return self._tokenizer.chat_template is not None
 
+    @property
+    def template_source(self) -> str | None:
+        """The chat template that is used with tools."""
+        if not self.has_chat_template:
+            return None
+        return str(self._tokenizer.get_chat_template(tools=[{}]))
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with whatever the model puts at its start.
 
@@ -43,8 +53,12 @@ class Tokenizer:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
+
+        `tools` are for a template that shows them; text/tool_prompt.py knows whether it does.
 
         Raises:
             RequestError: a message is malformed or empty, or the model has no chat template, or
@@ -57,10 +71,11 @@ class Tokenizer:
         if not messages:
             raise RequestError("the conversation is empty; give at least one message")
         for message in messages:
-            _check_message(message)
+            _check_message(message, with_tools=tools is not None)
         try:
             ids: list[int] = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
                 add_generation_prompt=True,
                 return_dict=False,
             )
@@ -73,8 +88,9 @@ class Tokenizer:
         return str(self.backend.decode(list(token_ids), skip_special_tokens=True))
 
 
-def _check_message(message: Message) -> None:
-    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+def _check_message(message: Message, *, with_tools: bool) -> None:
+    more = TOOL_KEYS if with_tools else frozenset()
+    if not isinstance(message, Mapping) or set(message) - more != {"role", "content"}:
         raise RequestError(f"message {message!r} needs exactly the keys role and content")
     if not isinstance(message["content"], str) or not isinstance(message["role"], str):
         raise RequestError(f"message {message!r} holds something else than text")
