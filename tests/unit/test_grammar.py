@@ -70,8 +70,8 @@ def test_white_space_in_json_has_an_end(grammars, tokenizer):
     assert not accepts(grammars, tokenizer, GRAMMARS["object"], '{"a":  1}')
     assert not accepts(grammars, tokenizer, GRAMMARS["object"], '{\n\n"a": 1}')
     assert not accepts(grammars, tokenizer, GRAMMARS["object"], "{\n" + 21 * " " + '"a": 1}')
-    strict = {"type": "object", "x-guidance": {"whitespace_flexible": False}}
-    assert not accepts(grammars, tokenizer, Grammar.json_schema(strict), '{"a": 1}')
+    wide = {"type": "object", "x-guidance": {"whitespace_pattern": " {2}"}}
+    assert accepts(grammars, tokenizer, Grammar.json_schema(wide), '{"a":  1}')
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
@@ -185,17 +185,37 @@ def test_a_grammar_that_the_vocabulary_cannot_write_is_refused(tokenizer):
         state.allowed(tokenizer.encode("!"), [])
 
 
-def test_too_complex_a_grammar_fails_when_it_gets_there_and_nowhere_else(grammars, monkeypatch):
-    """Also after a guess that led there: its own tokens are not yet too many."""
-    monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(max_items_in_row=60))
-    tight = Grammars(grammars._tokenizer, TEXT_VOCAB_SIZE)
-    grammar = Grammar.lark('start: x\nx: x x | "a" | "b" x')
-    state, ids = tight.start(grammar), grammars._tokenizer.encode("b" * 40)
-    lengths = [n for n in range(40) if not _fails(tight.start(grammar), ids[:n])]
+@pytest.mark.parametrize("limit", [{"max_items_in_row": 60}, {"step_max_items": 90}])
+def test_too_complex_a_grammar_fails_when_it_gets_there_and_nowhere_else(
+    tokenizer, monkeypatch, limit
+):
+    """Also after a guess that led there."""
+    monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(**limit))
+    own = Grammars(tokenizer, TEXT_VOCAB_SIZE)
+    grammar = Grammar.lark('start: x\nx: x x | "!"')
+    state, ids = own.start(grammar), 40 * tokenizer.encode("!")[:1]
+    lengths = [n for n in range(40) if not _fails(own.start(grammar), ids[:n])]
+    assert lengths == list(range(len(lengths)))
     assert 3 < len(lengths) < 40
     with pytest.raises(RequestError, match="cannot be followed"):
         state.allowed([], ids)
-    assert allowed_ids(state, ids[:2]) == allowed_ids(grammars.start(grammar), ids[:2])
+    for n in lengths:
+        assert allowed_ids(state, ids[:n]) == allowed_ids(own.start(grammar), ids[:n])
+
+
+def test_what_other_sequences_have_met_does_not_count(tokenizer, monkeypatch):
+    """The lexer's states are limited for all copies together: enough for a few of these answers."""
+    monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(max_lexer_states=100))
+    own, draw, renewed = Grammars(tokenizer, TEXT_VOCAB_SIZE), random.Random(1), 0
+    grammar = Grammar.regex("|".join(f"{letter}{{20}}" for letter in "defghijklmnopqrsuvwxyz"))
+    compiled = own._compiled(grammar)
+    for _ in range(30):
+        state, output, before = own.start(grammar), [], compiled._matcher
+        while (ids := allowed_ids(state, output)) and ids[0] not in tokenizer.eos_ids:
+            output.append(draw.choice(ids))
+        assert len(output) == 20
+        renewed += compiled._matcher is not before
+    assert 1 <= renewed < 30
 
 
 def _limits(**limits):

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar
-from blockdraft.text.grammar import JSON_OPTIONS
+from blockdraft.text.grammar import JSON_WHITESPACE
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -168,7 +168,7 @@ def _function_rules(tools: Sequence[Tool], syntax: CallSyntax) -> list[str]:
     """Rules for the object of a call: its name, and the arguments of that function."""
     rules = ["function: " + " | ".join(f"function_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
-        schema = {"x-guidance": JSON_OPTIONS, **tool.parameters}
+        schema = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **tool.parameters}
         arguments = json.dumps(schema, ensure_ascii=False)
         rules.append(f'function_{index}: {_quoted(syntax.head(tool.name))} %json {arguments} "}}"')
     return rules
