@@ -119,7 +119,7 @@ def parse_grammar(values: Mapping[str, Any]) -> Grammar | None:
         RequestError: it is malformed.
     """
     names = ("json_schema", "regex", "choice", "grammar")
-    given = [name for name in names if values.get(name) not in (None, [])]
+    given = [name for name in names if values.get(name) not in (None, (), [])]
     if not given:
         return None
     if len(given) > 1:
