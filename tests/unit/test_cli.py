@@ -277,7 +277,7 @@ def test_an_answer_keeps_to_a_grammar(pair, tmp_path):
     schema.write_text('{"enum": [{"a": 1}, [true]]}', encoding="utf-8")
     lark.write_text('start: "yes" | "no" | "é"', encoding="utf-8")
     for option, accepted in [
-        (["--json-schema", schema], r'\{ ?"a": ?1\}|\[true\]'),
+        (["--json-schema", schema], r'\{\s*"a"\s*:\s*1\s*\}|\[\s*true\s*\]'),
         (["--regex", "[0-9]{3}"], "[0-9]{3}"),
         (["--choice", "red", "--choice", "blue"], "red|blue"),
         (["--grammar", lark], "yes|no|é"),

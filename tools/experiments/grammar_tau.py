@@ -10,6 +10,8 @@ import argparse
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 
@@ -75,17 +77,19 @@ def _is_json(text: str) -> bool:
 def _measure(llm: LLM, temperature: float, *, with_grammar: bool) -> str:
     num_tokens = num_passes = num_json = 0
     for prompt, grammar in ASKED:
-        options = {"grammar": grammar} if with_grammar else {}
-        params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=1, **options)
+        params = SamplingParams(
+            max_tokens=MAX_TOKENS,
+            temperature=temperature,
+            seed=1,
+            grammar=grammar if with_grammar else None,
+        )
         found = _ask(llm, prompt, params)
         num_tokens += found.acceptance.num_tokens
         num_passes += found.acceptance.num_passes
         num_json += _is_json(found.text)
         if with_grammar:
-            plain = SamplingParams(
-                max_tokens=MAX_TOKENS, temperature=temperature, seed=1, speculative=False, **options
-            )
-            assert _ask(llm, prompt, plain).token_ids == found.token_ids
+            plain = _ask(llm, prompt, replace(params, speculative=False))
+            assert plain.token_ids == found.token_ids, prompt
     return f"tau {num_tokens / num_passes:.2f}, JSON {num_json} of {len(ASKED)}"
 
 
@@ -93,13 +97,14 @@ def main() -> None:
     """Measure both ways, greedy and sampled."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--unmasked", action="store_true")
-    if parser.parse_args().unmasked:
-        dflash.choices = _unmasked
+    guess = _unmasked if parser.parse_args().unmasked else choices
     llm = LLM(adaptive=False)
-    for temperature in (0.0, 0.7):
-        for with_grammar in (True, False):
-            found = _measure(llm, temperature, with_grammar=with_grammar)
-            print(f"temperature {temperature}, {'grammar' if with_grammar else 'free'}: {found}")
+    with patch.object(dflash, "choices", guess):
+        for temperature in (0.0, 0.7):
+            for with_grammar in (True, False):
+                found = _measure(llm, temperature, with_grammar=with_grammar)
+                kind = "grammar" if with_grammar else "free"
+                print(f"temperature {temperature}, {kind}: {found}")
 
 
 if __name__ == "__main__":
