@@ -51,7 +51,10 @@ ASKED = (
     ("Give me a JSON object about a doctor from Paris: name, age, city, hobbies.", PERSON),
     ("Return JSON only: a student named Tom, his age, city and hobbies.", PERSON),
     ("Write a JSON review of a book about the sea: title, summary, tags, rating (1 to 5).", REVIEW),
-    ("As JSON with title, summary, tags, rating: what do you think of the film Titanic?", REVIEW),
+    (
+        "As JSON with title, summary, tags and rating: what do you think of the film Titanic?",
+        REVIEW,
+    ),
     ("Rate a coffee machine as JSON with title, summary, tags, rating.", REVIEW),
 )
 
