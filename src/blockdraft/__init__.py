@@ -18,6 +18,7 @@ from blockdraft.core.errors import (
     ModelError,
     RequestError,
 )
+from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [  # noqa: RUF022 - plainly sorted
     "ContextTooLong",
     "DraftModel",
     "Generation",
+    "Grammar",
     "LLM",
     "ModelError",
     "RequestError",

@@ -21,6 +21,7 @@ from blockdraft.models.loading import resolve_device, resolve_dtype
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.detokenizer import Detokenizer
+from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Message, load_tokenizer
 
 Prompt = str | Sequence[int]
@@ -112,6 +113,7 @@ class LLM:
         self.engine = load_engine(
             self.config, self.folder, self.drafter_folder, self.dtype, self.device
         )
+        self.grammars = Grammars(self.tokenizer, self.engine.target.vocab_size)
         self._samples: dict[int, _Sample] = {}
 
     def use_adaptive_depth(self) -> None:
@@ -158,7 +160,8 @@ class LLM:
         chunks. Closing the iterator early ends the request. Without a seed each prompt draws one.
 
         Raises:
-            RequestError: an empty prompt, or an unknown token id; at once, also with `stream`.
+            RequestError: an empty prompt, an unknown token id, or a grammar that cannot be used; at
+                once, also with `stream`.
             ContextTooLong: a prompt and max_tokens do not fit the target's context.
         """
         is_single = _is_single(prompts)
@@ -215,6 +218,8 @@ class LLM:
 
     def _check_jobs(self, prompts: list[list[int]], params: SamplingParams | None) -> list[_Job]:
         params = params or SamplingParams()
+        if params.grammar is not None:
+            self.grammars.check(params.grammar)
         jobs = []
         for index, prompt_ids in enumerate(prompts):
             self.engine.check_prompt(prompt_ids, params)
@@ -269,6 +274,7 @@ class LLM:
             sample_index=sample_index,
             seed=job.seed,
             scan_stop=text.push,
+            constraint=None if params.grammar is None else self.grammars.start(params.grammar),
         )
         self._samples[key] = _Sample(job.prompt_index, text)
         return key

@@ -3,11 +3,13 @@
 Each is something that a real engine got wrong, or nearly.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate import choice as choice_module
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.text.grammar import GrammarState
 
 
 @contextmanager
@@ -143,4 +146,53 @@ def context_never_written() -> Iterator[None]:
         return real(pages, key, token_ids, with_context=False)
 
     with patch.object(Pages, "open", open_pages):
+        yield
+
+
+@contextmanager
+def grammar_advanced_by_rejected_drafts() -> Iterator[None]:
+    """The parser never goes back over what was drafted and rejected."""
+
+    def move_on(state: GrammarState, output_ids: list[int], ahead: list[int]) -> bool:
+        path = output_ids[state._num_committed :] + ahead
+        new = path[len(state._behind) :]
+        reached = state._behind + new[: state._matcher.try_consume_tokens(new)]
+        num_committed = min(len(output_ids) - state._num_committed, len(reached))
+        state._num_committed += num_committed
+        state._behind = reached[num_committed:]
+        return len(reached) >= len(path)
+
+    with patch.object(GrammarState, "_move_to", move_on):
+        yield
+
+
+@contextmanager
+def one_mask_for_the_block() -> Iterator[None]:
+    """What the grammar allows in the first slot is allowed in all of them."""
+    real = GrammarState.allowed
+
+    def allowed(state: GrammarState, output_ids: list[int], ahead: list[int]) -> Any:
+        return real(state, output_ids, [])
+
+    with patch.object(GrammarState, "allowed", allowed):
+        yield
+
+
+@contextmanager
+def grammar_after_the_choice() -> Iterator[None]:
+    """A choice that the grammar refuses is replaced by the most likely token that it allows."""
+    real = choice_module._choose
+
+    def choose(scores: Any, sequence: Sequence, ahead: list[int]) -> int:
+        free = copy.copy(sequence)
+        free.constraint = None
+        found = real(scores.copy(), free, ahead)
+        assert sequence.constraint is not None
+        allowed = sequence.constraint.allowed(sequence.output_ids, ahead)
+        if allowed is None or allowed[found]:
+            return found
+        scores[~allowed] = -np.inf
+        return int(scores.argmax())
+
+    with patch.object(choice_module, "_choose", choose):
         yield

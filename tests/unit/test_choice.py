@@ -8,17 +8,36 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Sequence
+from blockdraft.core.sequence import Constraint, Sequence
 from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices, token_logprobs
 from blockdraft.speculate.noise import gumbel_noise
 
 NEVER = -math.inf
+
+
+class Allows:
+    """Allows the tokens that the last one divides, and those that are given; sometimes all."""
+
+    def __init__(self, vocab_size: int, always: set[int]) -> None:
+        self.vocab_size, self.always = vocab_size, always
+
+    def ids(self, tokens: list[int]) -> set[int]:
+        step = 1 + (tokens[-1] if tokens else 1)
+        return self.always | set(range(0, self.vocab_size, step)[1:])
+
+    def allowed(self, output_ids: list[int], ahead: list[int]) -> NDArray[np.bool_] | None:
+        ids = self.ids(output_ids + ahead)
+        return np.isin(np.arange(self.vocab_size), list(ids)) if ids else None
 
 
 def make_sequence(
@@ -28,6 +47,7 @@ def make_sequence(
     output: list[int],
     stop_ids: frozenset[int] = frozenset(),
     sample_index: int = 0,
+    constraint: Constraint | None = None,
 ) -> Sequence:
     sequence = Sequence(
         key=0,
@@ -38,6 +58,7 @@ def make_sequence(
         token_ids=list(prompt),
         num_prompt=len(prompt),
         num_cached=len(prompt) - 1,
+        constraint=constraint,
     )
     for token_id in output:
         sequence.append(token_id)
@@ -46,7 +67,7 @@ def make_sequence(
 
 
 def processed(logits: list[float], sequence: Sequence, ahead: list[int]) -> list[float]:
-    """Penalties, then logit bias, then the minimum length."""
+    """Penalties, then logit bias, then the grammar and the minimum length."""
     params, scores = sequence.params, list(logits)
     output = sequence.output_ids + ahead
     prompt = sequence.token_ids[: sequence.num_prompt]
@@ -59,10 +80,14 @@ def processed(logits: list[float], sequence: Sequence, ahead: list[int]) -> list
         scores[token_id] = repeated(scores[token_id], params) - penalty(count, params)
     for token_id, bias in params.logit_bias.items():
         scores[token_id] += bias
+    ids = every = set(range(len(scores)))
+    if isinstance(sequence.constraint, Allows):
+        ids = sequence.constraint.ids(output) or every
     if len(output) < params.min_tokens:
-        for token_id in sequence.stop_ids:
-            scores[token_id] = NEVER
-    return scores
+        ids = (ids - sequence.stop_ids) or ids
+    if not any(scores[token_id] > NEVER for token_id in ids):
+        return [0.0 if token_id in ids else NEVER for token_id in every]
+    return [score if token_id in ids else NEVER for token_id, score in enumerate(scores)]
 
 
 def repeated(score: float, params: SamplingParams) -> float:
@@ -132,12 +157,21 @@ def test_the_choice_follows_the_order_of_processing(seed: int) -> None:
         tokens = [draw.randrange(vocab_size) for _ in range(draw.randint(1, 8))]
         num_prompt = draw.randint(1, len(tokens))
         ahead = [draw.randrange(vocab_size) for _ in range(rows - 1)]
+        params, constraint = random_params(draw, vocab_size), None
+        if draw.random() < 0.5:
+            params = replace(params, grammar=Grammar.regex("any"))
+            constraint = Allows(
+                vocab_size, {0, draw.randrange(vocab_size)} if draw.random() < 0.7 else set()
+            )
+            for row in logits if draw.random() < 0.3 else ():
+                row[1:] = [NEVER] * (vocab_size - 1)
         sequence = make_sequence(
-            random_params(draw, vocab_size),
+            params,
             prompt=tokens[:num_prompt],
             output=tokens[num_prompt:],
             stop_ids=frozenset({0}),
             sample_index=draw.randrange(3),
+            constraint=constraint,
         )
         expected = [reference(row, sequence, ahead[:i]) for i, row in enumerate(logits)]
         before = list(sequence.token_ids), sequence.output_counts.copy()

@@ -246,3 +246,35 @@ def test_help_loads_no_model_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_an_answer_keeps_to_a_grammar(pair, tmp_path):
+    schema, lark = tmp_path / "schema.json", tmp_path / "answer.lark"
+    schema.write_text('{"enum": [{"a": 1}, [true]]}', encoding="utf-8")
+    lark.write_text('start: "yes" | "no" | "é"', encoding="utf-8")
+    for option, accepted in [
+        (["--json-schema", schema], r'\{\s*"a"\s*:\s*1\s*\}|\[\s*true\s*\]'),
+        (["--regex", "[0-9]{3}"], "[0-9]{3}"),
+        (["--choice", "red", "--choice", "blue"], "red|blue"),
+        (["--grammar", lark], "yes|no|é"),
+    ]:
+        found = run_json("generate", *pair, *option, "--seed", "1", "--temperature", "1", "hi")
+        assert re.fullmatch(accepted, found["text"]), found["text"]
+        assert found["finish_reason"] == "stop"
+
+
+def test_a_grammar_that_cannot_be_used_is_refused(pair, tmp_path):
+    schema = tmp_path / "schema.json"
+    for text, reason in [("{", "no JSON"), ("[]", "JSON object"), ('{"type": "foo"}', "foo")]:
+        schema.write_text(text, encoding="utf-8")
+        assert reason in refusal("generate", *pair, "--json-schema", schema, "hi")
+    missing = tmp_path / "missing.json"
+    for arguments, reason in [
+        (["--json-schema", missing], "cannot read --json-schema"),
+        (["--grammar", tmp_path], "cannot read --grammar"),
+        (["--regex", "("], "unclosed group"),
+        (["--regex", ""], "regex is empty"),
+        (["--regex", "a", "--choice", "a"], "--regex and --choice each give a grammar"),
+        (["--regex", "a", "--ignore-eos"], "ignore_eos"),
+    ]:
+        assert reason in refusal("generate", *pair, *arguments, "hi")

@@ -5,12 +5,14 @@ Defaults are those of LLMConfig and SamplingParams.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -66,6 +68,14 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the 
 Logprobs = Annotated[
     int | None, typer.Option(help="Log-probability of each token and of that many likely ones.")
 ]
+JsonSchemaFile = Annotated[
+    Path | None, typer.Option("--json-schema", help="Answer with JSON that this schema accepts.")
+]
+Regex = Annotated[str | None, typer.Option(help="Answer with text that matches this pattern.")]
+Choice = Annotated[list[str] | None, typer.Option(help="Answer with this text. Repeatable.")]
+GrammarFile = Annotated[
+    Path | None, typer.Option("--grammar", help="Answer with text of this Lark grammar.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -104,6 +114,35 @@ def parse_logit_bias(items: Sequence[str]) -> dict[int, float]:
     return biases
 
 
+def parse_grammar(values: Mapping[str, Any]) -> Grammar | None:
+    """The grammar that a command's values ask for.
+
+    Raises:
+        ConfigError: they ask for two, or a file cannot be read.
+        RequestError: it is malformed.
+    """
+    names = ("json_schema", "regex", "choice", "grammar")
+    given = [name for name in names if values.get(name) not in (None, (), [])]
+    if not given:
+        return None
+    if len(given) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in given[:2])
+        raise ConfigError(f"{first} and {second} each give a grammar; leave one out")
+    name, value = given[0], values[given[0]]
+    if name == "json_schema":
+        return Grammar.json_schema(_read("--json-schema", value))
+    if name == "grammar":
+        return Grammar.lark(_read("--grammar", value))
+    return Grammar.regex(value) if name == "regex" else Grammar.choice(value)
+
+
+def _read(option: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {option} {path} ({error}); give a text file") from error
+
+
 def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     """Read a command's values; options are named as the fields of SamplingParams.
 
@@ -116,6 +155,7 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     chosen["logit_bias"] = parse_logit_bias(chosen.get("logit_bias") or ())
     if "speculative" in chosen:
         chosen["speculative"] = parse_speculative(chosen["speculative"])
+    chosen["grammar"] = parse_grammar(values)
     return SamplingParams(**chosen)
 
 

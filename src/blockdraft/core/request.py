@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from blockdraft.core.errors import RequestError
+from blockdraft.core.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -21,6 +22,9 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 filter nothing. `logprobs` asks for the
     log-probability of each token and of that many most likely ones. `speculative` is True for as
     many drafted tokens as the drafter gives, False for plain decoding, or the most a step drafts.
+
+    With a `grammar` the answer belongs to it as a whole, unless `max_tokens`, a stop string or a
+    stop token cuts it short. Where it allows nothing but the end, `min_tokens` gives way.
 
     Raises:
         RequestError: a value is out of its range.
@@ -43,6 +47,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     speculative: bool | int = True
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _check_count("max_tokens", self.max_tokens, 1)
@@ -67,6 +72,7 @@ class SamplingParams:
             _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(self.speculative, bool):
             _check_count("speculative", self.speculative, 0)
+        _check_grammar(self.grammar, self.ignore_eos)
 
     def _take(self, name: str, value: object) -> None:
         """Set a field to its normal form; the class is frozen for everybody else."""
@@ -82,8 +88,9 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        """True if penalties, biases or a minimum length act on the logits."""
-        return self.uses_penalties or bool(self.logit_bias) or self.min_tokens > 0
+        """True if penalties, biases, a minimum length or a grammar act on the logits."""
+        forbids = self.min_tokens > 0 or self.grammar is not None
+        return self.uses_penalties or bool(self.logit_bias) or forbids
 
     @property
     def uses_penalties(self) -> bool:
@@ -100,6 +107,15 @@ class SamplingParams:
         if self.speculative is True:
             return None
         return int(self.speculative)
+
+
+def _check_grammar(grammar: object, ignore_eos: bool) -> None:
+    if grammar is None:
+        return
+    if not isinstance(grammar, Grammar):
+        raise RequestError(f"grammar is {grammar!r:.60}; give a Grammar, see Grammar.json_schema")
+    if ignore_eos:
+        raise RequestError("a grammar says where the answer ends; leave out ignore_eos or grammar")
 
 
 def _checked_stop(stop: object) -> tuple[str, ...]:

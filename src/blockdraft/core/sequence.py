@@ -3,8 +3,27 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from blockdraft.core.request import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Constraint(Protocol):
+    """What a grammar allows in one sequence: a function of the tokens given, and no more."""
+
+    def allowed(self, output_ids: list[int], ahead: list[int]) -> "NDArray[np.bool_] | None":
+        """The tokens [V] that may follow the output and `ahead`; at least one.
+
+        None if what follows there is not kept anyway.
+
+        Raises:
+            RequestError: nothing can follow.
+        """
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +36,7 @@ class Sequence:
     goes in like a prompt.
 
     `scan_stop` is told every committed token and says whether it completes a stop string.
+    `constraint` is there if the parameters hold a grammar.
     """
 
     key: int
@@ -27,6 +47,7 @@ class Sequence:
     token_ids: list[int]
     num_prompt: int
     scan_stop: Callable[[int], bool] | None = None
+    constraint: Constraint | None = None
     num_cached: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None

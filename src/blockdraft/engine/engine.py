@@ -10,7 +10,7 @@ from time import perf_counter
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ContextTooLong, RequestError
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Batch, Sequence
+from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.engine.calibrate import measure_costs
 from blockdraft.engine.controller import AdaptiveDepth, Controller, FixedDepth
 from blockdraft.engine.costs import StepCosts
@@ -117,16 +117,20 @@ class Engine:
         sample_index: int = 0,
         seed: int | None = None,
         scan_stop: Callable[[int], bool] | None = None,
+        constraint: Constraint | None = None,
     ) -> int:
         """Queue one sample of a request and return its key.
 
         Without a seed, here or in `params`, 64 bits are drawn from the system.
 
         Raises:
-            RequestError: an empty prompt, or a token id outside the vocabulary.
+            RequestError: an empty prompt, a token id outside the vocabulary, or a grammar in
+                `params` without the constraint that it was compiled to.
             ContextTooLong: prompt and max_tokens do not fit the target's context.
         """
         self.check_prompt(prompt_ids, params)
+        if (params.grammar is None) != (constraint is None):
+            raise RequestError("a grammar needs its constraint, and the other way around; use LLM")
         if seed is None:
             seed = secrets.randbits(64) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids)
@@ -139,6 +143,7 @@ class Engine:
             token_ids=list(prompt_ids),
             num_prompt=len(prompt_ids),
             scan_stop=scan_stop,
+            constraint=constraint,
         )
         self.progress[sequence.key] = Progress(sequence, perf_counter())
         self.scheduler.add(sequence)

@@ -18,6 +18,7 @@ from blockdraft.speculate.filters import keep_min_p, keep_top_k, keep_top_p
 from blockdraft.speculate.noise import gumbel_noise
 
 Scores = NDArray[np.float32]
+Mask = NDArray[np.bool_]
 
 NO_CHOICE = -1
 """Stands for the choice where some logit is not a number: no token may be chosen there."""
@@ -28,6 +29,9 @@ def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[in
 
     Row i follows the sequence's tokens and `ahead[:i]`; a caller that stops early pays for no more
     rows. Ties go to the lowest id.
+
+    Raises:
+        RequestError: the grammar cannot be followed any further.
     """
     if sequence.params.is_greedy_argmax:
         yield from argmax_ids(logits)
@@ -98,7 +102,7 @@ def survivors(scores: Scores, sequence: Sequence) -> NDArray[np.intp] | None:
 
 
 def process_logits(scores: Scores, sequence: Sequence, ahead: list[int]) -> None:
-    """Apply penalties, logit bias and the minimum length to `scores` [V], in place.
+    """Apply penalties, logit bias, grammar and the minimum length to `scores` [V], in place.
 
     Only tokens of the sequence and `ahead` count. Tokens rejected earlier never do.
     """
@@ -109,8 +113,27 @@ def process_logits(scores: Scores, sequence: Sequence, ahead: list[int]) -> None
         _penalize(scores, sequence, ahead)
     for token_id, bias in params.logit_bias.items():
         scores[token_id] += np.float32(bias)
+    allowed = None
+    if sequence.constraint is not None:
+        allowed = sequence.constraint.allowed(sequence.output_ids, ahead)
     if sequence.num_output + len(ahead) < params.min_tokens:
-        scores[list(sequence.stop_ids)] = -np.inf
+        allowed = _without_stops(allowed, sequence, scores.shape[0])
+    if allowed is not None:
+        _forbid_others(scores, allowed)
+
+
+def _without_stops(allowed: Mask | None, sequence: Sequence, vocab_size: int) -> Mask:
+    """`allowed` [V] less the tokens that end the sequence, if it holds any others."""
+    others = np.ones(vocab_size, dtype=np.bool_) if allowed is None else allowed.copy()
+    others[list(sequence.stop_ids)] = False
+    return others if allowed is None or others.any() else allowed
+
+
+def _forbid_others(scores: Scores, allowed: Mask) -> None:
+    scores[~allowed] = -np.inf
+    if scores.max() == -np.inf:
+        # A drafter may give no chance to any of them, and then all have the same.
+        scores[allowed] = 0.0
 
 
 def _penalize(scores: Scores, sequence: Sequence, ahead: list[int]) -> None:

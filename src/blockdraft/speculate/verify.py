@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blockdraft.core.errors import RequestError
 from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
 from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices, token_logprobs
 
@@ -76,14 +77,18 @@ def _verify_row(
 ) -> Verdict:
     token_ids: list[int] = []
     error = None
-    for index, choice in enumerate(found):
-        if choice == NO_CHOICE:
-            position = len(sequence.token_ids) + index
-            error = f"the target's logits for the token at position {position} are not numbers"
-            break
-        token_ids.append(choice)
-        if index == len(draft) or choice != draft[index]:
-            break
+    try:
+        for index, choice in enumerate(found):
+            if choice == NO_CHOICE:
+                position = len(sequence.token_ids) + index
+                error = f"the target's logits for the token at position {position} are not numbers"
+                break
+            token_ids.append(choice)
+            if index == len(draft) or choice != draft[index]:
+                break
+    except RequestError as refused:
+        # Of the grammar: it ends this sequence, and not the step that others share.
+        error = str(refused)
     num_top = sequence.params.logprobs
     logprobs = []
     if num_top is not None:

@@ -11,8 +11,11 @@ from transformers import AutoConfig, AutoTokenizer
 
 from blockdraft.core.errors import ModelError, RequestError
 
-Message = Mapping[str, str]
-"""One turn of a conversation: `role` and `content`."""
+Message = Mapping[str, Any]
+"""One turn of a conversation: `role` and `content`, both texts; `tool_calls`, and what belongs to
+them, for a template that knows tools."""
+
+TOOL_KEYS = frozenset({"tool_calls", "tool_call_id", "name"})
 
 THINKING_SWITCH = "enable_thinking"
 """The variable by which chat templates (Qwen 3 and its followers) turn thinking on and off."""
@@ -45,6 +48,13 @@ class Tokenizer:
         """True if the chat template can be told to let the model think before it answers."""
         return THINKING_SWITCH in self.chat_template
 
+    @property
+    def template_source(self) -> str | None:
+        """The chat template that is used with tools."""
+        if not self.has_chat_template:
+            return None
+        return str(self._tokenizer.get_chat_template(tools=[{}]))
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with whatever the model puts at its start.
 
@@ -58,10 +68,15 @@ class Tokenizer:
         return ids
 
     def encode_chat(
-        self, messages: Sequence[Message], *, thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
     ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
 
+        `tools` are for a template that shows them; text/tool_prompt.py knows whether it does.
         `thinking` turns the template's switch, see `has_thinking_switch`; None leaves it alone.
 
         Raises:
@@ -75,7 +90,7 @@ class Tokenizer:
         if not messages:
             raise RequestError("the conversation is empty; give at least one message")
         for message in messages:
-            _check_message(message)
+            _check_message(message, with_tools=tools is not None)
         if thinking is not None and not self.has_thinking_switch:
             raise RequestError(
                 "the target's chat template has no switch for thinking; leave it out"
@@ -84,6 +99,7 @@ class Tokenizer:
         try:
             ids: list[int] = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
                 add_generation_prompt=True,
                 return_dict=False,
                 **switches,
@@ -97,8 +113,9 @@ class Tokenizer:
         return str(self.backend.decode(list(token_ids), skip_special_tokens=True))
 
 
-def _check_message(message: Message) -> None:
-    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+def _check_message(message: Message, *, with_tools: bool) -> None:
+    more = TOOL_KEYS if with_tools else frozenset()
+    if not isinstance(message, Mapping) or set(message) - more != {"role", "content"}:
         raise RequestError(f"message {message!r} needs exactly the keys role and content")
     if not isinstance(message["content"], str) or not isinstance(message["role"], str):
         raise RequestError(f"message {message!r} holds something else than text")

@@ -24,6 +24,7 @@ _UNCHANGED = {
     "frequency_penalty": 0.0,
     "logit_bias": {},
     "min_tokens": 0,
+    "grammar": None,
 }
 """Parameters that leave the logits as they are."""
 
@@ -72,7 +73,7 @@ def find_cause(slot: Slot, evidence: Evidence) -> Cause:
 
     vocabulary: the wanted token is none that the drafter can guess.
     other: the models' choices, made again from these logits, are not those of the run.
-    penalty: without penalties, biases and minimum length both would have chosen the same token.
+    penalty: without penalties, biases, grammar and minimum length both would have chosen the same token.
     noise: at temperature 0 both would have chosen the same token.
     target_uncertain: no token has a probability of SURE or more for the target.
     drafter_wrong: one has, and the drafter guessed another.
@@ -106,6 +107,8 @@ def _choices(slot: Slot, **changes: object) -> tuple[int, int]:
     """What target and drafter choose there, with some parameters of the request changed."""
     sequence = _behind(slot)
     sequence.params = replace(sequence.params, **changes)  # type: ignore[arg-type]  # by name
+    if sequence.params.grammar is None:
+        sequence.constraint = None
     (target,) = choices(slot.target[None], sequence, [])
     if slot.drafter is None:
         return target, slot.drafted_id

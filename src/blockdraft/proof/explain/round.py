@@ -12,7 +12,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 CAUSE_LABELS: dict[Cause, str] = {
     "stop": "the answer ended",
     "vocabulary": "not in the drafter's vocabulary",
-    "penalty": "penalty, bias or minimum length",
+    "penalty": "penalty, bias, grammar or minimum length",
     "noise": "sampling noise",
     "target_uncertain": "target uncertain",
     "drafter_wrong": "drafter wrong, target sure",

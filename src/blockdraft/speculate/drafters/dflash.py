@@ -1,10 +1,12 @@
 """The block-diffusion drafter at work: one forward fills a block (DFlash, arXiv 2602.06036)."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from blockdraft.core.errors import RequestError
 from blockdraft.core.sequence import Batch, DraftBlock, Row
 from blockdraft.models.context_projection import ContextProjection
 from blockdraft.models.draft import DraftModel
@@ -154,10 +156,12 @@ class DFlashDrafter:
 
     def _choices(self, logits: Tensor, row: Row) -> list[int]:
         guessed: list[int] = []
-        # `guessed` grows while the rows are read, so each guess sees those before it.
-        for token_id in choices(logits, row.sequence, guessed):
-            # Not even a broken drafter may give the target what is no token.
-            guessed.append(0 if token_id == NO_CHOICE else token_id)
+        # Behind a place where a grammar cannot be followed there is nothing to guess.
+        with suppress(RequestError):
+            # `guessed` grows while the rows are read, so each guess sees those before it.
+            for token_id in choices(logits, row.sequence, guessed):
+                # Not even a broken drafter may give the target what is no token.
+                guessed.append(0 if token_id == NO_CHOICE else token_id)
         return guessed
 
     @torch.inference_mode()

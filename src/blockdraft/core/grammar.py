@@ -1,0 +1,106 @@
+"""What an answer must look like: a plain value, compiled by text/grammar.py."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+from blockdraft.core.errors import RequestError
+
+GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A language that the whole answer belongs to; the constructors below are the way to make one.
+
+    `source` is the text of a JSON schema, a regular expression, a JSON list of strings, or a
+    grammar in llguidance's variant of Lark, whose first rule is `start`.
+
+    Raises:
+        RequestError: the kind is unknown, or the source is not even a text of its kind. What it
+            means is checked when it is compiled.
+    """
+
+    kind: GrammarKind
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GrammarKind):
+            kinds = ", ".join(get_args(GrammarKind))
+            raise RequestError(f"the kind of grammar is {self.kind!r}; give one of {kinds}")
+        if not isinstance(self.source, str):
+            raise RequestError(f"the source of a grammar is {self.source!r:.60}; give text")
+        _check_unicode(self.source)
+        if self.kind == "json_schema":
+            _check_schema(self.source)
+        elif self.kind == "choice":
+            _check_options(self.options)
+        elif not self.source:
+            raise RequestError(f"the {self.kind} is empty; no answer would be left, leave it out")
+
+    @classmethod
+    def json_object(cls) -> Self:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Self:
+        """JSON that a schema accepts, given as a mapping or as its text; no reference leaves it."""
+        return cls("json_schema", schema if isinstance(schema, str) else _to_json(schema))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        """Text that matches a regular expression from start to end; without look-around."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def choice(cls, options: Iterable[str]) -> Self:
+        """One of several texts."""
+        return cls("choice", _to_json(list(options)))
+
+    @classmethod
+    def lark(cls, source: str) -> Self:
+        """A context-free grammar in llguidance's variant of Lark."""
+        return cls("lark", source)
+
+    @property
+    def options(self) -> list[Any]:
+        """The texts of a choice."""
+        options = _from_json("choice", self.source)
+        return options if isinstance(options, list) else [options]
+
+
+def _check_schema(source: str) -> None:
+    schema = _from_json("JSON schema", source)
+    if not isinstance(schema, dict):
+        raise RequestError(f"the JSON schema is {source!r:.60}; give a JSON object")
+
+
+def _check_options(options: list[Any]) -> None:
+    if not options:
+        raise RequestError("the choice is empty; give at least one text")
+    for option in options:
+        if not isinstance(option, str) or not option:
+            raise RequestError(f"the choice holds {option!r:.60}; give texts that are not empty")
+
+
+def _to_json(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"the grammar {value!r:.60} is no JSON: {error}") from error
+
+
+def _from_json(name: str, source: str) -> Any:
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the {name} {source!r:.60} is no JSON: {error}") from error
+
+
+def _check_unicode(source: str) -> None:
+    try:
+        source.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the grammar is not valid Unicode ({error}); give UTF-8") from error

@@ -1,0 +1,183 @@
+"""Grammars: which tokens may come next, so that the whole answer belongs to a language."""
+
+import json
+from functools import cached_property, lru_cache
+from itertools import takewhile
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from blockdraft.core.errors import RequestError
+from blockdraft.core.grammar import Grammar
+from blockdraft.text.tokenizer import Tokenizer
+
+MAX_COMPILED = 64
+"""Compiled grammars that are kept; the one unused for longest goes first."""
+
+JSON_WHITESPACE = r" |\n {0,20}"
+"""Between the tokens of JSON one space, or a new line with its indentation: a model that has lost
+its way could otherwise write white space without end. A schema's `x-guidance` may say otherwise."""
+
+MAX_LEXER_STATES = 50_000
+"""Of a compiled grammar, at one or two kilobytes each."""
+
+_LIMITS = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+
+Mask = NDArray[np.bool_]
+
+
+class Grammars:
+    """Compiles grammars for a tokenizer; `vocab_size` is the width of the target's logits."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._compiled = lru_cache(MAX_COMPILED)(self._compile)
+
+    @cached_property
+    def _ll_tokenizer(self) -> LLTokenizer:
+        """Made when first needed: it takes a moment for a large vocabulary."""
+        eos_ids = sorted(self._tokenizer.eos_ids)
+        if not eos_ids:
+            raise RequestError("the target names no token that ends an answer; leave out grammar")
+        return LLTokenizer(self._tokenizer.backend.to_str(), eos_token=eos_ids)
+
+    def check(self, grammar: Grammar) -> None:
+        """Compile a grammar.
+
+        Raises:
+            RequestError: llguidance refuses it, or no answer can begin with it.
+        """
+        self._compiled(grammar)
+
+    def start(self, grammar: Grammar) -> "GrammarState":
+        """The state of a sequence that has no output yet.
+
+        Raises:
+            RequestError: as `check`.
+        """
+        return GrammarState(self._compiled(grammar), self._vocab_size)
+
+    def _compile(self, grammar: Grammar) -> "_Compiled":
+        try:
+            compiled = _Compiled(self._ll_tokenizer, _llguidance_source(grammar))
+            GrammarState(compiled, self._vocab_size).allowed([], [])
+        except (RequestError, ValueError, RecursionError) as error:
+            raise _refusal(grammar, str(error)) from error
+        return compiled
+
+
+class _Compiled:
+    """A parser at its start, from which the sequences' own are copied.
+
+    Copies share the lexer's states, which are counted: the copy that meets one too many fails, and
+    so do all others then. A renewed grammar has met none.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, source: str) -> None:
+        self.num_tokens = tokenizer.vocab_size
+        self._tokenizer, self._source = tokenizer, source
+        self.renew()
+        if self._matcher.is_error():
+            raise ValueError(self._matcher.get_error())
+
+    def renew(self) -> None:
+        self._matcher = LLMatcher(self._tokenizer, self._source, log_level=0, limits=_LIMITS)
+
+    def copy(self) -> LLMatcher:
+        return self._matcher.deep_copy()
+
+
+class GrammarState:
+    """Which tokens may follow in one sequence (rollback and masks by llguidance).
+
+    The answer is a function of the tokens given and of nothing else. The parser inside is a cursor
+    that is moved to their end, back over what was drafted and rejected: there is nothing to commit,
+    and nothing that a rejected draft, a preemption or a repeated step could leave behind.
+    """
+
+    def __init__(self, compiled: _Compiled, vocab_size: int) -> None:
+        self._compiled = compiled
+        self._vocab_size = vocab_size
+        self._reset()
+
+    def _reset(self) -> None:
+        self._matcher = self._compiled.copy()
+        self._num_committed = 0
+        self._behind: list[int] = []  # consumed tokens behind the committed ones
+
+    def allowed(self, output_ids: list[int], ahead: list[int]) -> Mask | None:
+        """The tokens [V] that may follow the output and `ahead`; the output only ever grows.
+
+        None if these have already left the grammar, or ended the answer: what follows is not kept.
+
+        Raises:
+            RequestError: the grammar is too complex to be followed further, or it allows nothing
+                that the target's vocabulary can write.
+        """
+        mask = self._mask_behind(output_ids, ahead)
+        if self._matcher.is_error():
+            # It stays for good, and what others have met may have caused it: once more, alone.
+            self._compiled.renew()
+            self._reset()
+            mask = self._mask_behind(output_ids, ahead)
+        if self._matcher.is_error():
+            reason = self._matcher.get_error()
+            self._reset()
+            raise RequestError(_one_line(f"the grammar cannot be followed any further: {reason}"))
+        if mask is not None and not mask.any():
+            raise RequestError("no token of the target's vocabulary continues the grammar")
+        return mask
+
+    def _mask_behind(self, output_ids: list[int], ahead: list[int]) -> Mask | None:
+        """The mask without checks: it means nothing if the parser has failed."""
+        if not self._move_to(output_ids, ahead):
+            return None
+        packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        return np.unpackbits(packed, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def _move_to(self, output_ids: list[int], ahead: list[int]) -> bool:
+        """Move the parser; False if the grammar refuses a token on the way."""
+        path = output_ids[self._num_committed :] + ahead
+        num_same = _num_same(path, self._behind)
+        if num_same < len(self._behind):
+            self._matcher.rollback(len(self._behind) - num_same)
+        # An id that no token has would be an error for the parser, and not just refused.
+        new = list(
+            takewhile(lambda token_id: token_id < self._compiled.num_tokens, path[num_same:])
+        )
+        reached = path[: num_same + self._matcher.try_consume_tokens(new)]
+        num_new = min(len(output_ids) - self._num_committed, len(reached))
+        self._num_committed += num_new
+        self._behind = reached[num_new:]
+        return len(reached) == len(path)
+
+
+def _num_same(one: list[int], other: list[int]) -> int:
+    """Length of the common beginning."""
+    length = min(len(one), len(other))
+    return next((i for i in range(length) if one[i] != other[i]), length)
+
+
+def _llguidance_source(grammar: Grammar) -> str:
+    if grammar.kind == "json_schema":
+        # Only the options left open by the schema's own x-guidance.
+        return LLMatcher.grammar_from_json_schema(
+            grammar.source, defaults={"whitespace_pattern": JSON_WHITESPACE}
+        )
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.source)
+    if grammar.kind == "choice":
+        options = (json.dumps(option, ensure_ascii=False) for option in grammar.options)
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(options))
+    return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def _refusal(grammar: Grammar, reason: str) -> RequestError:
+    name = {"json_schema": "JSON schema", "lark": "Lark grammar"}.get(grammar.kind, grammar.kind)
+    return RequestError(f"the {name} {grammar.source!r:.60} cannot be used: {_one_line(reason)}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

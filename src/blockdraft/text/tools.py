@@ -1,0 +1,178 @@
+"""Tools that a model may call, in OpenAI's form: how they are checked, and how calls look."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from blockdraft.core.errors import RequestError
+from blockdraft.core.grammar import Grammar
+from blockdraft.text.grammar import JSON_WHITESPACE
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+Mode = Literal["auto", "none", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function by its name; `parameters` is the JSON schema of its arguments, an object.
+
+    `strict` calls match it even where none is required. `declaration` is what the user gave, as
+    chat templates take it.
+    """
+
+    name: str
+    strict: bool
+    parameters: Mapping[str, Any]
+    declaration: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """auto: text or calls, as the model likes. none: text. required: calls, of `name` if given."""
+
+    mode: Mode
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How a model writes a call: begin, an object with the name and the arguments, end."""
+
+    begin: str
+    end: str
+    arguments_key: str
+
+    def write(self, name: str, arguments: str) -> str:
+        """A call; `arguments` is the text of a JSON object."""
+        return f"{self.begin}{self.head(name)}{arguments}}}{self.end}"
+
+    def head(self, name: str) -> str:
+        """The start of the object, up to its arguments."""
+        return f'{{"name": "{name}", "{self.arguments_key}": '
+
+
+TAGGED = CallSyntax("<tool_call>\n", "\n</tool_call>", "arguments")
+"""Of the Hermes models, Qwen, SmolLM3 and others."""
+BARE = CallSyntax("", "", "parameters")
+"""Of Llama 3: one call is the whole answer."""
+
+
+def parse_tools(tools: object) -> tuple[Tool, ...]:
+    """Check a request's tools.
+
+    Raises:
+        RequestError: one is malformed, or two have the same name. Whether a schema can be followed
+            shows when the grammar is compiled.
+    """
+    if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
+        raise RequestError(f"tools is {tools!r:.60}; give a list of functions, or leave it out")
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools holds {len(tools)} functions; give at most {MAX_TOOLS}")
+    parsed = tuple(_parse_tool(tool) for tool in tools)
+    names = [tool.name for tool in parsed]
+    for name in names:
+        if names.count(name) > 1:
+            raise RequestError(f"tools holds the function {name!r} twice; rename one")
+    return parsed
+
+
+def _parse_tool(tool: object) -> Tool:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        raise RequestError(f"tool {tool!r:.60} is no function; its type must be 'function'")
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise RequestError(f"tool {tool!r:.60} lacks the object 'function'")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError(
+            f"the name of a function is {name!r:.80}; give up to 64 letters, digits, _ and -"
+        )
+    if not isinstance(function.get("description", ""), str):
+        raise RequestError(f"the description of function {name!r} is no text")
+    strict = function.get("strict") or False
+    if not isinstance(strict, bool):
+        raise RequestError(f"strict of function {name!r} is {strict!r:.60}; give true or false")
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        raise RequestError(f"the parameters of function {name!r} are no JSON schema of an object")
+    return Tool(name, strict, {"type": "object", **parameters}, tool)
+
+
+def parse_tool_choice(choice: object, tools: Sequence[Tool]) -> ToolChoice:
+    """Check a request's tool choice: a mode, or a function by name; None is auto.
+
+    Raises:
+        RequestError: it is neither, or names a function that is not there.
+    """
+    if choice is None:
+        return ToolChoice("auto")
+    if choice in get_args(Mode):
+        return ToolChoice(choice)  # type: ignore[arg-type]
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(choice, Mapping) or choice.get("type") != "function" or name is None:
+        modes = ", ".join(get_args(Mode))
+        raise RequestError(f"tool_choice is {choice!r:.60}; give one of {modes}, or a function")
+    if name not in [tool.name for tool in tools]:
+        raise RequestError(f"tool_choice names {name!r:.60}, which is not among the tools")
+    return ToolChoice("required", name)
+
+
+def calls_grammar(
+    tools: Sequence[Tool], choice: ToolChoice, syntax: CallSyntax, *, parallel: bool = True
+) -> Grammar | None:
+    """What makes calls parse, with arguments that their function's schema accepts.
+
+    A named function is called once; otherwise there may be several calls if `parallel` and the
+    syntax allow it. Without an obligation the answer is free, and what it holds is looked at
+    afterwards (None), unless a function is `strict` or `parallel` is off: then the grammar takes
+    over where a call begins.
+
+    Raises:
+        RequestError: a call that has no begin cannot be watched for.
+    """
+    several = parallel and choice.name is None and bool(syntax.end)
+    if choice.mode == "required":
+        named = [tool for tool in tools if choice.name in (None, tool.name)]
+        start = 'call ("\\n" call)*' if several else "call"
+        return _lark([f"start: {start}", *_call_rules(named, syntax)])
+    if choice.mode == "none" or (parallel and not any(tool.strict for tool in tools)):
+        return None
+    if not syntax.begin:
+        raise RequestError(
+            "this model's calls have no mark at their begin: with tool_choice 'auto' leave out "
+            "strict and parallel_tool_calls, or give tool_choice 'required'"
+        )
+    start = "watched* TEXT" if several else "watched | TEXT"
+    watched = [f"begin[lazy]: TEXT {_quoted(syntax.begin)}", r"TEXT: /(.|\n)*/"]
+    rules = [f"watched: begin function {_quoted(syntax.end)}", *watched]
+    return _lark([f"start: {start}", *rules, *_function_rules(tools, syntax)])
+
+
+def _lark(rules: Sequence[str]) -> Grammar:
+    return Grammar.lark("\n".join(rules))
+
+
+def _call_rules(tools: Sequence[Tool], syntax: CallSyntax) -> list[str]:
+    marks = [_quoted(mark) if mark else "" for mark in (syntax.begin, syntax.end)]
+    return [f"call: {marks[0]} function {marks[1]}", *_function_rules(tools, syntax)]
+
+
+def _function_rules(tools: Sequence[Tool], syntax: CallSyntax) -> list[str]:
+    """Rules for the object of a call: its name, and the arguments of that function."""
+    rules = ["function: " + " | ".join(f"function_{index}" for index in range(len(tools)))]
+    for index, tool in enumerate(tools):
+        schema = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **tool.parameters}
+        arguments = json.dumps(schema, ensure_ascii=False)
+        rules.append(f'function_{index}: {_quoted(syntax.head(tool.name))} %json {arguments} "}}"')
+    return rules
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,241 @@
+"""What a grammar allows after given tokens, and what is refused, before anything runs."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from blockdraft.core.errors import RequestError
+from blockdraft.core.grammar import Grammar
+from blockdraft.core.request import SamplingParams
+from blockdraft.text.grammar import MAX_COMPILED, Grammars
+from blockdraft.text.tokenizer import Tokenizer
+from tests.schemas import SCHEMAS
+from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
+
+LARK = 'start: "if " name (" and " name)*\nname: /[a-c]{1,3}/'
+GRAMMARS = {
+    "object": Grammar.json_object(),
+    "schema": Grammar.json_schema(SCHEMAS["nested"]),
+    "regex": Grammar.regex(r"(abc|[0-9]{2}) (the|é)+"),
+    "choice": Grammar.choice(["abc", "abcabc", 'the "end"\n', "é"]),
+    "lark": Grammar.lark(LARK),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    inner = tiny_tokenizer()
+    return Tokenizer(inner, [inner.eos_token_id])
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer):
+    return Grammars(tokenizer, TEXT_VOCAB_SIZE)
+
+
+def allowed_ids(state, output, ahead=()):
+    mask = state.allowed(list(output), list(ahead))
+    return None if mask is None else np.flatnonzero(mask).tolist()
+
+
+def accepts(grammars, tokenizer, grammar, text):
+    """True if each token of the text is allowed after those before it, and the end after all."""
+    state, ids = grammars.start(grammar), tokenizer.encode(text) if text else []
+    (eos_id,) = tokenizer.eos_ids
+    path = [*ids, eos_id]
+    return all(state.allowed(path[:i], [])[path[i]] for i in range(len(path)))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (GRAMMARS["object"], ['{"a": [1, null]}', "{}", '{\n  "a": {}\n}'], ["[]", "{} ", " {}"]),
+        (GRAMMARS["schema"], ['{"who":{"first":"a","last":"b"},"at":{"x":1,"y":2}}'], ["{}"]),
+        (GRAMMARS["regex"], ["abc the", "42 éthe"], ["abc", "xabc the"]),
+        (GRAMMARS["choice"], ["abc", "abcabc", 'the "end"\n', "é"], ["ab", "abcab", "abc "]),
+        (GRAMMARS["lark"], ["if a", "if abc and b"], ["if", "if d"]),
+        (Grammar.choice(["a|b", "[a]", "\\"]), ["a|b", "[a]", "\\"], ["a", "b"]),
+        (Grammar.regex("a*"), ["", "aaa"], ["b"]),
+    ],
+)  # fmt: skip
+def test_what_a_grammar_accepts(grammars, tokenizer, grammar, good, bad):
+    assert all(accepts(grammars, tokenizer, grammar, text) for text in good)
+    assert not any(accepts(grammars, tokenizer, grammar, text) for text in bad)
+
+
+def test_white_space_in_json_has_an_end(grammars, tokenizer):
+    assert accepts(grammars, tokenizer, GRAMMARS["object"], '{"a": 1,\n        "b": 2}')
+    assert not accepts(grammars, tokenizer, GRAMMARS["object"], '{"a":  1}')
+    assert not accepts(grammars, tokenizer, GRAMMARS["object"], '{\n\n"a": 1}')
+    assert not accepts(grammars, tokenizer, GRAMMARS["object"], "{\n" + 21 * " " + '"a": 1}')
+    wide = {"type": "object", "x-guidance": {"whitespace_pattern": " {2}"}}
+    assert accepts(grammars, tokenizer, Grammar.json_schema(wide), '{"a":  1}')
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_the_mask_depends_on_the_tokens_alone(grammars, name):
+    """However the parser was led astray, a fresh one says the same."""
+    draw = random.Random(name)
+    for _ in range(6):
+        state, output = grammars.start(GRAMMARS[name]), []
+        for _ in range(30):
+            guesses = []
+            for _ in range(draw.randint(0, 5)):
+                ids = allowed_ids(state, output, guesses)
+                assert ids == allowed_ids(grammars.start(GRAMMARS[name]), output, guesses)
+                wild = ids is None or draw.random() < 0.2
+                guesses.append(draw.randrange(TEXT_VOCAB_SIZE) if wild else draw.choice(ids))
+            ids = allowed_ids(state, output)
+            assert ids == allowed_ids(grammars.start(GRAMMARS[name]), output)
+            ids = [i for i in ids if i not in grammars._tokenizer.eos_ids]
+            if not ids:
+                break
+            # Sometimes what was guessed comes true, and several tokens are committed at once.
+            output.append(draw.choice(ids))
+            while draw.random() < 0.4 and (more := allowed_ids(state, output)):
+                if more[0] in grammars._tokenizer.eos_ids:
+                    break
+                output.append(more[0])
+
+
+def test_behind_the_end_and_outside_of_the_grammar_nothing_is_said(grammars, tokenizer):
+    state = grammars.start(Grammar.choice(["abc"]))
+    (eos_id,) = tokenizer.eos_ids
+    abc, wrong = tokenizer.encode("abc"), tokenizer.encode("!")
+    assert allowed_ids(state, [], abc) == [eos_id]
+    assert allowed_ids(state, [], wrong) is None
+    assert allowed_ids(state, [], [*abc, *wrong]) is None
+    assert allowed_ids(state, [], [*abc, eos_id, *abc]) is None
+    assert allowed_ids(state, abc) == [eos_id]
+
+
+def test_ids_without_a_token_and_special_tokens_are_never_allowed(tokenizer):
+    special = {tokenizer.backend.token_to_id(text) for text in ("<|start|>", "<|mask|>")}
+    for vocab_size in (TEXT_VOCAB_SIZE, 300, 1000):
+        mask = Grammars(tokenizer, vocab_size).start(Grammar.regex("(?s).*")).allowed([], [])
+        assert mask.shape == (vocab_size,)
+        ids = set(np.flatnonzero(mask).tolist())
+        assert max(ids) < tokenizer.backend.get_vocab_size()
+        assert not ids & special
+    assert Grammars(tokenizer, 100).start(Grammar.regex("a")).allowed([], []).shape == (100,)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (Grammar.json_schema({"type": "foo"}), "Invalid type: foo"),
+        (Grammar.json_schema({"type": "string", "format": "zzz"}), "Unknown format: zzz"),
+        (Grammar.json_schema({"not": {"type": "string"}}), "not"),
+        (Grammar.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (Grammar.json_schema({"$ref": "https://example.com/a.json"}), "retrieving it failed"),
+        (Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 3}), "Unsatisfiable"),
+        (Grammar.json_schema('{"x-guidance": {"bogus": 1}}'), "bogus"),
+        (Grammar.regex("("), "unclosed group"),
+        (Grammar.regex("a(?=b)"), "look-around"),
+        (Grammar.lark('start: "a" b'), "unknown name"),
+        (Grammar.lark('begin: "a"'), "no start rule"),
+    ],
+)
+def test_what_llguidance_refuses_is_refused_by_name(grammars, grammar, reason):
+    with pytest.raises(RequestError, match=reason) as refused:
+        grammars.check(grammar)
+    assert grammar.source[:20] in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Grammar.json_schema("{"), "no JSON"),
+        (lambda: Grammar.json_schema("[1]"), "give a JSON object"),
+        (lambda: Grammar.json_schema({"a": float("nan")}), "no JSON"),
+        (lambda: Grammar.json_schema({"a": {1, 2}}), "no JSON"),
+        (lambda: Grammar.json_schema("[" * 100_000), "no JSON"),
+        (lambda: Grammar.regex(""), "is empty"),
+        (lambda: Grammar.regex(3), "give text"),
+        (lambda: Grammar.regex("\ud800"), "Unicode"),
+        (lambda: Grammar.lark(""), "is empty"),
+        (lambda: Grammar.choice([]), "is empty"),
+        (lambda: Grammar.choice(["a", ""]), "not empty"),
+        (lambda: Grammar.choice(["a", 3]), "holds 3"),
+        (lambda: Grammar("xml", "<a/>"), "one of json_schema"),
+        (lambda: SamplingParams(grammar="abc"), "give a Grammar"),
+        (lambda: SamplingParams(grammar=Grammar.regex("a"), ignore_eos=True), "ignore_eos"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_when_it_is_made(make, reason):
+    with pytest.raises(RequestError, match=reason):
+        make()
+
+
+def test_a_target_that_never_ends_an_answer_takes_no_grammar():
+    tokenizer = Tokenizer(tiny_tokenizer(), [])
+    with pytest.raises(RequestError, match="no token that ends an answer"):
+        Grammars(tokenizer, TEXT_VOCAB_SIZE).check(Grammar.regex("a"))
+
+
+def test_a_grammar_that_the_vocabulary_cannot_write_is_refused(tokenizer):
+    """With 60 ids this target has no letters."""
+    with pytest.raises(RequestError, match="vocabulary"):
+        Grammars(tokenizer, 60).check(Grammar.regex("abc"))
+    state = Grammars(tokenizer, 60).start(Grammar.regex("!a"))
+    with pytest.raises(RequestError, match="continues the grammar"):
+        state.allowed(tokenizer.encode("!"), [])
+
+
+@pytest.mark.parametrize("limit", [{"max_items_in_row": 60}, {"step_max_items": 90}])
+def test_too_complex_a_grammar_fails_when_it_gets_there_and_nowhere_else(
+    tokenizer, monkeypatch, limit
+):
+    """Also after a guess that led there."""
+    monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(**limit))
+    own = Grammars(tokenizer, TEXT_VOCAB_SIZE)
+    grammar = Grammar.lark('start: x\nx: x x | "!"')
+    state, ids = own.start(grammar), 40 * tokenizer.encode("!")[:1]
+    lengths = [n for n in range(40) if not _fails(own.start(grammar), ids[:n])]
+    assert lengths == list(range(len(lengths)))
+    assert 3 < len(lengths) < 40
+    with pytest.raises(RequestError, match="cannot be followed"):
+        state.allowed([], ids)
+    for n in lengths:
+        assert allowed_ids(state, ids[:n]) == allowed_ids(own.start(grammar), ids[:n])
+
+
+def test_what_other_sequences_have_met_does_not_count(tokenizer, monkeypatch):
+    """The lexer's states are limited for all copies together: enough for a few of these answers."""
+    monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(max_lexer_states=100))
+    own, draw, renewed = Grammars(tokenizer, TEXT_VOCAB_SIZE), random.Random(1), 0
+    grammar = Grammar.regex("|".join(f"{letter}{{20}}" for letter in "defghijklmnopqrsuvwxyz"))
+    compiled = own._compiled(grammar)
+    for _ in range(30):
+        state, output, before = own.start(grammar), [], compiled._matcher
+        while (ids := allowed_ids(state, output)) and ids[0] not in tokenizer.eos_ids:
+            output.append(draw.choice(ids))
+        assert len(output) == 20
+        renewed += compiled._matcher is not before
+    assert 1 <= renewed < 30
+
+
+def _limits(**limits):
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False, **limits)
+
+
+def _fails(state, ids):
+    try:
+        state.allowed(ids, [])
+    except RequestError:
+        return True
+    return False
+
+
+def test_compiled_grammars_are_kept_up_to_a_bound(grammars, tokenizer):
+    own = Grammars(tokenizer, TEXT_VOCAB_SIZE)
+    for number in range(MAX_COMPILED + 10):
+        own.check(Grammar.json_schema(json.dumps({"const": number})))
+    own.check(Grammar.json_schema(json.dumps({"const": MAX_COMPILED})))
+    info = own._compiled.cache_info()
+    assert (info.hits, info.currsize) == (1, MAX_COMPILED)

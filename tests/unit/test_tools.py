@@ -1,0 +1,320 @@
+"""Tools: what is refused, how a model is told of them, and that required calls always parse."""
+
+import json
+import random
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from blockdraft import RequestError, SamplingParams
+from blockdraft.text.grammar import Grammars
+from blockdraft.text.tokenizer import Tokenizer
+from blockdraft.text.tool_calls import ToolCall, ToolCallParser
+from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
+from blockdraft.text.tools import (
+    BARE,
+    MAX_TOOLS,
+    TAGGED,
+    ToolChoice,
+    calls_grammar,
+    parse_tool_choice,
+    parse_tools,
+)
+from tests.schemas import SCHEMAS
+from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
+
+
+def function(name="look", **changes):
+    declared = {"name": name, "description": "Looks.", "parameters": SCHEMAS["object"]}
+    return {"type": "function", "function": {**declared, **changes}}
+
+
+LOOK, WAIT = function(), function("wait-2", parameters=None)
+TOOLS = parse_tools([LOOK, WAIT])
+NAMES = [tool.name for tool in TOOLS]
+
+
+@pytest.mark.parametrize(
+    ("tools", "reason"),
+    [
+        ([], "give a list of functions"),
+        ("look", "give a list of functions"),
+        ({"a": 1}, "give a list of functions"),
+        ([3], "no function"),
+        ([{"type": "web_search"}], "'function'"),
+        ([{"type": "function"}], "lacks the object"),
+        ([function(name="two words")], "'two words'"),
+        ([function(name="a" * 65)], "64 letters"),
+        ([function(name=None)], "None"),
+        ([function(description=3)], "description"),
+        ([function(parameters=[1])], "parameters of function 'look'"),
+        ([function(parameters={"type": "array"})], "parameters of function 'look'"),
+        ([function(strict="yes")], "strict of function 'look'"),
+        ([LOOK, LOOK], "'look' twice"),
+        ([function(f"f{index}") for index in range(MAX_TOOLS + 1)], f"at most {MAX_TOOLS}"),
+    ],
+)
+def test_malformed_tools_are_refused(tools, reason):
+    with pytest.raises(RequestError, match=reason):
+        parse_tools(tools)
+
+
+def test_a_choice_is_a_mode_or_a_function():
+    assert parse_tool_choice(None, TOOLS) == ToolChoice("auto")
+    assert parse_tool_choice("none", TOOLS) == ToolChoice("none")
+    named = {"type": "function", "function": {"name": "look"}}
+    assert parse_tool_choice(named, TOOLS) == ToolChoice("required", "look")
+    for choice in ("any", 3, {}, ["auto"], {"type": "function"}, {"function": {"name": "look"}}):
+        with pytest.raises(RequestError, match="tool_choice is"):
+            parse_tool_choice(choice, TOOLS)
+    named["function"]["name"] = "sing"
+    with pytest.raises(RequestError, match="'sing', which is not among"):
+        parse_tool_choice(named, TOOLS)
+
+
+def test_only_an_obligation_strictness_or_a_single_call_needs_a_grammar():
+    strict = parse_tools([function(strict=True), WAIT])
+    for tools, mode, parallel, needed in [
+        (TOOLS, "auto", True, False),
+        (TOOLS, "none", False, False),
+        (TOOLS, "auto", False, True),
+        (strict, "auto", True, True),
+        (TOOLS, "required", True, True),
+    ]:
+        grammar = calls_grammar(tools, ToolChoice(mode), TAGGED, parallel=parallel)
+        assert (grammar is not None) is needed
+    with pytest.raises(RequestError, match="no mark"):
+        calls_grammar(strict, ToolChoice("auto"), BARE)
+
+
+LOOK_CALL = ToolCall("look", '{"name": "abc", "age": 3}')
+WAIT_CALL = ToolCall("wait-2", "{}")
+
+
+def written(call, syntax=TAGGED):
+    return syntax.write(call.name, call.arguments)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    inner = tiny_tokenizer()
+    return Tokenizer(inner, [inner.eos_token_id])
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer):
+    return Grammars(tokenizer, TEXT_VOCAB_SIZE)
+
+
+def accepts(grammars, tokenizer, grammar, text):
+    state, path = grammars.start(grammar), [*tokenizer.encode(text), *tokenizer.eos_ids]
+    return all(state.allowed(path[:i], [])[path[i]] for i in range(len(path)))
+
+
+TWO_CALLS = f"{written(LOOK_CALL)}\n{written(WAIT_CALL)}"
+WRONG_NAME = written(ToolCall("sing", "{}"))
+WRONG_ARGUMENTS = written(ToolCall("look", '{"name": 3}'))
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "bad"),
+    [
+        (
+            {"choice": ToolChoice("required")},
+            [written(LOOK_CALL), written(WAIT_CALL), TWO_CALLS],
+            ["Hello", WRONG_NAME, WRONG_ARGUMENTS],
+        ),
+        (
+            {"choice": ToolChoice("required"), "parallel": False},
+            [written(LOOK_CALL)],
+            [TWO_CALLS, "Hello"],
+        ),
+        (
+            {"choice": ToolChoice("required", "look")},
+            [written(LOOK_CALL)],
+            [written(WAIT_CALL), TWO_CALLS],
+        ),
+        (
+            {"choice": ToolChoice("required"), "syntax": BARE},
+            [written(LOOK_CALL, BARE), written(WAIT_CALL, BARE)],
+            [written(LOOK_CALL), f"{written(WAIT_CALL, BARE)}\n{written(WAIT_CALL, BARE)}"],
+        ),
+        (
+            {"choice": ToolChoice("auto"), "tools": parse_tools([function(strict=True), WAIT])},
+            ["Hello <tool", f"Well:\n{written(LOOK_CALL)}", f"{TWO_CALLS} Done."],
+            [WRONG_NAME, f"a {WRONG_ARGUMENTS}", f"{written(WAIT_CALL)}{WRONG_NAME}"],
+        ),
+        (
+            {"choice": ToolChoice("auto"), "parallel": False},
+            ["Hello", f"Well: {written(LOOK_CALL)}"],
+            [TWO_CALLS, WRONG_ARGUMENTS],
+        ),
+    ],
+)
+def test_what_the_grammar_of_calls_accepts(grammars, tokenizer, options, good, bad):
+    grammar = calls_grammar(**{"tools": TOOLS, "syntax": TAGGED, **options})
+    assert [accepts(grammars, tokenizer, grammar, text) for text in good] == [True] * len(good)
+    assert [accepts(grammars, tokenizer, grammar, text) for text in bad] == [False] * len(bad)
+
+
+def test_a_schema_that_cannot_be_followed_is_refused(grammars):
+    tools = parse_tools([function(parameters={"properties": {"a": {"type": "foo"}}})])
+    with pytest.raises(RequestError, match="Invalid type: foo"):
+        grammars.check(calls_grammar(tools, ToolChoice("required"), TAGGED))
+
+
+@pytest.mark.parametrize("syntax", [TAGGED, BARE], ids=["tagged", "bare"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_required_calls_parse_drafted_and_plain(llm, syntax, temperature):
+    tools = parse_tools(
+        [
+            function(f"f{i}", parameters=SCHEMAS[name])
+            for i, name in enumerate(("object", "optional", "nested", "tree", "quotes in names"))
+        ]
+    )
+    grammar = calls_grammar(tools, ToolChoice("required"), syntax)
+    params = SamplingParams(
+        max_tokens=480, grammar=grammar, temperature=temperature, seed=1, n=1 + 5 * int(temperature)
+    )
+    found = llm.generate("the", params).completions
+    plain = llm.generate("the", replace(params, speculative=False)).completions
+    assert [c.token_ids for c in found] == [c.token_ids for c in plain]
+    for completion in found:
+        assert completion.finish_reason == "stop"
+        parser = ToolCallParser(syntax, [tool.name for tool in tools])
+        calls = [*parser.push(completion.text), *parser.close()]
+        assert calls
+        for call in calls:
+            (tool,) = [tool for tool in tools if tool.name == call.name]
+            jsonschema.validate(json.loads(call.arguments), dict(tool.parameters))
+
+
+TRICKY = ToolCall("look", '{"name": "</tool_call>\\n<tool_call>", "age": 1e400, "age": 1.50}')
+ANSWERS = [
+    (TAGGED, "", []),
+    (TAGGED, "Hello < there", ["Hello < there"]),
+    (TAGGED, written(LOOK_CALL), [LOOK_CALL]),
+    (TAGGED, f"Well.\n{TWO_CALLS}\n", ["Well.\n", LOOK_CALL, WAIT_CALL]),
+    (TAGGED, f"{written(WAIT_CALL)} and \n{written(LOOK_CALL)}", [WAIT_CALL, " and \n", LOOK_CALL]),
+    (TAGGED, written(TRICKY), [TRICKY]),
+    (TAGGED, '<tool_call>{"arguments" : {} ,"name":"look"}</tool_call>', [ToolCall("look", "{}")]),
+    (TAGGED, f"a{WRONG_NAME}b", [f"a{WRONG_NAME}b"]),
+    (TAGGED, '<tool_call>\n{"name": "look", "argu', ['<tool_call>\n{"name": "look", "argu']),
+    (TAGGED, "<tool_call>\n3\n</tool_call>", ["<tool_call>\n3\n</tool_call>"]),
+    (TAGGED, written(ToolCall("look", '{"a": NaN}')), [written(ToolCall("look", '{"a": NaN}'))]),
+    (TAGGED, written(ToolCall("look", "[1]")), [written(ToolCall("look", "[1]"))]),
+    (TAGGED, '<tool_call>{"name": ["look"], "arguments": {}}</tool_call>', None),
+    (TAGGED, "<tool_call>" + "[" * 9999 + "</tool_call>", None),
+    (BARE, "", []),
+    (BARE, "Hello {", ["Hello {"]),
+    (BARE, written(LOOK_CALL, BARE), [LOOK_CALL]),
+    (BARE, f"\n {written(LOOK_CALL, BARE)}\n", [LOOK_CALL]),
+    (BARE, '{"name": "sing", "parameters": {}}', ['{"name": "sing", "parameters": {}}']),
+    (BARE, '{"a": 1} is JSON', ['{"a": 1} is JSON']),
+]
+
+
+@pytest.mark.parametrize(("syntax", "text", "pieces"), ANSWERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_are_found_however_the_text_is_cut(syntax, text, pieces, seed):
+    draw, parser, found, rest = random.Random(seed), ToolCallParser(syntax, NAMES), [], text
+    while rest:
+        length = draw.randint(1, 1 + 9 * seed)
+        found += parser.push(rest[:length])
+        rest = rest[length:]
+    found += parser.close()
+    assert all(found)
+    joined = [found[0]] if found else []
+    for piece in found[1:]:
+        if isinstance(piece, str) and isinstance(joined[-1], str):
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+    assert joined == ([text] if pieces is None else pieces)
+
+
+def test_text_is_handed_out_as_soon_as_it_is_certain():
+    parser = ToolCallParser(TAGGED, NAMES)
+    assert parser.push("Hi <tool") == ["Hi "]
+    assert parser.push("box> <") == ["<toolbox> "]
+    assert parser.push(written(WAIT_CALL)[1:-1]) == []
+    assert parser.push(">\n") == [WAIT_CALL]
+    assert parser.close() == []
+
+
+QWEN = (
+    "{%- if tools %}TOOLS:{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    'Answer <tool_call>\\n{\\"name\\": <name>, \\"arguments\\": <object>}\\n</tool_call>{% endif %}'
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.function.name }}"
+    "{{ call.function.arguments.age }}>{% endfor %}{% endfor %}"
+)
+LLAMA = (
+    '{% if tools %}{"name": function name, "parameters": dictionary of argument name}{% endif %}'
+)
+XML = QWEN + "{# <function=name> #}"
+
+
+def with_template(template):
+    inner = tiny_tokenizer()
+    inner.chat_template = template
+    return Tokenizer(inner, [inner.eos_token_id])
+
+
+def test_the_template_says_how_calls_are_written(tokenizer):
+    for template, syntax in [(QWEN, TAGGED), (LLAMA, BARE), (XML, None), (None, None)]:
+        assert native_syntax(with_template(template)) is syntax
+    assert native_syntax(tokenizer) is None
+
+
+CALLED = {
+    "type": "function",
+    "function": {"name": LOOK_CALL.name, "arguments": LOOK_CALL.arguments},
+}
+CONVERSATION = [
+    {"role": "user", "content": "How old is abc?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "1", **CALLED}]},
+    {"role": "tool", "tool_call_id": "1", "content": "3"},
+    {"role": "tool", "tool_call_id": "2", "content": "4"},
+]
+
+
+def test_a_template_that_knows_tools_gets_them():
+    tokenizer = with_template(QWEN)
+    text = tokenizer.decode(encode_tool_chat(tokenizer, CONVERSATION, TOOLS))
+    assert text.startswith("TOOLS:" + json.dumps(LOOK))
+    assert text.endswith("[user]How old is abc?[assistant]<look3>[tool]3[tool]4")
+
+
+@pytest.mark.parametrize("system", ["Be brief.", None])
+def test_other_templates_are_told_in_words(tokenizer, system):
+    first = [] if system is None else [{"role": "system", "content": system}]
+    text = tokenizer.decode(encode_tool_chat(tokenizer, [*first, *CONVERSATION], TOOLS))
+    assert text.startswith("system\n" + (f"{system}\n\n" if system else ""))
+    assert text.count("system\n") == 1
+    assert json.dumps(LOOK["function"]) in text
+    assert written(LOOK_CALL) in text
+    assert (
+        "user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response>" in text
+    )
+    assert "tool\n" not in text
+
+
+@pytest.mark.parametrize("template", [QWEN, None])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": "", "tool_calls": 3},
+        {"role": "assistant", "content": "", "tool_calls": [3]},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look"}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": "{"}}]},
+        {"role": "tool", "content": None},
+        {"role": "tool", "content": "3", "bogus": 1},
+        "hello",
+    ],
+)
+def test_malformed_calls_and_results_are_refused(tokenizer, template, message):
+    chosen = tokenizer if template is None else with_template(template)
+    with pytest.raises(RequestError):
+        encode_tool_chat(chosen, [*CONVERSATION, message], TOOLS)

@@ -1,0 +1,114 @@
+"""Acceptance length with and without a grammar: JSON asked of the default pair, whole blocks.
+
+    python tools/experiments/grammar_tau.py [--unmasked]
+
+prints tau over all prompts, how many answers are JSON, and fails if drafted and plain tokens differ
+under the grammar. With --unmasked the drafter guesses as if there were no grammar.
+"""
+
+import argparse
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import patch
+
+import torch
+
+from blockdraft import LLM, Completion, Grammar, SamplingParams
+from blockdraft.core.sequence import Sequence
+from blockdraft.speculate.choice import choices
+from blockdraft.speculate.drafters import dflash
+
+MAX_TOKENS = 192
+
+
+def _text(limit: int) -> dict[str, object]:
+    return {"type": "string", "maxLength": limit}
+
+
+def _object(properties: dict[str, object]) -> Grammar:
+    closed = {"required": list(properties), "additionalProperties": False}
+    return Grammar.json_schema({"type": "object", "properties": properties, **closed})
+
+
+def _list(limit: int, low: int, high: int) -> dict[str, object]:
+    return {"type": "array", "items": _text(limit), "minItems": low, "maxItems": high}
+
+
+def _number(low: int, high: int) -> dict[str, object]:
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
+PERSON = _object(
+    {"name": _text(40), "age": _number(0, 120), "city": _text(40), "hobbies": _list(30, 1, 4)}
+)
+REVIEW = _object(
+    {"title": _text(60), "summary": _text(200), "tags": _list(20, 2, 5), "rating": _number(1, 5)}
+)
+ASKED = (
+    ("Describe a fictional person as JSON with the keys name, age, city and hobbies.", PERSON),
+    ("Give me a JSON object about a doctor from Paris: name, age, city, hobbies.", PERSON),
+    ("Return JSON only: a student named Tom, his age, city and hobbies.", PERSON),
+    ("Write a JSON review of a book about the sea: title, summary, tags, rating (1 to 5).", REVIEW),
+    (
+        "As JSON with title, summary, tags and rating: what do you think of the film Titanic?",
+        REVIEW,
+    ),
+    ("Rate a coffee machine as JSON with title, summary, tags, rating.", REVIEW),
+)
+
+
+def _unmasked(logits: torch.Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
+    free = copy.copy(sequence)
+    free.constraint = None
+    return choices(logits, free, ahead)
+
+
+def _ask(llm: LLM, prompt: str, params: SamplingParams) -> Completion:
+    return llm.chat([{"role": "user", "content": prompt}], params).completions[0]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _measure(llm: LLM, temperature: float, *, with_grammar: bool) -> str:
+    num_tokens = num_passes = num_json = 0
+    for prompt, grammar in ASKED:
+        params = SamplingParams(
+            max_tokens=MAX_TOKENS,
+            temperature=temperature,
+            seed=1,
+            grammar=grammar if with_grammar else None,
+        )
+        found = _ask(llm, prompt, params)
+        num_tokens += found.acceptance.num_tokens
+        num_passes += found.acceptance.num_passes
+        num_json += _is_json(found.text)
+        if with_grammar:
+            plain = _ask(llm, prompt, replace(params, speculative=False))
+            assert plain.token_ids == found.token_ids, prompt
+    return f"tau {num_tokens / num_passes:.2f}, JSON {num_json} of {len(ASKED)}"
+
+
+def main() -> None:
+    """Measure both ways, greedy and sampled."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--unmasked", action="store_true")
+    guess = _unmasked if parser.parse_args().unmasked else choices
+    llm = LLM(adaptive=False)
+    with patch.object(dflash, "choices", guess):
+        for temperature in (0.0, 0.7):
+            for with_grammar in (True, False):
+                found = _measure(llm, temperature, with_grammar=with_grammar)
+                kind = "grammar" if with_grammar else "free"
+                print(f"temperature {temperature}, {kind}: {found}")
+
+
+if __name__ == "__main__":
+    main()
