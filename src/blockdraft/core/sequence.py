@@ -17,6 +17,7 @@ class Sequence:
     goes in like a prompt.
 
     `scan_stop` is told every committed token and says whether it completes a stop string.
+    `num_reused` tokens of the prompt were taken over from earlier sequences.
     """
 
     key: int
@@ -28,6 +29,7 @@ class Sequence:
     num_prompt: int
     scan_stop: Callable[[int], bool] | None = None
     num_cached: int = 0
+    num_reused: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
     prompt_ids: frozenset[int] = field(init=False)

@@ -101,6 +101,8 @@ class Scheduler:
                 self.memory.close(sequence.key)
                 return
             sequence.num_cached = num_reused
+            if sequence.num_output == 0:  # what it takes over later is its own
+                sequence.num_reused = num_reused
             self.running.append(self.waiting.popleft())
 
     def _chunk(self) -> int:
