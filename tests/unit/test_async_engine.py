@@ -140,6 +140,7 @@ def test_a_stream_that_is_closed_while_it_waits_never_runs(small, monkeypatch):
     async def leave():
         with serving(small) as engine:
             first = engine.submit([job(small, "abc", n=4)])
+            gate.let(1)
             await until(lambda: engine.load().num_running == 4)
             second = engine.submit([job(small, "the", n=5)])
             assert engine.load().num_waiting == 5
@@ -161,6 +162,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(small, monkeypatch):
             with pytest.raises(Overloaded, match="0 samples wait and 8 more were asked for"):
                 engine.submit([job(small, "abc", n=8)])
             streams = [engine.submit([job(small, "abc", n=7)])]
+            gate.let(1)
             await until(lambda: engine.load().num_running == 4)
             with pytest.raises(Overloaded, match="at most 3 may wait") as refused:
                 engine.submit([job(small, "abc")])

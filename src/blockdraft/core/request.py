@@ -21,6 +21,7 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 filter nothing. `logprobs` asks for the
     log-probability of each token and of that many most likely ones. `speculative` is True for as
     many drafted tokens as the drafter gives, False for plain decoding, or the most a step drafts.
+    `prompt_logprobs` asks for the same of the prompt's tokens, which are then all computed.
 
     Raises:
         RequestError: a value is out of its range.
@@ -43,6 +44,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     speculative: bool | int = True
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         _check_count("max_tokens", self.max_tokens, 1)
@@ -69,6 +71,8 @@ class SamplingParams:
             _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(self.speculative, bool):
             _check_count("speculative", self.speculative, 0)
+        if self.prompt_logprobs and self.logprobs is None:
+            raise RequestError("prompt_logprobs needs logprobs, 0 or more", param="logprobs")
 
     def _take(self, name: str, value: object) -> None:
         """Set a field to its normal form; the class is frozen for everybody else."""

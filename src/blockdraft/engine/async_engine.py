@@ -14,7 +14,7 @@ from blockdraft.core.errors import EngineDead, Overloaded
 from blockdraft.engine.completion import Chunk
 from blockdraft.engine.fair_queue import FairQueue
 from blockdraft.engine.ledger import PhaseTimer
-from blockdraft.engine.report import Load, Observer, Pace, StepReport, page_use
+from blockdraft.engine.report import Load, Pace, StepObserver, StepReport, page_use
 from blockdraft.engine.samples import Job, Samples
 from blockdraft.speculate.commit import StepOutput
 
@@ -113,7 +113,7 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, samples: Samples, *, max_waiting: int, observer: Observer | None = None
+        self, samples: Samples, *, max_waiting: int, observer: StepObserver | None = None
     ) -> None:
         self.max_waiting = max_waiting
         self._samples = samples

@@ -33,6 +33,7 @@ class Completion:
     The same `seed` and `index` give the same tokens again. With finish reason "error", `error` says
     what went wrong, and the tokens are those before it. `logprobs` are None unless asked for.
     `num_reused_tokens` of the prompt were not computed, because an earlier request had done so.
+    `prompt_logprobs`, if asked for, begin with the second token of the prompt: the first has none.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Completion:
     timings: Timings
     error: str | None = None
     num_reused_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Chunk:
 
     The pieces of `text` and `token_ids` of a sample, joined, are those of its completion, which
     comes with the last one. Text may lag behind the tokens: half a character, or what may become
-    a stop string, is held back. `logprobs` has an entry for each token if they were asked for.
+    a stop string, is held back. `logprobs` has an entry for each token if they were asked for, and
+    `prompt_logprobs` come with the first chunk.
     """
 
     prompt_index: int
@@ -70,13 +73,18 @@ class Chunk:
     token_ids: tuple[int, ...]
     completion: Completion | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 def make_completion(
-    progress: Progress, text: str, logprobs: tuple[TokenLogprobs, ...] | None
+    progress: Progress,
+    text: str,
+    logprobs: tuple[TokenLogprobs, ...],
+    prompt_logprobs: tuple[TokenLogprobs, ...],
 ) -> Completion:
     """The completion of a finished sequence."""
     sequence = progress.sequence
+    params = sequence.params
     assert sequence.finish_reason is not None
     return Completion(
         index=sequence.sample_index,
@@ -84,11 +92,12 @@ def make_completion(
         text=text,
         finish_reason=sequence.finish_reason,
         seed=sequence.seed,
-        logprobs=logprobs,
+        logprobs=None if params.logprobs is None else logprobs,
         acceptance=progress.acceptance,
         timings=_timings(progress),
         error=sequence.error,
         num_reused_tokens=sequence.num_reused,
+        prompt_logprobs=prompt_logprobs if params.prompt_logprobs else None,
     )
 
 

@@ -62,7 +62,7 @@ class StepReport:
     gaps: tuple[float, ...] = ()
 
 
-class Observer(Protocol):
+class StepObserver(Protocol):
     """Is told of every step, in the engine's thread; must be quick, and must not raise."""
 
     def on_step(self, report: StepReport) -> None:

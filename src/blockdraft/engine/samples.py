@@ -29,7 +29,9 @@ class _Sample:
     text: Detokenizer
     new_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_taken_logprobs: int = 0
+    has_begun: bool = False
     is_finished: bool = False
 
     @property
@@ -40,6 +42,7 @@ class _Sample:
     def receive(self, output: StepOutput) -> None:
         self.new_ids += output.token_ids
         self.logprobs += output.logprobs
+        self.prompt_logprobs += output.prompt_logprobs
         if output.finish_reason is not None:
             self.is_finished = True
             self.text.close()
@@ -103,14 +106,15 @@ class Samples:
         sequence = self.engine.progress[key].sequence
         token_ids = tuple(sample.new_ids)
         sample.new_ids.clear()
-        logprobs = sample.take_logprobs()
-        completion = None
+        logprobs, completion = sample.take_logprobs(), None
+        prompt_logprobs = () if sample.has_begun else tuple(sample.prompt_logprobs)
+        sample.has_begun = True
         if sample.is_finished:
             del self.open[key]
             progress = self.engine.take(key)
-            wanted = sequence.params.logprobs is not None
-            whole = tuple(sample.logprobs) if wanted else None
-            completion = make_completion(progress, sample.text.text, whole)
+            completion = make_completion(
+                progress, sample.text.text, tuple(sample.logprobs), tuple(sample.prompt_logprobs)
+            )
         return Chunk(
             prompt_index=sample.prompt_index,
             index=sequence.sample_index,
@@ -118,6 +122,7 @@ class Samples:
             token_ids=token_ids,
             completion=completion,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def drop(self, key: int) -> None:

@@ -94,9 +94,9 @@ class Scheduler:
             sequence = self.waiting[0]
             self.memory.close(sequence.key)  # a step that was interrupted here is made again
             with_context = self.draft_context and sequence.may_draft
-            num_reused = self.memory.open(
-                sequence.key, sequence.token_ids, with_context=with_context
-            )
+            # What is taken over has no logits.
+            reusable = sequence.token_ids[:1] if sequence.is_scoring else sequence.token_ids
+            num_reused = self.memory.open(sequence.key, reusable, with_context=with_context)
             if not self.memory.reserve(sequence.key, len(sequence.token_ids)):
                 self.memory.close(sequence.key)
                 return

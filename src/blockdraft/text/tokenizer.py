@@ -12,7 +12,18 @@ from transformers import AutoConfig, AutoTokenizer
 from blockdraft.core.errors import ModelError, RequestError
 
 Message = Mapping[str, str]
-"""One turn of a conversation: `role` and `content`."""
+"""One turn of a conversation: `role` and `content`; an answer may have `reasoning_content`."""
+
+_END_OF_THINKING = "</think>"
+_OPTIONAL_KEYS = frozenset({"reasoning_content"})
+_RESERVED_OPTIONS = frozenset(
+    {
+        *("add_special_tokens", "chat_template", "conversation", "documents", "max_length"),
+        *("messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
+        *("self", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+    }
+)
+"""Arguments of transformers that are no variables of a template."""
 
 
 class Tokenizer:
@@ -43,8 +54,18 @@ class Tokenizer:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    @property
+    def thinks(self) -> bool:
+        """True if the chat template knows a section of thinking at the start of an answer."""
+        return _END_OF_THINKING in str(self._tokenizer.chat_template)
+
+    def encode_chat(
+        self, messages: Sequence[Message], options: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
+
+        `options` are variables for the chat template, such as `enable_thinking`, and transformers'
+        `add_generation_prompt` (True unless given) and `continue_final_message`.
 
         Raises:
             RequestError: a message is malformed or empty, or the model has no chat template, or
@@ -58,14 +79,20 @@ class Tokenizer:
             raise RequestError("the conversation is empty; give at least one message")
         for message in messages:
             _check_message(message)
+        options = {"add_generation_prompt": True, **(options or {})}
+        if reserved := _RESERVED_OPTIONS & options.keys():
+            raise RequestError(
+                f"{min(reserved)} is no variable of a chat template; leave it out",
+                param="chat_template_kwargs",
+            )
         try:
             ids: list[int] = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                add_generation_prompt=True,
-                return_dict=False,
+                [dict(message) for message in messages], return_dict=False, **options
             )
-        except TemplateError as error:
-            raise RequestError(f"the target's chat template refuses this: {error}") from error
+        # A template computes with what the caller gave, and so may fail in any way.
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            reason = " ".join(str(error).split())
+            raise RequestError(f"the target's chat template refuses this: {reason}") from error
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -74,13 +101,14 @@ class Tokenizer:
 
 
 def _check_message(message: Message) -> None:
-    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+    if not isinstance(message, Mapping) or set(message) - _OPTIONAL_KEYS != {"role", "content"}:
         raise RequestError(f"message {message!r} needs exactly the keys role and content")
-    if not isinstance(message["content"], str) or not isinstance(message["role"], str):
+    if not all(isinstance(text, str) for text in message.values()):
         raise RequestError(f"message {message!r} holds something else than text")
     if message["role"] == "user" and not message["content"].strip():
         raise RequestError("the prompt is empty; give some text")
-    _check_unicode(message["content"])
+    for text in message.values():
+        _check_unicode(text)
 
 
 def _check_unicode(text: str) -> None:
