@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from blockdraft import RequestError, SamplingParams
 from tests.small_llm import assert_nothing_left, load_llm, params
@@ -15,12 +16,13 @@ def scores(llm, text=TEXT, **changes):
     return found.completions[0]
 
 
-def test_they_are_those_of_the_model(llm):
+def test_they_are_those_of_the_model(llm, folders):
     ids = llm.tokenizer.encode(TEXT)
     found = scores(llm).prompt_logprobs
     assert len(found) == len(ids) - 1
     with torch.no_grad():
-        logits = llm.engine.target.model(torch.tensor([ids])).logits[0]
+        model = AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32)
+        logits = model(torch.tensor([ids])).logits[0]
     expected = torch.log_softmax(logits.float(), dim=-1)
     for position, entry in enumerate(found):
         row = expected[position]

@@ -14,6 +14,7 @@ from blockdraft.cli import bench, models
 from blockdraft.cli.chat import chat
 from blockdraft.cli.data import data
 from blockdraft.cli.generate import generate
+from blockdraft.cli.serve import serve
 from blockdraft.cli.train import train
 from blockdraft.core.errors import BlockdraftError
 
@@ -76,6 +77,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.command()(data)
 app.command()(train)
 app.add_typer(bench.app, name="bench")

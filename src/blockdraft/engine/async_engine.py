@@ -156,6 +156,15 @@ class AsyncEngine:
         """See Engine.max_tokens."""
         return self._engine.max_tokens
 
+    @property
+    def max_running(self) -> int:
+        """Samples that have a place at once."""
+        return self._engine.scheduler.max_running
+
+    def check_ids(self, param: str, token_ids: Sequence[int]) -> None:
+        """See Engine.check_ids."""
+        self._engine.check_ids(param, token_ids)
+
     def load(self) -> Load:
         """How much there is to do; for any thread, which may see the middle of a step."""
         num_without_memory = len(self._engine.scheduler.waiting)
@@ -187,7 +196,7 @@ class AsyncEngine:
         with self._changed:
             if self._death is not None:
                 raise EngineDead(self._death)
-            num_free = self._engine.scheduler.max_running - len(self._running)
+            num_free = self.max_running - len(self._running)
             num_waiting = len(self._queue) + num - max(0, num_free)
             if num_waiting > self.max_waiting:
                 raise Overloaded(
@@ -202,7 +211,7 @@ class AsyncEngine:
 
     def _retry_after(self, num_waiting: int) -> int:
         """Seconds in which about half of what waits will have been served."""
-        rounds = num_waiting / self._engine.scheduler.max_running
+        rounds = num_waiting / self.max_running
         return max(1, min(_LONGEST_RETRY, round(rounds * self._mean_seconds / 2)))
 
     def _cancel(self, stream: Stream) -> None:
@@ -234,7 +243,7 @@ class AsyncEngine:
             cancelled, self._cancelled = self._cancelled, []
             for ticket in cancelled:
                 self._drop(ticket)
-            num_free = self._engine.scheduler.max_running - len(self._running)
+            num_free = self.max_running - len(self._running)
             admitted = [self._queue.pop() for _ in range(min(num_free, len(self._queue)))]
         for ticket in admitted:
             self._admit(ticket)

@@ -151,9 +151,9 @@ class Engine:
         """Raise what `add` would raise."""
         if not prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
-        self._check_ids(None, prompt_ids)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("logit_bias", params.logit_bias)
+        self.check_ids(None, prompt_ids)
+        self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("logit_bias", params.logit_bias)
         num_tokens = len(prompt_ids) + params.max_tokens
         for described, limit in self._limits().items():
             if num_tokens > limit:
@@ -171,7 +171,12 @@ class Engine:
         context, memory = self.target.max_context, self.target.memory.num_tokens
         return {f"the context of {context}": context, f"the K/V memory of {memory}": memory}
 
-    def _check_ids(self, param: str | None, token_ids: Iterable[int]) -> None:
+    def check_ids(self, param: str | None, token_ids: Iterable[int]) -> None:
+        """Refuse token ids outside the vocabulary.
+
+        Raises:
+            RequestError: names the first of them, and `param`.
+        """
         wrong = [i for i in token_ids if not 0 <= i < self.target.vocab_size]
         if wrong:
             raise RequestError(

@@ -99,6 +99,10 @@ class Tokenizer:
         """The text of token ids, special tokens left out."""
         return str(self.backend.decode(list(token_ids), skip_special_tokens=True))
 
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens written out."""
+        return str(self.backend.decode(list(token_ids), skip_special_tokens=False))
+
 
 def _check_message(message: Message) -> None:
     if not isinstance(message, Mapping) or set(message) - _OPTIONAL_KEYS != {"role", "content"}:
