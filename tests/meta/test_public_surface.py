@@ -18,10 +18,19 @@ LIGHT_MODULES = [
     "blockdraft.core.errors",
     "blockdraft.core.request",
     "blockdraft.core.sequence",
+    "blockdraft.engine.fair_queue",
+    "blockdraft.engine.report",
     "blockdraft.hub.cache_dir",
     "blockdraft.hub.catalog",
     "blockdraft.hub.resolve",
     "blockdraft.hub.wheel",
+    "blockdraft.server.config",
+    "blockdraft.server.errors",
+    "blockdraft.server.guard",
+    "blockdraft.server.params",
+    "blockdraft.server.protocol",
+    "blockdraft.server.reasoning",
+    "blockdraft.server.responses",
 ]
 
 

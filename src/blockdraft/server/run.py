@@ -9,7 +9,6 @@ from types import FrameType
 
 import uvicorn
 
-from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.llm import LLM
@@ -63,11 +62,10 @@ def make_service(llm: LLM, config: ServeConfig) -> Service:
 
 
 def _fingerprint(llm: LLM, drafter: str | None) -> str:
+    config = llm.config
     # The drafter changes the text only where exactness was given up.
-    drafts = None if llm.config.exact else drafter
-    settings: tuple[LLMConfig | str | object | None, ...] = (
-        *(llm.config.target, str(llm.dtype), llm.device, llm.config.exact, drafts),
-    )
+    changing = None if config.exact else drafter
+    settings = (config.target, str(llm.dtype), llm.device, config.exact, changing)
     return fingerprint(version("blockdraft"), *settings)
 
 
