@@ -37,6 +37,7 @@ def refusal(*arguments, **options):
 def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
     assert "port is 70000" in refusal("--port", 70000)
     assert "request_seconds is 0.0" in refusal("--request-timeout", 0)
+    assert "--max-body is nan" in refusal("--max-body", "nan")
     assert "max_concurrency is 0" in refusal("--max-concurrency", 0)
     assert "cannot read the API keys" in refusal("--api-key-file", tmp_path / "none")
     (tmp_path / "keys").write_text("# nothing\n\n", encoding="ascii")

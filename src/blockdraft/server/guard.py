@@ -15,8 +15,8 @@ from blockdraft.server.responses import ClientGone
 
 BODY_SECONDS = 30.0
 """A body must arrive in this time."""
-_DISCARD_FACTOR = 16
-"""A body that is too large is read on up to so many times the limit, so that its sender listens."""
+_MOST_DISCARDED = 2**26
+"""Bytes of a body that is too large which are read all the same, so that its sender listens."""
 _OPEN_PATHS = frozenset({"/health", "/ready"})
 _PATHS_WHILE_DRAINING = _OPEN_PATHS | {"/metrics", "/version"}
 
@@ -146,7 +146,7 @@ class Guard:
                     is_too_large = is_too_large or size > self._max_body
                     if not is_too_large:
                         body += piece
-                    if not message.get("more_body") or size > _DISCARD_FACTOR * self._max_body:
+                    if not message.get("more_body") or size > _MOST_DISCARDED:
                         break
         except TimeoutError as error:
             raise ApiError(
