@@ -317,6 +317,26 @@ def test_stop_strings_never_leak(server):
         assert ends[0] == "stop"
 
 
+def test_thinking_comes_apart_from_the_answer(folders, other):
+    llm = load_llm(folders)
+    llm.tokenizer._tokenizer.chat_template += (
+        "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}{# </think> #}"
+    )
+    expected = llm.generate(llm.tokenizer.encode_chat(MESSAGES), PARAMS).completions[0].text
+    with running_server(llm) as server:
+        message = server.chat().json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == (expected.lstrip(), "")
+        deltas = [e["choices"][0]["delta"] for e in server.events(CHAT, **chat_body())]
+        assert "".join(d.get("reasoning_content", "") for d in deltas) == expected.lstrip()
+        assert not any(d.get("content") for d in deltas)
+        plain = server.chat(chat_template_kwargs={"enable_thinking": False}).json()
+        text = other.chat(MESSAGES, PARAMS).completions[0].text
+        assert plain["choices"][0]["message"]["content"] == text
+        assert "reasoning_content" not in plain["choices"][0]["message"]
+        turns = [*MESSAGES, {"role": "assistant", "content": "x", "reasoning_content": "y"}]
+        assert server.post(CHAT, **{**chat_body(), "messages": [*turns, *MESSAGES]}).is_success
+
+
 def test_a_sample_that_fails_says_so(server, monkeypatch):
     real = server.service.engine._engine.target.forward
 

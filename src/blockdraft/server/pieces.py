@@ -39,6 +39,11 @@ class Piece:
     text_offset: int = 0
     completion: Completion | None = None
 
+    @property
+    def shows_tokens_only(self) -> bool:
+        """True if its text is held back yet: half a character, or what may become a stop string."""
+        return not (self.content or self.reasoning or self.entries or self.completion)
+
     def add(self, other: "Piece") -> None:
         """Append the next piece of the same choice."""
         self.content += other.content

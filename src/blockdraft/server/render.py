@@ -13,6 +13,8 @@ from blockdraft.text.token_bytes import TokenBytes
 
 Json = dict[str, Any]
 
+_IMPOSSIBLE = -9999.0
+
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
@@ -46,7 +48,7 @@ class ChatForm:
     def __init__(self, tokens: TokenBytes, *, with_logprobs: bool, with_ids: bool) -> None:
         self._tokens = tokens
         self._with_logprobs = with_logprobs
-        self._with_ids = with_ids
+        self.with_ids = with_ids
 
     def opening(self, index: int) -> Json:
         """The first choice of a stream: who speaks."""
@@ -75,7 +77,7 @@ class ChatForm:
         if self._with_logprobs and piece is not None and piece.entries:
             entries = [_chat_entry(self._tokens, entry) for entry in piece.entries]
             choice["logprobs"] = {"content": entries, "refusal": None}
-        if self._with_ids and piece is not None:
+        if self.with_ids and piece is not None:
             choice["token_ids"] = piece.token_ids
         choice["finish_reason"] = None if completion is None else completion.finish_reason
         return choice
@@ -100,7 +102,7 @@ class CompletionForm:
         self._prompts = prompts
         self._n = n
         self._with_logprobs = with_logprobs
-        self._with_ids = with_ids
+        self.with_ids = with_ids
         self._is_echo_alone = is_echo_alone
 
     def opening(self, index: int) -> Json | None:
@@ -116,7 +118,7 @@ class CompletionForm:
         choice: Json = {"index": piece.index, "text": piece.content, "logprobs": None}
         if self._with_logprobs and piece.entries:
             choice["logprobs"] = _text_entries(self._tokens, piece.entries, piece.text_offset)
-        if self._with_ids:
+        if self.with_ids:
             choice["token_ids"] = piece.token_ids
             choice["prompt_token_ids"] = list(self._prompts[piece.index // self._n])
         completion = piece.completion
@@ -211,7 +213,7 @@ def _chat_entry(tokens: TokenBytes, entry: TokenEntry) -> Json:
 def _chat_token(tokens: TokenBytes, token_id: int, logprob: float) -> Json:
     return {
         "token": tokens.text_of(token_id),
-        "logprob": logprob,
+        "logprob": _json_logprob(logprob),
         "bytes": list(tokens.bytes_of(token_id)),
     }
 
@@ -224,7 +226,9 @@ def _text_entries(tokens: TokenBytes, entries: Sequence[TokenEntry], offset: int
         offset += len(text)
     return {
         "tokens": texts,
-        "token_logprobs": [None if found is None else found.logprob for _, found in entries],
+        "token_logprobs": [
+            None if found is None else _json_logprob(found.logprob) for _, found in entries
+        ],
         "top_logprobs": [_top(tokens.text_of, found) for _, found in entries],
         "text_offset": offsets,
     }
@@ -234,4 +238,9 @@ def _top(text_of: Callable[[int], str], found: TokenLogprobs | None) -> dict[str
     if found is None:
         return None
     # Of tokens with the same text the likeliest stays.
-    return {text_of(token_id): logprob for token_id, logprob in reversed(found.top)}
+    return {text_of(token_id): _json_logprob(logprob) for token_id, logprob in reversed(found.top)}
+
+
+def _json_logprob(logprob: float) -> float:
+    """JSON has no infinity; OpenAI writes -9999 for what cannot happen."""
+    return logprob if logprob > _IMPOSSIBLE else _IMPOSSIBLE

@@ -46,6 +46,8 @@ class Session:
         opened: set[int] = set()
         async for piece in self.answer.pieces():
             self._count(piece)
+            if piece.shows_tokens_only and not self.form.with_ids:
+                continue
             if piece.index not in opened:
                 opened.add(piece.index)
                 opening = self.form.opening(piece.index)
