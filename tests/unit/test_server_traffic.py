@@ -7,7 +7,6 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from blockdraft import ConfigError
@@ -75,7 +74,7 @@ def test_who_leaves_costs_one_more_step_at_most(llm, gate, stream, num_steps):
         wait_until(lambda: server.traffic.num_active == 0)
         gate.let(1)  # the engine stands at the gate already
         wait_until(lambda: not server.service.engine._running)
-        assert gate.num_steps == num_steps + 1
+        assert gate.num_steps <= num_steps + 1
         assert_nothing_left(llm)
         gate.let()
         assert server.chat().status_code == 200
@@ -84,7 +83,8 @@ def test_who_leaves_costs_one_more_step_at_most(llm, gate, stream, num_steps):
 def test_a_full_queue_answers_429(llm, gate):
     with running_server(llm, max_waiting=2) as server:
         waiting = [in_background(server, max_tokens=4) for _ in range(6)]
-        wait_until(lambda: len(server.service.engine._queue) == 2)
+        engine = server.service.engine
+        wait_until(lambda: (len(engine._running), len(engine._queue)) == (4, 2))
         response = server.chat()
         assert error_of(response, 429)["code"] == "queue_full"
         assert int(response.headers["retry-after"]) >= 1
@@ -223,8 +223,7 @@ def test_a_second_signal_ends_at_once(llm, gate):
         assert server.server.should_exit
         assert not server.server.has_answered_all
         gate.let(1)
-        with pytest.raises(httpx.TransportError):
-            cut_off.result()
+        assert error_of(cut_off.result(), 503)["code"] == "shutting_down"
 
 
 def test_a_dead_engine_shows(llm, monkeypatch):

@@ -80,6 +80,12 @@ class Guard:
             await self._answer(scope, receive, reply)
         except ClientGone:
             reply.status = 499
+        except asyncio.CancelledError:
+            # At the second signal the event loop ends with its requests.
+            if not self._traffic.is_draining:
+                raise
+            if not reply.has_begun:
+                await draining().response()(scope, receive, reply)
         except Exception as error:
             # What is wrong with a request has been answered by the app's own handlers.
             if not isinstance(error, ApiError):
