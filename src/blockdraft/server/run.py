@@ -107,6 +107,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service, traffic),
+                lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
