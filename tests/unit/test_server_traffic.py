@@ -84,6 +84,8 @@ def test_a_full_queue_answers_429(llm, gate):
     with running_server(llm, max_waiting=2) as server:
         waiting = [in_background(server, max_tokens=4) for _ in range(6)]
         engine = server.service.engine
+        wait_until(lambda: len(engine._running) + len(engine._queue) == 6)
+        gate.let(1)  # the engine may stand at the gate with fewer than it has room for
         wait_until(lambda: (len(engine._running), len(engine._queue)) == (4, 2))
         response = server.chat()
         assert error_of(response, 429)["code"] == "queue_full"
