@@ -8,14 +8,15 @@ STAMP := .venv/.stamp
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check exact env clean
+.PHONY: help demo test test-all check exact serve-test env clean
 
 help:
 	@echo "make demo      plain against drafted decoding with the default pair"
 	@echo "make test      check + the quick tests"
-	@echo "make test-all  check + every test that this machine can run, then exact"
+	@echo "make test-all  check + every test that this machine can run, then exact and serve-test"
 	@echo "make check     lint, format, types, imports, sizes"
 	@echo "make exact     drafted output equals plain output, bit for bit (slow)"
+	@echo "make serve-test  the server with the real pair: clients, identical texts, load (slow)"
 	@echo "make clean     remove build products and tool caches, keep .venv and the models"
 
 demo: env
@@ -25,11 +26,14 @@ test: check
 	$(PYTEST) -m "not slow and not gpu"
 
 test-all: check
-	$(PYTEST) --ignore tests/exact
-	$(MAKE) exact
+	$(PYTEST) --ignore tests/exact --ignore tests/serve
+	$(MAKE) exact serve-test
 
 exact: env
 	$(PYTEST) tests/exact
+
+serve-test: env
+	$(BIN)/python -m pytest tests/serve
 
 check: env
 	$(BIN)/ruff check

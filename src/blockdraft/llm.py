@@ -3,7 +3,6 @@
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast, overload
 
@@ -13,14 +12,12 @@ from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import RequestError
 from blockdraft.core.machine import num_cpus
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.completion import Chunk, Completion, Generation, make_completion
+from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
+from blockdraft.engine.samples import Job, Samples
 from blockdraft.hub.catalog import find_drafter
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.loading import resolve_device, resolve_dtype
-from blockdraft.speculate.commit import StepOutput
-from blockdraft.speculate.verify import TokenLogprobs
-from blockdraft.text.detokenizer import Detokenizer
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Message, load_tokenizer
 
@@ -32,38 +29,6 @@ Prompts = list[str] | list[list[int]] | list[tuple[int, ...]]
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = LLMConfig()
-
-
-@dataclass(slots=True)
-class _Sample:
-    """One sample of a running request."""
-
-    prompt_index: int
-    text: Detokenizer
-    new_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    is_finished: bool = False
-
-    @property
-    def has_news(self) -> bool:
-        """An end may come without a token."""
-        return bool(self.new_ids) or self.is_finished
-
-    def receive(self, output: StepOutput) -> None:
-        self.new_ids += output.token_ids
-        self.logprobs += output.logprobs
-        if output.finish_reason is not None:
-            self.is_finished = True
-            self.text.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One prompt, checked, with the seed that all its samples share."""
-
-    prompt_index: int
-    prompt_ids: list[int]
-    seed: int
 
 
 class LLM:
@@ -113,8 +78,8 @@ class LLM:
         self.engine = load_engine(
             self.config, self.folder, self.drafter_folder, self.dtype, self.device
         )
-        self.grammars = Grammars(self.tokenizer, self.engine.target.vocab_size)
-        self._samples: dict[int, _Sample] = {}
+        grammars = Grammars(self.tokenizer, self.engine.target.vocab_size)
+        self.samples = Samples(self.engine, self.tokenizer, grammars)
 
     def use_adaptive_depth(self) -> None:
         """See Engine.use_adaptive_depth."""
@@ -170,8 +135,8 @@ class LLM:
             raise RequestError("the list of prompts is empty; give at least one")
         jobs = self._check_jobs([self._encode(prompt) for prompt in many], params)
         if stream:
-            return self._run(jobs, params or SamplingParams())
-        generations = self._collect(jobs, params or SamplingParams())
+            return self._run(jobs)
+        generations = self._collect(jobs)
         return generations[0] if is_single else generations
 
     @overload
@@ -216,20 +181,18 @@ class LLM:
             raise RequestError(f"prompt {prompt!r:.60} is neither text nor a list of token ids")
         return list(prompt)
 
-    def _check_jobs(self, prompts: list[list[int]], params: SamplingParams | None) -> list[_Job]:
+    def _check_jobs(self, prompts: list[list[int]], params: SamplingParams | None) -> list[Job]:
         params = params or SamplingParams()
-        if params.grammar is not None:
-            self.grammars.check(params.grammar)
         jobs = []
         for index, prompt_ids in enumerate(prompts):
-            self.engine.check_prompt(prompt_ids, params)
+            self.samples.check(prompt_ids, params)
             seed = secrets.randbits(64) if params.seed is None else params.seed
-            jobs.append(_Job(index, prompt_ids, seed))
+            jobs.append(Job(index, prompt_ids, params, seed))
         return jobs
 
-    def _collect(self, jobs: list[_Job], params: SamplingParams) -> list[Generation]:
+    def _collect(self, jobs: list[Job]) -> list[Generation]:
         completions: list[list[Completion]] = [[] for _ in jobs]
-        for chunk in self._run(jobs, params):
+        for chunk in self._run(jobs):
             if chunk.completion is not None:
                 completions[chunk.prompt_index].append(chunk.completion)
         return [
@@ -237,64 +200,26 @@ class LLM:
             for job, done in zip(jobs, completions, strict=True)
         ]
 
-    def _run(self, jobs: list[_Job], params: SamplingParams) -> Iterator[Chunk]:
+    def _run(self, jobs: list[Job]) -> Iterator[Chunk]:
         """Step until all samples of the jobs are finished; whatever happens, none stays behind."""
         open_keys: list[int] = []
         try:
             for job in jobs:
-                for index in range(params.n):
-                    open_keys.append(self._add(job, params, index))
+                for index in range(job.params.n):
+                    open_keys.append(self.samples.add(job, index))
             while open_keys:
                 # Another open stream may have advanced these samples too.
-                if not any(self._samples[key].has_news for key in open_keys):
-                    self._step()
+                if not any(map(self.samples.has_news, open_keys)):
+                    self.samples.step()
                 for key in list(open_keys):
-                    if self._samples[key].has_news:
-                        if self._samples[key].is_finished:
+                    if self.samples.has_news(key):
+                        chunk = self.samples.take_chunk(key)
+                        if chunk.completion is not None:
                             open_keys.remove(key)
-                        yield self._take_chunk(key)
+                        yield chunk
         finally:
             for key in open_keys:
-                self._samples.pop(key, None)
-                self.engine.take(key)
-
-    def _add(self, job: _Job, params: SamplingParams, sample_index: int) -> int:
-        eos_ids = frozenset() if params.ignore_eos else self.tokenizer.eos_ids
-        text = Detokenizer(
-            self.tokenizer,
-            prompt_ids=job.prompt_ids,
-            stop=params.stop,
-            stop_ids=eos_ids | frozenset(params.stop_token_ids),
-            min_tokens=params.min_tokens,
-        )
-        key = self.engine.add(
-            job.prompt_ids,
-            params,
-            eos_ids=eos_ids,
-            sample_index=sample_index,
-            seed=job.seed,
-            scan_stop=text.push,
-            constraint=None if params.grammar is None else self.grammars.start(params.grammar),
-        )
-        self._samples[key] = _Sample(job.prompt_index, text)
-        return key
-
-    def _step(self) -> None:
-        for output in self.engine.step():
-            self._samples[output.key].receive(output)
-
-    def _take_chunk(self, key: int) -> Chunk:
-        sample = self._samples[key]
-        index, token_ids = self.engine.progress[key].sequence.sample_index, tuple(sample.new_ids)
-        sample.new_ids.clear()
-        completion = None
-        if sample.is_finished:
-            del self._samples[key]
-            progress = self.engine.take(key)
-            wanted = progress.sequence.params.logprobs is not None
-            logprobs = tuple(sample.logprobs) if wanted else None
-            completion = make_completion(progress, sample.text.text, logprobs)
-        return Chunk(sample.prompt_index, index, sample.text.read(), token_ids, completion)
+                self.samples.drop(key)
 
 
 def _is_single(prompts: object) -> bool:

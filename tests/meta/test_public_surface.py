@@ -19,6 +19,8 @@ LIGHT_MODULES = [
     "blockdraft.core.grammar",
     "blockdraft.core.request",
     "blockdraft.core.sequence",
+    "blockdraft.engine.fair_queue",
+    "blockdraft.engine.report",
     "blockdraft.hub.cache_dir",
     "blockdraft.hub.catalog",
     "blockdraft.hub.resolve",
@@ -28,6 +30,13 @@ LIGHT_MODULES = [
     "blockdraft.proof.page",
     "blockdraft.proof.replay",
     "blockdraft.proof.summary",
+    "blockdraft.server.config",
+    "blockdraft.server.errors",
+    "blockdraft.server.guard",
+    "blockdraft.server.params",
+    "blockdraft.server.protocol",
+    "blockdraft.server.reasoning",
+    "blockdraft.server.responses",
 ]
 
 

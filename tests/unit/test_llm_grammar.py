@@ -151,7 +151,7 @@ def test_a_grammar_that_fails_on_the_way_ends_its_request_only(llm, monkeypatch)
         return real(self, output_ids, ahead)
 
     monkeypatch.setattr(GrammarState, "allowed", allowed)
-    start, broken = llm.grammars.start, [None]
+    start, broken = llm.samples.grammars.start, [None]
 
     def start_and_break(grammar):
         state = start(grammar)

@@ -56,6 +56,11 @@ class Pages:
         return (self.num_pages - 1) * PAGE_SIZE
 
     @property
+    def num_free(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    @property
     def num_available(self) -> int:
         """Pages that can be given out now, those that only the prefix chain keeps included."""
         return len(self._free) + len(self._idle)

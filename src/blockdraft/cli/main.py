@@ -16,6 +16,7 @@ from blockdraft.cli.data import data
 from blockdraft.cli.explain import explain
 from blockdraft.cli.generate import generate
 from blockdraft.cli.prove import prove
+from blockdraft.cli.serve import serve
 from blockdraft.cli.train import train
 from blockdraft.core.errors import BlockdraftError
 
@@ -80,6 +81,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(prove)
 app.command()(explain)
+app.command()(serve)
 app.command()(data)
 app.command()(train)
 app.add_typer(bench.app, name="bench")

@@ -3,8 +3,11 @@
 BlockdraftError
 ├── ConfigError        bad option or unknown key                              exit 2
 ├── ModelError         missing tensor, unsupported architecture, wrong pair   exit 2
-└── RequestError       bad or unsupported parameter of one request            400
-    └── ContextTooLong the prompt does not fit; says both numbers             400
+├── RequestError       bad or unsupported parameter of one request            400
+│   └── ContextTooLong the prompt does not fit; says both numbers             400
+├── Overloaded         too many requests wait                                 429
+├── RequestTimeout     the request did not end in the time it is given        408
+└── EngineDead         the loop has ended; says why                           503
 
 A message names the value, the limit and the remedy, on one line.
 """
@@ -23,8 +26,28 @@ class ModelError(BlockdraftError):
 
 
 class RequestError(BlockdraftError):
-    """A request carries a bad or unsupported parameter."""
+    """A request carries a bad or unsupported parameter; `param` names it where it is known."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ContextTooLong(RequestError):
     """A prompt leaves no room for a token in the target's context."""
+
+
+class Overloaded(BlockdraftError):
+    """Too many requests wait; try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestTimeout(BlockdraftError):
+    """A request did not end in the time that it is given."""
+
+
+class EngineDead(BlockdraftError):
+    """The loop that answers requests has ended, by a failure or because it was asked to."""

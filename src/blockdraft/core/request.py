@@ -22,6 +22,7 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 filter nothing. `logprobs` asks for the
     log-probability of each token and of that many most likely ones. `speculative` is True for as
     many drafted tokens as the drafter gives, False for plain decoding, or the most a step drafts.
+    `prompt_logprobs` asks for the same of the prompt's tokens, which are then all computed.
 
     With a `grammar` the answer belongs to it as a whole, unless `max_tokens`, a stop string or a
     stop token cuts it short. Where it allows nothing but the end, `min_tokens` gives way.
@@ -48,6 +49,7 @@ class SamplingParams:
     logprobs: int | None = None
     speculative: bool | int = True
     grammar: Grammar | None = None
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         _check_count("max_tokens", self.max_tokens, 1)
@@ -66,13 +68,17 @@ class SamplingParams:
         self._take("stop", _checked_stop(self.stop))
         self._take("stop_token_ids", _checked_ids(self.stop_token_ids))
         if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos is {self.ignore_eos!r}; give True or False")
+            raise RequestError(
+                f"ignore_eos is {self.ignore_eos!r}; give True or False", param="ignore_eos"
+            )
         _check_count("n", self.n, 1, MAX_SAMPLES)
         if self.logprobs is not None:
             _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(self.speculative, bool):
             _check_count("speculative", self.speculative, 0)
         _check_grammar(self.grammar, self.ignore_eos)
+        if self.prompt_logprobs and self.logprobs is None:
+            raise RequestError("prompt_logprobs needs logprobs, 0 or more", param="logprobs")
 
     def _take(self, name: str, value: object) -> None:
         """Set a field to its normal form; the class is frozen for everybody else."""
@@ -121,57 +127,76 @@ def _check_grammar(grammar: object, ignore_eos: bool) -> None:
 def _checked_stop(stop: object) -> tuple[str, ...]:
     # A plain string would be taken for its letters.
     if isinstance(stop, str) or not isinstance(stop, Iterable):
-        raise RequestError(f"stop is {stop!r}; give a tuple of strings")
+        raise RequestError(f"stop is {stop!r}; give a tuple of strings", param="stop")
     texts = tuple(stop)
     for text in texts:
         if not isinstance(text, str):
-            raise RequestError(f"stop holds {text!r}; give strings")
+            raise RequestError(f"stop holds {text!r}; give strings", param="stop")
         if not text:
-            raise RequestError("stop holds an empty string; every text ends there, leave it out")
+            raise RequestError(
+                "stop holds an empty string; every text ends there, leave it out", param="stop"
+            )
     return texts
 
 
 def _checked_ids(ids: object) -> tuple[int, ...]:
     if isinstance(ids, str) or not isinstance(ids, Iterable):
-        raise RequestError(f"stop_token_ids is {ids!r}; give a tuple of token ids")
+        raise RequestError(
+            f"stop_token_ids is {ids!r}; give a tuple of token ids", param="stop_token_ids"
+        )
     token_ids = tuple(ids)
     for token_id in token_ids:
-        _check_count("an id in stop_token_ids", token_id, 0)
+        _check_count("stop_token_ids", token_id, 0, described="an id in stop_token_ids")
     return token_ids
 
 
 def _checked_bias(biases: object) -> dict[int, float]:
     if not isinstance(biases, Mapping):
-        raise RequestError(f"logit_bias is {biases!r}; give a mapping of token ids to numbers")
+        raise RequestError(
+            f"logit_bias is {biases!r}; give a mapping of token ids to numbers", param="logit_bias"
+        )
     for token_id in biases:
-        _check_count("a key of logit_bias", token_id, 0)
+        _check_count("logit_bias", token_id, 0, described="a key of logit_bias")
     return {
-        token_id: _checked_real(f"logit_bias of token {token_id}", bias, -100.0, 100.0)
+        token_id: _checked_real(
+            "logit_bias", bias, -100.0, 100.0, described=f"logit_bias of token {token_id}"
+        )
         for token_id, bias in biases.items()
     }
 
 
-def _check_count(name: str, value: object, low: int, high: int | None = None) -> None:
+def _check_count(
+    name: str, value: object, low: int, high: int | None = None, *, described: str | None = None
+) -> None:
+    shown = described or name
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} is {value!r}; give a whole number from {low} up")
+        raise RequestError(f"{shown} is {value!r}; give a whole number from {low} up", param=name)
     if value < low or (high is not None and value > high):
         limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
-        raise RequestError(f"{name} is {value}; give a number {limit}")
+        raise RequestError(f"{shown} is {value}; give a number {limit}", param=name)
 
 
 def _checked_real(
-    name: str, value: object, low: float, high: float, *, low_open: bool = False
+    name: str,
+    value: object,
+    low: float,
+    high: float,
+    *,
+    low_open: bool = False,
+    described: str | None = None,
 ) -> float:
+    shown = described or name
+    remedy = f"give a finite number from {low:g} up"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"{name} is {value!r}; give a finite number from {low:g} up")
+        raise RequestError(f"{shown} is {value!r}; {remedy}", param=name)
     try:
         real = float(value)
     except OverflowError:
         real = math.inf
     if not math.isfinite(real):
-        raise RequestError(f"{name} is {real!r}; give a finite number from {low:g} up")
+        raise RequestError(f"{shown} is {real!r}; {remedy}", param=name)
     if real < low or real > high or (low_open and real == low):
         start = f"above {low:g}" if low_open else f"of at least {low:g}"
         end = "" if high == math.inf else f" and at most {high:g}"
-        raise RequestError(f"{name} is {real:g}; give a number {start}{end}")
+        raise RequestError(f"{shown} is {real:g}; give a number {start}{end}", param=name)
     return real

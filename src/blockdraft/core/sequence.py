@@ -37,6 +37,8 @@ class Sequence:
 
     `scan_stop` is told every committed token and says whether it completes a stop string.
     `constraint` is there if the parameters hold a grammar.
+    `num_reused` tokens of the prompt were taken over from earlier sequences, and `num_scored` have
+    got their log-probability, if that was asked for.
     """
 
     key: int
@@ -49,6 +51,8 @@ class Sequence:
     scan_stop: Callable[[int], bool] | None = None
     constraint: Constraint | None = None
     num_cached: int = 0
+    num_reused: int = 0
+    num_scored: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
     prompt_ids: frozenset[int] = field(init=False)
@@ -72,6 +76,11 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """True until the pass that caches every token but the one it chooses."""
         return self.num_output == 0 or self.num_cached < len(self.token_ids) - 1
+
+    @property
+    def is_scoring(self) -> bool:
+        """True while log-probabilities of prompt tokens are missing; the first one has none."""
+        return self.params.prompt_logprobs and self.num_scored < self.num_prompt - 1
 
     @property
     def may_draft(self) -> bool:
@@ -119,6 +128,14 @@ class Row:
     def is_complete(self) -> bool:
         """True if the row reaches the sequence's end, so that a token is chosen."""
         return self.sequence.num_cached + len(self.new_ids) == len(self.sequence.token_ids)
+
+    def num_choices(self, num_drafted: int) -> int:
+        """Positions at which a token is chosen, the last ones of the row."""
+        return 1 + num_drafted if self.is_complete else 0
+
+    def num_logits(self, num_drafted: int) -> int:
+        """Positions whose logits are needed, the last ones of the row."""
+        return len(self.new_ids) if self.sequence.is_scoring else self.num_choices(num_drafted)
 
 
 Batch = list[Row]

@@ -12,6 +12,7 @@ from blockdraft.speculate.verify import TokenLogprobs
 class Timings:
     """Seconds of one sample. Decoding begins when the first token is there.
 
+    queue: from the request to its first step, part of `first_token`.
     first_token: from the request to the first token, waiting and prompt pass included.
     decode: from the first token to the last. total: from the request to the last token.
     tokens_per_second: tokens after the first over `decode`; 0 for a single token.
@@ -21,6 +22,7 @@ class Timings:
     decode: float
     total: float
     tokens_per_second: float
+    queue: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Completion:
     `token_ids` hold the token that ended it; `text` ends before it, and before a stop string.
     The same `seed` and `index` give the same tokens again. With finish reason "error", `error` says
     what went wrong, and the tokens are those before it. `logprobs` are None unless asked for.
+    `num_reused_tokens` of the prompt were not computed, because an earlier request had done so.
+    `prompt_logprobs`, if asked for, begin with the second token of the prompt: the first has none.
     """
 
     index: int
@@ -41,6 +45,8 @@ class Completion:
     acceptance: AcceptanceStats
     timings: Timings
     error: str | None = None
+    num_reused_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,8 @@ class Chunk:
 
     The pieces of `text` and `token_ids` of a sample, joined, are those of its completion, which
     comes with the last one. Text may lag behind the tokens: half a character, or what may become
-    a stop string, is held back.
+    a stop string, is held back. `logprobs` has an entry for each token if they were asked for, and
+    `prompt_logprobs` come with the first chunk.
     """
 
     prompt_index: int
@@ -65,13 +72,19 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...]
     completion: Completion | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 def make_completion(
-    progress: Progress, text: str, logprobs: tuple[TokenLogprobs, ...] | None
+    progress: Progress,
+    text: str,
+    logprobs: tuple[TokenLogprobs, ...],
+    prompt_logprobs: tuple[TokenLogprobs, ...],
 ) -> Completion:
     """The completion of a finished sequence."""
     sequence = progress.sequence
+    params = sequence.params
     assert sequence.finish_reason is not None
     return Completion(
         index=sequence.sample_index,
@@ -79,10 +92,12 @@ def make_completion(
         text=text,
         finish_reason=sequence.finish_reason,
         seed=sequence.seed,
-        logprobs=logprobs,
+        logprobs=None if params.logprobs is None else logprobs,
         acceptance=progress.acceptance,
         timings=_timings(progress),
         error=sequence.error,
+        num_reused_tokens=sequence.num_reused,
+        prompt_logprobs=prompt_logprobs if params.prompt_logprobs else None,
     )
 
 
@@ -96,4 +111,5 @@ def _timings(progress: Progress) -> Timings:
         decode=decode,
         total=progress.finished_at - progress.added_at,
         tokens_per_second=(progress.sequence.num_output - 1) / decode if decode else 0.0,
+        queue=(progress.started_at or progress.finished_at) - progress.added_at,
     )

@@ -2,7 +2,7 @@
 
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -37,6 +37,7 @@ class Progress:
 
     sequence: Sequence
     added_at: float
+    started_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
@@ -118,10 +119,12 @@ class Engine:
         seed: int | None = None,
         scan_stop: Callable[[int], bool] | None = None,
         constraint: Constraint | None = None,
+        added_at: float | None = None,
     ) -> int:
         """Queue one sample of a request and return its key.
 
-        Without a seed, here or in `params`, 64 bits are drawn from the system.
+        Without a seed, here or in `params`, 64 bits are drawn from the system. `added_at` is when
+        the request came (perf_counter seconds), now unless given.
 
         Raises:
             RequestError: an empty prompt, a token id outside the vocabulary, or a grammar in
@@ -145,7 +148,9 @@ class Engine:
             scan_stop=scan_stop,
             constraint=constraint,
         )
-        self.progress[sequence.key] = Progress(sequence, perf_counter())
+        self.progress[sequence.key] = Progress(
+            sequence, perf_counter() if added_at is None else added_at
+        )
         self.scheduler.add(sequence)
         return sequence.key
 
@@ -153,24 +158,39 @@ class Engine:
         """Raise what `add` would raise."""
         if not prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
-        named = [*prompt_ids, *params.stop_token_ids, *params.logit_bias]
-        wrong = [i for i in named if not 0 <= i < self.target.vocab_size]
-        if wrong:
-            raise RequestError(
-                f"token id {wrong[0]} is outside the vocabulary; give ids from 0 to "
-                f"{self.target.vocab_size - 1}"
-            )
+        self.check_ids(None, prompt_ids)
+        self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("logit_bias", params.logit_bias)
         num_tokens = len(prompt_ids) + params.max_tokens
-        limits = {
-            f"the context of {self.target.max_context}": self.target.max_context,
-            f"the K/V memory of {self.target.memory.num_tokens}": self.target.memory.num_tokens,
-        }
-        for described, limit in limits.items():
+        for described, limit in self._limits().items():
             if num_tokens > limit:
                 raise ContextTooLong(
                     f"prompt of {len(prompt_ids)} tokens and max_tokens {params.max_tokens} exceed "
                     f"{described} tokens; shorten one of them"
                 )
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that a prompt and its continuation may have together."""
+        return min(self._limits().values())
+
+    def _limits(self) -> dict[str, int]:
+        context, memory = self.target.max_context, self.target.memory.num_tokens
+        return {f"the context of {context}": context, f"the K/V memory of {memory}": memory}
+
+    def check_ids(self, param: str | None, token_ids: Iterable[int]) -> None:
+        """Refuse token ids outside the vocabulary.
+
+        Raises:
+            RequestError: names the first of them, and `param`.
+        """
+        wrong = [i for i in token_ids if not 0 <= i < self.target.vocab_size]
+        if wrong:
+            raise RequestError(
+                f"token id {wrong[0]} is outside the vocabulary; give ids from 0 to "
+                f"{self.target.vocab_size - 1}",
+                param=param,
+            )
 
     @property
     def has_work(self) -> bool:
@@ -191,6 +211,7 @@ class Engine:
                 batch = self.scheduler.schedule()
             if not batch:
                 return []
+            self._note_start(batch)
             try:
                 self._advance(batch)
             except BaseException as error:
@@ -200,6 +221,13 @@ class Engine:
                     raise
                 self._fail_largest(batch)
             return self._report()
+
+    def _note_start(self, batch: Batch) -> None:
+        now = perf_counter()
+        for row in batch:
+            progress = self.progress[row.sequence.key]
+            if progress.started_at is None:
+                progress.started_at = now
 
     def _advance(self, batch: Batch) -> None:
         timer, started = self.timer, perf_counter()

@@ -96,8 +96,10 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_running:
             sequence = self.waiting[0]
             self.memory.close(sequence.key)  # a step that was interrupted here is made again
+            # What is taken over has no logits.
+            reusable = sequence.token_ids[:1] if sequence.is_scoring else sequence.token_ids
             num_reused = self.memory.open(
-                sequence.key, sequence.token_ids, with_context=self._with_context(sequence)
+                sequence.key, reusable, with_context=self._with_context(sequence)
             )
             if self._saves_by_waiting(sequence, num_reused) or not self.memory.reserve(
                 sequence.key, len(sequence.token_ids)
@@ -105,6 +107,8 @@ class Scheduler:
                 self.memory.close(sequence.key)
                 return
             sequence.num_cached = num_reused
+            if sequence.num_output == 0:  # what it takes over later is its own
+                sequence.num_reused = num_reused
             self.running.append(self.waiting.popleft())
 
     def _with_context(self, sequence: Sequence) -> bool:
@@ -116,7 +120,7 @@ class Scheduler:
         Soon: at least half of the tokens that the running one still has to compute are shared, so
         that a short prompt does not wait for the end of a much longer one.
         """
-        for other in self.running:
+        for other in [] if sequence.is_scoring else self.running:
             if other.is_prefilling and self._with_context(other) == self._with_context(sequence):
                 gain = self.memory.num_shared(sequence.token_ids, other.token_ids) - num_reused
                 if gain > 0 and 2 * gain >= len(other.token_ids) - other.num_cached:

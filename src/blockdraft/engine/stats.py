@@ -11,7 +11,8 @@ class AcceptanceStats:
     tau, the acceptance length, is tokens committed per pass, the bonus included, tokens cut off
     behind a stop excluded. `histogram[k]` is the number of passes that committed k tokens.
     `drafted[i]` and `accepted[i]` count how often slot i (from 0) held a draft, and how often the
-    target kept it; their ratio is the acceptance rate of the position.
+    target kept it; their ratio is the acceptance rate of the position. `outcomes[d, a]` is the
+    number of passes that drafted d tokens of which a were kept.
     """
 
     num_passes: int = 0
@@ -19,6 +20,7 @@ class AcceptanceStats:
     histogram: Counter[int] = field(default_factory=Counter)
     drafted: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
+    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def record(self, num_tokens: int, num_drafted: int, num_accepted: int) -> None:
         """Count one pass."""
@@ -27,6 +29,7 @@ class AcceptanceStats:
         self.histogram[num_tokens] += 1
         self.drafted.update(range(num_drafted))
         self.accepted.update(range(num_accepted))
+        self.outcomes[num_drafted, num_accepted] += 1
 
     def add(self, other: "AcceptanceStats") -> None:
         """Add another sequence's counts."""
@@ -35,6 +38,7 @@ class AcceptanceStats:
         self.histogram.update(other.histogram)
         self.drafted.update(other.drafted)
         self.accepted.update(other.accepted)
+        self.outcomes.update(other.outcomes)
 
     @property
     def acceptance_length(self) -> float:

@@ -65,7 +65,7 @@ class PagedTarget(TransformersTarget):
                 row.sequence.key,
                 row.new_ids + draft,
                 row.sequence.num_cached,
-                1 + len(draft) if row.is_complete else 0,
+                row.num_logits(len(draft)),
                 index,
             )
             for index, (row, draft) in enumerate(zip(batch, block, strict=True))

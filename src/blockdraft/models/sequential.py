@@ -38,9 +38,9 @@ class SequentialTarget(TransformersTarget):
     def _forward_row(self, row: Row, draft: list[int]) -> tuple[Tensor, Tensor | None]:
         cache = self._caches.setdefault(row.sequence.key, KVCache(len(self.layers)))
         assert cache.length == row.sequence.num_cached
-        num_choices = 1 + len(draft) if row.is_complete else 0
+        num_logits = row.num_logits(len(draft))
         return self._run(
-            cache, row.new_ids + draft, num_choices, with_features=row.sequence.may_draft
+            cache, row.new_ids + draft, num_logits, with_features=row.sequence.may_draft
         )
 
     def _run(
@@ -52,15 +52,16 @@ class SequentialTarget(TransformersTarget):
         with_features: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Logits [num_choices, V] of the last tokens and features [tokens, ..] of all of them."""
-        pieces = []
-        while len(token_ids) > self.rule.max_rows:
+        logits: list[Tensor] = []
+        features: list[Tensor] = []
+        while token_ids:
             piece, token_ids = token_ids[: self.rule.max_rows], token_ids[self.rule.max_rows :]
-            pieces.append(self._run_piece(cache, piece, 0, with_features)[1])
-        assert num_choices <= len(token_ids)
-        logits, features = self._run_piece(cache, token_ids, num_choices, with_features)
-        if features is not None and pieces:
-            features = torch.cat([*(piece for piece in pieces if piece is not None), features])
-        return logits, features
+            num_here = min(len(piece), max(0, num_choices - len(token_ids)))
+            own, own_features = self._run_piece(cache, piece, num_here, with_features)
+            logits.append(own)
+            if own_features is not None:
+                features.append(own_features)
+        return _joined(logits), _joined(features) if features else None
 
     def _run_piece(
         self, cache: KVCache, token_ids: list[int], num_choices: int, with_features: bool
@@ -125,3 +126,7 @@ class SequentialTarget(TransformersTarget):
         """See TransformersTarget.release; also forgets all sequences."""
         self._caches = {}
         super().release()
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]

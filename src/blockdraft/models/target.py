@@ -14,7 +14,7 @@ class TargetOutput:
     """What one pass over a batch computed.
 
     logits: [positions, V], row after row: the 1 + num_drafted positions that get a choice, none of
-    an incomplete row.
+    an incomplete row; all positions of a prompt that is scored. See Row.num_logits.
     features: [num_new + num_drafted, num_features * hidden] of every token of a row: the outputs
     of the wanted layers side by side, in the order asked for; None if none are wanted. May be None
     for a row whose sequence never drafts.

@@ -9,6 +9,7 @@ from typing import Any
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
+from blockdraft.text.tokenizer import THINKING_SWITCH
 from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.corpus import ProofPrompt
 
@@ -117,9 +118,9 @@ def encode(llm: LLM, prompt: ProofPrompt) -> tuple[int, ...]:
     if prompt.raw or not llm.tokenizer.has_chat_template:
         ids = llm.tokenizer.encode(prompt.text)
     else:
-        thinking = prompt.thinking if llm.tokenizer.has_thinking_switch else None
-        message = {"role": "user", "content": prompt.text}
-        ids = llm.tokenizer.encode_chat([message], thinking=thinking)
+        has_switch = prompt.thinking is not None and llm.tokenizer.has_thinking_switch
+        options = {THINKING_SWITCH: prompt.thinking} if has_switch else {}
+        ids = llm.tokenizer.encode_chat([{"role": "user", "content": prompt.text}], options)
     return tuple(ids[: prompt.take])
 
 

@@ -1,7 +1,7 @@
 """Commit: the only writer. Appends what the target decided, and cuts both caches to it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -17,7 +17,8 @@ class StepOutput:
     """What one step gave one sequence.
 
     `token_ids` ends with the bonus unless the sequence ended before it. `num_drafted` and
-    `num_accepted` count drafts before any cut at a stop.
+    `num_accepted` count drafts before any cut at a stop. `prompt_logprobs` are those of the next
+    prompt tokens, if they were asked for.
     """
 
     key: int
@@ -27,6 +28,7 @@ class StepOutput:
     num_accepted: int
     finish_reason: FinishReason | None
     error: str | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 def commit(
@@ -100,7 +102,9 @@ def _commit_row(
         num_accepted=verdict.num_accepted,
         finish_reason=sequence.finish_reason,
         error=sequence.error,
+        prompt_logprobs=verdict.prompt_logprobs,
     )
+    sequence.num_scored += len(verdict.prompt_logprobs)
     # The last token of a complete row is the next anchor, and stays out of both caches.
     num_cached = sequence.num_cached + len(row.new_ids) + max(0, num_kept - 1)
     if sequence.finish_reason is None:

@@ -1,7 +1,7 @@
 """Verification: what the target decided about a block. Pure."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,13 +24,15 @@ class Verdict:
     """The target's own next tokens of one row: the kept drafts, then the bonus.
 
     Empty for a row that does not reach its sequence's end. `num_accepted` leaves the bonus out.
-    `error` says why there is no choice where there should be one.
+    `error` says why there is no choice where there should be one. `prompt_logprobs` are those of
+    the next prompt tokens that had none.
     """
 
     token_ids: list[int]
     num_accepted: int
     logprobs: list[TokenLogprobs]
     error: str | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
@@ -38,9 +40,10 @@ def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
 
     logits: [positions, V], as in TargetOutput.
     """
+    split = _split(block, logits, batch)
     rows = rows_of(block, logits, batch)
     greedy = _greedy_choices([r for r, row in zip(rows, batch, strict=True) if _is_greedy(row)])
-    return [
+    verdicts = [
         _verify_row(
             row.sequence,
             draft,
@@ -49,13 +52,38 @@ def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
         )
         for row, draft, own in zip(batch, block, rows, strict=True)
     ]
-
-
-def rows_of(block: DraftBlock, logits: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-    """A forward's packed logits by rows: [1 + drafted, V], or [0, V] where nothing is chosen."""
-    counts = [
-        1 + len(draft) if row.is_complete else 0 for row, draft in zip(batch, block, strict=True)
+    return [
+        replace(verdict, prompt_logprobs=_score(row, own)) if row.sequence.is_scoring else verdict
+        for verdict, row, own in zip(verdicts, batch, split, strict=True)
     ]
+
+
+def _score(row: Row, logits: Tensor) -> list[TokenLogprobs]:
+    """Of the prompt tokens behind each position of the row; logits: [new tokens, V].
+
+    What a preempted sequence computes again is not told again.
+    """
+    sequence, num_top = row.sequence, row.sequence.params.logprobs
+    assert num_top is not None
+    first = sequence.num_cached + 1
+    end = min(first + logits.shape[0], sequence.num_prompt)
+    return [
+        TokenLogprobs(*token_logprobs(logits[i - first], sequence.token_ids[i], num_top))
+        for i in range(max(first, sequence.num_scored + 1), end)
+    ]
+
+
+def rows_of(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Tensor]:
+    """A forward's packed logits by rows: [1 + drafted, V], or [0, V] where nothing is chosen."""
+    return [
+        own[own.shape[0] - row.num_choices(len(draft)) :]
+        for own, row, draft in zip(_split(block, logits, batch), batch, block, strict=True)
+    ]
+
+
+def _split(block: DraftBlock, logits: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    """By rows: all logits of each, those of a scored prompt included."""
+    counts = [row.num_logits(len(draft)) for row, draft in zip(batch, block, strict=True)]
     return torch.split(logits, counts)
 
 

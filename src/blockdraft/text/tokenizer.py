@@ -12,13 +12,24 @@ from transformers import AutoConfig, AutoTokenizer
 from blockdraft.core.errors import ModelError, RequestError
 
 Message = Mapping[str, Any]
-"""One turn of a conversation: `role` and `content`, both texts; `tool_calls`, and what belongs to
-them, for a template that knows tools."""
+"""One turn of a conversation: `role` and `content`, both texts; an answer may have
+`reasoning_content`; `tool_calls`, and what belongs to them, for a template that knows tools."""
 
 TOOL_KEYS = frozenset({"tool_calls", "tool_call_id", "name"})
 
 THINKING_SWITCH = "enable_thinking"
 """The variable by which chat templates (Qwen 3 and its followers) turn thinking on and off."""
+
+_END_OF_THINKING = "</think>"
+_OPTIONAL_KEYS = frozenset({"reasoning_content"})
+_RESERVED_OPTIONS = frozenset(
+    {
+        *("add_special_tokens", "chat_template", "conversation", "documents", "max_length"),
+        *("messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
+        *("self", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+    }
+)
+"""Arguments of transformers that are no variables of a template."""
 
 
 class Tokenizer:
@@ -67,17 +78,23 @@ class Tokenizer:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
+    @property
+    def thinks(self) -> bool:
+        """True if the chat template knows a section of thinking at the start of an answer."""
+        return _END_OF_THINKING in self.chat_template
+
     def encode_chat(
         self,
         messages: Sequence[Message],
+        options: Mapping[str, Any] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool | None = None,
     ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
 
-        `tools` are for a template that shows them; text/tool_prompt.py knows whether it does.
-        `thinking` turns the template's switch, see `has_thinking_switch`; None leaves it alone.
+        `options` are variables for the chat template, such as THINKING_SWITCH, and transformers'
+        `add_generation_prompt` (True unless given) and `continue_final_message`. `tools` are for a
+        template that shows them; text/tool_prompt.py knows whether it does.
 
         Raises:
             RequestError: a message is malformed or empty, or the model has no chat template, or
@@ -91,37 +108,45 @@ class Tokenizer:
             raise RequestError("the conversation is empty; give at least one message")
         for message in messages:
             _check_message(message, with_tools=tools is not None)
-        if thinking is not None and not self.has_thinking_switch:
+        options = {"add_generation_prompt": True, **(options or {})}
+        if reserved := _RESERVED_OPTIONS & options.keys():
             raise RequestError(
-                "the target's chat template has no switch for thinking; leave it out"
+                f"{min(reserved)} is no variable of a chat template; leave it out",
+                param="chat_template_kwargs",
             )
-        switches = {} if thinking is None else {THINKING_SWITCH: thinking}
         try:
             ids: list[int] = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
-                add_generation_prompt=True,
                 return_dict=False,
-                **switches,
+                **options,
             )
-        except TemplateError as error:
-            raise RequestError(f"the target's chat template refuses this: {error}") from error
+        # A template computes with what the caller gave, and so may fail in any way.
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            reason = " ".join(str(error).split())
+            raise RequestError(f"the target's chat template refuses this: {reason}") from error
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens left out."""
         return str(self.backend.decode(list(token_ids), skip_special_tokens=True))
 
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens written out."""
+        return str(self.backend.decode(list(token_ids), skip_special_tokens=False))
+
 
 def _check_message(message: Message, *, with_tools: bool) -> None:
-    more = TOOL_KEYS if with_tools else frozenset()
-    if not isinstance(message, Mapping) or set(message) - more != {"role", "content"}:
+    allowed = _OPTIONAL_KEYS | TOOL_KEYS if with_tools else _OPTIONAL_KEYS
+    if not isinstance(message, Mapping) or set(message) - allowed != {"role", "content"}:
         raise RequestError(f"message {message!r} needs exactly the keys role and content")
-    if not isinstance(message["content"], str) or not isinstance(message["role"], str):
+    texts = [value for key, value in message.items() if key not in TOOL_KEYS]
+    if not all(isinstance(text, str) for text in texts):
         raise RequestError(f"message {message!r} holds something else than text")
     if message["role"] == "user" and not message["content"].strip():
         raise RequestError("the prompt is empty; give some text")
-    _check_unicode(message["content"])
+    for text in texts:
+        _check_unicode(text)
 
 
 def _check_unicode(text: str) -> None:

@@ -73,7 +73,8 @@ def find_cause(slot: Slot, evidence: Evidence) -> Cause:
 
     vocabulary: the wanted token is none that the drafter can guess.
     other: the models' choices, made again from these logits, are not those of the run.
-    penalty: without penalties, biases, grammar and minimum length both would have chosen the same token.
+    penalty: without penalties, biases, grammar and minimum length both would have chosen the same
+        token.
     noise: at temperature 0 both would have chosen the same token.
     target_uncertain: no token has a probability of SURE or more for the target.
     drafter_wrong: one has, and the drafter guessed another.

@@ -1,0 +1,118 @@
+"""`blockdraft serve`: an OpenAI-compatible server."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blockdraft.cli import options
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError
+from blockdraft.server.config import ServeConfig
+
+_CONFIG = LLMConfig()
+_SERVE = ServeConfig()
+_MIB = 2**20
+KEY_VARIABLE = "BLOCKDRAFT_API_KEY"
+UNFINISHED = 1
+"""Exit status if requests were cut off by the end of the server."""
+_SERVER_PACKAGES = frozenset({"fastapi", "prometheus_client", "uvicorn"})
+
+
+Host = Annotated[str, typer.Option(help="Address; 0.0.0.0 serves others too.")]
+Port = Annotated[int, typer.Option(help="Port; 0 takes a free one.")]
+ModelName = Annotated[
+    str | None, typer.Option(help="What requests call the model.", show_default="the target's")
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(help=f"One API key a line; or set {KEY_VARIABLE} to one key.")
+]
+Key = Annotated[str | None, typer.Option(envvar=KEY_VARIABLE, hidden=True, show_envvar=False)]
+MaxWaiting = Annotated[int, typer.Option(help="Samples that may wait; more get 429.")]
+RequestSeconds = Annotated[
+    float, typer.Option("--request-timeout", help="Seconds that a request may take.")
+]
+DrainSeconds = Annotated[
+    float, typer.Option("--drain-timeout", help="Seconds to end in after SIGTERM.")
+]
+MaxBody = Annotated[float, typer.Option(help="MiB of the largest request body.")]
+Origins = Annotated[
+    list[str] | None,
+    typer.Option("--cors-origin", help="Web pages from there may ask. Repeatable."),
+]
+LogPrompts = Annotated[
+    bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")
+]
+
+
+def serve(
+    ctx: typer.Context,
+    target: options.Target = _CONFIG.target,
+    drafter: options.Drafter = str(_CONFIG.drafter),
+    dtype: options.Dtype = _CONFIG.dtype,
+    device: options.Device = _CONFIG.device,
+    exact: options.Exact = options.EXACT,
+    num_threads: options.NumThreads = _CONFIG.num_threads,
+    max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
+    memory: options.Memory = _CONFIG.memory,
+    host: Host = _SERVE.host,
+    port: Port = _SERVE.port,
+    model_name: ModelName = _SERVE.model_name,
+    api_key_file: KeyFile = None,
+    api_key: Key = None,
+    max_waiting: MaxWaiting = _SERVE.max_waiting,
+    request_seconds: RequestSeconds = _SERVE.request_seconds,
+    drain_seconds: DrainSeconds = _SERVE.drain_seconds,
+    max_body: MaxBody = _SERVE.max_body / _MIB,
+    cors_origins: Origins = None,
+    log_prompts: LogPrompts = _SERVE.log_prompts,
+) -> None:
+    """Serve a target with its drafter to OpenAI's clients."""
+    # The signature declares the options; those of the two configs are read by their names.
+    config = _serve_config(ctx.params, _read_keys(ctx, api_key_file, api_key))
+    llm_config = options.llm_config(ctx.params)
+    try:
+        from blockdraft.server import run  # needs packages that only a server needs
+    except ModuleNotFoundError as error:
+        if error.name not in _SERVER_PACKAGES:
+            raise
+        raise ConfigError(
+            f"a server needs the package {error.name}; pip install 'blockdraft[serve]'"
+        ) from error
+    with run.bind(config) as sock:
+        if not run.serve(options.load_llm(llm_config), config, sock):
+            raise typer.Exit(UNFINISHED)
+
+
+def _serve_config(values: Mapping[str, Any], keys: tuple[str, ...]) -> ServeConfig:
+    chosen = {f.name: values[f.name] for f in fields(ServeConfig) if f.name in values}
+    if not 0 < values["max_body"] < math.inf:
+        raise ConfigError(f"--max-body is {values['max_body']:g}; give a number of MiB above 0")
+    chosen["max_body"] = max(1, int(values["max_body"] * _MIB))
+    chosen["cors_origins"] = tuple(values["cors_origins"] or ())
+    return ServeConfig(**chosen, api_keys=keys)
+
+
+def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[str, ...]:
+    """The keys of a file, one a line, and the one of the environment."""
+    source = ctx.get_parameter_source("api_key")
+    if source is not None and source.name == "COMMANDLINE":
+        raise ConfigError(
+            f"an API key on the command line is seen by everybody; use {KEY_VARIABLE} or "
+            "--api-key-file"
+        )
+    keys = [] if key is None else [key.strip()]
+    if path is not None:
+        try:
+            lines = path.read_text(encoding="ascii").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not plain ASCII"
+            raise ConfigError(f"cannot read the API keys of {path}: {reason}") from error
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise ConfigError(f"{path} holds no API key; write one a line")
+        keys += found
+    return tuple(keys)

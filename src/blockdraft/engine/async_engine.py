@@ -1,0 +1,348 @@
+"""The engine under asyncio: one thread steps, requests come in and chunks go out between steps."""
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+
+from blockdraft.core.errors import EngineDead, Overloaded
+from blockdraft.engine.completion import Chunk
+from blockdraft.engine.fair_queue import FairQueue
+from blockdraft.engine.ledger import PhaseTimer
+from blockdraft.engine.report import Load, Pace, StepObserver, StepReport, page_use
+from blockdraft.engine.samples import Job, Samples
+from blockdraft.speculate.commit import StepOutput
+
+_MAX_FAILURES = 3
+"""A step that fails is tried again; so many failures in a row end the loop."""
+_FIRST_SECONDS = 5.0
+_SECONDS_WEIGHT = 0.1
+_LONGEST_RETRY = 60
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    """One sample of a stream on its way: waiting without a key, running with one."""
+
+    stream: "Stream"
+    job: Job
+    sample_index: int
+    added_at: float
+    key: int | None = None
+    started_at: float = 0.0
+    pace: Pace | None = None
+
+    @property
+    def client(self) -> str:
+        """See FairQueue."""
+        return self.stream.client
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """The chunks of one request, all its samples mixed, as they come: an async iterator.
+
+    `close` ends what is unfinished; it must be called, `with stream:` does so.
+    """
+
+    client: str
+    _loop: asyncio.AbstractEventLoop
+    _cancel: Callable[["Stream"], None]
+    _num_open: int
+    _inbox: asyncio.Queue[Chunk | Exception] = field(default_factory=asyncio.Queue)
+    _tickets: list[_Ticket] = field(default_factory=list)
+    _is_closed: bool = False
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> Chunk:
+        """The next chunk.
+
+        Raises:
+            EngineDead: the engine has ended, by a failure or because it was stopped.
+        """
+        if self._num_open == 0:
+            raise StopAsyncIteration
+        item = await self._inbox.get()
+        if isinstance(item, Exception):
+            self._num_open = 0
+            raise item
+        if item.completion is not None:
+            self._num_open -= 1
+        return item
+
+    def close(self) -> None:
+        """End the samples that are unfinished; the engine does so before its next step."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._cancel(self)
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _deliver(self, item: Chunk | Exception) -> None:
+        """Called in any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._inbox.put_nowait, item)
+        except RuntimeError:  # the event loop has been closed: nobody reads any more
+            self.close()
+
+
+class AsyncEngine:
+    """Serves streams from an engine that its own thread steps.
+
+    Every sample waits in a fair queue until one of the engine's places is free, see FairQueue, so
+    the engine itself never has more than it can run. Everything that touches the engine happens
+    in the thread, between two steps.
+
+    Args:
+        samples: the engine with its tokenizer; not to be used by anybody else from `start` on.
+        max_waiting: samples that may wait; more are refused.
+        observer: is told of every step.
+    """
+
+    def __init__(
+        self, samples: Samples, *, max_waiting: int, observer: StepObserver | None = None
+    ) -> None:
+        self.max_waiting = max_waiting
+        self._samples = samples
+        self._engine = samples.engine
+        self._observer = observer
+        self._timer = PhaseTimer()
+        self._engine.timer = self._timer
+        self._changed = threading.Condition()
+        # Guarded by the condition.
+        self._queue: FairQueue[_Ticket] = FairQueue()
+        self._cancelled: list[_Ticket] = []
+        self._is_stopping = False
+        self._death: str | None = None
+        # Of the thread.
+        self._running: dict[int, _Ticket] = {}
+        self._num_failures = 0
+        self._mean_seconds = _FIRST_SECONDS
+        self._num_threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current step; open streams get EngineDead. Blocks for a step."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def death(self) -> str | None:
+        """Why nothing is answered any more; None while all is well."""
+        return self._death
+
+    @property
+    def max_tokens(self) -> int:
+        """See Engine.max_tokens."""
+        return self._engine.max_tokens
+
+    @property
+    def max_running(self) -> int:
+        """Samples that have a place at once."""
+        return self._engine.scheduler.max_running
+
+    def check_ids(self, param: str, token_ids: Sequence[int]) -> None:
+        """See Engine.check_ids."""
+        self._engine.check_ids(param, token_ids)
+
+    def load(self) -> Load:
+        """How much there is to do; for any thread, which may see the middle of a step."""
+        num_without_memory = len(self._engine.scheduler.waiting)
+        with self._changed:
+            return Load(
+                num_running=max(0, len(self._running) - num_without_memory),
+                num_waiting=len(self._queue) + num_without_memory,
+                pages=page_use(self._engine.target.memory),
+            )
+
+    def submit(self, jobs: Sequence[Job], *, client: str = "") -> Stream:
+        """Queue all samples of a request; to be called in the event loop that reads the stream.
+
+        `client` is whose request it is, for fairness.
+
+        Raises:
+            RequestError: a prompt or a parameter is unusable, see Samples.check.
+            Overloaded: too many samples wait.
+            EngineDead: the engine has ended.
+        """
+        for job in jobs:
+            self._samples.check(job.prompt_ids, job.params)
+        num = sum(job.params.n for job in jobs)
+        stream = Stream(client, asyncio.get_running_loop(), self._cancel, num)
+        now = perf_counter()
+        stream._tickets = [
+            _Ticket(stream, job, index, now) for job in jobs for index in range(job.params.n)
+        ]
+        with self._changed:
+            if self._death is not None:
+                raise EngineDead(self._death)
+            num_free = self.max_running - len(self._running)
+            num_waiting = len(self._queue) + num - max(0, num_free)
+            if num_waiting > self.max_waiting:
+                raise Overloaded(
+                    f"{len(self._queue)} samples wait and {num} more were asked for, and at most "
+                    f"{self.max_waiting} may wait; try again later",
+                    retry_after=self._retry_after(num_waiting),
+                )
+            for ticket in stream._tickets:
+                self._queue.push(ticket)
+            self._changed.notify()
+        return stream
+
+    def _retry_after(self, num_waiting: int) -> int:
+        """Seconds in which about half of what waits will have been served."""
+        rounds = num_waiting / self.max_running
+        return max(1, min(_LONGEST_RETRY, round(rounds * self._mean_seconds / 2)))
+
+    def _cancel(self, stream: Stream) -> None:
+        with self._changed:
+            for ticket in stream._tickets:
+                if not self._queue.remove(ticket):
+                    self._cancelled.append(ticket)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        # A thread starts with torch's own setting, and exactness was tested with ours.
+        torch.set_num_threads(self._num_threads)
+        try:
+            while self._prepare():
+                self._step()
+            self._die("the server is shutting down; ask again later")
+        except BaseException as error:
+            logger.exception("the engine has ended")
+            self._die(f"the engine has ended: {error!r}; restart the server")
+
+    def _prepare(self) -> bool:
+        """Wait until there is work, and take in what came. False when the loop is to end."""
+        with self._changed:
+            while not (self._is_stopping or self._cancelled or self._queue or self._running):
+                with self._timer.phase("wait"):
+                    self._changed.wait()
+            if self._is_stopping:
+                return False
+            cancelled, self._cancelled = self._cancelled, []
+            for ticket in cancelled:
+                self._drop(ticket)
+            num_free = self.max_running - len(self._running)
+            admitted = [self._queue.pop() for _ in range(min(num_free, len(self._queue)))]
+        for ticket in admitted:
+            self._admit(ticket)
+        return True
+
+    def _admit(self, ticket: _Ticket) -> None:
+        try:
+            key = self._samples.add(ticket.job, ticket.sample_index, added_at=ticket.added_at)
+        except Exception as error:  # whatever is wrong with a request is its own affair
+            logger.exception("a sample could not be started")
+            ticket.stream._deliver(error)
+            with self._changed:
+                self._queue.release(ticket)
+            return
+        ticket.key, ticket.started_at = key, perf_counter()
+        self._running[key] = ticket
+
+    def _drop(self, ticket: _Ticket) -> None:
+        """Forget a running ticket; one that has ended meanwhile is no more there."""
+        if ticket.key is not None and self._running.pop(ticket.key, None) is not None:
+            self._samples.drop(ticket.key)
+            self._queue.release(ticket)
+
+    def _step(self) -> None:
+        if not self._running:
+            return
+        try:
+            outputs = self._samples.step()
+        except Exception:
+            self._num_failures += 1
+            if self._num_failures == _MAX_FAILURES:
+                raise
+            logger.exception("a step failed and is tried again")
+            return
+        self._num_failures = 0
+        report = self._count(outputs)
+        for key in [key for key in self._running if self._samples.has_news(key)]:
+            self._hand_out(key)
+        if self._observer is not None:
+            self._observer.on_step(report)
+
+    def _hand_out(self, key: int) -> None:
+        ticket = self._running[key]
+        chunk = self._samples.take_chunk(key)
+        if chunk.completion is not None:
+            seconds = perf_counter() - ticket.started_at
+            self._mean_seconds += _SECONDS_WEIGHT * (seconds - self._mean_seconds)
+            with self._changed:
+                del self._running[key]
+                self._queue.release(ticket)
+        ticket.stream._deliver(chunk)
+
+    def _count(self, outputs: list[StepOutput]) -> StepReport:
+        now = perf_counter()
+        passes: Counter[tuple[int, int]] = Counter()
+        gaps: list[float] = []
+        num_prompt = num_reused = num_pass_tokens = num_stalls = 0
+        has_prompt = False
+        for output in outputs:
+            ticket = self._running[output.key]
+            has_prompt = has_prompt or ticket.pace is None or not output.token_ids
+            if not output.token_ids:
+                continue
+            if ticket.pace is None:
+                ticket.pace = Pace(now)
+                num_prompt += len(ticket.job.prompt_ids)
+                num_reused += self._engine.progress[output.key].sequence.num_reused
+                continue
+            gap, is_stall = ticket.pace.note(now)
+            gaps.append(gap)
+            num_stalls += is_stall
+            passes[output.num_drafted, output.num_accepted] += 1
+            num_pass_tokens += len(output.token_ids)
+        return StepReport(
+            num_tokens=sum(len(output.token_ids) for output in outputs),
+            num_prompt_tokens=num_prompt,
+            num_reused_tokens=num_reused,
+            num_pass_tokens=num_pass_tokens,
+            num_stalls=num_stalls,
+            num_preempted=self._engine.scheduler.num_preempted,
+            has_prompt=has_prompt,
+            phases=self._timer.take_totals(),
+            passes=passes,
+            gaps=tuple(gaps),
+        )
+
+    def _die(self, death: str) -> None:
+        with self._changed:
+            self._death = death
+            tickets = [*self._queue.clear(), *self._running.values()]
+        for stream in {ticket.stream for ticket in tickets}:
+            stream._deliver(EngineDead(death))
+        for key in list(self._running):
+            self._forget(key)
+        self._running.clear()
+
+    def _forget(self, key: int) -> None:
+        """After a failure anything may be broken; what is left of the engine is not used again."""
+        try:
+            self._samples.drop(key)
+        except Exception:
+            logger.exception("a sample could not be forgotten")

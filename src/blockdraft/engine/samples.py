@@ -1,0 +1,141 @@
+"""The samples that run in an engine: its tokens, and the text beside them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.completion import Chunk, make_completion
+from blockdraft.engine.engine import Engine
+from blockdraft.speculate.commit import StepOutput
+from blockdraft.speculate.verify import TokenLogprobs
+from blockdraft.text.detokenizer import Detokenizer
+from blockdraft.text.grammar import Grammars
+from blockdraft.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt, checked, with the seed that all its samples share."""
+
+    prompt_index: int
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+
+
+@dataclass(slots=True)
+class _Sample:
+    """What of one sample has not been taken yet."""
+
+    prompt_index: int
+    text: Detokenizer
+    new_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_taken_logprobs: int = 0
+    has_begun: bool = False
+    is_finished: bool = False
+
+    @property
+    def has_news(self) -> bool:
+        """An end may come without a token."""
+        return bool(self.new_ids) or self.is_finished
+
+    def receive(self, output: StepOutput) -> None:
+        self.new_ids += output.token_ids
+        self.logprobs += output.logprobs
+        self.prompt_logprobs += output.prompt_logprobs
+        if output.finish_reason is not None:
+            self.is_finished = True
+            self.text.close()
+
+    def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Those that came since the last call."""
+        new = tuple(self.logprobs[self.num_taken_logprobs :])
+        self.num_taken_logprobs = len(self.logprobs)
+        return new
+
+
+class Samples:
+    """Runs samples in an engine and hands out chunks of their text; a sample has a key.
+
+    For one thread, that of the engine. `open` holds the samples that have not been taken to their
+    end.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, grammars: Grammars) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.grammars = grammars
+        self.open: dict[int, _Sample] = {}
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise what `add` would raise: see Engine.check_prompt, and RequestError for a grammar."""
+        if params.grammar is not None:
+            self.grammars.check(params.grammar)
+        self.engine.check_prompt(prompt_ids, params)
+
+    def add(self, job: Job, sample_index: int, *, added_at: float | None = None) -> int:
+        """Queue one sample of a job and return its key. See `check` for what it raises."""
+        params = job.params
+        eos_ids = frozenset() if params.ignore_eos else self.tokenizer.eos_ids
+        text = Detokenizer(
+            self.tokenizer,
+            prompt_ids=job.prompt_ids,
+            stop=params.stop,
+            stop_ids=eos_ids | frozenset(params.stop_token_ids),
+            min_tokens=params.min_tokens,
+        )
+        key = self.engine.add(
+            job.prompt_ids,
+            params,
+            eos_ids=eos_ids,
+            sample_index=sample_index,
+            seed=job.seed,
+            scan_stop=text.push,
+            constraint=None if params.grammar is None else self.grammars.start(params.grammar),
+            added_at=added_at,
+        )
+        self.open[key] = _Sample(job.prompt_index, text)
+        return key
+
+    def step(self) -> list[StepOutput]:
+        """Advance the engine by a step. See Engine.step."""
+        outputs = self.engine.step()
+        for output in outputs:
+            self.open[output.key].receive(output)
+        return outputs
+
+    def has_news(self, key: int) -> bool:
+        """True if a chunk of the sample can be taken."""
+        return self.open[key].has_news
+
+    def take_chunk(self, key: int) -> Chunk:
+        """What is new of a sample. The last chunk holds the completion; the sample is gone then."""
+        sample = self.open[key]
+        sequence = self.engine.progress[key].sequence
+        token_ids = tuple(sample.new_ids)
+        sample.new_ids.clear()
+        logprobs, completion = sample.take_logprobs(), None
+        prompt_logprobs = () if sample.has_begun else tuple(sample.prompt_logprobs)
+        sample.has_begun = True
+        if sample.is_finished:
+            del self.open[key]
+            progress = self.engine.take(key)
+            completion = make_completion(
+                progress, sample.text.text, tuple(sample.logprobs), tuple(sample.prompt_logprobs)
+            )
+        return Chunk(
+            prompt_index=sample.prompt_index,
+            index=sequence.sample_index,
+            text=sample.text.read(),
+            token_ids=token_ids,
+            completion=completion,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def drop(self, key: int) -> None:
+        """Forget a sample before its end."""
+        self.open.pop(key, None)
+        self.engine.take(key)

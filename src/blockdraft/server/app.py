@@ -1,0 +1,182 @@
+"""The HTTP routes. Each parses, calls the service once, and answers."""
+
+import re
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from blockdraft.core.errors import BlockdraftError, RequestError
+from blockdraft.server.errors import ApiError, answer_error, answer_validation, as_api_error
+from blockdraft.server.guard import Guard, Traffic
+from blockdraft.server.metrics import NO_TAG
+from blockdraft.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from blockdraft.server.responses import ClientGone, EventStream, unless_gone
+from blockdraft.server.service import Caller, Service
+from blockdraft.server.session import Session
+
+TAG_HEADER = "x-blockdraft-tag"
+_TAG = re.compile(r"[A-Za-z0-9_.-]{1,32}")
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_app(service: Service, traffic: Traffic) -> FastAPI:
+    """The app around a service. `traffic` tells whether the server is about to end."""
+    # The interactive pages would be fetched from elsewhere, and this server works offline.
+    app = FastAPI(title="blockdraft", version=version("blockdraft"), docs_url=None, redoc_url=None)
+    _add_openai_routes(app, service)
+    _add_token_routes(app, service)
+    _add_health_routes(app, service, traffic)
+    app.add_exception_handler(RequestValidationError, answer_validation)
+    for kind in (ApiError, BlockdraftError, HTTPException):
+        app.add_exception_handler(kind, answer_error)
+    app.add_middleware(
+        Guard,
+        config=service.config,
+        traffic=traffic,
+        count_refused=service.metrics.count_refused,
+    )
+    if service.config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.config.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", TAG_HEADER],
+        )
+    return app
+
+
+def _add_openai_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        return await _answer(
+            request, lambda: service.chat(body, _caller(request)), bool(body.stream), "messages"
+        )
+
+    @app.post("/v1/completions")
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        return await _answer(
+            request, lambda: service.complete(body, _caller(request)), bool(body.stream), "prompt"
+        )
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_describe_model(service)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return _describe_model(service)
+
+
+def _add_token_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("give prompt or messages, one of them", param="prompt")
+        if body.prompt is not None:
+            token_ids = await _blaming("prompt", service.encode_text(body.prompt))
+        else:
+            token_ids = await _blaming("messages", service.encode_chat(body))
+        texts = [service.tokens.text_of(i) for i in token_ids] if body.return_token_strs else None
+        return {
+            "count": len(token_ids),
+            "max_model_len": service.engine.max_tokens,
+            "tokens": token_ids,
+            "token_strs": texts,
+        }
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        service.check_model(body.model)
+        service.engine.check_ids("tokens", body.tokens)
+        return {"prompt": service.tokenizer.decode_all(body.tokens)}
+
+
+def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None:
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        death = service.engine.death
+        if death is not None:
+            return JSONResponse({"status": "dead", "reason": death}, 503)
+        if traffic.is_draining:
+            return JSONResponse({"status": "draining", "active": traffic.num_active - 1}, 503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        is_full = service.engine.load().num_waiting >= max(1, service.config.max_waiting)
+        is_ready = service.engine.death is None and not traffic.is_draining and not is_full
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+    @app.get("/version")
+    async def show_version() -> dict[str, str]:
+        return {"version": version("blockdraft")}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=_METRICS_TYPE)
+
+
+async def _answer(
+    request: Request,
+    start: Callable[[], Awaitable[Session]],
+    is_stream: bool,
+    prompt_param: str,
+) -> Response:
+    """Stream a session, or collect it; either way it ends when the client leaves."""
+    session = await _blaming(prompt_param, start())
+    if is_stream:
+        return EventStream(
+            session.events(),
+            failure=lambda error: as_api_error(error, prompt_param=prompt_param).body,
+            close=session.close,
+            seconds=session.answer.seconds,
+        )
+    try:
+        return JSONResponse(await unless_gone(request.receive, session.whole()))
+    except ClientGone:
+        return Response(status_code=499)  # nobody reads it
+    finally:
+        session.close()
+
+
+async def _blaming(param: str, work: Awaitable[Any]) -> Any:
+    """Name the parameter that holds the prompt where an error names none."""
+    try:
+        return await work
+    except RequestError as error:
+        raise as_api_error(error, prompt_param=param) from error
+
+
+def _caller(request: Request) -> Caller:
+    tag = request.headers.get(TAG_HEADER, NO_TAG)
+    if not _TAG.fullmatch(tag):
+        raise RequestError(
+            f"the header {TAG_HEADER} is {tag!r:.40}; give 1 to 32 letters, digits, or any of _.-",
+            param=TAG_HEADER,
+        )
+    return Caller(client=request.state.client, tag=tag)
+
+
+def _describe_model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model.name,
+        "object": "model",
+        "created": service.model.created,
+        "owned_by": "blockdraft",
+        "root": service.model.root,
+        "max_model_len": service.engine.max_tokens,
+    }

@@ -1,0 +1,156 @@
+"""Every error as OpenAI's clients expect it. No torch."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from blockdraft.core.errors import (
+    BlockdraftError,
+    ContextTooLong,
+    EngineDead,
+    Overloaded,
+    RequestError,
+    RequestTimeout,
+)
+
+_SHOWN = 60
+RETRY_AFTER_DRAIN = 10
+
+
+class ApiError(Exception):
+    """An answer that is no success: status, what is wrong, which parameter, and a code."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {
+            "error": {"message": message, "type": kind, "param": param, "code": code},
+        }
+        self.headers = headers or {}
+
+    def response(self) -> JSONResponse:
+        """As an HTTP answer."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def unknown_model(name: str, served: str) -> ApiError:
+    """The request wants a model that is not served."""
+    return ApiError(
+        404,
+        f"the model {name!r:.{_SHOWN}} is not served here; {served!r} is",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def draining() -> ApiError:
+    """The server is about to end."""
+    return ApiError(
+        503,
+        "the server is shutting down; ask again later, or another one",
+        kind="server_error",
+        code="shutting_down",
+        headers={"retry-after": str(RETRY_AFTER_DRAIN)},
+    )
+
+
+def as_api_error(error: BaseException, *, prompt_param: str | None = None) -> ApiError:
+    """What a client is told of any error; `prompt_param` is blamed where nothing else is."""
+    if isinstance(error, ApiError):
+        return error
+    message = " ".join(str(error).split())
+    if isinstance(error, ContextTooLong):
+        param = error.param or prompt_param
+        return ApiError(400, message, param=param, code="context_length_exceeded")
+    if isinstance(error, RequestError):
+        return ApiError(400, message, param=error.param or prompt_param, code="invalid_value")
+    if isinstance(error, Overloaded):
+        headers = {"retry-after": str(error.retry_after)}
+        return ApiError(429, message, kind="overloaded", code="queue_full", headers=headers)
+    if isinstance(error, RequestTimeout):
+        # A client that tried again would only take the time once more.
+        headers = {"x-should-retry": "false"}
+        return ApiError(408, message, kind="timeout", code="request_timeout", headers=headers)
+    if isinstance(error, EngineDead):
+        return ApiError(503, message, kind="server_error", code="engine_dead")
+    if isinstance(error, BlockdraftError):
+        return ApiError(500, message, kind="server_error", code="internal_error")
+    if isinstance(error, HTTPException):
+        headers = dict(error.headers or {})
+        return ApiError(error.status_code, str(error.detail), headers=headers)
+    # What went wrong inside is for the log.
+    return ApiError(
+        500, "the server failed on this request", kind="server_error", code="internal_error"
+    )
+
+
+def from_validation(error: RequestValidationError) -> ApiError:
+    """A body that is no JSON, or does not have the shape that the protocol asks for."""
+    found = error.errors()
+    first = found[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "")
+        return ApiError(400, f"the body is no JSON: {reason}", code="invalid_json")
+    param = _param(first["loc"], error.body, first["type"])
+    if not param:
+        return ApiError(400, "the body is no JSON object; give one", code="invalid_json")
+    same = [f for f in found if _param(f["loc"], error.body, f["type"]) == param]
+    if first["type"] == "extra_forbidden":
+        return ApiError(
+            400, f"unknown parameter {param}; leave it out", param=param, code="unknown_parameter"
+        )
+    if first["type"] == "missing":
+        return ApiError(400, f"{param} is missing; give it", param=param, code="missing_parameter")
+    reasons = " or ".join(dict.fromkeys(f["msg"] for f in same))
+    shown = _shown(first.get("input"))
+    return ApiError(400, f"{param} is {shown}: {reasons}", param=param, code="invalid_type")
+
+
+def _param(loc: Sequence[Any], body: Any, kind: str) -> str:
+    """The parameter at a location, such as messages[0].content.
+
+    A location also names the alternatives of a type that were tried; what is not found in the body
+    is one of them, unless it is what is missing there.
+    """
+    path, here = "", body
+    for index, part in enumerate(loc[1:], 2):
+        if isinstance(here, dict) and isinstance(part, str) and part in here:
+            path, here = f"{path}.{part}" if path else part, here[part]
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            path, here = f"{path}[{part}]", here[part]
+        elif kind == "missing" and index == len(loc) and isinstance(here, dict):
+            path = f"{path}.{part}" if path else str(part)
+    return path
+
+
+def _shown(value: object) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=True)
+    except (TypeError, ValueError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+async def answer_validation(request: Request, error: Exception) -> JSONResponse:
+    """Handler of RequestValidationError."""
+    assert isinstance(error, RequestValidationError)
+    return from_validation(error).response()
+
+
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Handler of everything else that is raised on purpose."""
+    return as_api_error(error).response()

@@ -1,0 +1,205 @@
+"""What every request passes first: keys, size, draining; and what is noted of it. No torch."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable
+from time import perf_counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from blockdraft.server.config import ServeConfig
+from blockdraft.server.errors import ApiError, as_api_error, draining
+from blockdraft.server.responses import ClientGone
+
+BODY_SECONDS = 30.0
+"""A body must arrive in this time."""
+_MOST_DISCARDED = 2**26
+"""Bytes of a body that is too large which are read all the same, so that its sender listens."""
+_OPEN_PATHS = frozenset({"/health", "/ready"})
+_PATHS_WHILE_DRAINING = _OPEN_PATHS | {"/metrics", "/version"}
+
+logger = logging.getLogger(__name__)
+
+
+class Traffic:
+    """How many requests are being answered, and whether new ones are taken."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self.num_active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def enter(self) -> None:
+        """A request begins."""
+        self.num_active += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """A request has ended."""
+        self.num_active -= 1
+        if not self.num_active:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until nothing is being answered."""
+        await self._idle.wait()
+
+
+class Guard:
+    """ASGI middleware around the whole app.
+
+    Args:
+        count_refused: is told the status of every answer from 400 on.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        config: ServeConfig,
+        traffic: Traffic,
+        count_refused: Callable[[int], None],
+    ) -> None:
+        self._app = app
+        self._traffic = traffic
+        self._max_body = config.max_body
+        self._keys = [_digest(key.encode()) for key in config.api_keys]
+        self._count_refused = count_refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, reply = perf_counter(), _Reply(send)
+        self._traffic.enter()
+        try:
+            await self._answer(scope, receive, reply)
+        except ClientGone:
+            reply.status = 499
+        except asyncio.CancelledError:
+            # At the second signal the event loop ends with its requests.
+            if not self._traffic.is_draining:
+                raise
+            if not reply.has_begun:
+                await draining().response()(scope, receive, reply)
+        except Exception as error:
+            # What is wrong with a request has been answered by the app's own handlers.
+            if not isinstance(error, ApiError):
+                logger.exception("%s %s failed", scope["method"], scope["path"])
+            if not reply.has_begun:
+                await as_api_error(error).response()(scope, receive, reply)
+        finally:
+            self._traffic.leave()
+            if reply.status >= 400:
+                self._count_refused(reply.status)
+            logger.info(
+                "%s %s %d %.3f s",
+                scope["method"],
+                scope["path"],
+                reply.status,
+                perf_counter() - started,
+            )
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if self._traffic.is_draining and path not in _PATHS_WHILE_DRAINING:
+            raise draining()
+        client = (scope.get("client") or ("unknown",))[0]
+        # A browser asks for leave without its keys.
+        if self._keys and path not in _OPEN_PATHS and scope["method"] != "OPTIONS":
+            client = f"key {self._check_key(scope)}"
+        scope.setdefault("state", {})["client"] = client
+        if scope["method"] in ("POST", "PUT", "PATCH"):
+            receive = _replay(await self._read_body(scope, receive), receive)
+        await self._app(scope, receive, send)
+
+    def _check_key(self, scope: Scope) -> int:
+        """The place of the key that was given among those of the server."""
+        given = _header(scope, b"authorization")
+        scheme, _, key = given.partition(b" ")
+        found = None
+        digest = _digest(key.strip())
+        # All of them are compared, in constant time: the time tells nothing about any key.
+        for index, own in enumerate(self._keys):
+            if hmac.compare_digest(digest, own):
+                found = index
+        if found is None or scheme.lower() != b"bearer":
+            raise ApiError(
+                401,
+                "the API key is missing or wrong; send it as Authorization: Bearer KEY",
+                kind="authentication_error",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return found
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        declared = _header(scope, b"content-length")
+        is_too_large = declared.isdigit() and int(declared) > self._max_body
+        body, size = bytearray(), 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    piece = message.get("body", b"")
+                    size += len(piece)
+                    is_too_large = is_too_large or size > self._max_body
+                    if not is_too_large:
+                        body += piece
+                    if not message.get("more_body") or size > _MOST_DISCARDED:
+                        break
+        except TimeoutError as error:
+            raise ApiError(
+                408, f"the body did not arrive in {BODY_SECONDS:g} seconds", code="slow_body"
+            ) from error
+        if is_too_large:
+            raise ApiError(
+                413,
+                f"the body has more than {self._max_body} bytes; send less",
+                code="body_too_large",
+                headers={"connection": "close"},
+            )
+        return bytes(body)
+
+
+class _Reply:
+    """Sends on, and remembers the status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+        self.status = 500
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_begun, self.status = True, message["status"]
+        await self._send(message)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives the body in one piece, then whatever comes."""
+    given = False
+
+    async def receive_again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    values: list[bytes] = [value for key, value in scope["headers"] if key == name]
+    return values[0] if values else b""
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

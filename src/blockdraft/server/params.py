@@ -1,0 +1,159 @@
+"""From a request's fields to the parameters of the engine: the one place that translates. No torch.
+
+Ranges are SamplingParams' own. What this server cannot do is refused here, with its name.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from blockdraft.core.errors import ContextTooLong, RequestError
+from blockdraft.core.request import SamplingParams
+from blockdraft.server.protocol import ChatRequest, CompletionRequest, Sampling
+
+DEFAULT_TEMPERATURE = 1.0
+"""OpenAI's; SamplingParams' own default is greedy."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's for text completions; a chat answer may fill the context."""
+
+_SAME_NAMES = (
+    "top_p",
+    "n",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "speculative",
+)
+
+
+def chat_params(request: ChatRequest, *, num_prompt: int, max_context: int) -> SamplingParams:
+    """The parameters of a chat request whose prompt has `num_prompt` tokens.
+
+    Raises:
+        RequestError: a value is out of range, or asks for what is not supported.
+        ContextTooLong: the prompt leaves no room for a token.
+    """
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise RequestError(
+            f"max_tokens is {request.max_tokens} and max_completion_tokens "
+            f"{request.max_completion_tokens}; give one of them",
+            param="max_completion_tokens",
+        )
+    logprobs = None
+    if request.logprobs:
+        logprobs = request.top_logprobs or 0
+    elif request.top_logprobs is not None:
+        raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    _check_grammar(request)
+    return _params(
+        request,
+        max_tokens=limits.pop() if limits else _room(num_prompt, max_context),
+        logprobs=logprobs,
+    )
+
+
+def completion_params(
+    request: CompletionRequest, *, num_prompt: int, max_context: int
+) -> SamplingParams:
+    """The parameters of a text completion whose prompt has `num_prompt` tokens.
+
+    Raises:
+        RequestError: a value is out of range, or asks for what is not supported.
+        ContextTooLong: the prompt leaves no room for a token.
+    """
+    n = 1 if request.n is None else request.n
+    if request.best_of not in (None, n):
+        raise RequestError(
+            f"best_of is {request.best_of} and n is {n}; ranking samples is not supported",
+            param="best_of",
+        )
+    _check_format(request)
+    max_tokens = request.max_tokens
+    if max_tokens is None:
+        max_tokens = min(DEFAULT_COMPLETION_TOKENS, _room(num_prompt, max_context))
+    return _params(
+        request,
+        # The engine's prompt pass always gives a token; the answer leaves it out.
+        max_tokens=1 if is_echo_alone(request) else max_tokens,
+        logprobs=request.logprobs,
+        prompt_logprobs=bool(request.echo) and request.logprobs is not None,
+    )
+
+
+def is_echo_alone(request: CompletionRequest) -> bool:
+    """True if nothing but the prompt is wanted back, as when a text is to be scored."""
+    return bool(request.echo) and request.max_tokens == 0
+
+
+def _params(request: Sampling, **chosen: Any) -> SamplingParams:
+    for name in _SAME_NAMES:
+        value = getattr(request, name)
+        if value is not None:
+            chosen[name] = value
+    temperature = request.temperature
+    chosen["temperature"] = DEFAULT_TEMPERATURE if temperature is None else temperature
+    if request.stop is not None:
+        chosen["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+    if request.stop_token_ids is not None:
+        chosen["stop_token_ids"] = tuple(request.stop_token_ids)
+    if request.logit_bias is not None:
+        chosen["logit_bias"] = _bias(request.logit_bias)
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options needs stream to be true", param="stream_options")
+    return SamplingParams(**chosen)
+
+
+def _bias(biases: Mapping[str, float]) -> dict[int, float]:
+    found = {}
+    for name, bias in biases.items():
+        if not (name.isascii() and name.isdigit() and len(name) < 20):
+            raise RequestError(
+                f"logit_bias names {name!r:.40}; give token ids as keys", param="logit_bias"
+            )
+        if int(name) in found:
+            raise RequestError(f"logit_bias names token {int(name)} twice", param="logit_bias")
+        found[int(name)] = bias
+    return found
+
+
+def _room(num_prompt: int, max_context: int) -> int:
+    if num_prompt >= max_context:
+        raise ContextTooLong(
+            f"prompt of {num_prompt} tokens leaves no room in the context of {max_context} tokens; "
+            "shorten it"
+        )
+    return max_context - num_prompt
+
+
+def _check_grammar(request: ChatRequest) -> None:
+    """Here `response_format` and `tools` become a grammar, once the engine follows one."""
+    _check_format(request)
+    if request.tools and request.tool_choice != "none":
+        raise RequestError(
+            'tool calls are not supported yet; leave out tools, or set tool_choice to "none"',
+            param="tools",
+        )
+    if request.tool_choice not in (None, "none", "auto"):
+        raise RequestError(
+            "tool_choice asks for a tool and no tools are given", param="tool_choice"
+        )
+
+
+def _check_format(request: ChatRequest | CompletionRequest) -> None:
+    wanted = request.response_format
+    if wanted is None:
+        return
+    if wanted.type != "text":
+        raise RequestError(
+            f'response_format {wanted.type} is not supported yet; leave it out, or give "text"',
+            param="response_format",
+        )
+    if wanted.json_schema is not None:
+        raise RequestError(
+            "response_format text takes no json_schema; leave it out", param="response_format"
+        )

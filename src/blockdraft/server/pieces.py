@@ -1,0 +1,160 @@
+"""What an answer consists of, before it is written as JSON. One path for streams and whole answers.
+
+A stream is a sequence of pieces, and a whole answer is their sum, so both have the same content.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from blockdraft.core.errors import BlockdraftError, RequestTimeout
+from blockdraft.engine.async_engine import Stream
+from blockdraft.engine.completion import Chunk, Completion
+from blockdraft.engine.samples import Job
+from blockdraft.server.reasoning import Part, ReasoningSplitter
+from blockdraft.speculate.verify import TokenLogprobs
+
+TokenEntry = tuple[int, TokenLogprobs | None]
+"""A token and its log-probability; the first token of a prompt has none."""
+
+
+class SampleFailed(BlockdraftError):
+    """One sample of a request ended with an error of the engine's."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one chunk adds to the choice of index `index`. `completion` comes with the last one.
+
+    `entries` are there if log-probabilities were asked for; `text_offset` is where the text of the
+    first of them begins.
+    """
+
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
+    text_offset: int = 0
+    completion: Completion | None = None
+
+    @property
+    def shows_tokens_only(self) -> bool:
+        """True if its text is held back yet: half a character, or what may become a stop string."""
+        return not (self.content or self.reasoning or self.entries or self.completion)
+
+    def add(self, other: "Piece") -> None:
+        """Append the next piece of the same choice."""
+        self.content += other.content
+        self.reasoning += other.reasoning
+        self.token_ids += other.token_ids
+        self.entries += other.entries
+        self.completion = other.completion
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt as a part of the answer. `alone`: nothing else is wanted."""
+
+    text: str
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A request on its way: its stream, and how its chunks become pieces.
+
+    thinks: whether answers have a thinking section that has begun in the prompt; None if the model
+    knows none. echoes: of each prompt, or empty. deadline: in the event loop's time.
+    """
+
+    stream: Stream
+    jobs: Sequence[Job]
+    deadline: float
+    seconds: float
+    token_text: Callable[[int], str]
+    thinks: bool | None = None
+    echoes: Sequence[Echo] = ()
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield the pieces of all choices as they come, none of them empty.
+
+        Raises:
+            RequestTimeout: the request took too long.
+            SampleFailed: the engine could not finish a sample.
+            EngineDead: the engine has ended.
+        """
+        choices: dict[int, _Choice] = defaultdict(lambda: _Choice(self))
+        with self.stream:
+            while (chunk := await self._next()) is not None:
+                if chunk.completion is not None and chunk.completion.error is not None:
+                    raise SampleFailed(chunk.completion.error)
+                job = self.jobs[chunk.prompt_index]
+                index = chunk.prompt_index * job.params.n + chunk.index
+                piece = choices[index].take(index, chunk)
+                if piece is not None:
+                    yield piece
+
+    async def _next(self) -> Chunk | None:
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                return await anext(self.stream, None)
+        except TimeoutError as error:
+            raise RequestTimeout(
+                f"the request took longer than {self.seconds:g} seconds; ask for fewer tokens"
+            ) from error
+
+    async def whole(self) -> list[Piece]:
+        """All choices, in order."""
+        choices: dict[int, Piece] = {}
+        async for piece in self.pieces():
+            if piece.index in choices:
+                choices[piece.index].add(piece)
+            else:
+                choices[piece.index] = piece
+        return [choices[index] for index in sorted(choices)]
+
+
+class _Choice:
+    """The state of one choice between its pieces."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._splitter = None if answer.thinks is None else ReasoningSplitter(begun=answer.thinks)
+        self._has_begun = False
+        self._text_offset = 0
+
+    def take(self, index: int, chunk: Chunk) -> Piece | None:
+        """The piece of a chunk; None if there is nothing to tell yet."""
+        piece = Piece(index, token_ids=list(chunk.token_ids), completion=chunk.completion)
+        echo = self._answer.echoes[chunk.prompt_index] if self._answer.echoes else None
+        if echo is None or not echo.alone:
+            for kind, text in self._parts(chunk):
+                if kind == "content":
+                    piece.content += text
+                else:
+                    piece.reasoning += text
+            piece.entries = list(zip(chunk.token_ids, chunk.logprobs, strict=False))
+        else:
+            piece.token_ids = []
+        if echo is not None and not self._has_begun:
+            piece.content = echo.text + piece.content
+            piece.entries = self._prompt_entries(chunk) + piece.entries
+        self._has_begun = True
+        piece.text_offset = self._text_offset
+        self._text_offset += sum(len(self._answer.token_text(i)) for i, _ in piece.entries)
+        has_news = piece.content or piece.reasoning or piece.token_ids or piece.entries
+        return piece if has_news or piece.completion is not None else None
+
+    def _parts(self, chunk: Chunk) -> list[Part]:
+        if self._splitter is None:
+            return [("content", chunk.text)]
+        parts = self._splitter.feed(chunk.text)
+        return parts + self._splitter.close() if chunk.completion is not None else parts
+
+    def _prompt_entries(self, chunk: Chunk) -> list[TokenEntry]:
+        job = self._answer.jobs[chunk.prompt_index]
+        if not job.params.prompt_logprobs:
+            return []
+        return list(zip(job.prompt_ids, (None, *chunk.prompt_logprobs), strict=True))

@@ -1,0 +1,79 @@
+"""The thinking section of an answer, parted from the answer while both stream. No torch."""
+
+from typing import Literal
+
+START = "<think>"
+END = "</think>"
+
+Kind = Literal["reasoning", "content"]
+Part = tuple[Kind, str]
+
+
+class ReasoningSplitter:
+    """Parts text into reasoning and content; the parts do not depend on how the text is cut.
+
+    A section begins with `<think>` at the very start of the answer, or has begun in the prompt.
+    White space around its marks belongs to neither part.
+
+    Args:
+        begun: the prompt ends inside the section.
+    """
+
+    def __init__(self, *, begun: bool) -> None:
+        self._state: Literal["start", "section", "content"] = "section" if begun else "start"
+        self._held = ""
+        self._is_trimming = True
+        """What comes next follows a mark, so white space at its start is left out."""
+
+    def feed(self, text: str) -> list[Part]:
+        """Take more text; returns what is certain by now."""
+        self._held += text
+        if self._state == "start" and not self._begin():
+            return []
+        parts = self._split_section() if self._state == "section" else []
+        if self._state == "content":
+            parts += self._take("content", len(self._held))
+        return parts
+
+    def close(self) -> list[Part]:
+        """No text follows: returns what was held back."""
+        if self._state == "start":
+            self._is_trimming = False
+        return self._take("reasoning" if self._state == "section" else "content", len(self._held))
+
+    def _begin(self) -> bool:
+        """Find out whether there is a section; False if that is open yet."""
+        text = self._held.lstrip()
+        if len(text) < len(START) and START.startswith(text):
+            return False
+        if text.startswith(START):
+            self._state, self._held = "section", text[len(START) :]
+        else:
+            self._state, self._is_trimming = "content", False
+        return True
+
+    def _split_section(self) -> list[Part]:
+        end = self._held.find(END)
+        if end < 0:
+            return self._take("reasoning", len(self._held) - _num_uncertain(self._held))
+        parts = self._take("reasoning", len(self._held[:end].rstrip()))
+        self._held = self._held.lstrip()[len(END) :]
+        self._state, self._is_trimming = "content", True
+        return parts
+
+    def _take(self, kind: Kind, length: int) -> list[Part]:
+        text, self._held = self._held[:length], self._held[length:]
+        if self._is_trimming:
+            text = text.lstrip()
+        if not text:
+            return []
+        self._is_trimming = False
+        return [(kind, text)]
+
+
+def _num_uncertain(text: str) -> int:
+    """Length of the end that may belong to the end mark, with the white space before it."""
+    lengths = range(min(len(END) - 1, len(text)), 0, -1)
+    mark = next((n for n in lengths if END.startswith(text[-n:])), 0)
+    before = text[: len(text) - mark]
+    return mark + len(before) - len(before.rstrip())

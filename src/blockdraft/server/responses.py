@@ -1,0 +1,114 @@
+"""HTTP answers that stop their work when nobody reads them any more. No torch."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+SLOW_READER_SECONDS = 5.0
+"""A reader gets so much longer than the request may take, to fetch the end of a stream."""
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+class ClientGone(Exception):
+    """The client has left before it got its answer."""
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Do the work, and stop it as soon as the client leaves.
+
+    Raises:
+        ClientGone: it has left; whatever the work raises.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_leaves(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        await _end(working, leaving)
+
+
+async def _leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Server-sent events, one JSON object each, `[DONE]` at the end.
+
+    Args:
+        events: what is sent.
+        failure: the event that tells of an exception that `events` raised.
+        close: ends the work behind the events, however the answer ends; may be called again.
+        seconds: after so long, and a little for slow readers, the connection is given up.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncIterator[dict[str, Any]],
+        *,
+        failure: Callable[[BaseException], dict[str, Any]],
+        close: Callable[[], None],
+        seconds: float,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self._events = events
+        self._failure = failure
+        self._close = close
+        self._seconds = seconds + SLOW_READER_SECONDS
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events; an ASGI application."""
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(_leaves(receive))
+        try:
+            await asyncio.wait(
+                {sending, leaving}, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if sending.done():
+                sending.result()
+        except OSError:
+            logger.debug("a client left in the middle of its stream")
+        finally:
+            self._close()
+            await _end(sending, leaving)
+
+    async def _send(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        async for data in self._lines():
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        try:
+            async for event in self._events:
+                yield _line(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+        except Exception as error:
+            yield _line(json.dumps(self._failure(error)))
+            return
+        yield _line("[DONE]")
+
+
+def _line(data: str) -> bytes:
+    return f"data: {data}\n\n".encode()

@@ -1,0 +1,152 @@
+"""A server process: binds, loads, serves, drains."""
+
+import asyncio
+import logging
+import socket
+import time
+from importlib.metadata import version
+from types import FrameType
+
+import uvicorn
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.engine.async_engine import AsyncEngine
+from blockdraft.llm import LLM
+from blockdraft.server.app import create_app
+from blockdraft.server.config import ServeConfig
+from blockdraft.server.guard import Traffic
+from blockdraft.server.metrics import Metrics
+from blockdraft.server.service import ServedModel, Service, fingerprint
+
+_CLOSING_SECONDS = 3
+"""Connections get so long to take what was sent, when everything else has ended."""
+_BACKLOG = 2048
+
+logger = logging.getLogger(__name__)
+
+
+def serve(llm: LLM, config: ServeConfig, sock: socket.socket) -> bool:
+    """Serve a loaded pair until SIGTERM or SIGINT; True if every request was answered.
+
+    The first signal lets running requests end, for `drain_seconds` at most, and refuses new ones;
+    a second one ends the server at once.
+    """
+    service = make_service(llm, config)
+    traffic = Traffic()
+    server = DrainingServer(service, traffic, config.drain_seconds)
+    service.engine.start()
+    try:
+        host, port = sock.getsockname()[:2]
+        logger.info("serving %s on http://%s:%d", service.model.name, host, port)
+        server.run(sockets=[sock])
+    finally:
+        service.engine.stop()
+    return server.has_answered_all
+
+
+def make_service(llm: LLM, config: ServeConfig) -> Service:
+    """Everything behind the HTTP routes; its engine is not started."""
+    name = config.model_name or llm.config.target
+    drafter = None if llm.drafter_folder is None else str(llm.drafter_folder)
+    model = ServedModel(
+        name=name,
+        root=llm.config.target,
+        fingerprint=_fingerprint(llm, drafter),
+        max_draft_tokens=llm.engine.drafter.max_draft_tokens,
+        created=int(time.time()),
+    )
+    metrics = Metrics(name, model.max_draft_tokens)
+    engine = AsyncEngine(llm.samples, max_waiting=config.max_waiting, observer=metrics)
+    metrics.watch(engine.load)
+    return Service(engine, llm.tokenizer, model, config, metrics)
+
+
+def _fingerprint(llm: LLM, drafter: str | None) -> str:
+    config = llm.config
+    # The drafter changes the text only where exactness was given up.
+    changing = None if config.exact else drafter
+    settings = (config.target, str(llm.dtype), llm.device, config.exact, changing)
+    return fingerprint(version("blockdraft"), *settings)
+
+
+def bind(config: ServeConfig) -> socket.socket:
+    """Take the address, before anything slow is done; connections wait until the server runs.
+
+    Raises:
+        ConfigError: it cannot be taken.
+    """
+    try:
+        family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((config.host, config.port))
+            # Only who listens keeps others away from the address.
+            sock.listen(_BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {reason}; give another --host or --port"
+        ) from error
+    return sock
+
+
+class DrainingServer(uvicorn.Server):
+    """Goes on listening while it drains, so that /health can say so."""
+
+    def __init__(self, service: Service, traffic: Traffic, drain_seconds: float) -> None:
+        self._service = service
+        self._traffic = traffic
+        self._drain_seconds = drain_seconds
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.has_answered_all = True
+        super().__init__(
+            uvicorn.Config(
+                create_app(service, traffic),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_CLOSING_SECONDS,
+            )
+        )
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn.Server."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, end at the second; in place of uvicorn's own way.
+
+        May be called between any two instructions of the event loop's thread.
+        """
+        if self._loop is None or self._traffic.is_draining:
+            self.has_answered_all = self.has_answered_all and not self._traffic.num_active
+            self.should_exit = self.force_exit = True
+            return
+        self._traffic.is_draining = True
+        self._loop.call_soon_threadsafe(self._start_draining)
+
+    def _start_draining(self) -> None:
+        logger.info(
+            "draining: %d requests have %g s to end; a second signal ends them at once",
+            self._traffic.num_active,
+            self._drain_seconds,
+        )
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self._drain_seconds):
+                await self._traffic.wait_idle()
+        except TimeoutError:
+            self.has_answered_all = False
+            logger.warning("%d requests did not end in time", self._traffic.num_active)
+            # Whoever still waits is told so, before the connections are closed.
+            await asyncio.to_thread(self._service.engine.stop)
+        self.should_exit = True

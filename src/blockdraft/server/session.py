@@ -1,0 +1,90 @@
+"""One request while it is answered: its pieces written as JSON, its tokens and times counted."""
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from blockdraft.engine.completion import Completion
+from blockdraft.server.metrics import Metrics
+from blockdraft.server.pieces import Answer, Piece
+from blockdraft.server.protocol import StreamOptions
+from blockdraft.server.render import Envelope, Form, Json, request_metrics, usage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Session:
+    """An answer in the form that its client asked for; `whole` or `events`, once.
+
+    `close` ends what is unfinished, and must be called.
+    """
+
+    envelope: Envelope
+    form: Form
+    answer: Answer
+    metrics: Metrics
+    max_draft_tokens: int
+    tag: str
+    options: StreamOptions
+    log_text: bool
+    counts_tokens: bool = True
+    _num_tokens: int = 0
+    _completions: list[Completion] = field(default_factory=list)
+    _is_closed: bool = False
+
+    async def whole(self) -> Json:
+        """The answer as one object. Raises what Answer.pieces raises."""
+        pieces = await self.answer.whole()
+        for piece in pieces:
+            self._count(piece)
+        choices = [self.form.message(piece) for piece in pieces]
+        return self.envelope.wrap(choices, usage=self._usage(), metrics=self._metrics())
+
+    async def events(self) -> AsyncIterator[Json]:
+        """The answer as it comes. Raises what Answer.pieces raises."""
+        opened: set[int] = set()
+        async for piece in self.answer.pieces():
+            self._count(piece)
+            if piece.shows_tokens_only and not self.form.with_ids:
+                continue
+            if piece.index not in opened:
+                opened.add(piece.index)
+                opening = self.form.opening(piece.index)
+                if opening is not None:
+                    yield self._event([opening])
+            yield self._event([self.form.delta(piece)])
+        if self.options.include_usage:
+            yield self._event([], usage=self._usage(), metrics=self._metrics())
+
+    def close(self) -> None:
+        """End what is unfinished, and count it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.answer.stream.close()
+        num_samples = sum(job.params.n for job in self.answer.jobs)
+        self.metrics.count_aborted(num_samples - len(self._completions))
+
+    def _event(self, choices: list[Json], **more: Json | None) -> Json:
+        if self.options.continuous_usage_stats:
+            more.setdefault("usage", self._usage())
+        elif self.options.include_usage:
+            more.setdefault("usage", None)
+        return self.envelope.wrap(choices, kind=self.form.chunk_kind, **more)
+
+    def _count(self, piece: Piece) -> None:
+        if self.counts_tokens:
+            self._num_tokens += len(piece.token_ids)
+        if piece.completion is None:
+            return
+        self._completions.append(piece.completion)
+        self.metrics.count_end(piece.completion, self.tag)
+        if self.log_text:
+            logger.info("answer %s/%d: %r", self.envelope.id, piece.index, piece.completion.text)
+
+    def _usage(self) -> Json:
+        return usage(self.answer.jobs, self._num_tokens, self._completions)
+
+    def _metrics(self) -> Json | None:
+        return request_metrics(self._completions, self.max_draft_tokens)

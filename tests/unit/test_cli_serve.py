@@ -1,0 +1,83 @@
+"""`blockdraft serve` as a command: what it refuses, and how a whole process lives and ends."""
+
+import re
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from blockdraft.cli.main import app
+from blockdraft.server.config import ServeConfig
+from blockdraft.server.run import bind
+from tests.serving import PATIENCE, chat_body
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
+
+USER_ERROR = 2
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    target, drafter = tiny_target_folder(root), tiny_drafter_folder(root)
+    return ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32"]
+
+
+def refusal(*arguments, **options):
+    arguments = ["serve", *map(str, arguments)]
+    result = CliRunner().invoke(app, arguments, prog_name="blockdraft", **options)
+    assert result.exit_code == USER_ERROR, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("blockdraft: ")
+    return line
+
+
+def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
+    assert "port is 70000" in refusal("--port", 70000)
+    assert "request_seconds is 0.0" in refusal("--request-timeout", 0)
+    assert "--max-body is nan" in refusal("--max-body", "nan")
+    assert "max_concurrency is 0" in refusal("--max-concurrency", 0)
+    assert "cannot read the API keys" in refusal("--api-key-file", tmp_path / "none")
+    (tmp_path / "keys").write_text("# nothing\n\n", encoding="ascii")
+    assert "holds no API key" in refusal("--api-key-file", tmp_path / "keys")
+    with bind(ServeConfig(port=0)) as sock:
+        port = sock.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}" in refusal("--port", port)
+
+
+def test_a_key_does_not_belong_on_the_command_line():
+    line = refusal("--api-key", "very-secret")
+    assert "seen by everybody" in line
+    assert "very-secret" not in line
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "blockdraft.server.run", raising=False)
+    monkeypatch.delattr("blockdraft.server.run", raising=False)
+    assert "needs the package uvicorn; pip install 'blockdraft[serve]'" in refusal()
+
+
+def test_a_process_serves_and_ends_when_it_is_told(pair, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("# two of them\nfile-key\nother-key\n", encoding="ascii")
+    command = [sys.executable, "-W", "error", "-m", "blockdraft.cli.main", "serve", "--port", "0"]
+    command += [*pair, "--api-key-file", str(keys), "--model-name", "mine"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            lines = iter(process.stderr.readline, "")
+            url = next(m[1] for line in lines if (m := re.search(r"serving mine on (\S+)", line)))
+            headers = {"authorization": "Bearer other-key"}
+            with httpx.Client(base_url=url, timeout=PATIENCE, headers=headers) as client:
+                answer = client.post("/v1/chat/completions", json=chat_body(model="mine"))
+                assert answer.json()["usage"]["completion_tokens"] == 24
+            process.send_signal(signal.SIGTERM)
+            rest = process.stderr.read()
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+    assert "draining" in rest
+    assert "Traceback" not in rest
+    assert "key" not in rest

@@ -1,0 +1,278 @@
+"""Malformed requests: each is answered with a 4xx that names the parameter, and harms nothing."""
+
+import math
+import re
+
+import pytest
+
+from tests.serving import chat_body, error_of, running_server
+from tests.small_llm import load_llm
+from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def server(folders):
+    with running_server(load_llm(folders, max_concurrency=4)) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _still_answers(server):
+    yield
+    assert server.chat(max_tokens=2).status_code == 200
+    assert server.client.get("/health").json() == {"status": "ok"}
+
+
+def message(**fields):
+    return {"messages": [{"role": "user", "content": "abc", **fields}]}
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+SAMPLING = [
+    ("temperature", -0.1),
+    ("temperature", "1"),
+    ("temperature", True),
+    ("temperature", [1]),
+    ("temperature", 10**400),
+    ("top_p", 0),
+    ("top_p", 1.5),
+    ("top_k", -1),
+    ("top_k", 1.5),
+    ("min_p", 2),
+    ("n", 0),
+    ("n", -3),
+    ("n", 10**9),
+    ("n", 5000),
+    ("n", 1.5),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", "12"),
+    ("max_tokens", 10**12),
+    ("max_tokens", CONTEXT),
+    ("min_tokens", -1),
+    ("min_tokens", 1000),
+    ("seed", -1),
+    ("seed", 2**64),
+    ("seed", "x"),
+    ("stop", ""),
+    ("stop", [""]),
+    ("stop", 5),
+    ("stop", ["a", 5]),
+    ("stop", ["x"] * 65),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [10**9]),
+    ("stop_token_ids", ["a"]),
+    ("stop_token_ids", [True]),
+    ("presence_penalty", 3),
+    ("frequency_penalty", -3),
+    ("repetition_penalty", 0),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"5": 1000}),
+    ("logit_bias", {str(TEXT_VOCAB_SIZE): 1}),
+    ("logit_bias", {"5": None}),
+    ("logit_bias", {"5": 1, "05": 2}),
+    ("logit_bias", [5]),
+    ("speculative", -1),
+    ("speculative", "on"),
+    ("speculative", 1.5),
+    ("stream", "yes"),
+    ("stream_options", {"include_usage": True}),
+    ("stream_options", {"include_usag": True}),
+    ("ignore_eos", 1),
+    ("include_stop_str_in_output", True),
+    ("skip_special_tokens", False),
+    ("return_token_ids", "yes"),
+    ("user", 5),
+    ("store", True),
+    ("metadata", {"a": 1}),
+    ("service_tier", "flex"),
+    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+    ("response_format", {"type": "xml"}),
+    ("response_format", "json"),
+    ("tempurature", 1),
+    ("", 1),
+]
+
+IN_CHAT = [
+    ("messages", []),
+    ("messages", "hi"),
+    ("messages[0].role", [{}]),
+    ("messages", None),
+    ("messages[0].content", [{"role": "user"}]),
+    ("messages[0].content", [{"role": "user", "content": 5}]),
+    ("messages[0].content", [{"role": "user", "content": [{"type": "image_url"}]}]),
+    ("messages[0].role", [{"role": "wizard", "content": "x"}]),
+    ("messages[0].role", [{"content": "x"}]),
+    ("messages[0].role", [{"role": "tool", "content": "x"}]),
+    ("messages[0].nme", [{"role": "user", "content": "x", "nme": 1}]),
+    ("messages[0].tool_calls", [{"role": "assistant", "content": "x", "tool_calls": [{}]}]),
+    ("messages", [{"role": "user", "content": "  "}]),
+    ("messages", [{"role": "user", "content": "\ud800"}]),
+    ("messages", [{"role": "user", "content": "x" * 4000}]),
+    ("top_logprobs", 3),
+    ("logprobs", 5),
+    ("tools", [TOOL]),
+    ("tools[0].type", [{"type": "garbage"}]),
+    ("tools", "garbage"),
+    ("tools[0].function", [{"type": "function", "function": "garbage"}]),
+    ("tool_choice", "required"),
+    ("tool_choice", "always"),
+    ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+    ("chat_template", "{{ 1 }}"),
+    ("chat_template_kwargs", {"tokenize": False}),
+    ("chat_template_kwargs", {"add_generation_prompt": False}),
+    ("chat_template_kwargs", 5),
+    ("continue_final_message", True),
+    ("echo", True),
+    ("max_completion_tokens", 12),
+    ("prompt", "abc"),
+]
+
+IN_TEXT = [
+    ("prompt", ""),
+    ("prompt", []),
+    ("prompt", [[]]),
+    ("prompt", [""]),
+    ("prompt", None),
+    ("prompt", 5),
+    ("prompt", {}),
+    ("prompt", [1, "a"]),
+    ("prompt", [[1], "a"]),
+    ("prompt", [-1]),
+    ("prompt", [TEXT_VOCAB_SIZE]),
+    ("prompt", [2**70]),
+    ("prompt", [1.5]),
+    ("prompt", [True]),
+    ("prompt", "\ud800"),
+    ("prompt", "x" * 4000),
+    ("prompt", [5] * CONTEXT),
+    ("prompt", ["a"] * 500),
+    ("prompt", ["a"] * 2000),
+    ("logprobs", 21),
+    ("logprobs", -1),
+    ("logprobs", True),
+    ("best_of", 3),
+    ("suffix", "x"),
+    ("echo", "yes"),
+    ("messages", []),
+]
+
+
+def bare(name):
+    return re.match(r"[^.\[]*", name)[0]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(("param", "value"), SAMPLING)
+def test_a_bad_parameter_is_named(server, path, param, value):
+    body = chat_body() if path == CHAT else {"prompt": "abc"}
+    error = error_of(server.post(path, **{**body, param: value}), 400)
+    # Who asks for too much for the context is told of the prompt, which is as much to blame.
+    blamed = ("messages", "prompt") if param == "max_tokens" else ()
+    named = error["param"] or ""
+    assert bare(named) == param or named in blamed
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("param", "value"), IN_CHAT)
+def test_a_bad_chat_is_refused(server, param, value):
+    body = {**chat_body(), bare(param): value}
+    error = error_of(server.post(CHAT, **body), 400)
+    assert error["param"] in (param, bare(param))
+
+
+@pytest.mark.parametrize(("param", "value"), IN_TEXT)
+def test_a_bad_prompt_is_refused(server, param, value):
+    error = error_of(server.post(TEXT, **{"prompt": "abc", param: value}), 400)
+    assert bare(error["param"]) == param
+
+
+BODIES = [
+    b"",
+    b"{",
+    b"nonsense",
+    b"[]",
+    b"5",
+    b"null",
+    b'"text"',
+    b'{"prompt": "abc", "prompt"',
+    b'{"prompt": "\xff\xfe"}',
+    b"\xff\xfe\x00",
+    b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "abc", "temperature": NaN}',
+    b'{"prompt": "abc", "temperature": Infinity}',
+    b'{"prompt": "abc", "logit_bias": {"5": NaN}}',
+    b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"prompt": "\\ud800"}',
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_a_body_that_is_no_request_is_refused(server, body):
+    headers = {"content-type": "application/json"}
+    response = server.client.post(TEXT, content=body, headers=headers)
+    assert error_of(response, 400)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
+def test_another_kind_of_body_is_refused(server, kind):
+    response = server.client.post(TEXT, content=b"prompt=abc", headers={"content-type": kind})
+    error_of(response, 400)
+
+
+def test_an_unknown_model_is_not_found(server):
+    for path in (CHAT, TEXT):
+        body = chat_body() if path == CHAT else {"prompt": "abc"}
+        error = error_of(server.post(path, **body, model="gpt-9"), 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert error_of(server.client.get("/v1/models/gpt-9"), 404)["param"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", 404), ("GET", CHAT, 405), ("POST", "/health", 405), ("PUT", TEXT, 405)],
+)
+def test_unknown_routes_have_the_same_envelope(server, method, path, status):
+    error_of(server.client.request(method, path), status)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": ""}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("/detokenize", {"tokens": "abc"}, "tokens"),
+    ],
+)
+def test_bad_tokens_are_refused(server, path, body, param):
+    assert error_of(server.post(path, **body), 400)["param"] == param
+
+
+def test_both_numbers_of_a_context_that_is_too_long_are_told(server):
+    error = error_of(server.complete([5] * 600, max_tokens=7), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert re.search(rf"600 tokens.* 7 .*{CONTEXT} tokens", error["message"])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_refused(server, value):
+    assert error_of(server.complete(temperature=value), 400)["param"] == "temperature"
+
+
+@pytest.mark.parametrize("tag", ["", "a b", "x" * 33, "ä"])
+def test_a_bad_tag_is_refused(server, tag):
+    headers = {"x-blockdraft-tag": tag.encode("latin-1")}
+    error = error_of(server.client.post(CHAT, json=chat_body(), headers=headers), 400)
+    assert error["param"] == "x-blockdraft-tag"

@@ -1,0 +1,307 @@
+"""What real traffic does to a server: leaving, crowding, cheating, ending."""
+
+import asyncio
+import json
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from blockdraft import ConfigError
+from blockdraft.server.config import ServeConfig
+from blockdraft.server.responses import EventStream
+from blockdraft.server.run import bind
+from tests.serving import PATIENCE, chat_body, error_of, read_events, running_server, wait_until
+from tests.small_llm import assert_nothing_left, load_llm
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def llm(folders):
+    return load_llm(folders, max_concurrency=4)
+
+
+class Gate:
+    """Lets the engine's steps through one by one, or all of them."""
+
+    def __init__(self, llm, monkeypatch):
+        self.permits, self.num_steps = threading.Semaphore(0), 0
+        real = llm.engine.step
+
+        def step():
+            assert self.permits.acquire(timeout=PATIENCE)
+            self.num_steps += 1
+            return real()
+
+        monkeypatch.setattr(llm.engine, "step", step)
+
+    def let(self, num_steps=100_000):
+        if num_steps:
+            self.permits.release(num_steps)
+
+
+@pytest.fixture
+def gate(llm, monkeypatch):
+    gate = Gate(llm, monkeypatch)
+    yield gate
+    gate.let()
+
+
+def in_background(server, **fields):
+    """A request in a thread of its own; the future holds its response."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(server.chat, **fields)
+    pool.shutdown(wait=False)
+    return future
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_who_leaves_costs_one_more_step_at_most(llm, gate, stream, num_steps):
+    """Before anything was computed, behind the prompt, and in the middle of the answer."""
+    with running_server(llm) as server:
+        body = json.dumps(chat_body(max_tokens=400, n=2, stream=stream)).encode()
+        sock = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        sock.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: len(server.service.engine._running) == 2)
+        gate.let(num_steps)
+        wait_until(lambda: gate.num_steps == num_steps)
+        sock.close()
+        wait_until(lambda: server.traffic.num_active == 0)
+        gate.let(1)  # the engine stands at the gate already
+        wait_until(lambda: not server.service.engine._running)
+        assert gate.num_steps <= num_steps + 1
+        assert_nothing_left(llm)
+        gate.let()
+        assert server.chat().status_code == 200
+
+
+def test_a_full_queue_answers_429(llm, gate):
+    with running_server(llm, max_waiting=2) as server:
+        waiting = [in_background(server, max_tokens=4) for _ in range(6)]
+        engine = server.service.engine
+        wait_until(lambda: len(engine._running) + len(engine._queue) == 6)
+        gate.let(1)  # the engine may stand at the gate with fewer than it has room for
+        wait_until(lambda: (len(engine._running), len(engine._queue)) == (4, 2))
+        response = server.chat()
+        assert error_of(response, 429)["code"] == "queue_full"
+        assert int(response.headers["retry-after"]) >= 1
+        assert server.client.get("/ready").status_code == 503
+        assert server.client.get("/health").status_code == 200
+        gate.let()
+        assert [future.result().status_code for future in waiting] == [200] * 6
+        assert server.client.get("/ready").json() == {"ready": True}
+
+
+def test_a_request_that_can_never_fit_is_no_overload(llm):
+    with running_server(llm, max_waiting=2) as server:
+        assert server.chat(n=6).status_code == 200
+        assert error_of(server.chat(n=7), 400)["param"] == "n"
+        assert error_of(server.complete(["a"] * 7), 400)["param"] == "prompt"
+
+
+def test_a_request_may_take_only_so_long(llm, gate):
+    with running_server(llm, request_seconds=0.3) as server:
+        response = server.chat()
+        assert error_of(response, 408)["code"] == "request_timeout"
+        assert response.headers["x-should-retry"] == "false"
+        with server.client.stream("POST", CHAT, json=chat_body(stream=True)) as streamed:
+            (line,) = [line for line in streamed.iter_lines() if line]
+        assert json.loads(line.removeprefix("data: "))["error"]["code"] == "request_timeout"
+        gate.let()
+        wait_until(lambda: not server.service.engine.load().num_running)
+
+
+def test_a_large_body_is_refused(llm):
+    with running_server(llm, max_body=1000) as server:
+        for size in (2000, 10 * 2**20):
+            error = error_of(server.chat("x" * size), 413)
+            assert error["code"] == "body_too_large"
+        chunks = (b"x" * 600 for _ in range(4))  # without a length in the head
+        response = server.client.post(CHAT, content=chunks)
+        error_of(response, 413)
+        assert server.chat().status_code == 200
+
+
+KEYS = ("first-key", "second-key")
+
+
+def test_keys_open_the_server(llm, caplog):
+    with running_server(llm, api_keys=KEYS) as server:
+        for key in KEYS:
+            headers = {"authorization": f"Bearer {key}"}
+            response = server.client.post(CHAT, json=chat_body(), headers=headers)
+            assert response.status_code == 200
+        wrong = [{}, {"authorization": "Bearer first-ke"}, {"authorization": "first-key"}]
+        wrong += [{"authorization": "Basic first-key"}, {"authorization": b"Bearer \xff"}]
+        for headers in wrong:
+            response = server.client.post(CHAT, json=chat_body(), headers=headers)
+            assert error_of(response, 401)["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+        for path in ("/v1/models", "/metrics", "/version", "/openapi.json"):
+            assert server.client.get(path).status_code == 401
+        for path in ("/health", "/ready"):
+            assert server.client.get(path).status_code == 200
+    assert "key" not in caplog.text
+    assert "first-key" not in repr(ServeConfig(api_keys=KEYS))
+
+
+def test_prompts_are_logged_only_if_asked_for(llm, caplog):
+    caplog.set_level("INFO", "blockdraft")
+    with running_server(llm) as server:
+        text = server.chat("the secret word").json()["choices"][0]["message"]["content"]
+    assert "POST /v1/chat/completions 200" in caplog.text
+    assert "secret" not in caplog.text
+    with running_server(llm, log_prompts=True) as server:
+        server.chat("the secret word")
+    assert "secret word" in caplog.text
+    assert repr(text) in caplog.text
+
+
+def test_other_pages_may_ask_only_if_allowed(llm):
+    headers = {"origin": "http://page.example"}
+    with running_server(llm) as server:
+        response = server.client.post(CHAT, json=chat_body(), headers=headers)
+        assert "access-control-allow-origin" not in response.headers
+    with running_server(llm, cors_origins=("http://page.example",), api_keys=KEYS) as server:
+        asked = {**headers, "access-control-request-method": "POST"}
+        response = server.client.options(CHAT, headers=asked)
+        assert response.headers["access-control-allow-origin"] == "http://page.example"
+        other = {**asked, "origin": "http://other.example"}
+        refused = server.client.options(CHAT, headers=other)
+        assert "access-control-allow-origin" not in refused.headers
+
+
+def drain(server):
+    server.server.handle_exit(signal.SIGTERM, None)
+    wait_until(lambda: server.traffic.is_draining)
+
+
+def test_draining_finishes_what_runs_and_refuses_the_rest(llm, gate):
+    with running_server(llm) as server:
+        running = [in_background(server, max_tokens=8) for _ in range(3)]
+        with server.client.stream("POST", CHAT, json=chat_body(stream=True)) as streamed:
+            wait_until(lambda: server.traffic.num_active == 4)
+            drain(server)
+            health = server.client.get("/health")
+            assert (health.status_code, health.json()["status"]) == (503, "draining")
+            assert health.json()["active"] == 4
+            assert server.client.get("/ready").status_code == 503
+            assert server.client.get("/metrics").status_code == 200
+            refused = server.chat()
+            assert error_of(refused, 503)["code"] == "shutting_down"
+            assert refused.headers["retry-after"]
+            gate.let()
+            assert read_events(streamed)
+        assert [future.result().status_code for future in running] == [200] * 3
+        wait_until(lambda: server.server.should_exit)
+        assert server.server.has_answered_all
+
+
+def test_what_does_not_end_in_time_is_told_so(llm, gate):
+    with running_server(llm, drain_seconds=0.2) as server:
+        whole = in_background(server)
+        with server.client.stream("POST", CHAT, json=chat_body(stream=True)) as streamed:
+            wait_until(lambda: server.traffic.num_active == 2)
+            drain(server)
+            wait_until(lambda: not server.server.has_answered_all)
+            gate.let(1)
+            (line,) = [line for line in streamed.iter_lines() if line]
+        assert json.loads(line.removeprefix("data: "))["error"]["code"] == "engine_dead"
+        assert error_of(whole.result(), 503)["code"] == "engine_dead"
+
+
+def test_a_second_signal_ends_at_once(llm, gate):
+    with running_server(llm) as server:
+        cut_off = in_background(server)
+        wait_until(lambda: server.traffic.num_active == 1)
+        drain(server)
+        assert not server.server.should_exit
+        server.server.handle_exit(signal.SIGTERM, None)
+        assert server.server.should_exit
+        assert not server.server.has_answered_all
+        gate.let(1)
+        assert error_of(cut_off.result(), 503)["code"] == "shutting_down"
+
+
+def test_a_dead_engine_shows(llm, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("boom")
+
+    with running_server(llm) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine.target, "forward", fail)
+            assert error_of(server.chat(), 503)["code"] == "engine_dead"
+        health = server.client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "dead")
+        assert "boom" in health.json()["reason"]
+        assert server.client.get("/ready").status_code == 503
+        assert error_of(server.chat(), 503)["code"] == "engine_dead"
+
+
+def test_an_inner_error_tells_nothing_to_the_client(llm, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise RuntimeError("inner secret")
+
+    with running_server(llm) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(server.service, "chat", fail)
+            error = error_of(server.chat(), 500)
+        assert error["code"] == "internal_error"
+        assert "secret" not in error["message"]
+        assert "inner secret" in caplog.text
+        assert server.chat().status_code == 200
+
+
+def test_an_address_that_is_taken_is_refused_at_once():
+    with bind(ServeConfig(port=0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
+            bind(ServeConfig(port=port))
+    with pytest.raises(ConfigError, match="cannot listen on nowhere"):
+        bind(ServeConfig(host="nowhere.invalid"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"port": -1},
+        {"port": 70_000},
+        {"max_waiting": -1},
+        {"max_body": 0},
+        {"request_seconds": 0.0},
+        {"request_seconds": float("inf")},
+        {"drain_seconds": -1.0},
+        {"api_keys": ("",)},
+        {"api_keys": ("ä",)},
+    ],
+)
+def test_bad_options_are_refused(options):
+    with pytest.raises(ConfigError):
+        ServeConfig(**options)
+
+
+def test_a_reader_that_does_not_read_is_given_up(monkeypatch):
+    monkeypatch.setattr("blockdraft.server.responses.SLOW_READER_SECONDS", 0.0)
+    closed = []
+
+    async def events():
+        while True:
+            yield {"text": "abc"}
+
+    async def stuck(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def serve():
+        stream = EventStream(
+            events(), failure=lambda error: {}, close=lambda: closed.append(True), seconds=0.1
+        )
+        await stream({}, asyncio.Event().wait, stuck)
+
+    asyncio.run(asyncio.wait_for(serve(), PATIENCE))
+    assert closed == [True]
