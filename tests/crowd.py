@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,7 +19,7 @@ from blockdraft.models.target import Target, TargetOutput
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
-from blockdraft.speculate.verify import TokenLogprobs
+from blockdraft.speculate.verify import TokenLogprobs, rows_of
 
 
 @dataclass(frozen=True)
@@ -115,11 +114,7 @@ class LogitsRecorder:
 
     def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
         output = self.target.forward(batch, block)
-        counts = [
-            1 + len(draft) if row.is_complete else 0
-            for row, draft in zip(batch, block, strict=True)
-        ]
-        for row, own in zip(batch, torch.split(output.logits, counts), strict=True):
+        for row, own in zip(batch, rows_of(block, output.logits, batch), strict=True):
             first = row.sequence.num_cached + len(row.new_ids)
             self.logits |= {(row.sequence.key, first + i): found for i, found in enumerate(own)}
         return output

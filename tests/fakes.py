@@ -15,14 +15,6 @@ from blockdraft.models.target import TargetOutput
 NEVER_WRITTEN = -1
 
 
-def rows_of(block: DraftBlock, logits: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-    """The packed logits [positions, V] of a forward, by rows of the batch."""
-    nums = [
-        1 + len(draft) if row.is_complete else 0 for row, draft in zip(batch, block, strict=True)
-    ]
-    return torch.split(logits, nums)
-
-
 class FakeDrafter:
     """Base of drafters that guess from token ids alone; `guess` may return fewer tokens."""
 

@@ -20,8 +20,8 @@ from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.verify import rows_of
 from tests.exact.prompts import read_prompts
-from tests.fakes import rows_of
 from tests.parity.targets import Way, make_dflash
 
 DRAFTER_VARIABLE = "BLOCKDRAFT_TEST_DRAFTER"

@@ -159,7 +159,7 @@ def test_a_grammar_that_fails_on_the_way_ends_its_request_only(llm, monkeypatch)
             broken[0] = state
         return state
 
-    monkeypatch.setattr(llm.grammars, "start", start_and_break)
+    monkeypatch.setattr(llm.samples.grammars, "start", start_and_break)
     for speculative in (True, False):
         other = llm.generate(PROMPT, asked(speculative=speculative), stream=True)
         pieces = next(other).text

@@ -9,9 +9,9 @@ from typing import Any
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
-from blockdraft.text.tokenizer import THINKING_SWITCH
 from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.corpus import ProofPrompt
+from blockdraft.text.tokenizer import THINKING_SWITCH
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {

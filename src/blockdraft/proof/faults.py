@@ -20,7 +20,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.models import attention, paged_attention
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate.choice import choices
-from blockdraft.speculate.verify import Verdict, verify
+from blockdraft.speculate.verify import Verdict, rows_of, verify
 
 Fault = Callable[[Engine], AbstractContextManager[None]]
 """Plants a fault in an engine and takes it out again."""
@@ -83,10 +83,7 @@ def _after_rejections(
     change: Callable[[list[int], Tensor, Row, Verdict], Verdict],
 ) -> list[Verdict]:
     """What `verify` says, every verdict with a rejection passed through `change`."""
-    counts = [
-        1 + len(draft) if row.is_complete else 0 for row, draft in zip(batch, block, strict=True)
-    ]
-    own = torch.split(logits, counts)
+    own = rows_of(block, logits, batch)
     return [
         change(draft, rows, row, verdict)
         if rows.shape[0] and verdict.num_accepted < len(draft)
