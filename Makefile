@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stamp
+# As many processes as cores, each with its share of them; each may hold the default model.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check exact env clean
@@ -20,14 +22,14 @@ demo: env
 	$(BIN)/blockdraft bench demo
 
 test: check
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: check
-	$(BIN)/python -m pytest --ignore tests/exact
+	$(PYTEST) --ignore tests/exact
 	$(MAKE) exact
 
 exact: env
-	$(BIN)/python -m pytest tests/exact
+	$(PYTEST) tests/exact
 
 check: env
 	$(BIN)/ruff check

@@ -1,10 +1,18 @@
 """Options of the test suite."""
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from blockdraft.core.machine import num_cpus
+
+# Processes that test side by side share the cores. Read when torch is loaded, here and by every
+# program that a test starts.
+_NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cpus() // _NUM_WORKERS)))
 
 
 @pytest.fixture(autouse=True)

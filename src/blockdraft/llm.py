@@ -11,6 +11,7 @@ import torch
 
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import RequestError
+from blockdraft.core.machine import num_cpus
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk, Completion, Generation, make_completion
 from blockdraft.engine.load import load_engine
@@ -101,8 +102,8 @@ class LLM:
             adaptive=adaptive,
             num_threads=num_threads,
         )
-        if num_threads is not None:
-            torch.set_num_threads(num_threads)
+        # More threads than cores wait for each other, spinning: many times slower, not a little.
+        torch.set_num_threads(num_threads or min(torch.get_num_threads(), num_cpus()))
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.folder = resolve_model(target)

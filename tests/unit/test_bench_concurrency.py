@@ -9,13 +9,16 @@ from typer.testing import CliRunner
 from blockdraft.bench.concurrency import (
     CONCURRENCY_DEFINITIONS,
     ConcurrencyBench,
+    KeepingUp,
     PointFigures,
+    keeping_up,
     point_figures,
 )
 from blockdraft.bench.concurrency_report import (
     CONCURRENCY_LEGEND,
     concurrency_table,
     depth_lines,
+    keeping_up_lines,
 )
 from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig
 from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
@@ -28,7 +31,7 @@ from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.ledger import NO_TIMER
 from blockdraft.engine.stats import AcceptanceStats
-from tests.bench_fakes import FakeLLM
+from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
 
 PROMPTS = [BenchPrompt(name, name[0], name) for name in ("a1", "a2", "a3", "b1")]
 SMALL = ConcurrencyConfig(concurrency=(1, 2), num_requests=4, repeats=3, max_tokens=41)
@@ -166,7 +169,29 @@ def test_depths_are_counted_from_the_drafted_slots():
 
 
 def test_every_definition_is_a_figure():
-    assert set(CONCURRENCY_DEFINITIONS) <= set(PointFigures.__dataclass_fields__)
+    figures = {*PointFigures.__dataclass_fields__, *KeepingUp.__dataclass_fields__, "keeps_up"}
+    assert set(CONCURRENCY_DEFINITIONS) <= figures
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_token", "text"),
+    [
+        (0.04, "adaptive, 1 at once: 1.19 times fixed 15, 1.19-1.19"),
+        (0.0515, "adaptive, 1 at once: 0.98 times fixed 15, 0.98-0.98"),
+        (0.053, "adaptive, 1 at once: 0.95 times fixed 15, 0.95-0.95: MORE THAN 3 % SLOWER"),
+    ],
+)
+def test_adaptive_depth_is_held_against_the_best_other_way(
+    llm, monkeypatch, seconds_per_token, text
+):
+    monkeypatch.setitem(SECONDS_PER_TOKEN, "adaptive", seconds_per_token)
+    rows = keeping_up(ConcurrencyBench(llm).run(PROMPTS, SMALL))
+    assert keeping_up_lines(rows)[0] == text
+    assert [row.keeps_up for row in rows] == ["SLOWER" not in text] * 2
+    monkeypatch.setitem(SECONDS_PER_TOKEN, 0, 0.01)
+    rows = keeping_up(ConcurrencyBench(llm).run(PROMPTS, SMALL))
+    assert {row.best for row in rows} == {"plain"}
+    assert not any(row.keeps_up for row in rows)
 
 
 def test_the_table_fits_80_columns():
@@ -236,6 +261,7 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     assert {"command", "git_commit", "versions", "machine", "threads", "definitions"} <= set(report)
     assert report["bench"]["num_requests"] == 2
     assert len(report["figures"]) == 2 * 3
+    assert [row["concurrency"] for row in report["keeping_up"]] == [1, 2]
     assert len(report["runs"]) == 2 * 3 * 2
     run = report["runs"][0]
     assert run["way"] == {"name": "plain", "depth": 0}

@@ -5,7 +5,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from blockdraft.bench.concurrency_report import NEVER_SLOWER_LEGEND, never_slower_table
+from blockdraft.bench.concurrency_report import (
+    NEVER_SLOWER_LEGEND,
+    holding_lines,
+    never_slower_table,
+)
 from blockdraft.bench.config import NeverSlowerConfig
 from blockdraft.bench.figures import Spread
 from blockdraft.bench.never_slower import (
@@ -20,7 +24,7 @@ from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.llm import LLM
-from tests.bench_fakes import FakeLLM
+from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 PROMPTS = [BenchPrompt(name, name[0], name) for name in ("a1", "b1")]
@@ -48,10 +52,28 @@ def test_each_side_of_a_point_has_its_seconds_in_whole_sets(sides):
     (row,) = pair_figures(pairs)
     assert row.seconds_per_side == pytest.approx(3 * 10.5)
     assert row.ratio == Spread(*[pytest.approx(4.5 / 2.1)] * 3)
-    assert row.confidence == 0.75
+    assert row.slowdown == pytest.approx(2.1 / 4.5)
+    assert row.limit == pytest.approx(1.03 + 1 / 31.5)
+    assert (row.holds, row.confidence) == (True, 0.75)
     assert (row.num_pairs, row.num_outputs, row.num_identical) == (3, 48, 48)
     assert (row.acceptance_length, row.mean_depth) == (2.0, 3.0)
     assert pairs[0].adaptive.phases.num_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_token", "text"),
+    [(0.1029, "times the time without a drafter, 1.277 allowed"), (0.13, "1.277 allowed: SLOWER")],
+)
+def test_whether_drafting_is_slower_is_told(sides, monkeypatch, seconds_per_token, text):
+    monkeypatch.setitem(SECONDS_PER_TOKEN, "adaptive", seconds_per_token)
+    config = NeverSlowerConfig(concurrency=(2,), seconds=4, pairs=1, max_tokens=41)
+    rows = pair_figures(NeverSlowerBench(*sides).run(PROMPTS, config))
+    # One set of 0.5 s + 40 tokens at 0.1 s without a drafter; a second of probing in 4.5 or less.
+    limit = 1.03 + 1 / min(4.5, 0.5 + 40 * seconds_per_token)
+    assert rows[0].limit == pytest.approx(limit)
+    assert rows[0].holds == (rows[0].slowdown <= limit) == ("SLOWER" not in text)
+    (line,) = holding_lines(rows)
+    assert line.endswith(text.replace("1.277", f"{limit:.3f}"))
 
 
 def test_the_sides_take_turns_and_only_one_drafts(sides):
@@ -80,7 +102,23 @@ def test_every_definition_is_a_figure():
 def test_the_table_fits_80_columns():
     wide, ratio = Spread(1234.5, 1200.4, 1300.6), Spread(0.987, 0.95, 12.3)
     row = PairFigures(
-        *(32, 5, 61.0, wide, wide, ratio, 0.9375, 12.34, 15.0, {15: 9}, 3200, 3200),
+        *(
+            32,
+            5,
+            61.0,
+            wide,
+            wide,
+            ratio,
+            1.013,
+            1.047,
+            True,
+            0.9375,
+            12.34,
+            15.0,
+            {15: 9},
+            3200,
+            3200,
+        ),
     )
     console = Console(width=80, file=io.StringIO())
     console.print(never_slower_table("title", [row]))

@@ -1,6 +1,6 @@
 """The same requests, one after another or many at once, plainly and with drafts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -38,7 +38,13 @@ CONCURRENCY_DEFINITIONS = {
     "adaptive depth has learned stays from run to run",
     "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
     "num_identical": "outputs that equal those of the first plain run at the first point",
+    "over_best": "adaptive over the faster of the other ways at that point, by medians; repeat by "
+    "repeat: median, lowest, highest",
+    "keeps_up": "the median of over_best is at least 0.97",
 }
+
+LEAST_OVER_BEST = 0.97
+"""Adaptive depth is to be within 3 % of the best way that does not adapt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,20 @@ class PointFigures:
     num_passes_of_depth: dict[int, int]
     num_outputs: int
     num_identical: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingUp:
+    """Adaptive depth against the best other way at one point; see CONCURRENCY_DEFINITIONS."""
+
+    concurrency: int
+    best: str
+    over_best: Spread
+
+    @property
+    def keeps_up(self) -> bool:
+        """True if adaptive depth is nowhere near slower."""
+        return self.over_best.median >= LEAST_OVER_BEST
 
 
 def ways_of(config: ConcurrencyConfig) -> list[Way]:
@@ -113,10 +133,32 @@ class ConcurrencyBench:
 
 def point_figures(runs: Sequence[PointRun]) -> list[PointFigures]:
     """Figures of each point and way, in the order of measurement."""
-    groups: dict[tuple[int, Way], list[PointRun]] = {}
+    points = _by_point(runs)
+    return [_figures(group, ways[PLAIN]) for ways in points.values() for group in ways.values()]
+
+
+def keeping_up(runs: Sequence[PointRun]) -> list[KeepingUp]:
+    """How adaptive depth does against the best other way, point by point."""
+    return [_keeping_up(point, ways) for point, ways in _by_point(runs).items()]
+
+
+def _by_point(runs: Sequence[PointRun]) -> dict[int, dict[Way, list[PointRun]]]:
+    points: dict[int, dict[Way, list[PointRun]]] = {}
     for run in runs:
-        groups.setdefault((run.concurrency, run.way), []).append(run)
-    return [_figures(group, groups[point, PLAIN]) for (point, _), group in groups.items()]
+        points.setdefault(run.concurrency, {}).setdefault(run.way, []).append(run)
+    return points
+
+
+def _keeping_up(concurrency: int, ways: Mapping[Way, Sequence[PointRun]]) -> KeepingUp:
+    speeds = {way: [m.run.tokens_per_second for m in group] for way, group in ways.items()}
+    adaptive = speeds.pop(ADAPTIVE)
+    best = max(speeds, key=lambda way: median(speeds[way]))
+    return KeepingUp(concurrency, best.name, _ratio(adaptive, speeds[best]))
+
+
+def _ratio(speeds: Sequence[float], others: Sequence[float]) -> Spread:
+    """One over the other, repeat by repeat."""
+    return spread_of([speed / other for speed, other in zip(speeds, others, strict=True)])
 
 
 def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigures:
@@ -129,11 +171,8 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
         way=group[0].way.name,
         tokens_per_second=spread_of([run.tokens_per_second for run in runs]),
         tokens_per_second_per_user=spread_of([_per_user(run) for run in runs]),
-        speedup_over_plain=spread_of(
-            [
-                run.tokens_per_second / other.run.tokens_per_second
-                for run, other in zip(runs, plain, strict=True)
-            ]
+        speedup_over_plain=_ratio(
+            [run.tokens_per_second for run in runs], [m.run.tokens_per_second for m in plain]
         ),
         mean_decoding=sum(s.decode_seconds for s in samples) / sum(r.wall_seconds for r in runs),
         acceptance_length=acceptance.acceptance_length,

@@ -8,8 +8,10 @@ from rich.table import Table
 
 from blockdraft.bench.concurrency import (
     CONCURRENCY_DEFINITIONS,
+    KeepingUp,
     PointFigures,
     PointRun,
+    keeping_up,
     point_figures,
 )
 from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
@@ -39,7 +41,8 @@ first point."""
 
 NEVER_SLOWER_LEGEND = """\
 ratio: tokens per second with adaptive depth over those of an engine without a
-drafter, pair by pair; below 1 is slower. Medians and low-high over the pairs.
+drafter, pair by pair; below 1 is slower. Allowed are 1.03 times the time, and a
+second of probing. Medians and low-high over the pairs.
 tau: tokens per target pass. depth: tokens drafted per target pass. same:
 outputs of both sides that equal the first ones without a drafter."""
 
@@ -53,6 +56,7 @@ def concurrency_json(
         "definitions": CONCURRENCY_DEFINITIONS,
         "bench": asdict(config) | {"num_requests": config.requests_per_point},
         "figures": [asdict(row) for row in point_figures(runs)],
+        "keeping_up": [asdict(row) | {"keeps_up": row.keeps_up} for row in keeping_up(runs)],
         "runs": [
             {
                 "concurrency": measured.concurrency,
@@ -126,6 +130,25 @@ def depth_lines(rows: Sequence[PointFigures | PairFigures]) -> list[str]:
         f"adaptive, {row.concurrency} at once, drafted tokens: {_shares(row.num_passes_of_depth)}"
         for row in rows
         if isinstance(row, PairFigures) or row.way == ADAPTIVE.name
+    ]
+
+
+def keeping_up_lines(rows: Sequence[KeepingUp]) -> list[str]:
+    """How adaptive depth does against the best other way, one line for each point."""
+    return [
+        f"adaptive, {row.concurrency} at once: {row.over_best.median:.2f} times {row.best}, "
+        f"{row.over_best.low:.2f}-{row.over_best.high:.2f}"
+        + ("" if row.keeps_up else ": MORE THAN 3 % SLOWER")
+        for row in rows
+    ]
+
+
+def holding_lines(rows: Sequence[PairFigures]) -> list[str]:
+    """Whether drafting is never slower, one line for each point."""
+    return [
+        f"{row.concurrency} at once: {row.slowdown:.3f} times the time without a drafter, "
+        f"{row.limit:.3f} allowed" + ("" if row.holds else ": SLOWER")
+        for row in rows
     ]
 
 

@@ -81,7 +81,7 @@ class NeverSlowerConfig:
     each pair, and always whole sets of the requests, which are as many as the largest point.
     """
 
-    concurrency: tuple[int, ...] = (1, 4, 16)
+    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     seconds: float = 60.0
     pairs: int = 5
     max_tokens: int = 64

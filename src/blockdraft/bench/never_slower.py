@@ -25,6 +25,10 @@ NEVER_SLOWER_DEFINITIONS = {
     "tokens_per_second": "output tokens over the wall time of whole sets of requests, prompt "
     "passes and the emptying end included; over the pairs: median, lowest, highest",
     "ratio": "adaptive over no drafter, pair by pair, whoever went first: median, lowest, highest",
+    "slowdown": "seconds per token with adaptive depth over those without a drafter: 1 over the "
+    "median ratio",
+    "limit": "the most that slowdown may be: 1.03, and one second of probing in seconds_per_side",
+    "holds": "slowdown is at most limit",
     "confidence": "chance that lowest and highest enclose the true median of the ratio, if pairs "
     "are independent: 1 - 2^(1 - pairs)",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
@@ -33,6 +37,10 @@ NEVER_SLOWER_DEFINITIONS = {
     "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
     "num_identical": "outputs of both sides that equal the first ones without a drafter",
 }
+
+
+MOST_SLOWDOWN = 1.03
+PROBING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,9 @@ class PairFigures:
     adaptive_tokens_per_second: Spread
     no_drafter_tokens_per_second: Spread
     ratio: Spread
+    slowdown: float
+    limit: float
+    holds: bool
     confidence: float
     acceptance_length: float
     mean_depth: float
@@ -145,13 +156,19 @@ def pair_figures(pairs: Sequence[Pair]) -> list[PairFigures]:
 def _figures(group: Sequence[Pair]) -> PairFigures:
     adaptive, plain = [p.adaptive for p in group], [p.no_drafter for p in group]
     acceptance = total_acceptance([sample for run in adaptive for sample in run.samples])
+    seconds = min(sum(run.wall_seconds for run in runs) for runs in (adaptive, plain))
+    ratio = spread_of([pair.ratio for pair in group])
+    slowdown, limit = 1 / ratio.median, MOST_SLOWDOWN + PROBING_SECONDS / seconds
     return PairFigures(
         concurrency=group[0].concurrency,
         num_pairs=len(group),
-        seconds_per_side=min(sum(run.wall_seconds for run in runs) for runs in (adaptive, plain)),
+        seconds_per_side=seconds,
         adaptive_tokens_per_second=spread_of([run.tokens_per_second for run in adaptive]),
         no_drafter_tokens_per_second=spread_of([run.tokens_per_second for run in plain]),
-        ratio=spread_of([pair.ratio for pair in group]),
+        ratio=ratio,
+        slowdown=slowdown,
+        limit=limit,
+        holds=slowdown <= limit,
         confidence=1 - 2.0 ** (1 - len(group)),
         acceptance_length=acceptance.acceptance_length,
         mean_depth=acceptance.mean_depth,

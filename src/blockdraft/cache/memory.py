@@ -17,6 +17,9 @@ class Memory(Protocol):
         `with_context`: the draft context of its tokens is written too.
         """
 
+    def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:
+        """How many first tokens `open` could take over from a sequence that has `other_ids`."""
+
     def reserve(self, key: int, num_tokens: int) -> bool:
         """Give a sequence room for so many tokens; False, and nothing changes, if there is none."""
 
@@ -37,6 +40,10 @@ class Unlimited:
 
     def open(self, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
         """See Memory.open."""
+        return 0
+
+    def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:
+        """See Memory.num_shared."""
         return 0
 
     def reserve(self, key: int, num_tokens: int) -> bool:

@@ -81,6 +81,15 @@ class Pages:
         table.num_uncounted = len(table.page_ids) * PAGE_SIZE
         return table.num_uncounted
 
+    def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:
+        """See Memory.num_shared: whole pages."""
+        num_pages = min(len(token_ids) - 1, len(other_ids)) // PAGE_SIZE if self.reuse else 0
+        for index in range(num_pages):
+            page = slice(index * PAGE_SIZE, (index + 1) * PAGE_SIZE)
+            if token_ids[page] != other_ids[page]:
+                return index * PAGE_SIZE
+        return num_pages * PAGE_SIZE
+
     def reserve(self, key: int, num_tokens: int) -> bool:
         """Give a sequence room for so many tokens; False, and nothing changes, if there is none."""
         table = self._tables[key]

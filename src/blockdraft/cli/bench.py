@@ -65,6 +65,7 @@ def speed(
     device: options.Device = _LLM.device,
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _LLM.num_threads,
+    memory: options.Memory = _LLM.memory,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
@@ -92,6 +93,7 @@ def demo(
     device: options.Device = _LLM.device,
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _LLM.num_threads,
+    memory: options.Memory = _LLM.memory,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:

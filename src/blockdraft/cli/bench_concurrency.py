@@ -96,7 +96,12 @@ def _measure_concurrency(
     from rich.console import Console
 
     from blockdraft.bench import concurrency_report as report
-    from blockdraft.bench.concurrency import ConcurrencyBench, point_figures, ways_of
+    from blockdraft.bench.concurrency import (
+        ConcurrencyBench,
+        keeping_up,
+        point_figures,
+        ways_of,
+    )
 
     num_runs = len(config.concurrency) * config.repeats * len(ways_of(config))
     progress = Progress("concurrency", num_runs, "runs")
@@ -108,7 +113,8 @@ def _measure_concurrency(
         size = f"{config.requests_per_point} requests of at most {config.max_tokens} tokens"
         rows = point_figures(runs)
         Console().print(report.concurrency_table(f"{how}, {size}", rows))
-        print(*report.depth_lines(rows), report.CONCURRENCY_LEGEND, sep="\n")
+        verdicts = report.keeping_up_lines(keeping_up(runs))
+        print(*report.depth_lines(rows), *verdicts, report.CONCURRENCY_LEGEND, sep="\n")
     if llm_config.exact and any(r.num_identical < len(r.run.samples) for r in runs):
         raise typer.Exit(DIFFERS)
 
@@ -180,7 +186,8 @@ def _measure_never_slower(
         size = f"{config.requests_per_point} requests of at most {config.max_tokens} tokens"
         rows = pair_figures(measured)
         Console().print(report.never_slower_table(f"greedy, {size}", rows))
-        print(*report.depth_lines(rows), report.NEVER_SLOWER_LEGEND, sep="\n")
+        verdicts = report.holding_lines(rows)
+        print(*report.depth_lines(rows), *verdicts, report.NEVER_SLOWER_LEGEND, sep="\n")
     if llm_config.exact and any(p.num_identical < p.num_outputs for p in measured):
         raise typer.Exit(DIFFERS)
 

@@ -28,7 +28,10 @@ Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
 Device = Annotated[str, typer.Option(help="cpu, auto or a torch device.")]
 Exact = Annotated[Switch, typer.Option(help="Drafted output equals plain output, bit for bit.")]
 NumThreads = Annotated[
-    int | None, typer.Option("--threads", help="Threads of torch.", show_default="torch's own")
+    int | None,
+    typer.Option(
+        "--threads", help="Threads of torch.", show_default="torch's own, at most one a core"
+    ),
 ]
 MaxConcurrency = Annotated[int, typer.Option(help="Most sequences that advance together.")]
 Memory = Annotated[

@@ -20,9 +20,10 @@ class LLMConfig:
     max_concurrency: sequences that advance together. prefill_chunk: prompt tokens a step, of all
     prompts together; each gets 32 at least, so very many prompts make a larger step.
     memory: GiB for keys and values of target and drafter; None is room for `max_concurrency`
-    sequences of full length, but at most a quarter of the machine's memory.
+    sequences of full length, but at most a quarter of the machine's (or container's) memory.
     adaptive: draft as much as pays on this machine, nothing included; False drafts whole blocks.
-    num_threads: of the whole process; None leaves torch's setting.
+    num_threads: of the whole process; None leaves torch's setting, but for no more than the cores
+    that this process may use.
 
     Raises:
         ConfigError: a value is out of its range.

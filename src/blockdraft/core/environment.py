@@ -1,6 +1,5 @@
 """Where a result comes from: command, code, versions, machine. Loads no model library."""
 
-import os
 import platform
 import subprocess
 import sys
@@ -8,6 +7,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from blockdraft.core.machine import num_cpus
 
 _PACKAGES = ("blockdraft", "torch", "transformers", "tokenizers", "numpy")
 
@@ -21,9 +22,7 @@ def describe_environment() -> dict[str, Any]:
         "versions": {"python": platform.python_version()} | _versions(),
         "machine": {
             "cpu": _cpu_name(),
-            "num_cpus": len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count(),
+            "num_cpus": num_cpus(),
             "platform": platform.platform(),
         },
     }

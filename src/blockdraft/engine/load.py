@@ -1,7 +1,6 @@
 """From folders of models to an engine that is ready."""
 
 import logging
-import os
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.machine import memory_bytes
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft import DraftModel, load_draft_model
 from blockdraft.models.draft_context import DraftContexts
@@ -112,4 +112,4 @@ def _memory_bytes(config: LLMConfig, device: torch.device) -> float:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return SHARE_OF_MEMORY * free
-    return SHARE_OF_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return SHARE_OF_MEMORY * memory_bytes()

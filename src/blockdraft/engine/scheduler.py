@@ -89,19 +89,39 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def _admit(self) -> None:
-        """Start waiting sequences while there is a place, and room for all their tokens."""
+        """Start waiting sequences while there is a place, and room for all their tokens.
+
+        One whose beginning is being computed for another waits for it instead of computing it too.
+        """
         while self.waiting and len(self.running) < self.max_running:
             sequence = self.waiting[0]
             self.memory.close(sequence.key)  # a step that was interrupted here is made again
-            with_context = self.draft_context and sequence.may_draft
             num_reused = self.memory.open(
-                sequence.key, sequence.token_ids, with_context=with_context
+                sequence.key, sequence.token_ids, with_context=self._with_context(sequence)
             )
-            if not self.memory.reserve(sequence.key, len(sequence.token_ids)):
+            if self._saves_by_waiting(sequence, num_reused) or not self.memory.reserve(
+                sequence.key, len(sequence.token_ids)
+            ):
                 self.memory.close(sequence.key)
                 return
             sequence.num_cached = num_reused
             self.running.append(self.waiting.popleft())
+
+    def _with_context(self, sequence: Sequence) -> bool:
+        return self.draft_context and sequence.may_draft
+
+    def _saves_by_waiting(self, sequence: Sequence, num_reused: int) -> bool:
+        """True if a running prompt will soon leave it more than the `num_reused` tokens of now.
+
+        Soon: at least half of the tokens that the running one still has to compute are shared, so
+        that a short prompt does not wait for the end of a much longer one.
+        """
+        for other in self.running:
+            if other.is_prefilling and self._with_context(other) == self._with_context(sequence):
+                gain = self.memory.num_shared(sequence.token_ids, other.token_ids) - num_reused
+                if gain > 0 and 2 * gain >= len(other.token_ids) - other.num_cached:
+                    return True
+        return False
 
     def _chunk(self) -> int:
         """Prompt tokens of each row that is not complete yet."""

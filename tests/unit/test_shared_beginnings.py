@@ -1,0 +1,142 @@
+"""Requests whose beginnings are equal, arriving together: the second waits for the first."""
+
+import pytest
+
+from blockdraft.cache.memory import Unlimited
+from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Sequence
+from blockdraft.engine.controller import FixedDepth
+from blockdraft.engine.scheduler import Scheduler
+
+NUM_PROMPT = 3 * PAGE_SIZE + 5
+
+
+def make_scheduler(memory=None, *, draft_context=True):
+    memory = memory or Pages(100)
+    return Scheduler(
+        memory,
+        FixedDepth(),
+        memory.close,
+        max_running=8,
+        prefill_chunk=2 * PAGE_SIZE,
+        max_draft_tokens=3,
+        draft_context=draft_context,
+    )
+
+
+def add(scheduler, key, token_ids, **params):
+    sequence = Sequence(
+        key=key,
+        params=SamplingParams(max_tokens=20, **params),
+        seed=0,
+        sample_index=0,
+        stop_ids=frozenset(),
+        token_ids=list(token_ids),
+        num_prompt=len(token_ids),
+    )
+    scheduler.add(sequence)
+    return sequence
+
+
+def step(scheduler):
+    """Schedule, and commit as the engine does; returns the new tokens of each sequence."""
+    rows = {row.sequence.key: len(row.new_ids) for row in scheduler.schedule()}
+    for sequence in scheduler.running:
+        sequence.num_cached += rows[sequence.key]
+        if sequence.num_cached == len(sequence.token_ids):
+            scheduler.memory.publish(sequence.key, sequence.token_ids, sequence.num_cached)
+            sequence.append(7)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (range(200), range(200), 3 * PAGE_SIZE),
+        (range(192), range(192), 2 * PAGE_SIZE),  # one token stays to be computed
+        (range(192), range(300), 3 * PAGE_SIZE),
+        (range(300), range(100), PAGE_SIZE),
+        ([*range(100), -1], range(200), PAGE_SIZE),
+        ([-1, *range(1, 200)], range(200), 0),
+        (range(63), range(63), 0),
+    ],
+)
+def test_what_is_shared_is_whole_pages(first, second, expected):
+    first, second = list(first), list(second)
+    assert Pages(9).num_shared(second, first) == expected
+    assert Pages(9, reuse=False).num_shared(second, first) == 0
+    assert Unlimited().num_shared(second, first) == 0
+
+
+def test_what_is_shared_is_what_is_taken_over():
+    pages, prompt = Pages(9), list(range(200))
+    pages.open(0, prompt, with_context=True)
+    pages.reserve(0, 200)
+    pages.publish(0, prompt, 200)
+    assert pages.open(1, prompt, with_context=True) == pages.num_shared(prompt, prompt)
+
+
+def test_samples_of_one_prompt_compute_it_once():
+    scheduler = make_scheduler()
+    for key in range(4):
+        add(scheduler, key, range(NUM_PROMPT))
+    assert step(scheduler) == {0: 2 * PAGE_SIZE}
+    assert step(scheduler) == {0: PAGE_SIZE + 5}
+    # The others take three pages over, and compute what is left of the prompt.
+    assert step(scheduler) == {0: 1, 1: 5, 2: 5, 3: 5}
+    scheduler.memory.check_integrity()
+
+
+@pytest.mark.parametrize("memory", [Unlimited, lambda: Pages(100, reuse=False)])
+def test_nobody_waits_where_nothing_is_reused(memory):
+    scheduler = make_scheduler(memory())
+    for key in range(2):
+        add(scheduler, key, range(NUM_PROMPT))
+    assert set(step(scheduler)) == {0, 1}
+
+
+def test_nobody_waits_for_pages_without_the_context_that_it_needs():
+    scheduler = make_scheduler()
+    add(scheduler, 0, range(NUM_PROMPT), speculative=False)
+    add(scheduler, 1, range(NUM_PROMPT))
+    assert set(step(scheduler)) == {0, 1}
+    # A drafter that keeps no context makes no difference between them.
+    scheduler = make_scheduler(draft_context=False)
+    add(scheduler, 0, range(NUM_PROMPT), speculative=False)
+    add(scheduler, 1, range(NUM_PROMPT))
+    assert set(step(scheduler)) == {0}
+
+
+def test_nobody_waits_for_a_prompt_that_is_much_longer_than_what_is_shared():
+    shared = range(PAGE_SIZE)
+    scheduler = make_scheduler()
+    add(scheduler, 0, [*shared, *range(1000, 1000 + 2 * PAGE_SIZE)])
+    add(scheduler, 1, [*shared, 1, 2])
+    assert set(step(scheduler)) == {0, 1}
+    scheduler = make_scheduler()
+    add(scheduler, 0, [*shared, *range(1000, 1000 + PAGE_SIZE)])
+    add(scheduler, 1, [*shared, 1, 2])
+    assert set(step(scheduler)) == {0}
+
+
+def test_who_waits_goes_on_when_the_other_one_is_gone():
+    scheduler = make_scheduler()
+    add(scheduler, 0, range(NUM_PROMPT))
+    add(scheduler, 1, range(NUM_PROMPT))
+    assert set(step(scheduler)) == {0}
+    scheduler.remove(0)
+    scheduler.memory.close(0)
+    assert step(scheduler) == {1: 2 * PAGE_SIZE}
+    scheduler.memory.check_integrity()
+
+
+def test_who_has_all_that_it_can_have_does_not_wait():
+    scheduler = make_scheduler()
+    add(scheduler, 0, range(NUM_PROMPT))
+    for _ in range(2):
+        step(scheduler)
+    add(scheduler, 1, [*range(NUM_PROMPT), 1])
+    add(scheduler, 2, [*range(NUM_PROMPT), 1])
+    # The first three pages are there; what both lack is less than a page.
+    assert step(scheduler) == {0: 1, 1: 6, 2: 6}
