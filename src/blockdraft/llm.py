@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast, overload
@@ -15,6 +16,7 @@ from blockdraft.core.machine import num_cpus
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk, Completion, Generation, make_completion
 from blockdraft.engine.load import load_engine
+from blockdraft.engine.measuring import Meter, measured
 from blockdraft.hub.catalog import find_drafter
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.loading import resolve_device, resolve_dtype
@@ -121,6 +123,14 @@ class LLM:
     def use_fixed_depth(self, depth: int) -> None:
         """See Engine.use_fixed_depth."""
         self.engine.use_fixed_depth(depth)
+
+    def measured(self) -> AbstractContextManager[Meter]:
+        """Account for all that runs inside: time, work and memory, line by line.
+
+        `with llm.measured() as meter: llm.generate(...); ledger = meter.take()`. On a GPU it is
+        waited for at every border between lines, which takes time itself.
+        """
+        return measured(self.engine, self.device)
 
     @overload
     def generate(
