@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blockdraft import LLM
-from blockdraft.core.recorder import NoRecorder, Work
+from blockdraft.core.recorder import Work
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.account import DraftMemory, Ledger, LedgerLine, make_ledger
 from blockdraft.engine.engine import Engine
@@ -80,7 +80,7 @@ def test_lines_sum_to_the_time_between_two_takings(llm, monkeypatch):
 def test_plain_decoding_has_no_lines_of_drafting(llm):
     ledger, lines, _ = account(llm, speculative=False)
     for name in ("draft_prefill", "draft", "draft_head", "guess", "accepted", "wasted"):
-        assert name not in lines or not (lines[name].nanoseconds or lines[name].work.rows)
+        assert name not in lines or lines[name].work == Work()
     assert ledger.rows_per_token == ledger.acceptance_length == 1.0
     assert ledger.wasted_share == 0.0
     assert ledger.memory.context == ledger.memory.waiting_features == 0
@@ -167,19 +167,18 @@ def test_parts_that_tell_nothing_are_measured_from_outside():
     assert ledger.num_tokens == 9
     assert sum(line.flops + line.num_bytes for line in ledger.lines) == 0
     assert ledger.memory == DraftMemory()
-    assert not isinstance(target, NoRecorder)
-    assert not hasattr(NoDrafter(), "recorder")
+    assert not hasattr(target, "recorder")
 
 
 MILLISECOND = 1_000_000
 
 
-def ledger(passes, kept, wasted, *, prefill=0, **milliseconds):
+def ledger(passes, kept, num_wasted, *, prefill=0, **milliseconds):
     """A ledger of `passes` that kept so many tokens and wasted so many rows, and of one prompt."""
     work = {
         "accepted": Work(rows=kept - passes),
         "bonus": Work(rows=passes, sequences=passes),
-        "wasted": Work(rows=wasted),
+        "wasted": Work(rows=num_wasted),
         "commit": Work(rows=kept + 1),
     }
     times = {"prefill": prefill, **dict.fromkeys(work, 0), **milliseconds}

@@ -10,7 +10,7 @@ from typing import Any
 
 from blockdraft.core.recorder import Line, Phase, Work
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.ledger import SPLITS, PhaseTotals
+from blockdraft.engine.ledger import LINES, SPLITS, PhaseTotals
 from blockdraft.models.arithmetic import (
     Rates,
     context_bytes,
@@ -195,12 +195,13 @@ def make_ledger(totals: PhaseTotals, engine: Engine) -> Ledger:
     rates = line_rates(engine)
     times = totals.line_nanoseconds
     lines = []
-    for name, nanoseconds in times.items():
+    for name in LINES:
+        if name not in times and name not in totals.work:
+            continue
         work, rate = totals.work.get(name, Work()), rates.get(name, Rates())
-        waited = _waited(totals, name, nanoseconds)
-        lines.append(
-            LedgerLine(name, nanoseconds, work, rate.flops(work), rate.num_bytes(work), waited)
-        )
+        passed = times.get(name, 0)
+        waited = _waited(totals, name, passed)
+        lines.append(LedgerLine(name, passed, work, rate.flops(work), rate.num_bytes(work), waited))
     return Ledger(tuple(lines), totals.num_steps, _memory(totals, engine))
 
 
