@@ -86,16 +86,27 @@ def generate(
         raise RequestError("the prompt is empty; give some text")
     _check(ctx.params, config, params)
     llm = options.load_llm(config)
-    prompt_ids = _encode(llm, text, system, raw)
-    if ledger:
-        _print_ledger(llm, prompt_ids, params, waterfall, as_json)
-    elif compare:
+    _answer(llm, _encode(llm, text, system, raw), params, text, ctx.params)
+
+
+def _answer(
+    llm: "LLM",
+    prompt_ids: list[int],
+    params: SamplingParams,
+    text: str,
+    values: Mapping[str, Any],
+) -> None:
+    """Answer in the way that the options ask for."""
+    as_json = values["as_json"]
+    if values["ledger"]:
+        _print_ledger(llm, prompt_ids, params, values["waterfall"], as_json)
+    elif values["compare"]:
         _compare(llm, prompt_ids, params, as_json)
     elif as_json:
         _print_json(llm, prompt_ids, params)
-    elif show_draft:
-        _print_drafts(llm, prompt_ids, params, text, raw)
-    elif smooth:
+    elif values["show_draft"]:
+        _print_drafts(llm, prompt_ids, params, text, values["raw"])
+    elif values["smooth"]:
         _print_smoothly(llm, prompt_ids, params)
     else:
         _print_text(llm, prompt_ids, params)

@@ -173,7 +173,7 @@ def copied_bytes(model: DraftModel, num_guessable: int, *, all_guessable: bool) 
     packed = [
         module.weight
         for module in model.modules()
-        if isinstance(vars(module).get("forward"), PackedLinear)
+        if isinstance(module, nn.Linear) and isinstance(vars(module).get("forward"), PackedLinear)
     ]
     head = num_guessable * model.config.hidden_size * model.fc.weight.itemsize
     if all_guessable and not can_pack(model.fc.weight):
