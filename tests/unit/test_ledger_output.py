@@ -77,7 +77,9 @@ def test_figures_are_told_in_words():
     assert margin == (
         "break-even tau 1.00: drafting gains +80% in decoding, +67% with prompts and all"
     )
-    assert memory.startswith("memory for drafting 3.5 MiB: weights 1.0, ")
+    assert memory == (
+        "3.5 MiB for drafting: weights 1.0, packed copies 2.0, draft K/V 0.0, waiting features 0.5"
+    )
     assert len(figure_lines(ACCOUNTS[1])) == 1
 
 

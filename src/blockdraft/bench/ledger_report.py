@@ -108,15 +108,15 @@ def figure_lines(account: Account) -> list[str]:
             f"break-even tau {margin.break_even_tau:.2f}: drafting gains {margin.margin:+.0%} in "
             f"decoding, {margin.overall_margin:+.0%} with prompts and all"
         )
-    if memory.total:
+    if memory.total and account.plain is not None:
         parts = {
             "weights": memory.weights,
-            "copies in the kernels' order": memory.weight_copies,
-            "draft keys and values": memory.context,
+            "packed copies": memory.weight_copies,
+            "draft K/V": memory.context,
             "waiting features": memory.waiting_features,
         }
         listed = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
-        lines.append(f"memory for drafting {_mib(memory.total)} MiB: {listed}")
+        lines.append(f"{_mib(memory.total)} MiB for drafting: {listed}")
     waited = sum(line.waited_nanoseconds for line in ledger.lines)
     if waited:
         lines.append(f"of the time, {waited / 1e6:,.1f} ms were waiting for the device")
