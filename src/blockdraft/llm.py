@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, cast, overload
 
@@ -14,6 +15,7 @@ from blockdraft.core.machine import num_cpus
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
+from blockdraft.engine.measuring import Meter, measured
 from blockdraft.engine.samples import Job, Samples
 from blockdraft.hub.catalog import find_drafter
 from blockdraft.hub.resolve import resolve_model
@@ -88,6 +90,14 @@ class LLM:
     def use_fixed_depth(self, depth: int) -> None:
         """See Engine.use_fixed_depth."""
         self.engine.use_fixed_depth(depth)
+
+    def measured(self) -> AbstractContextManager[Meter]:
+        """Account for all that runs inside: time, work and memory, line by line.
+
+        `with llm.measured() as meter: llm.generate(...); ledger = meter.take()`. On a GPU it is
+        waited for at every border between lines, which takes time itself.
+        """
+        return measured(self.engine, self.device)
 
     @overload
     def generate(

@@ -1,6 +1,7 @@
 """The same requests, one after another or many at once, plainly and with drafts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,8 +19,10 @@ from blockdraft.bench.decode import (
     total_acceptance,
 )
 from blockdraft.bench.figures import Spread, spread_of
+from blockdraft.bench.ledger import Account, merge_totals
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
-from blockdraft.engine.measuring import time_phases
+from blockdraft.engine.account import make_ledger
+from blockdraft.engine.measuring import measured
 from blockdraft.llm import LLM
 
 CONCURRENCY_DEFINITIONS = {
@@ -115,19 +118,20 @@ class ConcurrencyBench:
         chosen = mixed_prompts(prompts, config.requests_per_point)
         encoded = [encode_prompt(self.llm, prompt, config.params) for prompt in chosen]
         ways, decoder = ways_of(config), Decoder(self.llm)
-        if config.phases:
-            time_phases(self.llm.engine, self.llm.device)
         reference: list[tuple[int, ...]] = []
         done: list[PointRun] = []
-        for concurrency in config.concurrency:
-            for way in ways:
-                decoder.warm_up(encoded, config.params, way, concurrency)
-            for repeat in range(config.repeats):
-                for way in in_turn(ways, repeat):
-                    run = decoder.run(encoded, config.params, way, concurrency)
-                    reference = reference or run.outputs
-                    done.append(PointRun(concurrency, way, run, run.num_equal(reference)))
-                    on_progress(done[-1])
+        with ExitStack() as stack:
+            if config.ledger:
+                stack.enter_context(measured(self.llm.engine, self.llm.device))
+            for concurrency in config.concurrency:
+                for way in ways:
+                    decoder.warm_up(encoded, config.params, way, concurrency)
+                for repeat in range(config.repeats):
+                    for way in in_turn(ways, repeat):
+                        run = decoder.run(encoded, config.params, way, concurrency)
+                        reference = reference or run.outputs
+                        done.append(PointRun(concurrency, way, run, run.num_equal(reference)))
+                        on_progress(done[-1])
         return done
 
 
@@ -140,6 +144,20 @@ def point_figures(runs: Sequence[PointRun]) -> list[PointFigures]:
 def keeping_up(runs: Sequence[PointRun]) -> list[KeepingUp]:
     """How adaptive depth does against the best other way, point by point."""
     return [_keeping_up(point, ways) for point, ways in _by_point(runs).items()]
+
+
+def accounts_of(llm: LLM, runs: Sequence[PointRun]) -> list[Account]:
+    """One for each point and way, over the repeats, measured with a ledger."""
+    accounts = []
+    for concurrency, ways in _by_point(runs).items():
+        totals = {way: merge_totals(m.run.phases for m in group) for way, group in ways.items()}
+        plain = make_ledger(totals.pop(PLAIN), llm.engine)
+        accounts.append(Account(f"{concurrency} at once, {PLAIN.name}", plain))
+        accounts += [
+            Account(f"{concurrency} at once, {way.name}", make_ledger(whole, llm.engine), plain)
+            for way, whole in totals.items()
+        ]
+    return accounts
 
 
 def _by_point(runs: Sequence[PointRun]) -> dict[int, dict[Way, list[PointRun]]]:

@@ -11,11 +11,13 @@ from blockdraft.bench.concurrency import (
     KeepingUp,
     PointFigures,
     PointRun,
+    accounts_of,
     keeping_up,
     point_figures,
 )
 from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
 from blockdraft.bench.decode import ADAPTIVE, Run
+from blockdraft.bench.ledger import describe_accounts
 from blockdraft.bench.never_slower import (
     NEVER_SLOWER_DEFINITIONS,
     Pair,
@@ -46,7 +48,7 @@ def concurrency_json(
     llm: LLM, config: ConcurrencyConfig, runs: Sequence[PointRun]
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
-    return {
+    report: dict[str, Any] = {
         **describe_setting(llm),
         "definitions": CONCURRENCY_DEFINITIONS,
         "bench": asdict(config) | {"num_requests": config.requests_per_point},
@@ -62,6 +64,9 @@ def concurrency_json(
             for measured in runs
         ],
     }
+    if config.ledger:
+        report["ledger"] = describe_accounts(accounts_of(llm, runs))
+    return report
 
 
 def never_slower_json(llm: LLM, config: NeverSlowerConfig, pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -85,16 +90,13 @@ def never_slower_json(llm: LLM, config: NeverSlowerConfig, pairs: Sequence[Pair]
 
 
 def _run(run: Run) -> dict[str, Any]:
-    described: dict[str, Any] = {
+    return {
         "wall_seconds": run.wall_seconds,
         "num_tokens": run.num_tokens,
         "tokens_per_second": run.tokens_per_second,
         "depth_use": asdict(run.depth_use),
         "requests": [describe_sample(sample) for sample in run.samples],
     }
-    if run.phases.num_steps:
-        described["phases"] = run.phases.to_dict()
-    return described
 
 
 def concurrency_table(title: str, rows: Sequence[PointFigures]) -> Table:

@@ -11,13 +11,17 @@ WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedConfig:
-    """How to decode. `block`: most slots of a block, the anchor included; None: the drafter's."""
+    """How to decode. `block`: most slots of a block, the anchor included; None: the drafter's.
+
+    `ledger` also accounts for the time of every step, for which a GPU has to be waited for.
+    """
 
     max_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
     block: int | None = None
     with_transformers: bool = True
+    ledger: bool = False
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 2:
@@ -40,8 +44,8 @@ class ConcurrencyConfig:
 
     Each point of `concurrency` runs the same `num_requests` requests to completion, with at most
     that many at once; None is as many as the largest point. `fixed` is the depth, in drafted
-    tokens, of the way that always drafts as many. `phases` also times the phases of every step,
-    for which a GPU has to be waited for.
+    tokens, of the way that always drafts as many. `ledger` also accounts for the time of every
+    step, for which a GPU has to be waited for.
     """
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -51,7 +55,7 @@ class ConcurrencyConfig:
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0
-    phases: bool = False
+    ledger: bool = False
 
     def __post_init__(self) -> None:
         _check_points("concurrency", self.concurrency)

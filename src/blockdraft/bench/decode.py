@@ -109,7 +109,8 @@ class Decoder:
             params = replace(params, speculative=False)
         engine.timer.take_totals()
         start = perf_counter()
-        generations = self.llm.generate([list(prompt) for prompt in prompts], params)
+        with engine.timer.phase("stream"):
+            generations = self.llm.generate([list(prompt) for prompt in prompts], params)
         wall_seconds = perf_counter() - start
         return Run(
             samples=tuple(sample_of(generation.completions[0]) for generation in generations),

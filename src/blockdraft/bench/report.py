@@ -9,8 +9,10 @@ from rich.table import Table
 
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, Spread, groups_of
+from blockdraft.bench.ledger import Account, describe_accounts, merge_totals
 from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement
+from blockdraft.engine.account import make_ledger
 from blockdraft.engine.setting import describe_setting
 from blockdraft.llm import LLM
 
@@ -22,16 +24,28 @@ def json_report(llm: LLM, runs: Runs) -> dict[str, Any]:
     return {
         **describe_setting(llm),
         "definitions": DEFINITIONS,
-        "runs": [_run(config, measurements) for config, measurements in runs],
+        "runs": [_run(llm, config, measurements) for config, measurements in runs],
     }
 
 
-def _run(config: SpeedConfig, measurements: Sequence[Measurement]) -> dict[str, Any]:
-    return {
+def _run(llm: LLM, config: SpeedConfig, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    described = {
         "config": asdict(config),
         "figures": {name: asdict(row) for name, row in groups_of(measurements).items()},
         "prompts": [_prompt(measurement) for measurement in measurements],
     }
+    if config.ledger:
+        described["ledger"] = describe_accounts(accounts_of(llm, measurements))
+    return described
+
+
+def accounts_of(llm: LLM, measurements: Sequence[Measurement]) -> list[Account]:
+    """Drafted and plain decoding of all prompts together, measured with a ledger."""
+    plain, drafted = (
+        make_ledger(merge_totals(m.phases[way] for m in measurements), llm.engine)
+        for way in ("plain", "drafted")
+    )
+    return [Account("drafted", drafted, plain), Account("plain", plain)]
 
 
 def _prompt(measurement: Measurement) -> dict[str, Any]:

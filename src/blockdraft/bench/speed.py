@@ -1,7 +1,8 @@
 """The same prompts, decoded plainly, with drafts, and by transformers, in turns."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 
 from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
 from blockdraft.bench.decode import check_drafts, encode_prompt, in_turn
@@ -10,7 +11,8 @@ from blockdraft.bench.stock import StockGenerator
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.measuring import compute_every_prompt
+from blockdraft.engine.ledger import PhaseTotals
+from blockdraft.engine.measuring import Meter, compute_every_prompt
 from blockdraft.llm import LLM
 from blockdraft.text.kinds import loops
 
@@ -19,12 +21,13 @@ Decode = Callable[[list[int], SamplingParams], Sample]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One prompt, decoded in every way."""
+    """One prompt, decoded in every way. `phases`: by way, if a ledger was asked for."""
 
     prompt: BenchPrompt
     plain: Sample
     drafted: Sample
     transformers: Sample | None
+    phases: Mapping[str, PhaseTotals] = field(default_factory=dict)
 
     @property
     def identical(self) -> bool:
@@ -65,14 +68,14 @@ class SpeedBench:
         for decode in ways.values():
             decode(encoded[0], warm_up)
         measurements = []
-        for index, (prompt, prompt_ids) in enumerate(zip(prompts, encoded, strict=True)):
-            samples = _in_turns(ways, prompt_ids, config.params, index)
-            measurements.append(
-                Measurement(
-                    prompt, samples["plain"], samples["drafted"], samples.get("transformers")
-                )
-            )
-            on_progress(measurements[-1])
+        with ExitStack() as stack:
+            meter = stack.enter_context(self.llm.measured()) if config.ledger else None
+            for index, (prompt, prompt_ids) in enumerate(zip(prompts, encoded, strict=True)):
+                samples, phases = _in_turns(ways, prompt_ids, config.params, index, meter)
+                plain, drafted = samples["plain"], samples["drafted"]
+                stock = samples.get("transformers")
+                measurements.append(Measurement(prompt, plain, drafted, stock, phases))
+                on_progress(measurements[-1])
         return measurements
 
     def _ways(self, config: SpeedConfig) -> dict[str, Decode]:
@@ -97,7 +100,20 @@ class SpeedBench:
 
 
 def _in_turns(
-    ways: dict[str, Decode], prompt_ids: list[int], params: SamplingParams, index: int
-) -> dict[str, Sample]:
+    ways: dict[str, Decode],
+    prompt_ids: list[int],
+    params: SamplingParams,
+    index: int,
+    meter: Meter | None,
+) -> tuple[dict[str, Sample], dict[str, PhaseTotals]]:
     """One sample of each way; each is first equally often, so a slowing machine favors none."""
-    return {name: ways[name](prompt_ids, params) for name in in_turn(list(ways), index)}
+    samples: dict[str, Sample] = {}
+    phases: dict[str, PhaseTotals] = {}
+    for name in in_turn(list(ways), index):
+        if meter is None:
+            samples[name] = ways[name](prompt_ids, params)
+            continue
+        meter.take_totals()  # what was between belongs to nobody
+        samples[name] = ways[name](prompt_ids, params)
+        phases[name] = meter.take_totals()
+    return samples, phases

@@ -24,6 +24,13 @@ from blockdraft.cli.bench_output import (
     headline,
     publish,
 )
+from blockdraft.cli.ledger_output import (
+    Ledger,
+    Waterfall,
+    check_waterfall,
+    print_ledgers,
+    write_waterfall,
+)
 from blockdraft.cli.output import DIFFERS
 from blockdraft.core.config import LLMConfig
 
@@ -66,6 +73,8 @@ def speed(
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _LLM.num_threads,
     memory: options.Memory = _LLM.memory,
+    ledger: Ledger = _SPEED.ledger,
+    waterfall: Waterfall = None,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
@@ -77,8 +86,10 @@ def speed(
         seed=seed,
         block=block,
         with_transformers=with_transformers,
+        ledger=ledger,
     )
-    _measure(options.llm_config(ctx.params), [config], workload, output, as_json)
+    check_waterfall(waterfall, with_ledger=ledger)
+    _measure(options.llm_config(ctx.params), [config], workload, output, as_json, waterfall)
 
 
 @app.command()
@@ -110,6 +121,7 @@ def _measure(
     workload: Sequence[BenchPrompt],
     output: Path | None,
     as_json: bool,
+    waterfall: Path | None = None,
 ) -> None:
     """Run every config, report, and exit with 1 if any drafted output differs from the plain one.
 
@@ -122,7 +134,7 @@ def _measure(
     from rich.console import Console
 
     from blockdraft.bench.figures import groups_of
-    from blockdraft.bench.report import LEGEND, json_report, table
+    from blockdraft.bench.report import LEGEND, accounts_of, json_report, table
     from blockdraft.bench.speed import SpeedBench
 
     bench = SpeedBench(llm, with_transformers=configs[0].with_transformers)
@@ -138,6 +150,12 @@ def _measure(
             title = f"{how}, at most {config.max_tokens} tokens"
             Console().print(table(title, groups_of(measurements)))
         print(LEGEND)
+    for config, measurements in runs:
+        if config.ledger:
+            accounts = accounts_of(llm, measurements)
+            write_waterfall(waterfall, accounts, headline(llm))
+            if not as_json:
+                print_ledgers(accounts)
     all_identical = all(m.identical for _, measurements in runs for m in measurements)
     if llm_config.exact and not all_identical:
         raise typer.Exit(DIFFERS)

@@ -18,6 +18,13 @@ from blockdraft.cli.bench_output import (
     publish,
     show_points,
 )
+from blockdraft.cli.ledger_output import (
+    Ledger,
+    Waterfall,
+    check_waterfall,
+    print_ledgers,
+    write_waterfall,
+)
 from blockdraft.cli.output import DIFFERS
 from blockdraft.core.config import LLMConfig
 
@@ -51,9 +58,8 @@ def concurrency(
     max_tokens: options.MaxTokens = _CONCURRENCY.max_tokens,
     temperature: options.Temperature = _CONCURRENCY.temperature,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _CONCURRENCY.seed,
-    phases: Annotated[
-        bool, typer.Option("--phases", help="Report where the time of the steps goes (JSON).")
-    ] = _CONCURRENCY.phases,
+    ledger: Ledger = _CONCURRENCY.ledger,
+    waterfall: Waterfall = None,
     target: options.Target = _LLM.target,
     drafter: options.Drafter = str(_LLM.drafter),
     dtype: options.Dtype = _LLM.dtype,
@@ -78,9 +84,12 @@ def concurrency(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
-        phases=phases,
+        ledger=ledger,
     )
-    _measure_concurrency(options.llm_config(ctx.params), config, workload, output, as_json)
+    check_waterfall(waterfall, with_ledger=ledger)
+    _measure_concurrency(
+        options.llm_config(ctx.params), config, workload, output, waterfall, as_json
+    )
 
 
 def _measure_concurrency(
@@ -88,6 +97,7 @@ def _measure_concurrency(
     config: ConcurrencyConfig,
     workload: list[BenchPrompt],
     output: Path | None,
+    waterfall: Path | None,
     as_json: bool,
 ) -> None:
     config.params  # noqa: B018 - raises for a bad value before anything is loaded
@@ -98,6 +108,7 @@ def _measure_concurrency(
     from blockdraft.bench import concurrency_report as report
     from blockdraft.bench.concurrency import (
         ConcurrencyBench,
+        accounts_of,
         keeping_up,
         point_figures,
         ways_of,
@@ -115,6 +126,11 @@ def _measure_concurrency(
         Console().print(report.concurrency_table(f"{how}, {size}", rows))
         verdicts = report.keeping_up_lines(keeping_up(runs))
         print(*report.depth_lines(rows), *verdicts, report.CONCURRENCY_LEGEND, sep="\n")
+    if config.ledger:
+        accounts = accounts_of(llm, runs)
+        write_waterfall(waterfall, accounts, headline(llm))
+        if not as_json:
+            print_ledgers(accounts)
     if llm_config.exact and any(r.num_identical < len(r.run.samples) for r in runs):
         raise typer.Exit(DIFFERS)
 

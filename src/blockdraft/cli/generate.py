@@ -2,11 +2,20 @@
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blockdraft.cli import options
+from blockdraft.cli.bench_output import headline
+from blockdraft.cli.ledger_output import (
+    Ledger,
+    Waterfall,
+    check_waterfall,
+    print_ledgers,
+    write_waterfall,
+)
 from blockdraft.cli.output import (
     DIFFERS,
     describe_completion,
@@ -19,7 +28,7 @@ from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
-    from blockdraft.engine.completion import Completion
+    from blockdraft.engine.completion import Completion, Generation
     from blockdraft.llm import LLM
 
 _CONFIG = LLMConfig()
@@ -69,9 +78,11 @@ def generate(
     smooth: Annotated[
         bool, typer.Option("--smooth", help="Let text flow evenly, a quarter of a second late.")
     ] = False,
+    ledger: Ledger = False,
+    waterfall: Waterfall = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer one prompt."""
+    """Answer one prompt. With --ledger it is decoded plainly too, to compare."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -79,14 +90,27 @@ def generate(
         raise RequestError("the prompt is empty; give some text")
     _check(ctx.params, config, params)
     llm = options.load_llm(config)
-    prompt_ids = _encode(llm, text, system, raw)
-    if compare:
+    _answer(llm, _encode(llm, text, system, raw), params, text, ctx.params)
+
+
+def _answer(
+    llm: "LLM",
+    prompt_ids: list[int],
+    params: SamplingParams,
+    text: str,
+    values: Mapping[str, Any],
+) -> None:
+    """Answer in the way that the options ask for."""
+    as_json = values["as_json"]
+    if values["ledger"]:
+        _print_ledger(llm, prompt_ids, params, values["waterfall"], as_json)
+    elif values["compare"]:
         _compare(llm, prompt_ids, params, as_json)
     elif as_json:
         _print_json(llm, prompt_ids, params)
-    elif show_draft:
-        _print_drafts(llm, prompt_ids, params, text, raw)
-    elif smooth:
+    elif values["show_draft"]:
+        _print_drafts(llm, prompt_ids, params, text, values["raw"])
+    elif values["smooth"]:
         _print_smoothly(llm, prompt_ids, params)
     else:
         _print_text(llm, prompt_ids, params)
@@ -95,13 +119,16 @@ def generate(
 def _check(values: Mapping[str, Any], config: LLMConfig, params: SamplingParams) -> None:
     """Refuse options that do not go together."""
     drafts = config.drafts and params.max_draft_tokens != 0
-    others = [name for name in ("compare", "as_json", "show_draft") if values[name]]
+    check_waterfall(values["waterfall"], with_ledger=values["ledger"])
+    others = [name for name in ("compare", "as_json", "show_draft", "ledger") if values[name]]
     if values["raw"] and values["system"] is not None:
         raise ConfigError("--system needs the chat template; leave out --system or --raw")
     if values["compare"] and not drafts:
         raise ConfigError("--compare needs a drafter and --speculative on or a number")
     if values["compare"] and params.n != 1:
         raise ConfigError(f"--compare takes one sample, and --n is {params.n}; leave it out")
+    if values["ledger"] and values["compare"]:
+        raise ConfigError("--ledger compares with plain decoding already; leave out --compare")
     if values["show_draft"] and not drafts:
         raise ConfigError("--show-draft needs a drafter and --speculative on or a number")
     if values["show_draft"] and len(others) > 1:
@@ -120,16 +147,41 @@ def _encode(llm: "LLM", text: str, system: str | None, raw: bool) -> list[int]:
 
 
 def _print_json(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:
-    generation = llm.generate(prompt_ids, params)
+    print_json(_describe(llm, llm.generate(prompt_ids, params)))
+
+
+def _describe(llm: "LLM", generation: "Generation") -> dict[str, Any]:
     samples = [describe_completion(completion) for completion in generation.completions]
-    print_json(
-        {
-            **samples[0],
-            "prompt_token_ids": list(generation.prompt_token_ids),
-            "completions": samples,
-            "config": describe_llm(llm),
-        }
-    )
+    return {
+        **samples[0],
+        "prompt_token_ids": list(generation.prompt_token_ids),
+        "completions": samples,
+        "config": describe_llm(llm),
+    }
+
+
+def _print_ledger(
+    llm: "LLM",
+    prompt_ids: list[int],
+    params: SamplingParams,
+    waterfall: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the answers when finished. Summaries and ledger on stderr, if not as JSON."""
+    from blockdraft.bench.ledger import decode_accounted, describe_accounts
+
+    run = decode_accounted(llm, prompt_ids, params)
+    write_waterfall(waterfall, run.accounts, headline(llm))
+    if as_json:
+        ledger = describe_accounts(run.accounts) | {"identical": run.identical}
+        print_json(_describe(llm, run.generation) | {"ledger": ledger})
+    else:
+        for completion in run.generation.completions:
+            print(completion.text, flush=True)
+            print(_summary(completion, params), file=sys.stderr)
+        print_ledgers(run.accounts, sys.stderr)
+    if llm.config.exact and not run.identical:
+        raise typer.Exit(DIFFERS)
 
 
 def _print_text(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:

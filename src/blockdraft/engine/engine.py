@@ -9,6 +9,7 @@ from time import perf_counter
 
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ContextTooLong, RequestError
+from blockdraft.core.recorder import Recorded
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.engine.calibrate import measure_costs
@@ -19,6 +20,7 @@ from blockdraft.engine.ledger import NO_TIMER, Timer
 from blockdraft.engine.observer import Observer
 from blockdraft.engine.scheduler import Scheduler
 from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.engine.step_work import record_step, rows_work
 from blockdraft.models.target import Target
 from blockdraft.speculate.commit import StepOutput, commit
 from blockdraft.speculate.drafters.base import Drafter
@@ -47,7 +49,8 @@ class Engine:
     """Advances sequences step by step; a sequence is addressed by the key that `add` returns.
 
     `controller` decides how much is drafted, all that is allowed unless given. `timer` tells where
-    the time of a step goes. `observer` may be set between steps.
+    the time of a step goes, and what was computed in it; it and `observer` may be set between
+    steps.
     """
 
     def __init__(
@@ -76,6 +79,18 @@ class Engine:
         self.progress: dict[int, Progress] = {}
         self._costs: StepCosts | None = None
         self._unreported: list[StepOutput] = []
+
+    @property
+    def timer(self) -> Timer:
+        """Measures the steps; NO_TIMER where nobody asks."""
+        return self._timer
+
+    @timer.setter
+    def timer(self, timer: Timer) -> None:
+        self._timer = timer
+        for part in (self.target, self.drafter):
+            if isinstance(part, Recorded):
+                part.recorder = timer
 
     @property
     def controller(self) -> Controller:
@@ -145,7 +160,7 @@ class Engine:
             stop_ids=stop_ids if params.ignore_eos else stop_ids | eos_ids,
             token_ids=list(prompt_ids),
             num_prompt=len(prompt_ids),
-            scan_stop=scan_stop,
+            scan_stop=None if scan_stop is None else self._timed(scan_stop),
             constraint=constraint,
         )
         self.progress[sequence.key] = Progress(
@@ -153,6 +168,15 @@ class Engine:
         )
         self.scheduler.add(sequence)
         return sequence.key
+
+    def _timed(self, scan_stop: Callable[[int], bool]) -> Callable[[int], bool]:
+        """The same; it also writes the text, which is no part of the commit that calls it."""
+
+        def scan(token_id: int) -> bool:
+            with self._timer.phase("stream"):
+                return scan_stop(token_id)
+
+        return scan
 
     def check_prompt(self, prompt_ids: Ids[int], params: SamplingParams) -> None:
         """Raise what `add` would raise."""
@@ -237,6 +261,7 @@ class Engine:
         with timer.phase("draft"):
             block = self.drafter.draft(batch)
         drafted = perf_counter()
+        planned = rows_work(batch, block) if timer.measures else []
         with timer.phase("forward"):
             output = self.target.forward(batch, block)
         with timer.phase("choose"):
@@ -258,6 +283,8 @@ class Engine:
                 draft=drafted - prepared,
                 forward=perf_counter() - drafted,
             )
+        if timer.measures:
+            record_step(timer, planned, self._unreported, output.num_forwards)
 
     def _fail_largest(self, batch: Batch) -> None:
         if self._unreported:

@@ -3,31 +3,33 @@
 One clock runs all the time. Entering a phase charges what has passed since the last switch to the
 phase that was current, leaving it returns to the outer one. So no moment is counted twice or
 lost, and what no phase claims is the remainder. Times are whole nanoseconds: the sum is exact.
+
+Two phases serve several ends at once: a forward of the target runs rows of prompts, and rows of
+blocks that turn out to be kept or not. Their time is split after each step, in equal parts over the
+rows. That is an attribution: a forward of half the rows would take more than half of the time.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Literal, Protocol, get_args
+from typing import Protocol, cast, get_args
 
-Phase = Literal[
-    "schedule",  # who runs
-    "draft",  # the drafter's forward and its guesses
-    "absorb",  # the target's features become keys and values of the drafter
-    "forward",  # the target's forward
-    "choose",  # the target's choices, and where the guesses end
-    "commit",  # tokens appended, caches cut
-    "controller",  # how many tokens to draft next
-    "wait",  # nothing to do, or waiting for others
-    "remainder",  # what no phase claims
-]
+from blockdraft.core.recorder import Line, NoRecorder, Phase, Recorder, Work
+
 PHASES: tuple[Phase, ...] = get_args(Phase)
+LINES: tuple[Line, ...] = get_args(Line)
+SPLITS: Mapping[Phase, tuple[Line, ...]] = {
+    "absorb": ("draft_prefill", "inject"),
+    "forward": ("prefill", "accepted", "bonus", "wasted"),
+}
+"""Phases that are split by rows; what has no rows, such as a step that failed, is the last's."""
 
 _REMAINDER: Phase = "remainder"
 _SECOND = 1_000_000_000
+_NO_WORK = Work()
 
 
 @dataclass(slots=True)
@@ -35,11 +37,34 @@ class PhaseTotals:
     """Time and entries of each phase over many steps. A phase that was never entered is absent.
 
     `nanoseconds` sum to the wall time of the steps, and of phases entered between steps.
+    `split_nanoseconds` are what lines have of the phases in SPLITS. `waited` is the part of
+    `nanoseconds` in which the host waited for the device, 0 on a CPU. `work` is what was counted.
+    The last two are the most tokens at any time in the draft context, and waiting to enter it.
     """
 
     num_steps: int = 0
     nanoseconds: Counter[Phase] = field(default_factory=Counter)
     counts: Counter[Phase] = field(default_factory=Counter)
+    split_nanoseconds: Counter[Line] = field(default_factory=Counter)
+    waited: Counter[Phase] = field(default_factory=Counter)
+    work: dict[Line, Work] = field(default_factory=dict)
+    most_context: int = 0
+    most_waiting: int = 0
+
+    @property
+    def line_nanoseconds(self) -> dict[Line, int]:
+        """Time of each line, in the order of LINES; the sum is that of the phases."""
+        lines = Counter(self.split_nanoseconds)
+        for phase, passed in self.nanoseconds.items():
+            if phase in SPLITS:
+                lines[SPLITS[phase][-1]] += passed - sum(lines[line] for line in SPLITS[phase])
+            else:
+                lines[cast(Line, phase)] += passed
+        return {line: lines[line] for line in LINES if line in lines}
+
+    def add(self, line: Line, work: Work) -> None:
+        """Count work."""
+        self.work[line] = self.work.get(line, _NO_WORK) + work
 
     @property
     def seconds(self) -> dict[Phase, float]:
@@ -51,42 +76,31 @@ class PhaseTotals:
         """Seconds of all phases together."""
         return self.nanoseconds.total() / _SECOND
 
-    @property
-    def shares(self) -> dict[Phase, float]:
-        """Part of the total time that each phase took; they sum to 1. Empty without any time."""
-        total = self.nanoseconds.total()
-        return {p: self.nanoseconds[p] / total for p in PHASES if self.nanoseconds[p]}
-
     def merge(self, other: "PhaseTotals") -> None:
         """Add the totals of other steps."""
         self.num_steps += other.num_steps
         self.nanoseconds.update(other.nanoseconds)
         self.counts.update(other.counts)
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
-        return {
-            "num_steps": self.num_steps,
-            "total_seconds": self.total_seconds,
-            "seconds": self.seconds,
-            "shares": self.shares,
-            "counts": {p: self.counts[p] for p in PHASES if p in self.counts},
-        }
+        self.split_nanoseconds.update(other.split_nanoseconds)
+        self.waited.update(other.waited)
+        for line, work in other.work.items():
+            self.add(line, work)
+        self.most_context = max(self.most_context, other.most_context)
+        self.most_waiting = max(self.most_waiting, other.most_waiting)
 
 
-class Timer(Protocol):
+class Timer(Recorder, Protocol):
     """What the loop needs of a timer; PhaseTimer measures, NO_TIMER does not."""
 
     def step(self) -> AbstractContextManager[None]:
         """Time one step: `with timer.step(): ...`. Steps do not nest."""
         ...
 
-    def phase(self, name: Phase) -> AbstractContextManager[None]:
-        """Charge the time inside to a phase: `with timer.phase("forward"): ...`. May nest."""
-        ...
-
     def take_totals(self) -> PhaseTotals:
-        """What has been measured since the last call; counting begins anew."""
+        """What has been measured since the last call, but not inside a step; counting begins anew.
+
+        A phase that is open is charged up to now, and goes on.
+        """
         ...
 
 
@@ -94,8 +108,11 @@ class PhaseTimer:
     """Measures. For one thread; a failed step counts like any other, as its time has passed.
 
     clock: nanoseconds. synchronize: called before the clock is read, to wait for a device that
-    works on after a call has returned; it makes steps slower, so measure speed without it.
+    works on after a call has returned; it makes steps slower, so measure speed without it. The
+    phase that gave the device its work is charged for the waiting.
     """
+
+    measures = True
 
     def __init__(
         self,
@@ -107,8 +124,10 @@ class PhaseTimer:
         self._synchronize = synchronize
         self._totals = PhaseTotals()
         self._step_ns: Counter[Phase] = Counter()
+        self._step_rows: Counter[Line] = Counter()
+        self._in_step = False
         self._last_step: dict[Phase, float] = {}
-        # Innermost last. Empty between steps: that time belongs to nobody.
+        # Innermost last. Empty between steps, unless a phase goes on there.
         self._open: list[Phase] = []
         self._switched_at = 0
         # Made once and used again and again: entering a phase allocates nothing.
@@ -126,21 +145,42 @@ class PhaseTimer:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Time one step; what no phase claims is the remainder."""
-        assert not self._open, f"a step cannot begin inside phase {self._open[-1]}"
-        self._step_ns.clear()
+        assert not self._in_step, f"a step cannot begin inside phase {self._open[-1]} of another"
         self.enter(_REMAINDER)
+        self._step_ns.clear()
+        self._step_rows.clear()
+        self._in_step = True
         try:
             yield
         finally:
             self.leave()
+            self._in_step = False
+            self._split()
             self._totals.num_steps += 1
             self._last_step = _in_seconds(self._step_ns)
 
-    def take_totals(self) -> PhaseTotals:
-        """What has been measured since the last call; counting begins anew.
+    def add(self, line: Line, work: Work) -> None:
+        """See Recorder.add."""
+        self._totals.add(line, work)
+        self._step_rows[line] += work.rows
 
-        Inside a step, what has been charged so far.
-        """
+    def hold(self, *, context: int, waiting: int) -> None:
+        """See Recorder.hold."""
+        self._totals.most_context = max(self._totals.most_context, context)
+        self._totals.most_waiting = max(self._totals.most_waiting, waiting)
+
+    def _split(self) -> None:
+        """Split what the step has spent on phases that serve several ends."""
+        for phase, lines in SPLITS.items():
+            rows = [self._step_rows[line] for line in lines]
+            if self._step_ns[phase] and any(rows):
+                shares = split_evenly(self._step_ns[phase], rows)
+                self._totals.split_nanoseconds.update(dict(zip(lines, shares, strict=True)))
+
+    def take_totals(self) -> PhaseTotals:
+        """See Timer.take_totals."""
+        assert not self._in_step, "totals cannot be taken inside a step"
+        self._charge()
         totals, self._totals = self._totals, PhaseTotals()
         return totals
 
@@ -157,10 +197,13 @@ class PhaseTimer:
 
     def _charge(self) -> None:
         """Give the time since the last switch to the current phase, if there is one."""
+        called = self._clock() if self._synchronize is not None else 0
         if self._synchronize is not None:
             self._synchronize()
         now = self._clock()
         if self._open:
+            if self._synchronize is not None:
+                self._totals.waited[self._open[-1]] += now - called
             passed = now - self._switched_at
             self._step_ns[self._open[-1]] += passed
             self._totals.nanoseconds[self._open[-1]] += passed
@@ -188,21 +231,14 @@ class _PhaseScope:
         self._timer.leave()
 
 
-_NOTHING = nullcontext()
-
-
-class NoTimer:
+class NoTimer(NoRecorder):
     """Measures nothing and holds nothing; use the one instance NO_TIMER."""
 
     __slots__ = ()
 
     def step(self) -> AbstractContextManager[None]:
         """A scope that does nothing."""
-        return _NOTHING
-
-    def phase(self, name: Phase) -> AbstractContextManager[None]:
-        """A scope that does nothing."""
-        return _NOTHING
+        return self.phase(_REMAINDER)
 
     def take_totals(self) -> PhaseTotals:
         """Empty totals."""
@@ -211,6 +247,17 @@ class NoTimer:
 
 NO_TIMER = NoTimer()
 """The timer of an engine that is not measured."""
+
+
+def split_evenly(total: int, rows: Sequence[int]) -> list[int]:
+    """Whole parts of `total` in proportion to `rows`, of which one is positive; sums to `total`."""
+    shares: list[int] = []
+    num_before, given = 0, 0
+    for num in rows:
+        num_before += num
+        shares.append(total * num_before // sum(rows) - given)
+        given += shares[-1]
+    return shares
 
 
 def _in_seconds(nanoseconds: Mapping[Phase, int]) -> dict[Phase, float]:

@@ -1,10 +1,14 @@
 """Setting an engine up to be measured."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from blockdraft.cache.pages import Pages
+from blockdraft.engine.account import Ledger, make_ledger
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.ledger import PhaseTimer
+from blockdraft.engine.ledger import PhaseTimer, PhaseTotals
 
 
 def compute_every_prompt(engine: Engine) -> None:
@@ -18,3 +22,33 @@ def time_phases(engine: Engine, device: str) -> None:
     """Time the phases of every step from now on; on a GPU each waits until the device is done."""
     on_gpu = torch.device(device).type == "cuda"
     engine.timer = PhaseTimer(synchronize=torch.cuda.synchronize if on_gpu else None)
+
+
+class Meter:
+    """Keeps account of an engine that is being measured."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def take(self) -> Ledger:
+        """The ledger of what has passed since the last call, or since measuring began."""
+        return make_ledger(self.take_totals(), self._engine)
+
+    def take_totals(self) -> PhaseTotals:
+        """The same, as it was measured: totals of several runs can be merged."""
+        return self._engine.timer.take_totals()
+
+
+@contextmanager
+def measured(engine: Engine, device: str) -> Iterator[Meter]:
+    """Measure what an engine does inside, and all that its user does: text, streams, pauses.
+
+    Afterwards the engine has the timer that it had.
+    """
+    usual = engine.timer
+    time_phases(engine, device)
+    try:
+        with engine.timer.phase("stream"):
+            yield Meter(engine)
+    finally:
+        engine.timer = usual

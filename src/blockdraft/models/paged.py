@@ -80,7 +80,8 @@ class PagedTarget(TransformersTarget):
                 parts = torch.split(piece_features, [len(s.token_ids) for s in packed])
                 for stretch, part in zip(packed, parts, strict=True):
                     features[stretch.row_index].append(part)
-        return TargetOutput(torch.cat(logits), [_joined(parts) for parts in features])
+        joined = [_joined(parts) for parts in features]
+        return TargetOutput(torch.cat(logits), joined, num_forwards=len(logits))
 
     def _run(
         self, packed: list[_Stretch], *, with_features: bool = False

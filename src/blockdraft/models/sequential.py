@@ -33,7 +33,12 @@ class SequentialTarget(TransformersTarget):
     def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
         """See Target.forward. Sequences new to the target get a cache."""
         outputs = [self._forward_row(row, draft) for row, draft in zip(batch, block, strict=True)]
-        return TargetOutput(torch.cat([o[0] for o in outputs]), [o[1] for o in outputs])
+        lengths = [len(row.new_ids) + len(draft) for row, draft in zip(batch, block, strict=True)]
+        return TargetOutput(
+            torch.cat([o[0] for o in outputs]),
+            [o[1] for o in outputs],
+            num_forwards=sum(-(-length // self.rule.max_rows) for length in lengths),
+        )
 
     def _forward_row(self, row: Row, draft: list[int]) -> tuple[Tensor, Tensor | None]:
         cache = self._caches.setdefault(row.sequence.key, KVCache(len(self.layers)))

@@ -18,10 +18,12 @@ class TargetOutput:
     features: [num_new + num_drafted, num_features * hidden] of every token of a row: the outputs
     of the wanted layers side by side, in the order asked for; None if none are wanted. May be None
     for a row whose sequence never drafts.
+    num_forwards: how often the model ran for it.
     """
 
     logits: Tensor
     features: list[Tensor | None]
+    num_forwards: int = 1
 
 
 class Target(Protocol):

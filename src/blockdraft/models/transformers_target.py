@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.models.exact import (
     INEXACT_RULE,
     PROBE_SPLITS,
@@ -39,6 +40,7 @@ class TransformersTarget:
     ) -> None:
         self.model = model
         self.exact = exact
+        self.recorder: Recorder = NO_RECORDER
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.max_context: int = getattr(config, "max_position_embeddings", 2**31)
@@ -93,7 +95,12 @@ class TransformersTarget:
         """[num_rows, num_features * hidden] of the first rows of the last forward."""
         captured = [self._captured[index][0, :num_rows] for index in self.layer_ids]
         self._captured.clear()
-        return torch.cat(captured, dim=-1) if wanted and captured else None
+        if not (wanted and captured):
+            return None
+        if self.recorder.measures:
+            self.recorder.add("capture", Work(rows=num_rows))
+        with self.recorder.phase("capture"):
+            return torch.cat(captured, dim=-1)
 
     def logits_of_split(self, token_ids: Sequence[int], split: Split) -> Tensor:
         """Logits [tokens, V] of `token_ids`, run in forwards of the given lengths."""

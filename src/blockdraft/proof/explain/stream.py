@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from blockdraft.core.recorder import Phase
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk
-from blockdraft.engine.ledger import PHASES, Phase, PhaseTotals
+from blockdraft.engine.ledger import PHASES, PhaseTotals
 from blockdraft.engine.measuring import time_phases
 from blockdraft.llm import LLM
 from blockdraft.proof.explain.round import Round

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.errors import RequestError
+from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.core.sequence import Batch, DraftBlock, Row
 from blockdraft.models.context_projection import ContextProjection
 from blockdraft.models.draft import DraftModel
@@ -62,7 +63,14 @@ class DFlashDrafter:
         self.layer_ids = model.config.target_layer_ids
         self.contexts = contexts or SeparateContexts(model.new_context)
         self.watch: Watch | None = None
+        self.recorder: Recorder = NO_RECORDER
         self._known: dict[int, _Context] = {}
+
+    @property
+    def num_guessable(self) -> int:
+        """Tokens that may be guessed: of the draft vocabulary, or all."""
+        ids = self.embed_weight if self.vocabulary_ids is None else self.vocabulary_ids
+        return ids.shape[0]
 
     @torch.inference_mode()
     def prepare(self, batch: Batch) -> None:
@@ -77,6 +85,8 @@ class DFlashDrafter:
             if row.num_draft_tokens or known.num_waiting >= MAX_WAITING:
                 spans.append(ContextSpan(key, known.num_written, known.end))
                 features += known.waiting
+        if self.recorder.measures:
+            self._record_prepare(batch, spans)
         if not spans:
             return
         positions = torch.cat([torch.arange(span.start, span.end) for span in spans])
@@ -86,6 +96,20 @@ class DFlashDrafter:
         self.contexts.append(spans, projected)
         for span in spans:
             self._known[span.key] = _Context(span.end)
+
+    def _record_prepare(self, batch: Batch, spans: list[ContextSpan]) -> None:
+        """What is held, and what is about to be projected, of prompts and of generated tokens."""
+        self.recorder.hold(
+            context=sum(known.num_written for known in self._known.values()),
+            waiting=sum(known.num_waiting for known in self._known.values()),
+        )
+        prompts = {row.sequence.key: row.sequence.num_prompt for row in batch}
+        num_tokens = sum(span.end - span.start for span in spans)
+        num_prompt = sum(max(0, min(span.end, prompts[span.key]) - span.start) for span in spans)
+        if num_prompt:
+            self.recorder.add("draft_prefill", Work(num_prompt, forwards=num_prompt / num_tokens))
+        if num_generated := num_tokens - num_prompt:
+            self.recorder.add("inject", Work(num_generated, forwards=num_generated / num_tokens))
 
     @torch.inference_mode()
     def draft(self, batch: Batch) -> DraftBlock:
@@ -116,13 +140,31 @@ class DFlashDrafter:
             anchors = ids[1, :, :1]
             masks = block_masks(self.model.config, anchors, size, context.num_context)
         hidden = self.model(self.model.embed(ids[0], self.embed_weight), ids[1], context, masks)
+        if self.recorder.measures:
+            self._record_draft(lengths, size)
         return self._guess(hidden[:, 1:], rows)
+
+    def _record_draft(self, lengths: list[int], size: int) -> None:
+        """A forward of blocks of `size` slots behind contexts of these lengths."""
+        num = len(lengths)
+        pairs = sum(size * (length + size) for length in lengths)
+        work = Work(num * size, 0, pairs, sum(lengths), forwards=1, sequences=num)
+        self.recorder.add("draft", work)
+        num_guesses = num * (size - 1)
+        self.recorder.add("draft_head", Work(head_rows=num_guesses, forwards=1))
+        self.recorder.add("guess", Work(head_rows=num_guesses))
 
     def _guess(self, hidden: Tensor, rows: list[Row]) -> list[list[int]]:
         """[b, slots, D] -> the guesses of each row."""
-        logits = self._logits(hidden)
+        with self.recorder.phase("draft_head"):
+            logits = self._logits(hidden)
         if self.watch is not None:
             self.watch(rows, self._over_whole_vocabulary(logits))
+        with self.recorder.phase("guess"):
+            return self._chosen(logits, rows)
+
+    def _chosen(self, logits: Tensor, rows: list[Row]) -> list[list[int]]:
+        """[b, slots, guessable tokens] -> the guesses of each row."""
         if all(row.sequence.params.is_greedy_argmax for row in rows):
             found = self._greedy(logits.flatten(0, 1))
             size = logits.shape[1]
@@ -171,7 +213,10 @@ class DFlashDrafter:
         # A step that was interrupted is made again.
         new = features[known.end - start :]
         if new.shape[0]:
-            known.waiting.append(new.clone())
+            with self.recorder.phase("capture"):
+                known.waiting.append(new.clone())
+            if self.recorder.measures:
+                self.recorder.add("capture", Work(rows=new.shape[0]))
             known.num_waiting += new.shape[0]
 
     def num_written(self, key: int) -> int:

@@ -1,0 +1,89 @@
+"""Accounts of drafted and plain decoding, side by side."""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blockdraft.bench.config import WARM_UP_TOKENS
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.account import LEDGER_DEFINITIONS, Ledger, Margin
+from blockdraft.engine.completion import Generation
+from blockdraft.engine.ledger import PhaseTotals
+from blockdraft.engine.measuring import compute_every_prompt
+from blockdraft.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The ledger of one way to decode; `plain` is that of plain decoding of the same requests."""
+
+    title: str
+    ledger: Ledger
+    plain: Ledger | None = None
+
+    @property
+    def margin(self) -> Margin | None:
+        """What drafting gained; None without plain decoding to compare with."""
+        return None if self.plain is None else self.ledger.margin_over(self.plain)
+
+
+def describe_accounts(accounts: Sequence[Account]) -> dict[str, Any]:
+    """Plain values for JSON."""
+    return {
+        "definitions": LEDGER_DEFINITIONS,
+        "accounts": {a.title: a.ledger.to_dict(a.plain) for a in accounts},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class AccountedRun:
+    """A request that was decoded with accounts of it: drafted, if it drafts, and plain.
+
+    `identical`: both gave the same tokens.
+    """
+
+    generation: Generation
+    accounts: list[Account]
+    identical: bool
+
+
+def decode_accounted(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> AccountedRun:
+    """Decode a request, and plainly once more if it drafts; both are warmed up before.
+
+    From now on no prompt is reused: the second pass would find what the first has computed.
+    """
+    compute_every_prompt(llm.engine)
+    seed = secrets.randbits(64) if params.seed is None else params.seed
+    asked = replace(params, seed=seed)
+    drafts = llm.drafter_folder is not None and params.max_draft_tokens != 0
+    ways = [asked, replace(asked, speculative=False)] if drafts else [asked]
+    for way in ways:
+        num_tokens = min(WARM_UP_TOKENS, way.max_tokens)
+        warm_up = replace(way, max_tokens=num_tokens, min_tokens=min(num_tokens, way.min_tokens))
+        llm.generate(prompt_ids, warm_up)
+    generations, ledgers = [], []
+    with llm.measured() as meter:
+        for way in ways:
+            meter.take_totals()
+            generations.append(llm.generate(prompt_ids, way))
+            ledgers.append(meter.take())
+    plain = Account("plain", ledgers[-1])
+    drafted = [Account("drafted", ledgers[0], ledgers[-1])] if drafts else []
+    return AccountedRun(
+        generation=generations[0],
+        accounts=[*drafted, plain],
+        identical=_tokens(generations[0]) == _tokens(generations[-1]),
+    )
+
+
+def merge_totals(parts: Iterable[PhaseTotals]) -> PhaseTotals:
+    """The totals of several runs as one."""
+    merged = PhaseTotals()
+    for part in parts:
+        merged.merge(part)
+    return merged
+
+
+def _tokens(generation: Generation) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in generation.completions]

@@ -1,0 +1,65 @@
+"""Ledgers on standard output, and as a picture in a file."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import write_whole
+
+if TYPE_CHECKING:
+    from blockdraft.bench.ledger import Account
+
+Ledger = Annotated[
+    bool,
+    typer.Option("--ledger", help="Account for time, operations, bytes and memory, line by line."),
+]
+Waterfall = Annotated[
+    Path | None,
+    typer.Option(help="With --ledger: draw it into this HTML file, which needs no network."),
+]
+
+
+def check_waterfall(path: Path | None, *, with_ledger: bool) -> None:
+    """Refuse at once what would fail only after everything has been measured.
+
+    Raises:
+        ConfigError: there is no ledger to draw, or the file could not be written.
+    """
+    if path is None:
+        return
+    if not with_ledger:
+        raise ConfigError("--waterfall draws a ledger; add --ledger")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ConfigError(f"cannot write {path}; give the name of a file in a folder that exists")
+
+
+def print_ledgers(accounts: Sequence["Account"], file: TextIO | None = None) -> None:
+    """A table for each account that stands against plain decoding, with what follows from it."""
+    from rich.console import Console
+
+    from blockdraft.bench.ledger_report import (
+        LEDGER_LEGEND,
+        drafted_accounts,
+        figure_lines,
+        ledger_table,
+    )
+
+    file = file or sys.stdout
+    console = Console(file=file, highlight=False)
+    for account in drafted_accounts(accounts):
+        console.print(ledger_table(account))
+        print(*figure_lines(account), "", sep="\n", file=file)
+    print(LEDGER_LEGEND, file=file)
+
+
+def write_waterfall(path: Path | None, accounts: Sequence["Account"], about: str) -> None:
+    """Draw the accounts, if a file was asked for."""
+    if path is None:
+        return
+    from blockdraft.bench.ledger_page import render_page
+
+    write_whole(path, render_page(accounts, " · ".join(about.splitlines())))

@@ -1,0 +1,124 @@
+"""What the loop, the target and the drafter tell whoever measures them. No torch."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+Phase = Literal[
+    "schedule",  # who runs
+    "absorb",  # the target's features become keys and values of the drafter
+    "draft",  # the drafter's forward
+    "draft_head",  # logits of the drafted slots
+    "guess",  # the choice rule on those logits
+    "forward",  # the target's forward
+    "capture",  # features copied out of the target's forward, and kept for the drafter
+    "choose",  # the target's choices, and where the guesses end
+    "commit",  # tokens appended, caches cut
+    "controller",  # how many tokens to draft next
+    "stream",  # text: tokens become letters and leave; in a measured run, all between steps
+    "wait",  # nothing to do, or waiting for others
+    "remainder",  # what no phase claims
+]
+"""Where time is measured."""
+
+Line = Literal[
+    "schedule",
+    "draft_prefill",  # of absorb: features of the prompt
+    "inject",  # of absorb: features of generated tokens
+    "draft",
+    "draft_head",
+    "guess",
+    "prefill",  # of forward: rows of prompts
+    "accepted",  # of forward: rows whose guess was kept
+    "bonus",  # of forward: one row for each pass; all of plain decoding
+    "wasted",  # of forward: rows whose choice was thrown away
+    "capture",
+    "choose",
+    "commit",
+    "controller",
+    "stream",
+    "wait",
+    "remainder",
+]
+"""Where time and work are accounted for: phases, two of them split by what their rows were for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What was computed; works add up.
+
+    rows: tokens or slots that went through the layers, without those that only fill a tile up.
+    head_rows: of them through the head. pairs: queries times keys, keys: keys and values that were
+    read, both in one layer. forwards: times that all weights were read; lines that share a forward
+    have a share in it. sequences: that took part.
+    """
+
+    rows: int = 0
+    head_rows: int = 0
+    pairs: int = 0
+    keys: float = 0.0
+    forwards: float = 0.0
+    sequences: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.rows + other.rows,
+            self.head_rows + other.head_rows,
+            self.pairs + other.pairs,
+            self.keys + other.keys,
+            self.forwards + other.forwards,
+            self.sequences + other.sequences,
+        )
+
+
+class Recorder(Protocol):
+    """Takes notes of time and work. `NO_RECORDER` takes none, and costs nothing.
+
+    Where work has to be counted first, ask `measures` before.
+    """
+
+    measures: bool
+
+    def phase(self, name: Phase) -> AbstractContextManager[None]:
+        """Charge the time inside to a phase: `with recorder.phase("forward"): ...`. May nest."""
+        ...
+
+    def add(self, line: Line, work: Work) -> None:
+        """Count work."""
+        ...
+
+    def hold(self, *, context: int, waiting: int) -> None:
+        """Tokens in the draft context, and with features that wait to enter it, right now."""
+        ...
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """A target or drafter that tells a recorder what it does; the engine sets it."""
+
+    recorder: Recorder
+
+
+_NOTHING = nullcontext()
+
+
+class NoRecorder:
+    """Takes no notes and holds nothing."""
+
+    __slots__ = ()
+
+    measures = False
+
+    def phase(self, name: Phase) -> AbstractContextManager[None]:
+        """A scope that does nothing."""
+        return _NOTHING
+
+    def add(self, line: Line, work: Work) -> None:
+        """Nothing is counted."""
+
+    def hold(self, *, context: int, waiting: int) -> None:
+        """Nothing is kept."""
+
+
+NO_RECORDER = NoRecorder()
+"""The recorder of what is not measured."""

@@ -1,0 +1,264 @@
+"""The ledger: where the time of a run went, what was computed in it, and what drafting cost.
+
+Times are measured (engine/ledger.py), operations and bytes follow from counted rows and the shapes
+of the models (models/arithmetic.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from blockdraft.core.recorder import Line, Phase, Work
+from blockdraft.engine.engine import Engine
+from blockdraft.engine.ledger import LINES, SPLITS, PhaseTotals
+from blockdraft.models.arithmetic import (
+    Rates,
+    context_bytes,
+    copied_bytes,
+    draft_rates,
+    feature_bytes,
+    head_rates,
+    projection_rates,
+    target_rates,
+    weight_bytes,
+)
+from blockdraft.models.transformers_target import TransformersTarget
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+
+LEDGER_DEFINITIONS = {
+    "lines": "nanoseconds by one clock: they sum to wall_nanoseconds, to the last one. On a GPU it "
+    "is waited for at every border, and a line has the waiting for the work that it asked for",
+    "prefill, accepted, bonus, wasted": "the target's forward, split after each step in equal "
+    "parts over its rows, so an attribution: of prompts, behind whose position a guess was kept, "
+    "one for each pass (all of plain decoding), and whose choice was thrown away",
+    "draft_prefill, inject": "fusing features and projecting them to keys and values of the draft "
+    "layers, split likewise: of prompts, of generated tokens",
+    "capture": "features copied out of the target's forward, and kept until they are projected",
+    "stream": "tokens become text and leave; all between the steps of a measured run",
+    "remainder": "what is inside a step and in no other line",
+    "rows": "tokens or slots through the layers; head_rows: through the head or read as logits",
+    "flops": "additions and multiplications of linear layers, attention and head, without filling",
+    "bytes": "weights once a forward, keys and values of contexts, what is stored, and logits; "
+    "lines that share a forward share its weights by their rows",
+    "rows_per_token": "target rows of decoding per token that it gave; 1 in plain decoding",
+    "wasted_share": "of the target rows of decoding",
+    "acceptance_length": "tau: tokens per target pass after the prompt's, bonus included",
+    "break_even_tau": "the tau at which drafted decoding would take as long per token as plain "
+    "decoding did: time per pass over time per plain token, all without prefill, draft_prefill and "
+    "waiting",
+    "margin": "acceptance_length over break_even_tau, less 1: what drafting gains in decoding",
+    "overall_margin": "plain over drafted time per token, less 1, with prompts and all",
+    "memory": "bytes that only drafting needs; the two last are the most at any time",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """One line; `flops` and `num_bytes` are 0 where nothing is multiplied or copied in bulk.
+
+    waited_nanoseconds: for the device; split like the line's own time.
+    """
+
+    name: Line
+    nanoseconds: int
+    work: Work
+    flops: float
+    num_bytes: float
+    waited_nanoseconds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMemory:
+    """Bytes that are there for drafting only: at once, and the most at any time."""
+
+    weights: int = 0
+    weight_copies: int = 0
+    context: int = 0
+    waiting_features: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.weight_copies + self.context + self.waiting_features
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """Drafted against plain decoding of the same requests; see LEDGER_DEFINITIONS."""
+
+    break_even_tau: float
+    margin: float
+    overall_margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The account of a run; see LEDGER_DEFINITIONS. A line that was never met is absent."""
+
+    lines: tuple[LedgerLine, ...]
+    num_steps: int
+    memory: DraftMemory
+
+    @property
+    def wall_nanoseconds(self) -> int:
+        """The sum of the lines."""
+        return sum(line.nanoseconds for line in self.lines)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens, those that prompts give included."""
+        return self._work("commit").rows
+
+    @property
+    def num_passes(self) -> int:
+        """Target passes over an anchor."""
+        return self._work("bonus").sequences
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens that the passes gave."""
+        return self._work("accepted").rows + self._work("bonus").rows
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per pass; 0 without any."""
+        return self.num_decoded / self.num_passes if self.num_passes else 0.0
+
+    @property
+    def rows_per_token(self) -> float:
+        """Target rows per decoded token; 0 without any."""
+        num_rows = self.num_decoded + self._work("wasted").rows
+        return num_rows / self.num_decoded if self.num_decoded else 0.0
+
+    @property
+    def wasted_share(self) -> float:
+        """Part of the decoding rows that gave no token."""
+        num_wasted = self._work("wasted").rows
+        return num_wasted / (self.num_decoded + num_wasted) if num_wasted else 0.0
+
+    @property
+    def remainder_share(self) -> float:
+        """Part of the wall time that no line claims."""
+        wall = self.wall_nanoseconds
+        return self._nanoseconds("remainder") / wall if wall else 0.0
+
+    @property
+    def decoding_nanoseconds(self) -> int:
+        """Without the prompts' passes through both models, and without waiting."""
+        others: tuple[Line, ...] = ("prefill", "draft_prefill", "wait")
+        return self.wall_nanoseconds - sum(self._nanoseconds(line) for line in others)
+
+    def margin_over(self, plain: "Ledger") -> Margin | None:
+        """What drafting gained against the ledger of plain decoding; None if either is empty."""
+        if not (self.num_passes and plain.num_decoded):
+            return None
+        per_pass = self.decoding_nanoseconds / self.num_passes
+        per_plain_token = plain.decoding_nanoseconds / plain.num_decoded
+        break_even = per_pass / per_plain_token
+        return Margin(
+            break_even_tau=break_even,
+            margin=self.acceptance_length / break_even - 1,
+            overall_margin=_per_token(plain) / _per_token(self) - 1,
+        )
+
+    def to_dict(self, plain: "Ledger | None" = None) -> dict[str, Any]:
+        """Plain values for JSON; with `plain` also the margin over it, or None."""
+        described: dict[str, Any] = {
+            "wall_nanoseconds": self.wall_nanoseconds,
+            "num_steps": self.num_steps,
+            "num_tokens": self.num_tokens,
+            "num_passes": self.num_passes,
+            "acceptance_length": self.acceptance_length,
+            "rows_per_token": self.rows_per_token,
+            "wasted_share": self.wasted_share,
+            "remainder_share": self.remainder_share,
+            "lines": {line.name: _describe(line) for line in self.lines},
+            "memory": asdict(self.memory) | {"total": self.memory.total},
+        }
+        if plain is not None:
+            margin = self.margin_over(plain)
+            described["over_plain"] = None if margin is None else asdict(margin)
+        return described
+
+    def _work(self, name: Line) -> Work:
+        return next((line.work for line in self.lines if line.name == name), Work())
+
+    def _nanoseconds(self, name: Line) -> int:
+        return next((line.nanoseconds for line in self.lines if line.name == name), 0)
+
+
+def make_ledger(totals: PhaseTotals, engine: Engine) -> Ledger:
+    """The account of what a PhaseTimer has noted of this engine.
+
+    Operations and bytes are known of transformers targets and DFlash drafters, 0 of any other.
+    """
+    rates = line_rates(engine)
+    times = totals.line_nanoseconds
+    lines = []
+    for name in LINES:
+        if name not in times and name not in totals.work:
+            continue
+        work, rate = totals.work.get(name, Work()), rates.get(name, Rates())
+        passed = times.get(name, 0)
+        waited = _waited(totals, name, passed)
+        lines.append(LedgerLine(name, passed, work, rate.flops(work), rate.num_bytes(work), waited))
+    return Ledger(tuple(lines), totals.num_steps, _memory(totals, engine))
+
+
+def line_rates(engine: Engine) -> dict[Line, Rates]:
+    """What a unit of work costs, for the lines that have such a cost."""
+    rates: dict[Line, Rates] = {}
+    if isinstance(engine.target, TransformersTarget):
+        of_target = target_rates(engine.target.model)
+        rates = dict.fromkeys(SPLITS["forward"], of_target)
+        rates["choose"] = Rates(head_row_bytes=of_target.head_row_bytes)
+    if isinstance(engine.drafter, DFlashDrafter):
+        model, head = engine.drafter.model, _draft_head(engine.drafter)
+        rates |= dict.fromkeys(SPLITS["absorb"], projection_rates(model))
+        rates["draft"], rates["draft_head"] = draft_rates(model), head
+        rates["guess"] = Rates(head_row_bytes=head.head_row_bytes)
+        # A copy is read and written.
+        rates["capture"] = Rates(row_bytes=2 * feature_bytes(model))
+    return rates
+
+
+def _draft_head(drafter: DFlashDrafter) -> Rates:
+    weight = drafter.embed_weight
+    return head_rates(drafter.num_guessable, weight.shape[1], weight.itemsize)
+
+
+def _waited(totals: PhaseTotals, name: Line, nanoseconds: int) -> int:
+    """A line's part of the time that its phase waited for the device."""
+    whole: Mapping[Line, Phase] = {line: phase for phase in SPLITS for line in SPLITS[phase]}
+    phase: Any = whole.get(name, name)
+    return totals.waited[phase] * nanoseconds // max(1, totals.nanoseconds[phase])
+
+
+def _memory(totals: PhaseTotals, engine: Engine) -> DraftMemory:
+    drafter = engine.drafter
+    if not isinstance(drafter, DFlashDrafter):
+        return DraftMemory()
+    model, num_guessable = drafter.model, drafter.num_guessable
+    all_guessable = drafter.vocabulary_ids is None
+    return DraftMemory(
+        weights=weight_bytes(model),
+        weight_copies=copied_bytes(model, num_guessable, all_guessable=all_guessable),
+        context=totals.most_context * context_bytes(model),
+        waiting_features=totals.most_waiting * feature_bytes(model),
+    )
+
+
+def _per_token(ledger: Ledger) -> float:
+    return ledger.wall_nanoseconds / ledger.num_tokens
+
+
+def _describe(line: LedgerLine) -> dict[str, Any]:
+    return {
+        "nanoseconds": line.nanoseconds,
+        "waited_nanoseconds": line.waited_nanoseconds,
+        "rows": line.work.rows,
+        "head_rows": line.work.head_rows,
+        "sequences": line.work.sequences,
+        "flops": line.flops,
+        "bytes": line.num_bytes,
+    }

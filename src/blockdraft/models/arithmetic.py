@@ -1,0 +1,189 @@
+"""What a row costs, in operations and bytes, from the shapes of the models.
+
+Counted are multiplications and additions of matrix products, two for each pair of numbers that are
+multiplied: linear layers, attention, head. Norms, activations and softmax are left out, and so are
+rows and keys that only fill a tile or a page up. Bytes are those that must be read and written at
+least: all weights once a forward, keys and values of the context once a sequence, what is stored,
+and logits. Activations between layers are left out, since they stay in the caches.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from blockdraft.core.recorder import Work
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.packed import PackedLinear, can_pack
+from blockdraft.models.supported import decoder_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Stacked experts: each row runs `num_used` of `num_experts`; bytes are those of one."""
+
+    num_experts: int
+    num_used: int
+    num_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Operations and bytes for each unit of Work; see there."""
+
+    row_flops: float = 0.0
+    head_row_flops: float = 0.0
+    pair_flops: float = 0.0
+    forward_bytes: float = 0.0
+    row_bytes: float = 0.0
+    head_row_bytes: float = 0.0
+    key_bytes: float = 0.0
+    experts: Experts | None = None
+
+    def flops(self, work: Work) -> float:
+        """Floating-point operations."""
+        return (
+            self.row_flops * work.rows
+            + self.head_row_flops * work.head_rows
+            + self.pair_flops * work.pairs
+        )
+
+    def num_bytes(self, work: Work) -> float:
+        """Bytes read and written."""
+        return (
+            (self.forward_bytes + self._expert_bytes(work)) * work.forwards
+            + self.row_bytes * work.rows
+            + self.head_row_bytes * work.head_rows
+            + self.key_bytes * work.keys
+        )
+
+    def _expert_bytes(self, work: Work) -> float:
+        """Of the experts that one forward reads: at most those that its rows can reach."""
+        if self.experts is None or not work.forwards:
+            return 0.0
+        reached = self.experts.num_used * work.rows / work.forwards
+        return self.experts.num_bytes * min(self.experts.num_experts, reached)
+
+
+def target_rates(model: PreTrainedModel) -> Rates:
+    """A forward of the target, head included.
+
+    Every layer counts as full attention: sliding ones are masked, not skipped.
+    """
+    config: Any = model.config.get_text_config()
+    weights = [
+        (name, parameter)
+        for layer in decoder_layers(model)
+        for name, parameter in layer.named_parameters()
+        if not name.endswith("bias")
+    ]
+    dense = [p for _, p in weights if p.ndim < 3]
+    stacked = [p for _, p in weights if p.ndim == 3]
+    experts = _experts(config, stacked) if stacked else None
+    matrices = sum(p.numel() for p in dense if p.ndim == 2)
+    used = 0.0 if experts is None else experts.num_used / experts.num_experts
+    head: Tensor = model.get_output_embeddings().weight
+    heads, kv_heads, head_dim = _heads(config)
+    kv_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * head.itemsize
+    return Rates(
+        row_flops=2 * (matrices + used * sum(p.numel() for p in stacked)),
+        head_row_flops=2 * head.numel(),
+        pair_flops=4 * config.num_hidden_layers * heads * head_dim,
+        forward_bytes=sum(p.nbytes for p in dense) + head.nbytes,
+        row_bytes=kv_bytes,
+        head_row_bytes=head.shape[0] * head.itemsize,
+        key_bytes=kv_bytes,
+        experts=experts,
+    )
+
+
+def _heads(config: Any) -> tuple[int, int, int]:
+    """Query heads, heads of keys and values, and their size."""
+    heads: int = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads, head_dim
+
+
+def _experts(config: Any, stacked: list[nn.Parameter]) -> Experts:
+    num_experts = stacked[0].shape[0]
+    return Experts(
+        num_experts, config.num_experts_per_tok, sum(p.nbytes for p in stacked) / num_experts
+    )
+
+
+def projection_rates(model: DraftModel) -> Rates:
+    """Features of the target become keys and values in every draft layer."""
+    keys_values = _context_weights(model)
+    fusion = model.fc.weight
+    return Rates(
+        row_flops=2 * (fusion.numel() + sum(weight.numel() for weight in keys_values)),
+        forward_bytes=fusion.nbytes + sum(weight.nbytes for weight in keys_values),
+        row_bytes=feature_bytes(model) + context_bytes(model),
+    )
+
+
+def draft_rates(model: DraftModel) -> Rates:
+    """A draft forward, without the head. Its own keys and values are not kept."""
+    config = model.config
+    matrices = [p for p in model.layers.parameters() if p.ndim == 2]
+    per_pair = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    return Rates(
+        row_flops=2 * sum(p.numel() for p in matrices),
+        pair_flops=per_pair,
+        forward_bytes=sum(p.nbytes for p in matrices),
+        key_bytes=context_bytes(model),
+    )
+
+
+def head_rates(num_tokens: int, hidden_size: int, itemsize: int) -> Rates:
+    """A head that gives logits of so many tokens."""
+    num_weights = num_tokens * hidden_size
+    return Rates(
+        head_row_flops=2 * num_weights,
+        forward_bytes=num_weights * itemsize,
+        head_row_bytes=num_tokens * itemsize,
+    )
+
+
+def feature_bytes(model: DraftModel) -> int:
+    """Features of one token."""
+    config = model.config
+    return config.num_features * config.target_hidden_size * model.fc.weight.itemsize
+
+
+def context_bytes(model: DraftModel) -> int:
+    """Keys and values of one token of the draft context."""
+    config = model.config
+    per_layer = 2 * config.num_key_value_heads * config.head_dim
+    return config.num_hidden_layers * per_layer * model.fc.weight.itemsize
+
+
+def weight_bytes(model: DraftModel) -> int:
+    """The drafter's own parameters; embedding and head are the target's."""
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def copied_bytes(model: DraftModel, num_guessable: int, *, all_guessable: bool) -> int:
+    """Second copies of weights that a loaded drafter computes from.
+
+    Packed linear layers, all context projections side by side, and the rows of the target's head:
+    packed, or those of a draft vocabulary.
+    """
+    packed = [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and isinstance(vars(module).get("forward"), PackedLinear)
+    ]
+    head = num_guessable * model.config.hidden_size * model.fc.weight.itemsize
+    if all_guessable and not can_pack(model.fc.weight):
+        head = 0
+    return sum(w.nbytes for w in [*packed, *_context_weights(model)]) + head
+
+
+def _context_weights(model: DraftModel) -> list[Tensor]:
+    return [
+        projection.weight
+        for layer in model.draft_layers()
+        for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj)
+    ]

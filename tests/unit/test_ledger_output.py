@@ -1,0 +1,223 @@
+"""Ledgers as tables, JSON and pictures, and the options that ask for them."""
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from blockdraft.bench.ledger import Account, decode_accounted, describe_accounts
+from blockdraft.bench.ledger_page import _round_step, render_page
+from blockdraft.bench.ledger_report import LINE_LABELS, figure_lines, ledger_table
+from blockdraft.core.recorder import Work
+from blockdraft.engine.account import DraftMemory, Ledger, LedgerLine
+from blockdraft.engine.ledger import LINES
+from tests.command_line import refusal, run, run_json
+from tests.small_llm import params
+
+MILLISECOND = 1_000_000
+
+
+def line(name, milliseconds, rows=0, flops=0.0):
+    work = Work(rows=rows, sequences=5 if name == "bonus" else 0)
+    return LedgerLine(name, milliseconds * MILLISECOND, work, flops, 2 * flops)
+
+
+PLAIN = Ledger(
+    (line("bonus", 90, 9), line("commit", 0, 10), line("prefill", 10, 3)), 10, DraftMemory()
+)
+DRAFTED = Ledger(
+    (
+        line("draft", 10, 30, 3e9),
+        line("prefill", 10, 3),
+        line("accepted", 16, 4, 1e9),
+        line("bonus", 20, 5, 2e9),
+        line("wasted", 4, 1),
+        line("commit", 0, 10),
+    ),
+    6,
+    DraftMemory(2**20, 2**21, 0, 2**19),
+)
+ACCOUNTS = [Account("drafted", DRAFTED, PLAIN), Account("plain <b>", PLAIN)]
+
+
+SHOWN = ("draft forward", "verify: accepted", "verify: bonus", "verify: wasted", "sum")
+
+
+def shown(table):
+    console = Console(width=80, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def options(folders):
+    target, drafter = folders
+    return ["--target", target, "--drafter", drafter, "--dtype", "float32"]
+
+
+def test_every_line_has_a_label():
+    assert list(LINE_LABELS) == list(LINES)
+
+
+def test_the_table_has_a_row_for_each_line_and_their_sum():
+    text = shown(ledger_table(ACCOUNTS[0]))
+    assert max(map(len, text.splitlines())) <= 80
+    rows = {label: text.split(label, 1)[1].splitlines()[0].split() for label in SHOWN}
+    assert rows["verify: accepted"][:4] == ["16.0", "26.7", "%", "1.600"]
+    assert rows["verify: bonus"][-1] == "9.000"  # plain
+    assert rows["sum"][:4] == ["60.0", "100.0", "%", "6.000"]
+    assert rows["sum"][-1] == "10.000"
+    assert "plain:" not in shown(ledger_table(ACCOUNTS[1]))
+
+
+def test_figures_are_told_in_words():
+    rows, margin, memory = figure_lines(ACCOUNTS[0])
+    assert rows == "target rows per token 1.11, 10% wasted, tau 1.80"
+    assert margin == (
+        "break-even tau 1.00: drafting gains +80% in decoding, +67% with prompts and all"
+    )
+    assert memory == (
+        "3.5 MiB for drafting: weights 1.0, packed copies 2.0, draft K/V 0.0, waiting features 0.5"
+    )
+    assert len(figure_lines(ACCOUNTS[1])) == 1
+
+
+def test_the_picture_has_a_bar_for_each_line_on_one_scale():
+    page = render_page(ACCOUNTS, "a & b")
+    assert "a &amp; b" in page
+    assert "plain &lt;b&gt;" in page
+    assert "<b>" not in page
+    assert not re.search(r"(src|href)=|https?:", page)
+    bars = re.findall(r'<rect class="(\w+)" x="([\d.]+)" y="\d+" width="([\d.]+)"', page)
+    assert [kind for kind, _, _ in bars] == [
+        *("drafter", "target", "target", "target", "wasted", "host"),
+        *("target", "target", "host"),
+    ]
+    left, room = 170, 900 - 170 - 150
+    widths = [float(width) for _, _, width in bars]
+    assert widths[-1] == pytest.approx(room, abs=0.2)  # the longest ledger fills the picture
+    assert sum(widths[:5]) == pytest.approx(widths[5], abs=0.5) == pytest.approx(0.6 * room, abs=1)
+    begins = [float(x) for _, x, _ in bars[:5]]
+    assert begins[0] == left
+    ends = [begin + width for begin, width in zip(begins, widths, strict=False)]
+    assert begins[1:] == pytest.approx(ends[:-1], abs=0.2)  # each begins where one has ended
+
+
+def test_a_picture_of_nothing_is_a_page_too():
+    assert "<svg" in render_page([Account("plain", Ledger((), 0, DraftMemory()))], "")
+
+
+@pytest.mark.parametrize("scale", [0.03, 0.99, 1.0, 7.0, 9.99, 64.0, 1234.5])
+def test_the_scale_has_a_few_round_steps(scale):
+    step = _round_step(scale)
+    assert 2 <= scale / step <= 6
+    assert f"{step:.0e}"[0] in "125"
+
+
+def test_a_request_is_accounted_for_both_ways(llm):
+    accounted = decode_accounted(llm, [5, 6, 7], params(temperature=0.7))
+    drafted, plain = accounted.accounts
+    assert accounted.identical
+    assert (drafted.title, plain.title) == ("drafted", "plain")
+    assert drafted.plain is plain.ledger
+    assert drafted.ledger.num_tokens == plain.ledger.num_tokens == params().max_tokens
+    assert plain.ledger.rows_per_token == 1.0
+    described = describe_accounts(accounted.accounts)
+    assert set(described["accounts"]) == {"drafted", "plain"}
+    assert described["accounts"]["drafted"]["over_plain"]["break_even_tau"] > 0
+
+
+def test_generate_accounts_in_json_and_draws(folders, tmp_path):
+    page = tmp_path / "waterfall.html"
+    result = run_json(
+        *("generate", "hello", "--max-tokens", 12, "--ignore-eos", "--ledger"),
+        *("--waterfall", page),
+        *options(folders),
+    )
+    assert len(result["token_ids"]) == 12
+    accounts = result["ledger"]["accounts"]
+    for one in accounts.values():
+        lines = one["lines"].values()
+        assert sum(row["nanoseconds"] for row in lines) == one["wall_nanoseconds"]
+        assert one["num_tokens"] == 12
+    assert result["ledger"]["identical"]
+    assert page.read_text(encoding="utf-8").count("<svg") == 2 + 1  # the hatching is one too
+
+
+def test_generate_shows_a_table_beside_the_answer(folders):
+    result = run("generate", "hello", "--max-tokens", 8, "--ledger", *options(folders))
+    assert result.exit_code == 0, result.output
+    assert "verify: bonus" in result.stderr
+    assert "break-even tau" in result.stderr
+    assert "verify" not in result.stdout
+
+
+def test_plain_decoding_has_a_ledger_without_a_comparison(folders):
+    result = run_json(
+        *("generate", "hello", "--max-tokens", 8, "--ledger", "--speculative", "off"),
+        *options(folders),
+    )
+    assert set(result["ledger"]["accounts"]) == {"plain"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--ledger", "--compare"], "--ledger compares"),
+        (["--waterfall", "x.html"], "add --ledger"),
+        (["--ledger", "--waterfall", "no/such/folder/x.html"], "cannot write"),
+        (["--ledger", "--smooth"], "--smooth needs"),
+        (["--ledger", "--show-draft"], "--show-draft prints"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments, reason):
+    assert reason in refusal("generate", "hello", *arguments)
+
+
+def prompts_file(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "hello there", "category": "a"}, {"prompt": "abc abc", "category": "b"}]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def test_bench_speed_accounts_for_all_prompts_together(folders, tmp_path):
+    report = run_json(
+        *("bench", "speed", "--prompts", prompts_file(tmp_path), "--max-tokens", 8),
+        *("--no-transformers", "--ledger"),
+        *options(folders),
+    )
+    (one,) = report["runs"]
+    accounts = one["ledger"]["accounts"]
+    num_tokens = sum(len(prompt["drafted"]["token_ids"]) for prompt in one["prompts"])
+    assert accounts["drafted"]["num_tokens"] == accounts["plain"]["num_tokens"] == num_tokens
+    assert accounts["plain"]["rows_per_token"] == 1.0
+    without = run_json(
+        *("bench", "speed", "--prompts", prompts_file(tmp_path), "--max-tokens", 8),
+        "--no-transformers",
+        *options(folders),
+    )
+    assert "ledger" not in without["runs"][0]
+
+
+def test_bench_concurrency_accounts_for_each_way_at_each_point(folders, tmp_path):
+    page = tmp_path / "waterfall.html"
+    result = run(
+        *("bench", "concurrency", "--concurrency", "1,2", "--repeats", 2, "--max-tokens", 8),
+        *("--prompts", prompts_file(tmp_path), "--fixed", 3, "--ledger", "--waterfall", page),
+        *("--output", tmp_path / "report.json"),
+        *options(folders),
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("break-even tau") == 4  # fixed and adaptive
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    accounts = report["ledger"]["accounts"]
+    ways = ("plain", "fixed 3", "adaptive")
+    assert list(accounts) == [f"{point} at once, {way}" for point in (1, 2) for way in ways]
+    for one in accounts.values():
+        assert one["wall_nanoseconds"] > 0
+    # Two repeats of two requests.
+    tokens = [sum(len(r["token_ids"]) for r in row["requests"]) for row in report["runs"]]
+    assert accounts["2 at once, plain"]["num_tokens"] == 2 * tokens[0]
+    assert page.read_text(encoding="utf-8").count("<svg") == 6 + 1
