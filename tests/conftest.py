@@ -9,10 +9,12 @@ import pytest
 
 from blockdraft.core.machine import num_cpus
 
-# Processes that test side by side share the cores. Read when torch is loaded, here and by every
-# program that a test starts.
-_NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cpus() // _NUM_WORKERS)))
+# Processes that test side by side share the cores: threads that wait for each other spin. Read when
+# torch is loaded, here and by every program that a test starts. Not set in the process that starts
+# the others, which would hand its own number down.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    _share = num_cpus() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _share)))
 
 
 @pytest.fixture(autouse=True)
