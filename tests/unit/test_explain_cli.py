@@ -5,7 +5,8 @@ import json
 import pytest
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.proof.explain.prompts import MAX_NAMED, read_questions
+from blockdraft.core.jsonl import MOST_NAMED
+from blockdraft.proof.explain.prompts import read_questions
 from blockdraft.proof.explain.round import CAUSES
 from tests.command_line import refusal, run, run_json
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -87,8 +88,8 @@ def test_bad_lines_are_all_named(pair, tmp_path):
     assert "line 1:" not in line
     path.write_text("{\n" * 100, encoding="utf-8")
     line = refusal("explain", *pair, "--jsonl", path)
-    assert f"line {MAX_NAMED}:" in line
-    assert f"{100 - MAX_NAMED} more bad lines" in line
+    assert f"line {MOST_NAMED}:" in line
+    assert f"and {100 - MOST_NAMED} more" in line
 
 
 def test_questions_are_read_with_names_and_categories(tmp_path):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.recorder import NO_RECORDER
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, DraftBlock, Row
 from blockdraft.engine.controller import Candidate, FixedDepth
@@ -125,6 +126,7 @@ class SlotDrafter(DFlashDrafter):
         self.layer_ids = (0,)
         self.contexts = contexts
         self.draw = draw
+        self.recorder = NO_RECORDER
         self._known = {}
 
     def _draft_rows(self, rows: list[Row]) -> list[list[int]]:
