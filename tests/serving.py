@@ -75,8 +75,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def running_server(llm: LLM, **options: Any) -> Iterator[Running]:
-    """Serve until the block ends; then nothing may be left behind."""
+def running_server(
+    llm: LLM, *, patience: float | None = PATIENCE, **options: Any
+) -> Iterator[Running]:
+    """Serve until the block ends; then nothing may be left behind.
+
+    patience: seconds that the client waits for a sign of life, None without end.
+    """
     config = ServeConfig(**{"port": 0, "model_name": MODEL, "max_waiting": 64, **options})
     with bind(config) as sock:
         service, traffic = make_service(llm, config), Traffic()
@@ -87,7 +92,7 @@ def running_server(llm: LLM, **options: Any) -> Iterator[Running]:
         thread.start()
         try:
             wait_until(lambda: server.started)
-            with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+            with httpx.Client(base_url=url, timeout=patience) as client:
                 yield Running(url, service, traffic, server, client)
         finally:
             server.should_exit = True

@@ -16,7 +16,7 @@ MAX_TOKENS = 64
 
 @pytest.fixture(scope="module")
 def server():
-    with running_server(default_llm(), request_seconds=3600.0) as running:
+    with running_server(default_llm(), patience=None, request_seconds=3600.0) as running:
         yield running
 
 

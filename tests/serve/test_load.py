@@ -114,7 +114,7 @@ def run_load(server: Running, requests: list[Asked]) -> Outcome:
 def expected_texts(requests: list[Asked]) -> dict[str, str]:
     """Of each distinct request, from a server with nobody else in it, without drafts."""
     found: dict[str, str] = {}
-    with running_server(default_llm(), request_seconds=3600.0) as server:
+    with running_server(default_llm(), patience=None, request_seconds=3600.0) as server:
         for asked in requests:
             if asked.leaves_after is None and key_of(asked) not in found:
                 plain = {**asked.body, "stream": False, "speculative": False}
