@@ -98,7 +98,7 @@ class KernelOperations(LayerOperations):
         """See LayerOperations; in place."""
         num_q, num_k, num_v = self.num_heads
         rotate_heads_(self._kernels, heads, num_q, num_k, *rotation, self._head_weights)
-        q, k, v = heads.transpose(1, 2).split((num_q, num_k, num_v), dim=1)
+        q, k, v = torch.split(heads.transpose(1, 2), (num_q, num_k, num_v), dim=1)
         return q, k, v
 
     def gated(self, gate_up: Tensor) -> Tensor:
