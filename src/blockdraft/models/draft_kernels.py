@@ -74,7 +74,7 @@ class KernelDraft:
                 self._kernels, heads, *self._heads[:2], cos, signed_sin, layer.head_norms,
                 rounds_first=False,
             )  # fmt: skip
-            q, k, v = torch.split(heads.transpose(0, 1), self._heads)
+            q, k, v = heads.transpose(0, 1).split_with_sizes(self._heads)
             attended = blocks.attend(self._kernels, index, self._kinds[index], q, k, v)
             x, normed = self._add(x, layer.o(attended.flatten(1)), layer.mlp_norm)
             update = layer.down(gated_silu(self._kernels, layer.gate_up(normed)))

@@ -96,9 +96,9 @@ class KernelOperations(LayerOperations):
 
     def rotate(self, heads: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """See LayerOperations; in place."""
-        num_q, num_k, num_v = self.num_heads
+        num_q, num_k, _ = self.num_heads
         rotate_heads_(self._kernels, heads, num_q, num_k, *rotation, self._head_weights)
-        q, k, v = torch.split(heads.transpose(1, 2), (num_q, num_k, num_v), dim=1)
+        q, k, v = heads.transpose(1, 2).split_with_sizes(self.num_heads, dim=1)
         return q, k, v
 
     def gated(self, gate_up: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class TiledPlan:
         s_aux: Tensor | None = None,
     ) -> Tensor:
         """See AttentionPlan.attend."""
-        keys, values = self._kv.pools[layer]
+        keys, values = self._kv.pools[layer].unbind()
         return self._over(window).attend(
             self._kernels, query, keys, values, scale, softcap, s_aux, (key, value)
         )

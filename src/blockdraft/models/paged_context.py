@@ -129,7 +129,7 @@ class PagedBlocks:
         self, kernels: Library, layer: int, kind: AttentionKind, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """See BlockAttention."""
-        keys, values = self._kv.pools[layer]
+        keys, values = self._kv.pools[layer].unbind()
         scale = q.shape[-1] ** -0.5
         return self._plan(kind).attend(kernels, q, keys, values, scale, new=(k, v))
 
