@@ -26,6 +26,20 @@ def _own_log() -> Iterator[None]:
     logger.handlers, logger.level, logger.propagate = before
 
 
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's operations only, as on a machine without a compiler."""
+    monkeypatch.setattr("blockdraft.kernels.ops.library", lambda: None)
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def either_way(request: pytest.FixtureRequest) -> str:
+    """With kernels, where they can be compiled, and without."""
+    if request.param == "torch":
+        request.getfixturevalue("without_kernels")
+    return str(request.param)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--golden`."""
     parser.addoption(

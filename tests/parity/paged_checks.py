@@ -9,6 +9,7 @@ import torch
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
+from blockdraft.kernels.ops import kernels_for
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
@@ -65,9 +66,13 @@ def requests() -> tuple[Request, ...]:
     )
 
 
-@lru_cache
 def alone(kind: str, dtype: torch.dtype) -> list[Answer]:
     """Plain decoding on the path that every faster one is held against."""
+    return _alone(kind, dtype, has_kernels=kernels_for(torch.zeros(1)) is not None)
+
+
+@lru_cache
+def _alone(kind: str, dtype: torch.dtype, *, has_kernels: bool) -> list[Answer]:
     with SequentialTarget(tiny_target(kind, dtype)).released_after() as target:
         return run_alone(target, requests())
 

@@ -45,6 +45,12 @@ def test_a_crowd_in_single_precision(kind: str, drafter: str, num_pages: int) ->
     check_crowd(kind, torch.float32, drafter, Pages(num_pages), chunk=50)
 
 
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_crowd_in_single_precision_without_kernels(kind: str) -> None:
+    check_crowd(kind, torch.float32, "dflash", Pages(FEW), chunk=50)
+
+
 BREAKING = 13
 
 

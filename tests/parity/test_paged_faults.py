@@ -1,10 +1,13 @@
 """Ways to break the paged path, planted from outside: the checks of it find every one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
@@ -12,7 +15,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, DraftBlock
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_attention import Group
+from blockdraft.models.paged_attention import Group, Span, TiledPlan
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.crowd import Request, paged_pair, run_crowd
 from tests.parity.paged_checks import AMPLE, FEW, check_crowd, requests
@@ -34,38 +37,63 @@ def fill_rows_in_a_real_page(patch: Patch) -> None:
     patch.setattr(PagedTarget, "_layout", layout)
 
 
+def change_pages(
+    patch: Patch, of_group: Callable[[Tensor], Tensor], of_spans: Callable[[list[Span]], list[Span]]
+) -> None:
+    """Change the page tables of products, [b, pages], and those of kernels."""
+    init_group, init_tiled = Group.__init__, TiledPlan.__init__
+
+    def group(self: Group, *args: Any) -> None:
+        init_group(self, *args)
+        self.page_ids = of_group(self.page_ids.view(self.rows.shape[0], -1)).flatten()
+
+    def tiled(self: TiledPlan, kernels: Any, kv: Any, spans: list[Span], slots: Any) -> None:
+        init_tiled(self, kernels, kv, of_spans(spans), slots)
+
+    patch.setattr(Group, "__init__", group)
+    patch.setattr(TiledPlan, "__init__", tiled)
+
+
 def page_table_off_by_one(patch: Patch) -> None:
     """Attention looks at the page behind the right one."""
-    real = Group.__init__
 
-    def init(self: Group, *args: Any) -> None:
-        real(self, *args)
-        tables = self.page_ids.view(self.rows.shape[0], -1)
-        self.page_ids = tables.roll(-1, dims=1).flatten()
+    def of_spans(spans: list[Span]) -> list[Span]:
+        own = [span.page_ids[: span.num_pages] for span in spans]
+        return [
+            replace(span, page_ids=[*pages[1:], pages[0]])
+            for span, pages in zip(spans, own, strict=True)
+        ]
 
-    patch.setattr(Group, "__init__", init)
+    change_pages(patch, lambda tables: tables.roll(-1, dims=1), of_spans)
 
 
 def sequences_mixed_up(patch: Patch) -> None:
-    """In a group each sequence has the pages of its neighbor."""
-    real = Group.__init__
+    """Each sequence has the pages of its neighbor."""
 
-    def init(self: Group, *args: Any) -> None:
-        real(self, *args)
-        tables = self.page_ids.view(self.rows.shape[0], -1)
-        self.page_ids = tables.roll(1, dims=0).flatten()
+    def of_spans(spans: list[Span]) -> list[Span]:
+        return [
+            replace(span, page_ids=list(islice(cycle(other.page_ids), span.num_pages)))
+            for span, other in zip(spans, [spans[-1], *spans[:-1]], strict=True)
+        ]
 
-    patch.setattr(Group, "__init__", init)
+    change_pages(patch, lambda tables: tables.roll(1, dims=0), of_spans)
 
 
 def rows_see_one_key_ahead(patch: Patch) -> None:
-    real = Group.__init__
+    init_group, ranges = Group.__init__, TiledPlan._ranges
 
-    def init(self: Group, *args: Any) -> None:
-        real(self, *args)
+    def group(self: Group, *args: Any) -> None:
+        init_group(self, *args)
         self.positions += 1
 
-    patch.setattr(Group, "__init__", init)
+    def one_more(self: TiledPlan, window: int | None) -> Tensor:
+        found = ranges(self, window)
+        # Where there is a page for it.
+        found[:, 1] += found[:, 1] % PAGE_SIZE != 0
+        return found
+
+    patch.setattr(Group, "__init__", group)
+    patch.setattr(TiledPlan, "_ranges", one_more)
 
 
 def digest_without_its_parent(patch: Patch) -> None:
@@ -93,11 +121,13 @@ def pages_are_freed_too_early(patch: Patch) -> None:
     patch.setattr(Pages, "check_integrity", lambda self: None)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("num_pages", [AMPLE, FEW])
 def test_the_check_passes_without_a_fault(num_pages: int) -> None:
     check_crowd("llama", torch.float32, "noisy", Pages(num_pages), chunk=37)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     "fault",
     [

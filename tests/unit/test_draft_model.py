@@ -196,7 +196,7 @@ def test_rope_equals_transformers(rope):
 def test_rope_frequencies_stay_float32_in_a_bfloat16_model():
     positions = torch.arange(4000, 4010)[None]
     exact = Rotary(make_config())(positions, torch.float32)[0]
-    cast = make_model().bfloat16()._rotary(positions, torch.float32)[0]
+    cast = make_model().bfloat16().rotary(positions, torch.float32)[0]
     assert torch.equal(exact, cast)
 
 

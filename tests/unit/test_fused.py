@@ -15,17 +15,23 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
-from blockdraft.models import fused
+from blockdraft.kernels.library import Library, library
+from blockdraft.kernels.ops import TiledAttention
+from blockdraft.models import fused, layer_operations
 from blockdraft.models.attention import EXACT_ATTENTION
 from blockdraft.models.exact import supports_bfloat16
 from blockdraft.models.fused import FusedLayer, RotationSigns, fuse_layers, speed_up
+from blockdraft.models.layer_operations import KernelOperations
 from blockdraft.models.packed import PackedLinear, pack_linears, plain_linears
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.models.supported import decoder_layers
 from tests.tiny import NUM_LAYERS, VOCAB_SIZE, tiny_target
 
 PACKED_DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]
+needs_kernels = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 IDS = torch.arange(5, 45)[None]
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -72,6 +78,7 @@ def num_replaced(model: PreTrainedModel) -> int:
     return sum("forward" in vars(module) for module in model.modules())
 
 
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("attention", [EXACT_ATTENTION, "sdpa"])
@@ -87,6 +94,42 @@ def test_a_fused_model_has_the_bits_of_its_own_layers(
         assert all(isinstance(vars(x)["forward"], FusedLayer) for x in decoder_layers(model))
         assert num_replaced(model) == NUM_LAYERS + 1  # the head
         assert torch.equal(logits_of(model), expected)
+
+
+def uses_kernels(layer: Any) -> bool:
+    return isinstance(vars(layer)["forward"].operations, KernelOperations)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_change_the_last_bits_at_most(name: str, dtype: torch.dtype) -> None:
+    model = make(name, dtype)
+    with pack_linears(plain_linears(model)):
+        expected = logits_of(model)
+    with speed_up(model):
+        assert all(uses_kernels(layer) for layer in decoder_layers(model))
+        error = (logits_of(model) - expected).float().abs().max()
+        assert error <= 32 * torch.finfo(dtype).eps * expected.abs().max()
+
+
+@needs_kernels
+def test_kernels_that_compute_something_else_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A planted fault: a norm of another kind, with its weights around zero."""
+
+    def other(norm: Any) -> tuple[Tensor, float]:
+        return 1.0 + norm.weight.detach(), norm.variance_epsilon
+
+    model = make("llama")
+    with pack_linears(plain_linears(model)):
+        expected = logits_of(model)
+    monkeypatch.setattr(layer_operations, "_weight_and_eps", other)
+    with caplog.at_level(logging.INFO, logger=fused.__name__), speed_up(model):
+        assert not any(uses_kernels(layer) for layer in decoder_layers(model))
+        torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-4)
+    assert "keeps torch's operations" in caplog.text
 
 
 def test_closing_gives_the_model_back() -> None:
@@ -179,6 +222,45 @@ def test_an_adapter_or_a_hook_inside_a_layer_is_still_called() -> None:
         torch.testing.assert_close(logits_of(model), expected)
         assert called == [1]
         assert ["forward" in vars(x) for x in decoder_layers(model)] == [False, False, True, True]
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["rms_norm", "gated_silu"])
+def test_the_self_test_finds_a_kernel_that_sees_how_many_rows_there_are(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted fault: a sum over other parts where there are more rows."""
+    real = getattr(layer_operations, name)
+
+    def variant(kernels: Library, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        scale = 1.0 + 2 * torch.finfo(dtype).eps * (x.numel() // x.shape[-1] > 8)
+        result: Tensor = real(kernels, x, *args, **kwargs) * scale
+        return result
+
+    with SequentialTarget(make("llama", dtype)).released_after() as target:
+        target.check_row_invariance()
+        monkeypatch.setattr(layer_operations, name, variant)
+        with pytest.raises(ModelError, match="number of rows"):
+            target.check_row_invariance()
+
+
+@needs_kernels
+def test_the_self_test_finds_an_attention_that_sees_how_many_rows_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = TiledAttention.attend
+
+    def variant(plan: TiledAttention, kernels: Library, query: Tensor, *args: Any) -> Tensor:
+        result = real(plan, kernels, query, *args)
+        return result * (1.0 + 1e-6 * (query.shape[1] > 8))
+
+    for target in (SequentialTarget(make("llama")), PagedTarget(make("llama"), Pages(20))):
+        with target.released_after(), monkeypatch.context() as patch:
+            target.check_row_invariance()
+            patch.setattr(TiledAttention, "attend", variant)
+            with pytest.raises(ModelError, match="number of rows"):
+                target.check_row_invariance()
 
 
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)

@@ -10,7 +10,15 @@ from torch import Tensor
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE
 from blockdraft.models.exact import row_rule, supports_bfloat16
-from blockdraft.models.paged_attention import AttentionPlan, Span, plan_attention
+from blockdraft.models.paged_attention import (
+    GroupedPlan,
+    Span,
+    kernels_for_pages,
+    plan_attention,
+    plan_groups,
+)
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 NUM_PAGES = 160
 SCALE = 0.3
@@ -66,9 +74,11 @@ class Case:
     def run(self, chosen: list[int], options: Options) -> list[Tensor]:
         """[rows, heads, head_dim] of each chosen sequence, all in one forward."""
         rule = row_rule(self.dtype)
-        # What another request left in the pages: it must not be seen.
-        for layer in self.kv._layers:
-            layer.fill_(100.0)
+        kernels = kernels_for_pages(self.kv)
+        # What another request left in the pages: it must not be seen. Products read it all the
+        # same, and need numbers.
+        for pool in self.kv.pools:
+            pool.fill_(100.0 if kernels is None else torch.nan)
         spans, slots, first = [], [], 0
         for index in chosen:
             part = self.parts[index]
@@ -80,7 +90,7 @@ class Case:
             first += part.num_rows
         num_fill = -first % rule.row_multiple
         slots += [SCRATCH_PAGE * PAGE_SIZE] * num_fill
-        plan = plan_attention(self.kv, spans, torch.tensor(slots), rule.row_multiple)
+        plan = plan_attention(self.kv, spans, torch.tensor(slots), rule.row_multiple, kernels)
         query = torch.cat([self.query[index] for index in chosen], dim=1)
         key, value = (
             torch.cat([t[index][:, self.parts[index].start :] for index in chosen], dim=1)
@@ -194,7 +204,7 @@ def test_a_row_alone_has_the_bits_it_has_in_its_sequence(dtype: torch.dtype) -> 
         assert torch.equal(found, expected[first : first + num_rows])
 
 
-def plan_of(parts: list[Part], row_multiple: int = 2) -> AttentionPlan:
+def plan_of(parts: list[Part], row_multiple: int = 2) -> GroupedPlan:
     spans, first = [], 0
     for part in parts:
         num_pages = -(-(part.start + part.num_rows) // PAGE_SIZE)
@@ -202,7 +212,7 @@ def plan_of(parts: list[Part], row_multiple: int = 2) -> AttentionPlan:
         first += part.num_rows
     kv = PagedKV([(1, 2)], NUM_PAGES, dtype=torch.float32, device="cpu")
     slots = torch.zeros(first + -first % row_multiple, dtype=torch.long)
-    return plan_attention(kv, spans, slots, row_multiple)
+    return plan_groups(kv, spans, slots, row_multiple)
 
 
 def test_a_sequence_alone_needs_no_copy_of_its_rows() -> None:

@@ -26,7 +26,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.engine.ledger import NO_TIMER, PhaseTimer
 from blockdraft.llm import LLM
 from blockdraft.models.packed import PackedLinear
-from blockdraft.models.paged_attention import AttentionPlan
+from blockdraft.models.paged_attention import GroupedPlan, TiledPlan
 
 READ_BYTES = 2**29
 """Far more than any cache holds."""
@@ -83,7 +83,8 @@ def parts_of_step(step: Callable[[], object], repeats: int) -> dict[str, float]:
         spent: dict[str, float] = {}
         with (
             timed_calls(PackedLinear, "__call__", spent),
-            timed_calls(AttentionPlan, "attend", spent),
+            timed_calls(TiledPlan, "attend", spent),
+            timed_calls(GroupedPlan, "attend", spent),
         ):
             start = perf_counter()
             step()

@@ -16,7 +16,7 @@ LayerShape = tuple[int, int]
 class PagedKV:
     """Keys and values of `num_pages` pages.
 
-    Each layer has a buffer [2, kv_heads, num_pages, PAGE_SIZE, head_dim].
+    Each layer has a pool [2, kv_heads, num_pages, PAGE_SIZE, head_dim].
 
     The memory is reserved at once and used as pages are written. What was never written is zero:
     masked keys take part in the products, and must be finite.
@@ -32,7 +32,7 @@ class PagedKV:
     ) -> None:
         self.num_pages = num_pages
         self.bytes_per_page = page_bytes(shapes, dtype)
-        self._layers = [
+        self.pools = [
             _lazy_zeros((2, heads, num_pages, PAGE_SIZE, head_dim), dtype, device)
             for heads, head_dim in shapes
         ]
@@ -40,7 +40,7 @@ class PagedKV:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store keys and values, each [kv_heads, n, head_dim], at slots [n], see Pages.slots."""
-        buffer = self._layers[layer].flatten(2, 3)
+        buffer = self.pools[layer].flatten(2, 3)
         buffer[0].index_copy_(1, slots, k)
         buffer[1].index_copy_(1, slots, v)
 
@@ -50,7 +50,7 @@ class PagedKV:
         Valid until the next gather: copies go into memory that is reused, as large as the largest
         one so far, because fresh memory of this size costs more than the copy.
         """
-        pool = self._layers[layer]
+        pool = self.pools[layer]
         shape = (*pool.shape[:2], page_ids.shape[0], *pool.shape[3:])
         size = math.prod(shape)
         if self._workspace.numel() < size:
@@ -67,12 +67,12 @@ class PagedKV:
         if begun:
             # Sent to the device once, not once a layer.
             page_ids = torch.tensor(begun, device=self._workspace.device)
-            for pool in self._layers:
+            for pool in self.pools:
                 pool.index_fill_(2, page_ids, 0)
 
     def repeat_first(self, page_ids: Sequence[int]) -> None:
         """Fill pages with copies of the first of them."""
-        for pool in self._layers:
+        for pool in self.pools:
             pool[:, :, list(page_ids)] = pool[:, :, page_ids[:1]]
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,18 @@ def memory_bytes(cgroup: Path = _CGROUP) -> int:
         lambda: _number((cgroup / "memory" / "memory.limit_in_bytes").read_text(encoding="ascii")),
     )
     return physical if limit is None or limit > _UNLIMITED_BYTES else min(physical, int(limit))
+
+
+def cpu_features() -> str:
+    """What this CPU is and which instructions it has; as much as the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    # x86 and Arm name them differently; the first core stands for all.
+    known = ("model name", "flags", "CPU part", "Features")
+    found = {line.partition(":")[0].strip(): line for line in reversed(lines)}
+    return "\n".join([platform.machine(), *(found[name] for name in known if name in found)])
 
 
 _V1_QUOTA = ("cpu.cfs_quota_us", "cpu.cfs_period_us")

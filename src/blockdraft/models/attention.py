@@ -1,8 +1,9 @@
 """Attention whose rows do not depend on the rows beside them, and transformers' own.
 
 `scaled_dot_product_attention` picks kernels and splits by the number of queries, so a row's bits
-change with its company. Here every row is a batched matrix product, a float32 softmax over a padded
-number of keys, and a second product. transformers models call it through their attention interface.
+change with its company. Here a row is computed by a kernel that knows nothing of the others; where
+there is none, by a batched matrix product, a float32 softmax over a padded number of keys, and a
+second product. transformers models call it through their attention interface.
 """
 
 import math
@@ -14,6 +15,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from blockdraft.kernels.library import Library
+from blockdraft.kernels.ops import TiledAttention, kernels_for_heads
 from blockdraft.models.exact import row_rule
 
 EXACT_ATTENTION = "blockdraft_exact"
@@ -38,10 +41,32 @@ def exact_attention(
     Returns [1, q, heads, head_dim] and no weights.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    heads = query.view(key.shape[1], -1, *query.shape[2:])
     bias = None if attention_mask is None else attention_mask[0]
+    kernels = kernels_for_heads(query)
+    if kernels is not None and key.shape == value.shape:
+        return _tiled(kernels, query[0], key[0], value[0], bias, scale, softcap, s_aux)[None], None
+    heads = query.view(key.shape[1], -1, *query.shape[2:])
     output = grouped_attention(heads[:, None], key[0], value[0], bias, scale, softcap, s_aux)
     return output[:, 0].flatten(0, 1).transpose(0, 1)[None], None
+
+
+def _tiled(
+    kernels: Library,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    s_aux: Tensor | None,
+) -> Tensor:
+    """The same without the batch: the keys are one long page, and the bias says who is seen."""
+    num_rows, num_keys = query.shape[1], key.shape[1]
+    plan = TiledAttention(
+        num_rows, [(0, num_rows, 0)], num_keys, bias=None if bias is None else bias[0]
+    )
+    # In whole buffers this copies nothing.
+    return plan.attend(kernels, query, key.contiguous(), value.contiguous(), scale, softcap, s_aux)
 
 
 def grouped_attention(

@@ -43,11 +43,11 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self._eps = eps
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., size]."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self._eps)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Rotary:
@@ -153,11 +153,11 @@ class DraftMLP(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self._activation = ACT2FN[config.hidden_act]
+        self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, q, D] -> [b, q, D]."""
-        result: Tensor = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
+        result: Tensor = self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
         return result
 
 
@@ -199,7 +199,7 @@ class DraftModel(nn.Module):
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self._rotary = Rotary(config)
+        self.rotary = Rotary(config)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=INIT_STD)
@@ -289,7 +289,7 @@ class DraftModel(nn.Module):
     def context_inputs(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
         """What all layers project: fused features [b, c, D], and the rotation of the positions."""
         hidden = self.hidden_norm(self.fc(_packed(features)))
-        return hidden, self._rotary(positions, hidden.dtype)
+        return hidden, self.rotary(positions, hidden.dtype)
 
     def forward(
         self,
@@ -310,7 +310,7 @@ class DraftModel(nn.Module):
         Returns:
             [b, q, D], after the final norm; slot 0 of a block predicts nothing.
         """
-        rotation = self._rotary(positions, embeddings.dtype)
+        rotation = self.rotary(positions, embeddings.dtype)
         biases = {kind: _score_bias(mask, embeddings.dtype) for kind, mask in masks.items()}
         x = _packed(embeddings)
         for index, layer in enumerate(self.draft_layers()):

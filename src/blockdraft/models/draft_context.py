@@ -12,6 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from blockdraft.kernels.library import Library
+from blockdraft.models.draft_config import AttentionKind
+
 LayerKV = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [b, kv_heads, tokens, head_dim]."""
 
@@ -45,6 +48,15 @@ class ContextKV(Protocol):
         """
 
 
+class BlockAttention(Protocol):
+    """Attention of the blocks of a draft forward over their contexts and themselves, by kernels."""
+
+    def attend(
+        self, kernels: Library, layer: int, kind: AttentionKind, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """[heads of each, slots of all blocks, head_dim] -> [slots, heads, head_dim]."""
+
+
 class DraftContexts(Protocol):
     """The contexts of all sequences, addressed by their keys.
 
@@ -58,6 +70,14 @@ class DraftContexts(Protocol):
 
     def view(self, keys: Sequence[int], lengths: Sequence[int]) -> ContextKV:
         """The first `lengths` tokens of each sequence, for one draft forward."""
+
+    def blocks(
+        self, keys: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
+    ) -> BlockAttention | None:
+        """Attention of a block of each sequence behind its first `lengths` tokens, by kernels.
+
+        A block has `sizes` slots that count, and is filled up to the longest. None: use `view`.
+        """
 
     def close(self, key: int) -> None:
         """Forget a sequence."""
@@ -180,6 +200,9 @@ class SeparateContexts:
         context = self._contexts[keys[0]]
         assert [len(context)] == list(lengths)
         return context
+
+    def blocks(self, keys: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]) -> None:
+        """See `DraftContexts.blocks`: by torch, as fits any model."""
 
     def close(self, key: int) -> None:
         """See `DraftContexts.close`."""

@@ -1,13 +1,14 @@
-"""Decoder layers of the common kind in fewer and larger operations, bit for bit the same.
+"""Decoder layers of the common kind in fewer and larger operations.
 
 A step of a small model spends as long between its matrix products as in them. A fused layer makes
 one product of queries, keys and values, one of gate and up projection, and rotates queries and keys
 together. Every rounding stays where the model's own layer has it, and a layer is replaced only if
-it gave the same bits on a probe.
+it gave the same bits on a probe. With kernels the operations between the products are native; they
+replace torch's only if they then give nearly the same.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from blockdraft.kernels.ops import kernels_for
+from blockdraft.models.layer_operations import KernelOperations, LayerOperations, Rotation
 from blockdraft.models.packed import (
     PackedLinear,
     can_pack,
@@ -22,6 +25,7 @@ from blockdraft.models.packed import (
     pack_linears,
     plain_linears,
     replace_forward,
+    side_by_side,
 )
 from blockdraft.models.supported import decoder_layers
 
@@ -38,11 +42,11 @@ FUSED_KINDS = frozenset(
 what another kind does to other numbers."""
 PROBE_ATTENTION = "blockdraft_probe"
 NUM_PROBE_TOKENS = 8
+KERNEL_ERROR = 16
+"""Units in the last place of the largest value in a layer's output, by which an output with kernels
+may differ from one without. A wrong formula differs by a thousand."""
 
 logger = logging.getLogger(__name__)
-
-Rotation = tuple[Tensor, Tensor]
-"""cos and sin, each [1, tokens, head_dim]; the halves of a head turn by the same angles."""
 
 
 class RotationSigns:
@@ -58,7 +62,8 @@ class RotationSigns:
             cos, sin = rotation
             first, second = sin.chunk(2, dim=-1)
             signed = torch.cat((-first, second), dim=-1)
-            self._of, self._signed = rotation, (cos[:, :, None], signed[:, :, None])
+            self._of = rotation
+            self._signed = cos.contiguous()[:, :, None], signed[:, :, None]
         return self._signed
 
 
@@ -66,27 +71,22 @@ class FusedLayer:
     """Calls like a pre-norm decoder layer of transformers with rotated heads and a gated MLP.
 
     Args:
-        layer: the decoder layer; its norms and activation are called, its weights are copied.
+        layer: the decoder layer; its weights are copied. What happens between its products is in
+            `operations`, torch's at first.
         constants: what its attention module gives to the attention function beside the tensors.
         signs: shared by the layers of a model.
     """
 
     def __init__(self, layer: Any, constants: dict[str, Any], signs: RotationSigns) -> None:
         attention, mlp = layer.self_attn, layer.mlp
+        self.operations = LayerOperations(layer)
         self._attention = attention
         self._constants = constants
         self._signs = signs
-        self._qkv = _side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._qkv = side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
         self._o = PackedLinear(attention.o_proj.weight, attention.o_proj.bias)
-        self._gate_up = _side_by_side(mlp.gate_proj, mlp.up_proj)
+        self._gate_up = side_by_side(mlp.gate_proj, mlp.up_proj)
         self._down = PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
-        self._norms = layer.input_layernorm, layer.post_attention_layernorm
-        self._head_norms: tuple[Any, Any] | None = None
-        if hasattr(attention, "q_norm"):
-            self._head_norms = attention.q_norm, attention.k_norm
-        self._activation = mlp.act_fn
-        widths = [p.out_features for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        self._heads = [width // attention.head_dim for width in widths]
 
     def __call__(
         self,
@@ -101,30 +101,16 @@ class FusedLayer:
 
         `kwargs` go to the attention function.
         """
-        qkv = self._qkv(self._norms[0](hidden_states))
-        heads = qkv.view(*qkv.shape[:-1], sum(self._heads), -1)
-        q, k, v = self._rotate(heads, self._signs(position_embeddings))
+        operations = self.operations
+        qkv = self._qkv(operations.norm(hidden_states))
+        heads = qkv.view(*qkv.shape[:-1], sum(operations.num_heads), -1)
+        q, k, v = operations.rotate(heads, self._signs(position_embeddings))
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self._attention.layer_idx)
         attend = AttentionInterface()[self._attention.config._attn_implementation]
         attended, _ = attend(self._attention, q, k, v, attention_mask, **(self._constants | kwargs))
-        hidden = hidden_states + self._o(attended.flatten(2))
-        gate, up = self._gate_up(self._norms[1](hidden)).chunk(2, dim=-1)
-        result: Tensor = hidden + self._down(self._activation(gate) * up)
-        return result
-
-    def _rotate(self, heads: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """[1, tokens, all heads, head_dim] -> q, k and v, each [1, heads, tokens, head_dim]."""
-        num_q, num_k, _ = self._heads
-        turned = heads[:, :, : num_q + num_k]
-        if self._head_norms is not None:
-            q_norm, k_norm = self._head_norms
-            turned = torch.cat((q_norm(turned[:, :, :num_q]), k_norm(turned[:, :, num_q:])), dim=2)
-        cos, signed_sin = rotation
-        swapped = turned.roll(turned.shape[-1] // 2, dims=-1)
-        turned = (turned * cos).add_(swapped.mul_(signed_sin))
-        q, k = turned[:, :, :num_q], turned[:, :, num_q:]
-        return q.transpose(1, 2), k.transpose(1, 2), heads[:, :, num_q + num_k :].transpose(1, 2)
+        hidden, normed = operations.add_and_norm(hidden_states, self._o(attended.flatten(2)))
+        return hidden + self._down(operations.gated(self._gate_up(normed)))
 
 
 def speed_up(model: PreTrainedModel) -> ExitStack:
@@ -216,11 +202,28 @@ def _fused_if_equal(
             expected = layer(hidden, **arguments)
         fused = FusedLayer(layer, dict(constants), signs)
         same = isinstance(expected, Tensor) and torch.equal(fused(hidden, **arguments), expected)
+        if same:
+            _use_kernels(fused, layer, expected, lambda: fused(hidden, **arguments))
     # What a layer raises that another version of transformers calls or builds differently.
     except (AttributeError, TypeError, RuntimeError) as error:
         logger.info("no fused form of %s: %s", type(layer).__name__, error)
         return None
     return fused if same else None
+
+
+def _use_kernels(
+    fused: FusedLayer, layer: Any, expected: Tensor, probe: Callable[[], Tensor]
+) -> None:
+    """Give a fused layer kernels, if there are some and they compute the same function."""
+    kernels = kernels_for(expected)
+    if kernels is None:
+        return
+    by_torch = fused.operations
+    fused.operations = KernelOperations(layer, kernels)
+    error = (probe().float() - expected.float()).abs().max()
+    if not error <= KERNEL_ERROR * torch.finfo(expected.dtype).eps * expected.abs().max():
+        logger.info("%s keeps torch's operations: kernels give others", type(layer).__name__)
+        fused.operations = by_torch
 
 
 def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:
@@ -232,11 +235,3 @@ def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:
         for width in (weight.shape[1], attention.head_dim, attention.head_dim)
     )
     return hidden, (cos, sin)
-
-
-def _side_by_side(*linears: nn.Linear) -> PackedLinear:
-    """One layer with the outputs of several, one after another."""
-    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    assert len(biases) in (0, len(linears))
-    weight = torch.cat([linear.weight for linear in linears])
-    return PackedLinear(weight, torch.cat(biases) if biases else None)

@@ -39,6 +39,14 @@ class PackedLinear:
         return result
 
 
+def side_by_side(*linears: nn.Linear) -> PackedLinear:
+    """One layer with the outputs of several, one after another."""
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    assert len(biases) in (0, len(linears))
+    weight = torch.cat([linear.weight for linear in linears])
+    return PackedLinear(weight, torch.cat(biases) if biases else None)
+
+
 def can_pack(weight: Tensor) -> bool:
     """True for a weight that oneDNN packs and multiplies well on this machine."""
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

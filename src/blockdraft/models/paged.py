@@ -13,7 +13,13 @@ from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.sequence import Batch, DraftBlock
 from blockdraft.models.exact import TAIL_SPLIT, Split
-from blockdraft.models.paged_attention import PAGED_ATTENTION, Span, follow, plan_attention
+from blockdraft.models.paged_attention import (
+    PAGED_ATTENTION,
+    Span,
+    follow,
+    kernels_for_pages,
+    plan_attention,
+)
 from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
@@ -56,6 +62,7 @@ class PagedTarget(TransformersTarget):
         super().__init__(model, PAGED_ATTENTION, layer_ids=layer_ids, exact=exact)
         self.memory: Pages = memory
         self.kv = PagedKV(shapes, memory.num_pages, dtype=model.dtype, device=model.device)
+        self._kernels = kernels_for_pages(self.kv)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
@@ -96,7 +103,8 @@ class PagedTarget(TransformersTarget):
             spans.append(Span(first, num, stretch.start, page_ids))
             first += num
         self.kv.clear_begun(slots[:first])
-        with follow(plan_attention(self.kv, spans, inputs[2], self.rule.row_multiple)):
+        plan = plan_attention(self.kv, spans, inputs[2], self.rule.row_multiple, self._kernels)
+        with follow(plan):
             logits = self.model(
                 input_ids=inputs[:1],
                 position_ids=inputs[1:2],

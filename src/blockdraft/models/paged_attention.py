@@ -2,13 +2,14 @@
 
 A forward runs with a plan: where each row's key and value go, and which rows attend to which pages.
 transformers models call the registered function layer by layer, and it follows the plan in force.
+With kernels the pages are read in place; without, they are gathered for products over groups.
 """
 
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from transformers import AttentionInterface
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, even_tables
+from blockdraft.kernels.library import Library
+from blockdraft.kernels.ops import TILE, TiledAttention, kernels_for_heads
 from blockdraft.models.attention import grouped_attention, softmax_dtype
 
 PAGED_ATTENTION = "blockdraft_paged"
@@ -37,6 +40,90 @@ class Span:
     def num_pages(self) -> int:
         """Pages that the rows look at."""
         return -(-(self.start + self.num_rows) // PAGE_SIZE)
+
+
+class AttentionPlan(Protocol):
+    """What the attention of one forward does."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+    ) -> Tensor:
+        """Store a layer's keys and values, then attend.
+
+        query: [heads, rows, head_dim]; key, value: [kv_heads, rows, head_dim].
+        Returns [rows, heads, head_dim]; rows of no sequence are undefined but finite.
+        """
+
+
+def kernels_for_pages(kv: PagedKV) -> Library | None:
+    """The kernels, if they attend over every layer of these pages."""
+    assert TILE == PAGE_SIZE
+    found = [kernels_for_heads(pool) for pool in kv.pools]
+    return found[0] if all(found) else None
+
+
+class TiledPlan:
+    """Attention straight over the pages, row by row."""
+
+    def __init__(self, kernels: Library, kv: PagedKV, spans: Sequence[Span], slots: Tensor) -> None:
+        self._kernels = kernels
+        self._kv = kv
+        self._spans = spans
+        self._slots = slots
+        self._pages = torch.tensor([p for s in spans for p in s.page_ids[: s.num_pages]])
+        self._windows: dict[int | None, TiledAttention] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+    ) -> Tensor:
+        """See AttentionPlan.attend."""
+        keys, values = self._kv.pools[layer].unbind()
+        return self._over(window).attend(
+            self._kernels, query, keys, values, scale, softcap, s_aux, (key, value)
+        )
+
+    def _over(self, window: int | None) -> TiledAttention:
+        if window not in self._windows:
+            spans, place = [], 0
+            for span in self._spans:
+                spans.append((span.first, span.num_rows, place))
+                place += span.num_pages
+            self._windows[window] = TiledAttention(
+                self._slots.shape[0],
+                spans,
+                max(span.start + span.num_rows for span in self._spans),
+                pages=self._pages,
+                ranges=self._ranges(window),
+                slots=self._slots,
+            )
+        return self._windows[window]
+
+    def _ranges(self, window: int | None) -> Tensor:
+        """[rows, 2]: the keys up to a row's own, those of a sliding window if given."""
+        positions = [
+            position
+            for span in self._spans
+            for position in range(span.start, span.start + span.num_rows)
+        ]
+        ends = torch.tensor(positions) + 1
+        firsts = torch.zeros_like(ends) if window is None else (ends - window).clamp_(min=0)
+        return torch.stack((firsts, ends), dim=1)
 
 
 class Group:
@@ -74,8 +161,8 @@ class Group:
 
 
 @dataclass(slots=True)
-class AttentionPlan:
-    """What the attention of one forward does: write to `slots` [rows], attend group by group.
+class GroupedPlan:
+    """Write to `slots` [rows], then attend group by group.
 
     With `is_whole` the one group holds the forward's rows as they come.
     """
@@ -96,11 +183,7 @@ class AttentionPlan:
         softcap: float | None = None,
         s_aux: Tensor | None = None,
     ) -> Tensor:
-        """Store a layer's keys and values, then attend.
-
-        query: [heads, rows, head_dim]; key, value: [kv_heads, rows, head_dim].
-        Returns [rows, heads, head_dim]; rows of no group are undefined but finite.
-        """
+        """See AttentionPlan.attend."""
         self.kv.write(layer, self.slots, key, value)
         query = query.view(key.shape[0], -1, *query.shape[1:])
         output = None
@@ -128,18 +211,31 @@ class AttentionPlan:
 
 
 def plan_attention(
-    kv: PagedKV, spans: Sequence[Span], slots: Tensor, row_multiple: int
+    kv: PagedKV,
+    spans: Sequence[Span],
+    slots: Tensor,
+    row_multiple: int,
+    kernels: Library | None = None,
 ) -> AttentionPlan:
+    """A plan for the spans of a forward, which follow each other from row 0 on."""
+    if kernels is not None:
+        return TiledPlan(kernels, kv, spans, slots)
+    return plan_groups(kv, spans, slots, row_multiple)
+
+
+def plan_groups(
+    kv: PagedKV, spans: Sequence[Span], slots: Tensor, row_multiple: int
+) -> GroupedPlan:
     """Group the spans of a forward by about as many rows and about as many pages."""
     if len(spans) == 1 and slots.shape[0] == spans[0].num_rows + -spans[0].num_rows % row_multiple:
-        return AttentionPlan(kv, slots, [Group(spans, row_multiple, slots.device)], is_whole=True)
+        return GroupedPlan(kv, slots, [Group(spans, row_multiple, slots.device)], is_whole=True)
     by_size: dict[tuple[int, int], list[Span]] = {}
     for span in spans:
         # Powers of two: no row is filled up to more than twice its size, no table either.
         size = ((span.num_rows - 1).bit_length(), (span.num_pages - 1).bit_length())
         by_size.setdefault(size, []).append(span)
     groups = [Group(own, row_multiple, slots.device) for own in by_size.values()]
-    return AttentionPlan(kv, slots, groups)
+    return GroupedPlan(kv, slots, groups)
 
 
 def _take_rows(query: Tensor, rows: Tensor) -> Tensor:

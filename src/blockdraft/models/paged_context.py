@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.paged_kv import LayerShape, PagedKV
-from blockdraft.cache.pages import PAGE_SIZE, Pages, even_tables
-from blockdraft.models.draft_config import DraftConfig
+from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages, even_tables
+from blockdraft.kernels.library import Library
+from blockdraft.kernels.ops import TiledAttention
+from blockdraft.models.draft_config import AttentionKind, DraftConfig
 from blockdraft.models.draft_context import ContextSpan, LayerKV
 
 
@@ -21,6 +23,7 @@ class PagedContexts:
 
     def __init__(self, config: DraftConfig, pages: Pages, weight: Tensor) -> None:
         self.pages = pages
+        self._config = config
         self.kv = PagedKV(
             self.shapes(config), pages.num_pages, dtype=weight.dtype, device=weight.device
         )
@@ -47,6 +50,12 @@ class PagedContexts:
         ]
         page_ids = torch.tensor(even_tables(own), device=self._device).flatten()
         return PagedContextView(self.kv, page_ids, lengths)
+
+    def blocks(
+        self, keys: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
+    ) -> "PagedBlocks":
+        """See `DraftContexts.blocks`."""
+        return PagedBlocks(self.kv, self._config, self.pages, keys, lengths, sizes)
 
     def close(self, key: int) -> None:
         """The pages belong to the target's memory, which forgets them."""
@@ -79,3 +88,74 @@ class PagedContextView:
         heads, _, head_dim = context.shape
         by_sequence = context.view(heads, self._num_sequences, -1, head_dim).transpose(0, 1)
         return torch.cat((by_sequence[:, :, : self._num_context], block), dim=2)
+
+
+class PagedBlocks:
+    """BlockAttention over pages: the blocks' keys and values are written behind the contexts.
+
+    There is room: the target will write its own to these positions. What a block leaves there is
+    overwritten when its tokens are committed, and seen by nobody else until then. Slots that only
+    fill up a block go to the scratch page, and are not seen.
+    """
+
+    def __init__(
+        self,
+        kv: PagedKV,
+        config: DraftConfig,
+        pages: Pages,
+        keys: Sequence[int],
+        lengths: Sequence[int],
+        sizes: Sequence[int],
+    ) -> None:
+        self._kv = kv
+        self._config = config
+        self._lengths = lengths
+        self._width = max(sizes)
+        self._ends: list[int] = []
+        slots: list[int] = []
+        page_ids: list[int] = []
+        self._spans: list[tuple[int, int, int]] = []
+        for index, (key, length, size) in enumerate(zip(keys, lengths, sizes, strict=True)):
+            end = min(length + size, pages.room(key))
+            self._ends.append(end)
+            self._spans.append((index * self._width, self._width, len(page_ids)))
+            page_ids += pages.page_ids(key)[: -(-end // PAGE_SIZE)]
+            slots += pages.slots(key, length, end)
+            slots += [SCRATCH_PAGE * PAGE_SIZE] * (self._width - (end - length))
+        self._slots, self._page_ids = torch.tensor(slots), torch.tensor(page_ids)
+        self._plans: dict[AttentionKind, TiledAttention] = {}
+
+    def attend(
+        self, kernels: Library, layer: int, kind: AttentionKind, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """See BlockAttention."""
+        keys, values = self._kv.pools[layer].unbind()
+        scale = q.shape[-1] ** -0.5
+        return self._plan(kind).attend(kernels, q, keys, values, scale, new=(k, v))
+
+    def _plan(self, kind: AttentionKind) -> TiledAttention:
+        if kind not in self._plans:
+            self._plans[kind] = TiledAttention(
+                len(self._slots),
+                self._spans,
+                max(self._ends),
+                pages=self._page_ids,
+                ranges=torch.tensor(self._ranges(kind)),
+                slots=self._slots,
+            )
+        return self._plans[kind]
+
+    def _ranges(self, kind: AttentionKind) -> list[tuple[int, int]]:
+        """The keys that each slot sees, as in `draft_masks`."""
+        window = self._config.sliding_window if kind == "sliding_attention" else None
+        ranges = []
+        for length, block_end in zip(self._lengths, self._ends, strict=True):
+            for position in range(length, length + self._width):
+                first, end = 0, block_end
+                if self._config.is_causal(kind):
+                    end = min(end, position + 1)
+                if window is not None:
+                    first, end = max(0, position - window + 1), min(end, position + window)
+                # A slot that only fills up may see nothing; one key keeps it a number.
+                ranges.append((min(first, end - 1), end))
+        return ranges

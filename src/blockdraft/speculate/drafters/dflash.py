@@ -12,6 +12,7 @@ from blockdraft.core.sequence import Batch, DraftBlock, Row
 from blockdraft.models.context_projection import ContextProjection
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ContextSpan, DraftContexts, SeparateContexts
+from blockdraft.models.draft_kernels import kernel_draft
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.packed import linear_of, packed_copy
 from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices
@@ -52,6 +53,7 @@ class DFlashDrafter:
         contexts: DraftContexts | None = None,
     ) -> None:
         self.model = packed_copy(model)
+        self._kernel_draft = kernel_draft(self.model)
         self._project_context = ContextProjection(self.model)
         self.embed_weight = embed_weight
         self.vocabulary_ids: Tensor | None = None
@@ -133,16 +135,36 @@ class DFlashDrafter:
         slots = [[row.sequence.token_ids[-1], *masked] for row in rows]
         positions = [list(range(length, length + size)) for length in lengths]
         ids = torch.tensor([slots, positions], device=device)
-        context = self.contexts.view([row.sequence.key for row in rows], lengths)
-        if len(rows) == 1:
-            masks = self.model.block_masks(lengths[0], size, device)
-        else:
-            anchors = ids[1, :, :1]
-            masks = block_masks(self.model.config, anchors, size, context.num_context)
-        hidden = self.model(self.model.embed(ids[0], self.embed_weight), ids[1], context, masks)
+        hidden = self._by_kernels(rows, lengths, ids)
+        if hidden is None:
+            hidden = self._by_torch(rows, lengths, ids)
         if self.recorder.measures:
             self._record_draft(lengths, size)
         return self._guess(hidden[:, 1:], rows)
+
+    def _by_kernels(self, rows: list[Row], lengths: list[int], ids: Tensor) -> Tensor | None:
+        """Hidden states [b, slots, D] of token ids and positions [2, b, slots]; None without."""
+        if self._kernel_draft is None:
+            return None
+        sizes = [1 + row.num_draft_tokens for row in rows]
+        blocks = self.contexts.blocks([row.sequence.key for row in rows], lengths, sizes)
+        if blocks is None:
+            return None
+        return self._kernel_draft(self.model.embed(ids[0], self.embed_weight), ids[1], blocks)
+
+    def _by_torch(self, rows: list[Row], lengths: list[int], ids: Tensor) -> Tensor:
+        """The same, filled up blocks visible."""
+        context = self.contexts.view([row.sequence.key for row in rows], lengths)
+        size = ids.shape[2]
+        if len(rows) == 1:
+            masks = self.model.block_masks(lengths[0], size, ids.device)
+        else:
+            anchors = ids[1, :, :1]
+            masks = block_masks(self.model.config, anchors, size, context.num_context)
+        hidden: Tensor = self.model(
+            self.model.embed(ids[0], self.embed_weight), ids[1], context, masks
+        )
+        return hidden
 
     def _record_draft(self, lengths: list[int], size: int) -> None:
         """A forward of blocks of `size` slots behind contexts of these lengths."""

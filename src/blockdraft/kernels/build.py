@@ -1,0 +1,126 @@
+"""Compile the kernels once on this machine, and keep the library in the cache."""
+
+import hashlib
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+
+from blockdraft.core.machine import cpu_features
+from blockdraft.hub.cache_dir import cache_dir
+
+SOURCES = Path(__file__).parent / "source"
+COMPILE_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    # Neither reorders a sum: the order of operations is the one in the source.
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",  # lanes are passed between inlined functions only
+)
+LOCK_TIMEOUT_S = 300.0
+"""Longest wait for another process that compiles, seconds."""
+COMPILE_TIMEOUT_S = 240.0
+
+logger = logging.getLogger(__name__)
+
+
+class NoKernels(Exception):
+    """There is no library; says why."""
+
+
+def build() -> Path:
+    """The compiled library; compiles it if this machine has none of these sources yet.
+
+    The name is a digest of all that decides what the library is: sources, flags, torch with its
+    threads, and what this CPU can do, since home folders travel between machines. It appears under
+    its name by one rename; other processes wait meanwhile.
+
+    Raises:
+        NoKernels: no compiler, no success, or no place to write to.
+    """
+    threads = _loaded_openmp()
+    library = cache_dir() / "kernels" / f"{_digest(threads)}.so"
+    if library.exists():
+        return library
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(library.with_suffix(".lock"), timeout=LOCK_TIMEOUT_S):
+            if not library.exists():  # else another process made it while we waited
+                logger.info("compiling kernels for this CPU, once, in a few seconds")
+                _compile(library, threads)
+    except (OSError, subprocess.SubprocessError, Timeout) as error:
+        raise NoKernels(str(error)) from error
+    return library
+
+
+def _digest(threads: Path | None) -> str:
+    parts = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.is_file()]
+    parts += [
+        text.encode()
+        for text in (" ".join(COMPILE_FLAGS), torch.__version__, str(threads), cpu_features())
+    ]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:24]
+
+
+def _compile(library: Path, threads: Path | None) -> None:
+    compiler = _compiler()
+    flags = [*COMPILE_FLAGS, *(["-fopenmp"] if threads else [])]
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        objects = []
+        for source in sorted(SOURCES.glob("*.cpp")):
+            objects.append(str(Path(folder, source.stem + ".o")))
+            _run([*compiler, *flags, "-c", str(source), "-o", objects[-1]])
+        part = Path(folder, library.name)
+        # torch's own runtime by its path, not -fopenmp: a second one would bring its own threads.
+        runtime = [str(threads)] if threads else []
+        _run([*compiler, "-shared", *objects, *runtime, "-o", str(part)])
+        part.replace(library)
+
+
+def _compiler() -> list[str]:
+    """The command of `CXX`, or the system's compiler."""
+    if own := os.environ.get("CXX"):
+        return shlex.split(own)
+    for name in ("c++", "g++", "clang++"):
+        if path := shutil.which(name):
+            return [path]
+    raise NoKernels("no C++ compiler is installed")
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        timeout=COMPILE_TIMEOUT_S,
+    )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+        raise NoKernels(f"{command[0]} failed: {said[0].strip()}")
+
+
+def _loaded_openmp() -> Path | None:
+    """GNU's OpenMP runtime as torch has loaded it; None if it runs another one, or none."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libgomp" in line}
+    return Path(paths.pop()) if len(paths) == 1 else None

@@ -1,0 +1,134 @@
+// Sixteen float32 lanes, whatever the width of the machine's registers.
+//
+// Every sum in these kernels is written as operations on lanes in a fixed order, so its bits follow
+// from the source and not from how a compiler happens to unroll a loop. Multiply-and-add is
+// explicit for the same reason: the build turns contraction off.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace blockdraft {
+
+constexpr int kLanes = 16;
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+// The upper half of a float32.
+struct BFloat16 {
+  uint16_t bits;
+};
+
+inline Lanes all(float x) { return x - Lanes{}; }
+
+inline Lanes select(Ints condition, Lanes yes, Lanes no) { return condition ? yes : no; }
+
+inline Lanes load(const float* from) {
+  Lanes x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline Lanes load(const BFloat16* from) {
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return (Lanes)(__builtin_convertvector(halves, Bits) << 16);
+}
+
+inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof x); }
+
+// Rounds to the nearest, ties to even, as torch does.
+inline void store(BFloat16* to, Lanes x) {
+  const Bits bits = (Bits)x;
+  const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Bits quiet_nan = Bits{} + 0x7fc0u;
+  const Halves halves = __builtin_convertvector(x == x ? rounded : quiet_nan, Halves);
+  std::memcpy(to, &halves, sizeof halves);
+}
+
+// What is left of `x` after a tensor of type T has held it.
+template <typename T>
+inline Lanes rounded(Lanes x) {
+  T held[kLanes];
+  store(held, x);
+  return load(held);
+}
+
+template <>
+inline Lanes rounded<float>(Lanes x) {
+  return x;
+}
+
+// The first `num` values, zeros behind them.
+template <typename T>
+inline Lanes load_some(const T* from, int64_t num) {
+  T padded[kLanes] = {};
+  std::memcpy(padded, from, static_cast<size_t>(num) * sizeof(T));
+  return load(padded);
+}
+
+template <typename T>
+inline void store_some(T* to, Lanes x, int64_t num) {
+  T padded[kLanes];
+  store(padded, x);
+  std::memcpy(to, padded, static_cast<size_t>(num) * sizeof(T));
+}
+
+// a * b + c, rounded once where the machine can.
+inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+#ifdef __AVX512F__
+  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return a * b + c;
+#endif
+}
+
+inline Lanes largest(Lanes a, Lanes b) { return select(a > b, a, b); }
+
+// Lanes 0 and 8, 1 and 9, ... first, and so on: always the same tree.
+inline float sum(Lanes x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+inline float largest(Lanes x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i)
+      lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+
+// e to the power of x: 2^n e^r with |r| <= ln(2) / 2, and e^r by its Taylor series up to r^7.
+// Results below the normal numbers are 0. What is no number stays none.
+inline Lanes exponential(Lanes x) {
+  const float shift = 12582912.0f;  // 1.5 * 2^23: a sum with it has no bits behind the point
+  const Lanes n = (x * 1.44269504f + shift) - shift;
+  Lanes r = multiply_add(n, all(-0.693359375f), x);
+  r = multiply_add(n, all(2.12194440e-4f), r);
+  Lanes series = all(1.0f / 5040);
+  for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+    series = multiply_add(series, r, all(term));
+  // Two factors: 2^n alone does not fit where the result just does.
+  const Ints half = (Ints)(Bits)(n * 0.5f + shift) - 0x4b400000;
+  const Ints rest = (Ints)(Bits)(n + shift) - 0x4b400000 - half;
+  const Lanes result = series * (Lanes)((half + 127) << 23) * (Lanes)((rest + 127) << 23);
+  const Lanes capped = select(x > 88.73f, all(INFINITY), result);
+  return select(x < -87.33f, Lanes{}, capped);
+}
+
+}  // namespace blockdraft

@@ -1,0 +1,111 @@
+// Products of a few queries with a tile of 64 keys and values.
+//
+// Each query's sums take the same steps in the same order, however many queries share a call.
+
+#pragma once
+
+#include "lanes.h"
+
+namespace blockdraft {
+
+constexpr int64_t kTile = 64;
+constexpr int kTileLanes = kTile / kLanes;
+
+struct Range {
+  int64_t first;
+  int64_t end;
+};
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define BLOCKDRAFT_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define BLOCKDRAFT_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
+#endif
+
+inline Lanes zip_low(Lanes a, Lanes b) {
+  return BLOCKDRAFT_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+
+inline Lanes zip_high(Lanes a, Lanes b) {
+  return BLOCKDRAFT_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+
+// Each round moves the highest bit of the row into the lane and the highest of the lane into the
+// row; after four, rows are columns.
+inline void transpose(Lanes rows[kLanes]) {
+  for (int round = 0; round < 4; ++round) {
+    Lanes zipped[kLanes];
+    for (int i = 0; i < kLanes / 2; ++i) {
+      zipped[2 * i] = zip_low(rows[i], rows[i + kLanes / 2]);
+      zipped[2 * i + 1] = zip_high(rows[i], rows[i + kLanes / 2]);
+    }
+    for (int i = 0; i < kLanes; ++i) rows[i] = zipped[i];
+  }
+}
+
+// columns[d][key] of those keys of a tile that somebody sees; zeros for the others, which may lie
+// outside of the buffer.
+template <typename T>
+void transpose_keys(float* columns, const T* keys, Range seen, int64_t head_dim) {
+  for (int64_t first = 0; first < kTile; first += kLanes) {
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+      Lanes square[kLanes];
+      for (int64_t i = 0; i < kLanes; ++i) {
+        const int64_t key = first + i;
+        const bool is_seen = key >= seen.first && key < seen.end;
+        square[i] = is_seen ? load(keys + key * head_dim + d) : Lanes{};
+      }
+      transpose(square);
+      for (int64_t i = 0; i < kLanes; ++i) store(columns + (d + i) * kTile + first, square[i]);
+    }
+  }
+}
+
+// scores[n][key] of N queries with all keys of a tile.
+template <int N>
+void multiply_keys(float* scores, const float* queries, const float* columns, int64_t head_dim) {
+  Lanes sums[N][kTileLanes] = {};
+  for (int64_t d = 0; d < head_dim; ++d) {
+    Lanes keys[kTileLanes];
+    for (int i = 0; i < kTileLanes; ++i) keys[i] = load(columns + d * kTile + i * kLanes);
+#pragma GCC unroll 8  // the sums stay in registers
+    for (int n = 0; n < N; ++n) {
+      const Lanes query = all(queries[n * head_dim + d]);
+      for (int i = 0; i < kTileLanes; ++i) sums[n][i] = multiply_add(query, keys[i], sums[n][i]);
+    }
+  }
+  for (int n = 0; n < N; ++n)
+    for (int i = 0; i < kTileLanes; ++i) store(scores + n * kTile + i * kLanes, sums[n][i]);
+}
+
+// Adds the weighted values of some keys, one key after another, to sums[n] of N queries; `C` groups
+// of lanes at a time.
+template <typename T, int N, int C>
+void add_values(float* sums, const float* weights, const T* values, Range keys, int64_t head_dim) {
+  Lanes held[N][C];
+  for (int n = 0; n < N; ++n)
+    for (int c = 0; c < C; ++c) held[n][c] = load(sums + n * head_dim + c * kLanes);
+  for (int64_t key = keys.first; key < keys.end; ++key) {
+    Lanes value[C];
+    for (int c = 0; c < C; ++c) value[c] = load(values + key * head_dim + c * kLanes);
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      const Lanes weight = all(weights[n * kTile + key]);
+      for (int c = 0; c < C; ++c) held[n][c] = multiply_add(weight, value[c], held[n][c]);
+    }
+  }
+  for (int n = 0; n < N; ++n)
+    for (int c = 0; c < C; ++c) store(sums + n * head_dim + c * kLanes, held[n][c]);
+}
+
+template <typename T, int N>
+void add_values(float* sums, const float* weights, const T* values, Range keys, int64_t head_dim) {
+  if (keys.first >= keys.end) return;
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes)
+    add_values<T, N, 4>(sums + d, weights, values + d, keys, head_dim);
+  for (; d < head_dim; d += kLanes)
+    add_values<T, N, 1>(sums + d, weights, values + d, keys, head_dim);
+}
+
+}  // namespace blockdraft

@@ -1,0 +1,104 @@
+"""The draft block by kernels is the draft model's forward, whoever shares it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.kernels.library import library
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_context import ContextSpan
+from blockdraft.models.draft_kernels import kernel_draft
+from blockdraft.models.exact import supports_bfloat16
+from blockdraft.models.paged_context import PagedContexts
+from tests.tiny import HIDDEN_SIZE, tiny_drafter
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+
+DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]
+LENGTHS = [5, PAGE_SIZE - 3, 130, 2 * PAGE_SIZE]
+SIZES = [4, 6, 2, 5]
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Case:
+    """Sequences with random features as context, and a block of random embeddings each."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self.model, dtype = model, model.fc.weight.dtype
+        self.features = [
+            draw(1, length, model.fc.in_features, seed=i).to(dtype)
+            for i, length in enumerate(LENGTHS)
+        ]
+        self.embeddings = draw(len(SIZES), max(SIZES), HIDDEN_SIZE, seed=9).to(dtype)
+
+    def expected(self, index: int) -> Tensor:
+        """By the model's own forward, alone and no wider than its block."""
+        length, size = LENGTHS[index], SIZES[index]
+        context = self.model.new_context()
+        context.append(self.model.project_context(self.features[index], torch.arange(length)[None]))
+        positions = torch.arange(length, length + size)[None]
+        masks = self.model.block_masks(length, size)
+        return self.model(self.embeddings[index : index + 1, :size], positions, context, masks)[0]
+
+    def found(self, chosen: list[int]) -> list[Tensor]:
+        """By kernels, in one forward; in pages where others left what is no number."""
+        pages = Pages(32)
+        contexts = PagedContexts(self.model.config, pages, self.model.fc.weight)
+        for index in chosen:
+            length = LENGTHS[index]
+            pages.open(index, [0], with_context=True)
+            assert pages.reserve(index, length + SIZES[index])
+            for pool in contexts.kv.pools:
+                pool[:, :, list(pages.page_ids(index))] = torch.nan
+            positions = torch.arange(length)[None]
+            projected = self.model.project_context(self.features[index], positions)
+            contexts.append([ContextSpan(index, 0, length)], projected)
+        lengths, sizes = ([values[i] for i in chosen] for values in (LENGTHS, SIZES))
+        width = max(sizes)
+        draft = kernel_draft(self.model)
+        assert draft is not None
+        hidden = draft(
+            self.embeddings[chosen][:, :width],
+            torch.tensor([list(range(length, length + width)) for length in lengths]),
+            contexts.blocks(chosen, lengths, sizes),
+        )
+        return [hidden[place, : SIZES[index]] for place, index in enumerate(chosen)]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 40},
+    {"layer_types": ("sliding_attention",) * 2, "sliding_window": 3},
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@torch.inference_mode()
+def test_blocks_by_kernels_are_those_of_the_model(
+    options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    case = Case(tiny_drafter(dtype, **options))
+    alone = [case.found([index])[0] for index in range(len(SIZES))]
+    for index, found in enumerate(alone):
+        expected = case.expected(index)
+        error = (found - expected).float().abs().max()
+        assert error <= 64 * torch.finfo(dtype).eps * expected.abs().max(), index
+    for chosen in ([0, 1], [3, 0, 2], [2, 1, 0, 3]):
+        for index, found in zip(chosen, case.found(chosen), strict=True):
+            error = (found - alone[index]).float().abs().max()
+            # Products of other numbers of rows may round differently, which drafts may.
+            assert error <= 64 * torch.finfo(dtype).eps * alone[index].abs().max(), index
+
+
+def test_other_drafters_are_left_to_torch() -> None:
+    assert kernel_draft(tiny_drafter(torch.float32)) is not None
+    assert kernel_draft(tiny_drafter(torch.float64)) is None
+    assert kernel_draft(tiny_drafter(torch.float32, hidden_act="gelu")) is None
+    assert kernel_draft(tiny_drafter(torch.float32, head_dim=24)) is None

@@ -1,0 +1,116 @@
+"""The library is compiled once a machine, appears whole, and its absence harms nobody."""
+
+import logging
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from blockdraft.kernels import build as build_module
+from blockdraft.kernels import library as library_module
+from blockdraft.kernels.build import COMPILE_FLAGS, SOURCES, NoKernels, build
+from blockdraft.kernels.library import SWITCH, Library, library
+
+Patch = pytest.MonkeyPatch
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
+    monkeypatch.setenv("BLOCKDRAFT_CACHE", str(tmp_path))
+    return tmp_path / "kernels"
+
+
+@pytest.fixture
+def load() -> Callable[[], Library | None]:
+    """`library` as at the start of a process."""
+    return library.__wrapped__
+
+
+def libraries(cache: Path) -> list[Path]:
+    return sorted(path for path in cache.iterdir() if path.suffix != ".lock")
+
+
+@needs_compiler
+def test_it_is_compiled_once(cache: Path, monkeypatch: Patch) -> None:
+    path = build()
+    assert libraries(cache) == [path]
+    Library(str(path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build() == path
+
+
+@needs_compiler
+def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
+    strict = ["-Werror", "-Wshadow", "-Wconversion", "-fopenmp", "-fsyntax-only"]
+    for source in sorted(SOURCES.glob("*.cpp")):
+        subprocess.run(["c++", *COMPILE_FLAGS, *strict, str(source)], check=True)
+
+
+def test_its_name_tells_apart_whatever_makes_it_another_library(monkeypatch: Patch) -> None:
+    names = {build_module._digest(None)}
+    names.add(build_module._digest(Path("libgomp.so")))
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module, "cpu_features", lambda: "another one")
+        names.add(build_module._digest(None))
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module, "COMPILE_FLAGS", ("-O0",))
+        names.add(build_module._digest(None))
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module.torch, "__version__", "0.1")
+        names.add(build_module._digest(None))
+    assert len(names) == 5
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        ("no-such-compiler", "no-such-compiler"),
+        ("false", "failed"),
+    ],
+)
+def test_a_failure_leaves_nothing_behind(
+    compiler: str, reason: str, cache: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(NoKernels, match=reason):
+        build()
+    assert libraries(cache) == []
+
+
+def test_without_any_compiler_it_says_so(cache: Path, monkeypatch: Patch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build_module.shutil, "which", lambda name: None)
+    with pytest.raises(NoKernels, match="no C\\+\\+ compiler"):
+        build()
+
+
+def test_a_failure_is_one_line_in_the_log(
+    cache: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture, load: Callable[[], object]
+) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with caplog.at_level(logging.WARNING, logger=library_module.__name__):
+        assert load() is None
+    (record,) = caplog.records
+    assert "no kernels" in record.message
+
+
+def test_a_file_that_is_no_library_is_not_used(
+    cache: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture, load: Callable[[], object]
+) -> None:
+    cache.mkdir()
+    broken = cache / "broken.so"
+    broken.write_bytes(b"half")
+    monkeypatch.setattr(library_module, "build", lambda: broken)
+    assert load() is None
+    assert "broken.so" in caplog.text
+
+
+def test_they_can_be_switched_off(
+    cache: Path, monkeypatch: Patch, load: Callable[[], object]
+) -> None:
+    monkeypatch.setenv(SWITCH, "off")
+    assert load() is None
+    assert not cache.exists()

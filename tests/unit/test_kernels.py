@@ -1,0 +1,221 @@
+"""Kernels compute what they say, for each row alone, and do not see what a row must not see."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockdraft.kernels.library import Library, library
+from blockdraft.kernels.ops import (
+    MAX_HEAD_DIM,
+    TiledAttention,
+    add_rms_norm,
+    gated_silu,
+    kernels_for,
+    kernels_for_heads,
+    rms_norm,
+    rotate_heads_,
+)
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+
+DTYPES = [torch.float32, torch.bfloat16]
+EPS = 1e-5
+Head = tuple[int, int, int]
+HEADS: list[Head] = [(9, 3, 64), (4, 2, 16), (6, 1, 80), (4, 4, 128), (35, 1, 32), (3, 3, 256)]
+"""Query heads, K/V heads, head_dim."""
+
+
+@pytest.fixture
+def kernels() -> Library:
+    found = library()
+    assert found is not None
+    return found
+
+
+@contextmanager
+def threads(num: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def unit(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 15, 16, 576, 1000])
+def test_norms_follow_their_definition(kernels: Library, size: int, dtype: torch.dtype) -> None:
+    x, residual = draw(1, 7, size, dtype=dtype), draw(1, 7, size, dtype=dtype, seed=1)
+    weight = draw(size, dtype=dtype, seed=2)
+    total, normed = add_rms_norm(kernels, x, residual, weight, EPS, rounds_first=True)
+    assert torch.equal(total, x + residual)
+    exact = F.rms_norm(total.double(), (size,), weight.double(), EPS)
+    torch.testing.assert_close(normed.double(), exact, rtol=2 * unit(dtype), atol=1e-7)
+    assert torch.equal(normed, rms_norm(kernels, total, weight, EPS, rounds_first=True))
+    once = rms_norm(kernels, total, weight, EPS, rounds_first=False)
+    # Half a unit, and what float32 itself is off.
+    torch.testing.assert_close(once.double(), exact, rtol=0.51 * unit(dtype) + 1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [3, 16, 200])
+def test_the_gate_follows_its_definition(kernels: Library, size: int, dtype: torch.dtype) -> None:
+    gate_up = 6 * draw(5, 2 * size, dtype=dtype)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    expected = F.silu(gate) * up
+    torch.testing.assert_close(
+        gated_silu(kernels, gate_up).double(), expected, rtol=1.1 * unit(dtype) + 1e-6, atol=0
+    )
+
+
+def test_the_gate_at_the_ends_of_the_numbers(kernels: Library) -> None:
+    gate = torch.tensor([torch.inf, -torch.inf, torch.nan, 88.9, -87.5, -100.0, 1e30, -1e30, -0.0])
+    found = gated_silu(kernels, torch.cat((gate, torch.ones_like(gate)))[None])[0]
+    torch.testing.assert_close(found, F.silu(gate), rtol=1e-6, atol=1e-36, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.mark.parametrize("with_norms", [False, True])
+def test_rotation_has_the_bits_of_torch(
+    kernels: Library, with_norms: bool, head_dim: int, dtype: torch.dtype
+) -> None:
+    heads = draw(7, 12, head_dim, dtype=dtype)
+    cos, sin = (draw(7, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
+    weights = [draw(head_dim, dtype=dtype, seed=seed) for seed in (3, 4)]
+    expected = heads.clone()
+    turned = expected[:, :9]
+    if with_norms:
+        turned[:, :7] = rms_norm(kernels, turned[:, :7], weights[0], EPS, rounds_first=True)
+        turned[:, 7:] = rms_norm(kernels, turned[:, 7:], weights[1], EPS, rounds_first=True)
+    expected[:, :9] = turned * cos[:, None] + turned.roll(head_dim // 2, -1) * sin[:, None]
+    norms = (weights[0], weights[1], EPS) if with_norms else None
+    rotate_heads_(kernels, heads, 7, 2, cos, sin, norms)
+    assert torch.equal(heads, expected)
+
+
+class Attention:
+    """Random queries that see random ranges of keys; a key behind them is no number."""
+
+    def __init__(self, head: Head, num_rows: int, num_keys: int, dtype: torch.dtype) -> None:
+        heads, kv_heads, head_dim = head
+        # As they come out of a product: heads of a row side by side.
+        self.query = draw(num_rows, heads, head_dim, dtype=dtype).transpose(0, 1)
+        self.keys, self.values = (
+            F.pad(draw(kv_heads, num_keys, head_dim, dtype=dtype, seed=seed), (0, 0, 0, 1))
+            for seed in (1, 2)
+        )
+        self.keys[:, num_keys] = self.values[:, num_keys] = torch.nan
+        self.num_keys = num_keys
+        generator = torch.Generator().manual_seed(3)
+        ends = torch.randint(1, num_keys + 1, (num_rows,), generator=generator)
+        firsts = (torch.rand(num_rows, generator=generator) * ends).long()
+        self.ranges = torch.stack((firsts, ends), dim=1)
+        self.sinks = draw(heads, dtype=dtype, seed=4)
+
+    def run(
+        self, kernels: Library, rows: slice = slice(None), softcap: float | None = None
+    ) -> Tensor:
+        query, ranges = self.query[:, rows], self.ranges[rows].contiguous()
+        plan = TiledAttention(
+            query.shape[1], [(0, query.shape[1], 0)], self.num_keys, ranges=ranges
+        )
+        sinks = None if softcap is None else self.sinks
+        return plan.attend(kernels, query, self.keys, self.values, 0.2, softcap, sinks)
+
+    def expected(self, softcap: float | None = None) -> Tensor:
+        """[rows, heads, head_dim] in float64; with a soft cap sinks too."""
+        heads, num_rows, head_dim = self.query.shape
+        output = torch.empty(num_rows, heads, head_dim, dtype=torch.float64)
+        for row, (first, end) in enumerate(self.ranges.tolist()):
+            for head in range(heads):
+                kv_head = head * self.keys.shape[0] // heads
+                keys, values = (t[kv_head, first:end].double() for t in (self.keys, self.values))
+                scores = 0.2 * keys @ self.query[head, row].double()
+                sink = 0.0
+                if softcap is not None:
+                    scores = softcap * (scores / softcap).tanh()
+                    sink = self.sinks[head].double().exp()
+                shares = scores.exp()
+                output[row, head] = shares / (shares.sum() + sink) @ values
+        return output
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("head", HEADS, ids=str)
+def test_attention_follows_its_definition(
+    kernels: Library, head: Head, softcap: float | None, dtype: torch.dtype
+) -> None:
+    for num_rows, num_keys in ((1, 1), (2, 64), (7, 300)):
+        attention = Attention(head, num_rows, num_keys, dtype)
+        found = attention.run(kernels, softcap=softcap).double()
+        expected = attention.expected(softcap)
+        torch.testing.assert_close(found, expected, rtol=0.51 * unit(dtype), atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head", HEADS[:3], ids=str)
+def test_a_row_alone_has_the_bits_it_has_among_others(
+    kernels: Library, head: Head, dtype: torch.dtype
+) -> None:
+    """Whatever the blocks and the threads; and hidden by a bias as by a range."""
+    attention = Attention(head, 45, 200, dtype)
+    expected = attention.run(kernels)
+    assert expected.isfinite().all()
+    for first, end in ((0, 1), (17, 18), (3, 9), (20, 45)):
+        assert torch.equal(attention.run(kernels, slice(first, end)), expected[first:end])
+    for num in (1, 2, 3):
+        with threads(num):
+            assert torch.equal(attention.run(kernels), expected)
+    places = torch.arange(200)
+    hidden = (places < attention.ranges[:, :1]) | (places >= attention.ranges[:, 1:])
+    bias = torch.zeros(45, 200).masked_fill(hidden, -torch.inf)
+    plan = TiledAttention(45, [(0, 45, 0)], 200, bias=bias)
+    found = plan.attend(kernels, attention.query, attention.keys, attention.values, 0.2)
+    assert torch.equal(found, expected)
+
+
+def test_a_bias_may_hide_keys_in_between(kernels: Library) -> None:
+    attention = Attention((4, 2, 16), 3, 200, torch.float32)
+    bias = draw(3, 200)
+    bias[:, 10:150] = -torch.inf  # the whole second tile too
+    plan = TiledAttention(3, [(0, 3, 0)], 200, bias=bias)
+    found = plan.attend(kernels, attention.query, attention.keys, attention.values, 0.2)
+    keys, values = (t[:, :200].repeat_interleave(2, 0) for t in (attention.keys, attention.values))
+    expected = F.scaled_dot_product_attention(
+        attention.query, keys, values, attn_mask=bias, scale=0.2
+    )
+    torch.testing.assert_close(found, expected.transpose(0, 1), rtol=0, atol=2e-6)
+
+
+def test_what_is_no_number_stays_none_and_in_its_row(kernels: Library) -> None:
+    attention = Attention((4, 2, 16), 6, 100, torch.float32)
+    expected = attention.run(kernels)
+    attention.query[:, 2] = torch.nan
+    found = attention.run(kernels)
+    assert found[2].isnan().all()
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(found[others], expected[others])
+
+
+def test_other_types_devices_and_sizes_are_left_to_torch() -> None:
+    assert kernels_for(torch.zeros(1)) is not None
+    assert kernels_for(torch.zeros(1, dtype=torch.float64)) is None
+    assert kernels_for(torch.zeros(1, dtype=torch.float16)) is None
+    assert kernels_for(torch.zeros(1, device="meta")) is None
+    assert kernels_for_heads(torch.zeros(1, 64)) is not None
+    assert kernels_for_heads(torch.zeros(1, 24)) is None
+    assert kernels_for_heads(torch.zeros(1, 2 * MAX_HEAD_DIM)) is None
