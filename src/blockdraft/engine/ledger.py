@@ -29,7 +29,6 @@ SPLITS: Mapping[Phase, tuple[Line, ...]] = {
 
 _REMAINDER: Phase = "remainder"
 _SECOND = 1_000_000_000
-_NO_WORK = Work()
 
 
 @dataclass(slots=True)
@@ -64,7 +63,9 @@ class PhaseTotals:
 
     def add(self, line: Line, work: Work) -> None:
         """Count work."""
-        self.work[line] = self.work.get(line, _NO_WORK) + work
+        if line not in self.work:
+            self.work[line] = Work()
+        self.work[line] += work
 
     @property
     def seconds(self) -> dict[Phase, float]:
