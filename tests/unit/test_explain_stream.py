@@ -112,4 +112,3 @@ def test_real_models_stream_the_same_tokens_both_ways(llm):
     for line in (streams.drafted, streams.plain):
         for burst in line.bursts:
             assert sum(burst.seconds.values()) == pytest.approx(burst.gap, abs=1e-3)
-    assert not any(b.seconds["draft"] > 1e-3 for b in streams.plain.bursts)

@@ -38,7 +38,7 @@ def rows_work(batch: Batch, block: DraftBlock) -> list[RowWork]:
     planned = []
     for row, draft in zip(batch, block, strict=True):
         num_rows = len(row.new_ids) + len(draft)
-        num_head_rows = 1 + len(draft) if row.is_complete else 0
+        num_head_rows = row.num_logits(len(draft))
         num_keys = row.sequence.num_cached + num_rows
         planned.append(RowWork(row.is_prompt, num_rows, num_head_rows, num_keys))
     return planned
