@@ -1,5 +1,6 @@
 """The web page in a browser without a screen: prompts, tokens as they arrive, both modes."""
 
+import json
 import re
 import shutil
 
@@ -106,13 +107,36 @@ def test_both_ways_side_by_side_give_the_same_text(page):
     assert page.locator(".asked").count() == 2
 
 
-def test_text_is_never_markup(page, url):
-    """The title of what is asked stands for all text: it would run, were it taken for markup."""
-    ask(page, "<img src=x onerror=\"document.title='gone'\"> Repeat this.")
+def answer_with(page, text_of):
+    """Let the page get one round of `text_of(speculative)` in place of a model's answer."""
+
+    def fulfill(route):
+        text = text_of(json.loads(route.request.post_data)["speculative"])
+        one = {"tokens": [text], "num_drafted": 0, "num_accepted": 0, "follows_stall": True}
+        event = {"choices": [{"index": 0, "delta": {"content": text}, "rounds": [one]}]}
+        body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    page.route("**/v1/chat/completions", fulfill)
+
+
+def test_text_is_never_markup(page):
+    text = "<img src=x onerror=\"document.title='gone'\"><script>document.title='gone'</script>"
+    answer_with(page, lambda speculative: text)
+    ask(page, text)
     wait_for_end(page)
-    assert page.locator("#turns img").count() == 0
+    assert page.locator(".text").inner_text() == page.locator(".asked").inner_text() == text
+    assert page.locator("#turns img, #turns script").count() == 0
     assert page.title() == "blockdraft"
-    assert page.locator(".asked").inner_text().startswith("<img src=x")
+    assert page.locator(".round.stalled").count() == 1
+
+
+def test_texts_that_differ_are_told_apart(page):
+    answer_with(page, lambda speculative: "abc" if speculative else "abd")
+    page.get_by_text("Side by side").click()
+    ask(page, "Hello")
+    verdict = page.locator(".verdict.different")
+    expect(verdict).to_have_text("✗ The texts differ from character 3 on.")
 
 
 def test_an_answer_can_be_stopped_and_the_next_one_asked_for(page):

@@ -2,7 +2,7 @@
 
 import { Tally, keptDrafts } from "./tally.js";
 
-const HINT = "Point at the text to see its rounds; by keyboard: focus it, then ← and →.";
+const HINT = "Point at the text, or focus it and use ← and →, to see its rounds.";
 let numAnswers = 0;
 
 export function make(name, className = "", text = "") {
@@ -39,7 +39,7 @@ export class Answer {
     this.detail = make("p", "detail", HINT);
     this.detail.id = `detail-${numAnswers}`;
     this.sums = make("p", "sums");
-    this.element.append(make("h3", "", title), this.text, this.detail, this.sums);
+    this.element.append(make("h2", "", title), this.text, this.detail, this.sums);
     this.text.addEventListener("keydown", (event) => this.#move(event));
     for (const name of ["pointerover", "focusin"]) {
       this.text.addEventListener(name, (event) => this.#show(event.target.closest(".round")));

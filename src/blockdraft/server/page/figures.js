@@ -72,7 +72,7 @@ function speedNote(drafted, plain, isComparable) {
   if (!drafted || !plain) return "Ask the same once drafted and once plain to compare.";
   if (!isComparable) return "Not comparable: one ran alone, the other beside its twin.";
   return drafted.together
-    ? "Both ran at once and shared the engine’s steps; alone, each is faster."
+    ? "Both ran at once and shared the engine’s steps: neither speed is that of one alone."
     : "";
 }
 

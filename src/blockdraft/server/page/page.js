@@ -13,6 +13,7 @@ const server = new Server();
 const answerFigures = new AnswerFigures();
 const serverFigures = new ServerFigures();
 let messages = [];
+let needsKey = false; // it makes no sense to ask on until there is another one
 let asking = null; // the AbortController of the prompt that is being answered
 
 function isAtEnd() {
@@ -150,10 +151,11 @@ async function showModel() {
 
 async function watchServer() {
   for (;;) {
-    if (!document.hidden) {
+    if (!document.hidden && !needsKey) {
       try {
         serverFigures.show(await server.metrics(), performance.now());
       } catch (error) {
+        needsKey = error.status === 401;
         serverFigures.fail(error.message);
       }
     }
@@ -175,6 +177,7 @@ function connect() {
   place("restart").addEventListener("click", restart);
   place("key").addEventListener("change", () => {
     server.key = place("key").value.trim();
+    needsKey = false;
     showModel();
   });
   for (const button of document.querySelectorAll(".samples button")) {

@@ -1,6 +1,11 @@
 // The server that this page came from. Addresses are relative, so that a proxy may add a path.
 
-export class ServerError extends Error {}
+export class ServerError extends Error {
+  constructor(message, status = null) {
+    super(message);
+    this.status = status;
+  }
+}
 
 export class Server {
   key = "";
@@ -43,7 +48,8 @@ export class Server {
     const response = await fetch(path, { ...options, headers });
     if (response.ok) return response;
     const body = await response.json().catch(() => null);
-    throw new ServerError(body?.error?.message ?? `the server answered ${response.status}`);
+    const message = body?.error?.message ?? `the server answered ${response.status}`;
+    throw new ServerError(message, response.status);
   }
 }
 
