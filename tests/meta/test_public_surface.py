@@ -37,6 +37,7 @@ LIGHT_MODULES = [
     "blockdraft.server.protocol",
     "blockdraft.server.reasoning",
     "blockdraft.server.responses",
+    "blockdraft.server.web",
 ]
 
 

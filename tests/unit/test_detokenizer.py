@@ -99,6 +99,37 @@ def test_text_that_may_become_a_stop_string_is_held_back(tokenizer):
     assert pieces[:9] == ["A", " ", "", "", "", "", "", "Q: eno", "u"]
 
 
+@pytest.mark.parametrize("stop", [(), ("zzz",), ("c",), ("b",), ("🙂", "nd")])
+@pytest.mark.parametrize("text", ["the abc and 日本😀!! abc", "a\n b\t\tc ", "bb", "😀"])
+def test_the_texts_of_tokens_join_to_the_text_and_wait_until_they_are_final(tokenizer, text, stop):
+    detokenizer, read, texts = Detokenizer(tokenizer, stop=stop), "", []
+    token_ids = tokenizer.encode(text)
+    for index, token_id in enumerate(token_ids):
+        is_last = detokenizer.push(token_id) or index == len(token_ids) - 1
+        if is_last:
+            detokenizer.close()
+        read += detokenizer.read()
+        found = detokenizer.token_texts(len(texts), index + 1)
+        if found is not None:
+            texts += found
+            assert "".join(texts) == read
+        if is_last:
+            break
+    assert len(texts) == index + 1
+    assert "".join(texts) == detokenizer.text
+
+
+def test_a_character_counts_for_its_last_token(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    token_ids = tokenizer.encode("x😀y")
+    for token_id in token_ids:
+        detokenizer.push(token_id)
+    detokenizer.close()
+    detokenizer.read()
+    texts = detokenizer.token_texts(0, len(token_ids))
+    assert texts == ("x", *[""] * (len(token_ids) - 3), "😀", "y")
+
+
 def test_stop_strings_wait_for_min_tokens(tokenizer):
     token_ids = tokenizer.encode("xyxyxy")
     detokenizer = Detokenizer(tokenizer, stop=("xy",), min_tokens=3)

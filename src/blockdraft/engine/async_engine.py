@@ -315,6 +315,8 @@ class AsyncEngine:
             gap, is_stall = ticket.pace.note(now)
             gaps.append(gap)
             num_stalls += is_stall
+            if is_stall:
+                self._samples.mark_stall(output.key)
             passes[output.num_drafted, output.num_accepted] += 1
             num_pass_tokens += len(output.token_ids)
         return StepReport(

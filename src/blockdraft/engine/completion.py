@@ -58,13 +58,29 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """What one target pass committed: the text that each token adds, and how its draft fared.
+
+    The first min(num_accepted, tokens) tokens were drafted: the counts are those before a cut at a
+    stop. The first round of a sample is that of its prompt, which drafts nothing. A character of
+    several tokens counts for the last of them; special tokens have no text.
+    `follows_stall`: it came late, see Pace; told by AsyncEngine only.
+    """
+
+    texts: tuple[str, ...]
+    num_drafted: int
+    num_accepted: int
+    follows_stall: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """What is new of one sample while streaming.
 
     The pieces of `text` and `token_ids` of a sample, joined, are those of its completion, which
     comes with the last one. Text may lag behind the tokens: half a character, or what may become
     a stop string, is held back. `logprobs` has an entry for each token if they were asked for, and
-    `prompt_logprobs` come with the first chunk.
+    `prompt_logprobs` come with the first chunk. A round comes as soon as all of its text is final.
     """
 
     prompt_index: int
@@ -74,6 +90,7 @@ class Chunk:
     completion: Completion | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    rounds: tuple[Round, ...] = ()
 
 
 def make_completion(

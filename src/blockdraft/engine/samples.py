@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.completion import Chunk, make_completion
+from blockdraft.engine.completion import Chunk, Round, make_completion
 from blockdraft.engine.engine import Engine
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.verify import TokenLogprobs
@@ -24,8 +24,18 @@ class Job:
 
 
 @dataclass(slots=True)
+class _Pass:
+    """See Round, whose texts are not final yet."""
+
+    num_tokens: int
+    num_drafted: int
+    num_accepted: int
+    follows_stall: bool = False
+
+
+@dataclass(slots=True)
 class _Sample:
-    """What of one sample has not been taken yet."""
+    """What of one sample has not been taken yet; `num_told` tokens were in its rounds."""
 
     prompt_index: int
     text: Detokenizer
@@ -33,6 +43,8 @@ class _Sample:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_taken_logprobs: int = 0
+    passes: list[_Pass] = field(default_factory=list)
+    num_told: int = 0
     has_begun: bool = False
     is_finished: bool = False
 
@@ -45,6 +57,10 @@ class _Sample:
         self.new_ids += output.token_ids
         self.logprobs += output.logprobs
         self.prompt_logprobs += output.prompt_logprobs
+        if output.token_ids:
+            self.passes.append(
+                _Pass(len(output.token_ids), output.num_drafted, output.num_accepted)
+            )
         if output.finish_reason is not None:
             self.is_finished = True
             self.text.close()
@@ -54,6 +70,18 @@ class _Sample:
         new = tuple(self.logprobs[self.num_taken_logprobs :])
         self.num_taken_logprobs = len(self.logprobs)
         return new
+
+    def take_rounds(self) -> tuple[Round, ...]:
+        """Those whose text is final by now."""
+        rounds = []
+        for one in self.passes:
+            texts = self.text.token_texts(self.num_told, self.num_told + one.num_tokens)
+            if texts is None:
+                break
+            self.num_told += one.num_tokens
+            rounds.append(Round(texts, one.num_drafted, one.num_accepted, one.follows_stall))
+        del self.passes[: len(rounds)]
+        return tuple(rounds)
 
 
 class Samples:
@@ -110,11 +138,15 @@ class Samples:
         """True if a chunk of the sample can be taken."""
         return self.open[key].has_news
 
+    def mark_stall(self, key: int) -> None:
+        """The tokens that came last came late."""
+        self.open[key].passes[-1].follows_stall = True
+
     def take_chunk(self, key: int) -> Chunk:
         """What is new of a sample. The last chunk holds the completion; the sample is gone then."""
         sample = self.open[key]
         sequence = self.engine.progress[key].sequence
-        token_ids = tuple(sample.new_ids)
+        token_ids, text = tuple(sample.new_ids), sample.text.read()
         sample.new_ids.clear()
         logprobs, completion = sample.take_logprobs(), None
         prompt_logprobs = () if sample.has_begun else tuple(sample.prompt_logprobs)
@@ -128,11 +160,12 @@ class Samples:
         return Chunk(
             prompt_index=sample.prompt_index,
             index=sequence.sample_index,
-            text=sample.text.read(),
+            text=text,
             token_ids=token_ids,
             completion=completion,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            rounds=sample.take_rounds(),
         )
 
     def drop(self, key: int) -> None:

@@ -25,6 +25,7 @@ from blockdraft.server.protocol import (
 from blockdraft.server.responses import ClientGone, EventStream, unless_gone
 from blockdraft.server.service import Caller, Service
 from blockdraft.server.session import Session
+from blockdraft.server.web import PATHS, page_file
 
 TAG_HEADER = "x-blockdraft-tag"
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,32}")
@@ -38,6 +39,7 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
     _add_openai_routes(app, service)
     _add_token_routes(app, service)
     _add_health_routes(app, service, traffic)
+    _add_page_routes(app)
     app.add_exception_handler(RequestValidationError, answer_validation)
     for kind in (ApiError, BlockdraftError, HTTPException):
         app.add_exception_handler(kind, answer_error)
@@ -45,6 +47,7 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
         Guard,
         config=service.config,
         traffic=traffic,
+        open_paths=PATHS,
         count_refused=service.metrics.count_refused,
     )
     if service.config.cors_origins:
@@ -128,6 +131,16 @@ def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=_METRICS_TYPE)
+
+
+def _add_page_routes(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return page_file()
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def part(name: str) -> Response:
+        return page_file(name)
 
 
 async def _answer(

@@ -17,8 +17,8 @@ BODY_SECONDS = 30.0
 """A body must arrive in this time."""
 _MOST_DISCARDED = 2**26
 """Bytes of a body that is too large which are read all the same, so that its sender listens."""
-_OPEN_PATHS = frozenset({"/health", "/ready"})
-_PATHS_WHILE_DRAINING = _OPEN_PATHS | {"/metrics", "/version"}
+_HEALTH_PATHS = frozenset({"/health", "/ready"})
+_PATHS_WHILE_DRAINING = _HEALTH_PATHS | {"/metrics", "/version"}
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Guard:
     """ASGI middleware around the whole app.
 
     Args:
+        open_paths: need no key; those that tell of health need none either.
         count_refused: is told the status of every answer from 400 on.
     """
 
@@ -61,12 +62,14 @@ class Guard:
         *,
         config: ServeConfig,
         traffic: Traffic,
+        open_paths: frozenset[str],
         count_refused: Callable[[int], None],
     ) -> None:
         self._app = app
         self._traffic = traffic
         self._max_body = config.max_body
         self._keys = [_digest(key.encode()) for key in config.api_keys]
+        self._open_paths = _HEALTH_PATHS | open_paths
         self._count_refused = count_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +113,7 @@ class Guard:
             raise draining()
         client = (scope.get("client") or ("unknown",))[0]
         # A browser asks for leave without its keys.
-        if self._keys and path not in _OPEN_PATHS and scope["method"] != "OPTIONS":
+        if self._keys and path not in self._open_paths and scope["method"] != "OPTIONS":
             client = f"key {self._check_key(scope)}"
         scope.setdefault("state", {})["client"] = client
         if scope["method"] in ("POST", "PUT", "PATCH"):

@@ -73,6 +73,10 @@ def completion_params(
             param="best_of",
         )
     _check_format(request)
+    if request.stream_options is not None and request.stream_options.include_rounds:
+        raise RequestError(
+            "stream_options.include_rounds is for chats only; leave it out", param="stream_options"
+        )
     max_tokens = request.max_tokens
     if max_tokens is None:
         max_tokens = min(DEFAULT_COMPLETION_TOKENS, _room(num_prompt, max_context))

@@ -10,13 +10,18 @@ from dataclasses import dataclass, field
 
 from blockdraft.core.errors import BlockdraftError, RequestTimeout
 from blockdraft.engine.async_engine import Stream
-from blockdraft.engine.completion import Chunk, Completion
+from blockdraft.engine.completion import Chunk, Completion, Round
 from blockdraft.engine.samples import Job
 from blockdraft.server.reasoning import Part, ReasoningSplitter
 from blockdraft.speculate.verify import TokenLogprobs
+from blockdraft.text.kinds import Kind, token_kinds
 
 TokenEntry = tuple[int, TokenLogprobs | None]
 """A token and its log-probability; the first token of a prompt has none."""
+
+
+_MOST_KINDS = 4096
+"""Tokens that are told apart by kind; odd texts of more would hold up everybody else."""
 
 
 class SampleFailed(BlockdraftError):
@@ -28,7 +33,8 @@ class Piece:
     """What one chunk adds to the choice of index `index`. `completion` comes with the last one.
 
     `entries` are there if log-probabilities were asked for; `text_offset` is where the text of the
-    first of them begins.
+    first of them begins. `rounds` are there if they were asked for, and with the last piece
+    `token_kinds`, those of all tokens of the choice.
     """
 
     index: int
@@ -37,12 +43,15 @@ class Piece:
     token_ids: list[int] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
     text_offset: int = 0
+    rounds: list[Round] = field(default_factory=list)
+    token_kinds: list[Kind] = field(default_factory=list)
     completion: Completion | None = None
 
     @property
     def shows_tokens_only(self) -> bool:
         """True if its text is held back yet: half a character, or what may become a stop string."""
-        return not (self.content or self.reasoning or self.entries or self.completion)
+        shown = (self.content, self.reasoning, self.entries, self.rounds, self.completion)
+        return not any(shown)
 
     def add(self, other: "Piece") -> None:
         """Append the next piece of the same choice."""
@@ -67,6 +76,7 @@ class Answer:
 
     thinks: whether answers have a thinking section that has begun in the prompt; None if the model
     knows none. echoes: of each prompt, or empty. deadline: in the event loop's time.
+    with_rounds: pieces tell what each target pass drafted; of a stream only.
     """
 
     stream: Stream
@@ -76,6 +86,7 @@ class Answer:
     token_text: Callable[[int], str]
     thinks: bool | None = None
     echoes: Sequence[Echo] = ()
+    with_rounds: bool = False
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the pieces of all choices as they come, none of them empty.
@@ -124,6 +135,7 @@ class _Choice:
         self._splitter = None if answer.thinks is None else ReasoningSplitter(begun=answer.thinks)
         self._has_begun = False
         self._text_offset = 0
+        self._token_texts: list[str] = []
 
     def take(self, index: int, chunk: Chunk) -> Piece | None:
         """The piece of a chunk; None if there is nothing to tell yet."""
@@ -142,10 +154,20 @@ class _Choice:
             piece.content = echo.text + piece.content
             piece.entries = self._prompt_entries(chunk) + piece.entries
         self._has_begun = True
+        if self._answer.with_rounds:
+            self._add_rounds(piece, chunk)
         piece.text_offset = self._text_offset
         self._text_offset += sum(len(self._answer.token_text(i)) for i, _ in piece.entries)
         has_news = piece.content or piece.reasoning or piece.token_ids or piece.entries
         return piece if has_news or piece.completion is not None else None
+
+    def _add_rounds(self, piece: Piece, chunk: Chunk) -> None:
+        piece.rounds = list(chunk.rounds)
+        for one in chunk.rounds:
+            self._token_texts += one.texts
+        if chunk.completion is not None and len(self._token_texts) <= _MOST_KINDS:
+            # Not before the end: what a token is, as of code, depends on what follows it.
+            piece.token_kinds = token_kinds(self._token_texts)
 
     def _parts(self, chunk: Chunk) -> list[Part]:
         if self._splitter is None:

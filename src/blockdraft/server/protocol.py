@@ -27,6 +27,7 @@ class StreamOptions(_Strict):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_rounds: bool = False
 
 
 class Sampling(_Strict):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blockdraft.engine.completion import Completion
+from blockdraft.engine.completion import Completion, Round
 from blockdraft.engine.samples import Job
 from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.server.pieces import Piece, TokenEntry
@@ -79,6 +79,10 @@ class ChatForm:
             choice["logprobs"] = {"content": entries, "refusal": None}
         if self.with_ids and piece is not None:
             choice["token_ids"] = piece.token_ids
+        if piece is not None and piece.rounds:
+            choice["rounds"] = _rounds(piece.rounds)
+        if piece is not None and piece.token_kinds:
+            choice["token_kinds"] = piece.token_kinds
         choice["finish_reason"] = None if completion is None else completion.finish_reason
         return choice
 
@@ -201,6 +205,18 @@ def _histogram(outcomes: Mapping[tuple[int, int], int], length: int | None) -> l
     for (_, accepted), count in chosen.items():
         counts[accepted] += count
     return counts
+
+
+def _rounds(rounds: Sequence[Round]) -> list[Json]:
+    return [
+        {
+            "tokens": one.texts,
+            "num_drafted": one.num_drafted,
+            "num_accepted": one.num_accepted,
+            "follows_stall": one.follows_stall,
+        }
+        for one in rounds
+    ]
 
 
 def _chat_entry(tokens: TokenBytes, entry: TokenEntry) -> Json:

@@ -202,6 +202,7 @@ class Service:
             model=self.model.name,
             fingerprint=self.model.fingerprint,
         )
+        options = request.stream_options or StreamOptions()
         seconds = self.config.request_seconds
         answer = Answer(
             stream=stream,
@@ -211,6 +212,7 @@ class Service:
             token_text=self.tokens.text_of,
             thinks=thinks,
             echoes=echoes,
+            with_rounds=options.include_rounds,
         )
         if self.config.log_prompts:
             texts = [self.tokenizer.decode(job.prompt_ids) for job in jobs]
@@ -222,7 +224,7 @@ class Service:
             metrics=self.metrics,
             max_draft_tokens=self.model.max_draft_tokens,
             tag=caller.tag,
-            options=request.stream_options or StreamOptions(),
+            options=options,
             log_text=self.config.log_prompts,
             counts_tokens=not (echoes and echoes[0].alone),
         )

@@ -1,6 +1,7 @@
 """Tokens to text, one at a time, and the search for stop strings in it."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from tokenizers.decoders import DecodeStream
 
@@ -41,10 +42,16 @@ class Detokenizer:
         self._scan_from = 0
         self._num_read = 0
         self._is_closed = False
+        self._ends: list[int] = []
         self.text = ""
 
     def push(self, token_id: int) -> bool:
         """Take one token; True if it completes a stop string."""
+        is_stop = self._write(token_id)
+        self._ends.append(len(self.text))
+        return is_stop
+
+    def _write(self, token_id: int) -> bool:
         if self._is_closed or token_id in self._stop_ids:
             return False
         piece = self._stream.step(self._tokenizer.backend, token_id)
@@ -86,6 +93,8 @@ class Detokenizer:
             self.text += self._tokenizer.decode(self._undecoded)
             self._undecoded.clear()
             self._is_closed = True
+            if self._ends:
+                self._ends[-1] = len(self.text)
 
     def read(self) -> str:
         """The final text since the last call."""
@@ -93,6 +102,17 @@ class Detokenizer:
         piece = self.text[self._num_read : end]
         self._num_read = max(self._num_read, end)
         return piece
+
+    def token_texts(self, start: int, stop: int) -> tuple[str, ...] | None:
+        """What each of the tokens from `start` up to `stop` adds to the text; joined they are it.
+
+        None while some of it may yet be cut off: not before `read` has handed it out. A character
+        of several tokens counts for the last of them.
+        """
+        if stop and not self._is_closed and self._ends[stop - 1] > self._num_read:
+            return None
+        borders = [self._ends[start - 1] if start else 0, *self._ends[start:stop]]
+        return tuple(self.text[begin:end] for begin, end in pairwise(borders))
 
     def _num_held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""

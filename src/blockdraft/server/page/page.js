@@ -1,0 +1,200 @@
+// The page: a conversation with the server, decoded drafted, plain, or both at once.
+
+import { Answer, make, shortNumber } from "./answer.js";
+import { AnswerFigures, ServerFigures } from "./figures.js";
+import { Server } from "./server.js";
+
+const BUSY_PAUSE = 500; // milliseconds between two looks at the metrics
+const IDLE_PAUSE = 3000;
+const NEAR_END = 120; // pixels: who has scrolled up further is left there
+
+const place = (id) => document.getElementById(id);
+const server = new Server();
+const answerFigures = new AnswerFigures();
+const serverFigures = new ServerFigures();
+let messages = [];
+let needsKey = false; // it makes no sense to ask on until there is another one
+let asking = null; // the AbortController of the prompt that is being answered
+
+function isAtEnd() {
+  const { scrollHeight, scrollTop, clientHeight } = document.documentElement;
+  return scrollHeight - scrollTop - clientHeight < NEAR_END;
+}
+
+function scrollToEnd() {
+  document.documentElement.scrollTop = document.documentElement.scrollHeight;
+}
+
+function say(text) {
+  place("said").textContent = text;
+}
+
+function fields(conversation) {
+  const temperature = place("temperature").valueAsNumber;
+  const maxTokens = place("max-tokens").valueAsNumber;
+  return {
+    messages: [...conversation],
+    temperature: Number.isNaN(temperature) ? 0 : temperature,
+    ...(Number.isNaN(maxTokens) ? {} : { max_tokens: maxTokens }),
+    // Both sides of a comparison must draw the same numbers.
+    seed: crypto.getRandomValues(new Uint32Array(1))[0],
+  };
+}
+
+async function fetchAnswer(answer, request, isDrafted, together) {
+  try {
+    for await (const event of server.chat({ ...request, speculative: isDrafted }, asking.signal)) {
+      const follow = isAtEnd();
+      answer.take(event, performance.now());
+      answerFigures.show(answer, isDrafted, together);
+      if (follow) scrollToEnd();
+    }
+    answer.end();
+  } catch (error) {
+    answer.end(error.name === "AbortError" ? "Stopped." : `Failed: ${error.message}.`);
+  }
+  if (isDrafted) answerFigures.add(answer);
+}
+
+function verdict([drafted, plain]) {
+  const { content: one } = drafted;
+  const { content: other } = plain;
+  if (one === other) return make("p", "verdict same", "✓ Both texts are the same.");
+  let at = 0;
+  while (one[at] === other[at]) at += 1;
+  return make("p", "verdict different", `✗ The texts differ from character ${at + 1} on.`);
+}
+
+async function ask(prompt, conversation) {
+  const mode = document.querySelector("input[name=mode]:checked").value;
+  const sides = { drafted: [true], plain: [false], both: [true, false] }[mode];
+  const together = sides.length > 1;
+  const answers = sides.map((isDrafted) => new Answer(isDrafted ? "drafted" : "plain"));
+  const row = make("div", together ? "answers two" : "answers");
+  row.append(...answers.map((answer) => answer.element));
+  const turn = make("li", "turn");
+  turn.append(make("p", "asked", prompt), row);
+  place("welcome").hidden = true;
+  place("turns").append(turn);
+  scrollToEnd();
+
+  conversation.push({ role: "user", content: prompt });
+  const request = fields(conversation);
+  say("Answering.");
+  await Promise.all(
+    answers.map((answer, i) => fetchAnswer(answer, request, sides[i], together)),
+  );
+  finish(turn, answers, conversation);
+}
+
+function finish(turn, answers, conversation) {
+  const [answer] = answers;
+  const follow = isAtEnd();
+  const said = [`Answered: ${answer.numTokens} tokens`];
+  if (answer.tally.numRounds) said.push(`${shortNumber(answer.tally.acceptanceLength, 2)} a round`);
+  const areComplete = answers.every((one) => one.isComplete);
+  if (areComplete && answers.length > 1) {
+    const found = verdict(answers);
+    turn.append(found);
+    said.push(found.textContent);
+  }
+  if (areComplete) say(said.join(", "));
+  // What was not answered is not part of the conversation.
+  if (answer.content) conversation.push({ role: "assistant", content: answer.content });
+  else conversation.pop();
+  if (follow) scrollToEnd();
+}
+
+async function submit() {
+  const prompt = place("prompt").value.trim();
+  if (!prompt || asking) return;
+  asking = new AbortController();
+  setBusy(true);
+  place("prompt").value = "";
+  const conversation = messages;
+  try {
+    await ask(prompt, conversation);
+  } finally {
+    if (conversation === messages) {
+      asking = null;
+      setBusy(false);
+    }
+  }
+}
+
+function setBusy(isBusy) {
+  const hadFocus = [place("send"), place("stop")].includes(document.activeElement);
+  place("send").hidden = isBusy;
+  place("stop").hidden = !isBusy;
+  if (hadFocus) place(isBusy ? "stop" : "prompt").focus();
+}
+
+function restart() {
+  asking?.abort();
+  asking = null;
+  messages = [];
+  place("turns").replaceChildren();
+  place("welcome").hidden = false;
+  setBusy(false);
+  say("A new conversation.");
+  place("prompt").focus();
+}
+
+async function showModel() {
+  try {
+    const [model] = await server.models();
+    place("model").textContent = model.id;
+  } catch (error) {
+    place("model").textContent = error.message;
+  }
+}
+
+async function watchServer() {
+  for (;;) {
+    if (!document.hidden && !needsKey) {
+      try {
+        serverFigures.show(await server.metrics(), performance.now());
+      } catch (error) {
+        needsKey = error.status === 401;
+        serverFigures.fail(error.message);
+      }
+    }
+    await new Promise((done) => setTimeout(done, asking ? BUSY_PAUSE : IDLE_PAUSE));
+  }
+}
+
+function connect() {
+  place("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    submit();
+  });
+  place("prompt").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    submit();
+  });
+  place("stop").addEventListener("click", () => asking?.abort());
+  place("restart").addEventListener("click", restart);
+  place("key").addEventListener("change", () => {
+    server.key = place("key").value.trim();
+    needsKey = false;
+    showModel();
+  });
+  for (const button of document.querySelectorAll(".samples button")) {
+    button.addEventListener("click", () => {
+      place("prompt").value = button.textContent;
+      submit();
+    });
+  }
+  // The figures have a column of their own where there is room for one, and fold away elsewhere.
+  const wide = matchMedia("(min-width: 56.01rem)");
+  const unfold = () => {
+    place("figures").open = wide.matches;
+  };
+  wide.addEventListener("change", unfold);
+  unfold();
+}
+
+connect();
+showModel();
+watchServer();

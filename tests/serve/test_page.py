@@ -1,0 +1,160 @@
+"""The web page in a browser without a screen: prompts, tokens as they arrive, both modes."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from tests.serve.pair import default_llm
+from tests.serving import MODEL, running_server
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+
+BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
+EXECUTABLE = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+PATIENCE = 120_000.0
+"""Milliseconds."""
+KEY = "a-key-of-this-test"
+expect = sync_api.expect
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.model,
+    pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium, as from the system's packages"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=EXECUTABLE)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running_server(default_llm(), api_keys=(KEY,), max_waiting=256) as server:
+        yield server.url
+
+
+@pytest.fixture
+def page(browser, url):
+    """The page with its key; whatever it complains of fails the test."""
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(url)
+    page.get_by_text("Settings").click()
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_label("Most tokens").fill("60")
+    expect(page.locator("#model")).to_have_text(MODEL)
+    complaints = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    yield page
+    page.close()
+    # An answer of status 400 or 401 is no fault of the page.
+    assert [text for text in complaints if "Failed to load resource" not in text] == []
+
+
+def ask(page, prompt):
+    page.get_by_placeholder("Ask something").fill(prompt)
+    page.keyboard.press("Enter")
+
+
+def wait_for_end(page):
+    expect(page.locator("#send")).to_be_visible(timeout=PATIENCE)
+    expect(page.locator(".answer[aria-busy=true]")).to_have_count(0)
+
+
+def figure(page, name):
+    return float(page.locator(f"#{name}").inner_text().rstrip("×"))
+
+
+def test_tokens_arrive_and_rounds_tell_what_was_drafted(page):
+    ask(page, "Count from 1 to 30.")
+    expect(page.locator(".answer[aria-busy=true] .round").nth(2)).to_be_visible()
+    wait_for_end(page)
+    assert page.locator(".token.drafted").count() > 5
+    num_tokens = int(re.match(r"\d+", page.locator(".sums").inner_text())[0])
+    assert page.locator("article .token").count() <= num_tokens <= 60
+    assert figure(page, "tau") > 1
+    page.locator(".round").nth(1).hover()
+    assert page.locator(".detail").inner_text().startswith("Round 1 of ")
+    page.locator(".text").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".detail").inner_text().startswith("The prompt’s round")
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert page.locator("#by-position tbody tr").count() > 0
+    assert page.locator("#by-kind tbody tr").count() > 0
+    assert page.locator("#said").inner_text().startswith("Answered: ")
+
+
+def test_both_ways_side_by_side_give_the_same_text(page):
+    page.get_by_text("Plain", exact=True).click()
+    ask(page, "Name three colors.")
+    wait_for_end(page)
+    assert page.locator(".token.drafted").count() == 1  # that of the legend
+    page.get_by_text("Side by side").click()
+    ask(page, "Write a Python function that reverses a string.")
+    expect(page.locator(".verdict.same")).to_have_text("✓ Both texts are the same.")
+    drafted, plain = page.locator(".answers.two .text").all()
+    assert drafted.inner_text() == plain.inner_text() != ""
+    assert drafted.locator(".drafted").count() > 0
+    assert plain.locator(".drafted").count() == 0
+    assert page.locator(".asked").count() == 2
+
+
+def answer_with(page, text_of):
+    """Let the page get one round of `text_of(speculative)` in place of a model's answer."""
+
+    def fulfill(route):
+        text = text_of(json.loads(route.request.post_data)["speculative"])
+        one = {"tokens": [text], "num_drafted": 0, "num_accepted": 0, "follows_stall": True}
+        event = {"choices": [{"index": 0, "delta": {"content": text}, "rounds": [one]}]}
+        body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    page.route("**/v1/chat/completions", fulfill)
+
+
+def test_text_is_never_markup(page):
+    text = "<img src=x onerror=\"document.title='gone'\"><script>document.title='gone'</script>"
+    answer_with(page, lambda speculative: text)
+    ask(page, text)
+    wait_for_end(page)
+    assert page.locator(".text").inner_text() == page.locator(".asked").inner_text() == text
+    assert page.locator("#turns img, #turns script").count() == 0
+    assert page.title() == "blockdraft"
+    assert page.locator(".round.stalled").count() == 1
+
+
+def test_texts_that_differ_are_told_apart(page):
+    answer_with(page, lambda speculative: "abc" if speculative else "abd")
+    page.get_by_text("Side by side").click()
+    ask(page, "Hello")
+    verdict = page.locator(".verdict.different")
+    expect(verdict).to_have_text("✗ The texts differ from character 3 on.")
+
+
+def test_an_answer_can_be_stopped_and_the_next_one_asked_for(page):
+    page.get_by_label("Most tokens").fill("2000")
+    ask(page, "Tell me a very long story about a lighthouse.")
+    expect(page.locator(".round").nth(1)).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".fault")).to_have_text("Stopped.")
+    wait_for_end(page)
+    page.get_by_label("Most tokens").fill("8")
+    ask(page, "And now?")
+    wait_for_end(page)
+    assert page.locator(".fault").count() == 1
+    page.get_by_role("button", name="New conversation").click()
+    assert page.locator(".turn").count() == 0
+
+
+def test_what_the_server_refuses_is_told(page):
+    page.get_by_label("Most tokens").fill("999999")
+    ask(page, "Hello")
+    expect(page.locator(".fault")).to_contain_text("999999")
