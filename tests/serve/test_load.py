@@ -153,11 +153,12 @@ def test_nothing_is_lost_under_load():
 
 def test_sigterm_under_load_drains(tmp_path):
     """The command itself: what runs is finished, what comes is refused, the status is 0."""
-    log = (tmp_path / "log").open("w+")
+    log = tmp_path / "log"
     command = [sys.executable, "-m", "blockdraft.cli.main", "serve", "--port", "0"]
-    with subprocess.Popen([*command, "--drain-timeout", "300"], stderr=log) as process:
+    command += ["--drain-timeout", "300"]
+    with log.open("w") as output, subprocess.Popen(command, stderr=output) as process:
         try:
-            url = wait_for_url(process, Path(log.name))
+            url = wait_for_url(process, log)
             body = {"messages": [{"role": "user", "content": prompts()[0]}], "ignore_eos": True}
             body |= {"max_tokens": 60}
             with ThreadPoolExecutor(16) as pool, httpx.Client(base_url=url, timeout=300) as client:
@@ -170,7 +171,7 @@ def test_sigterm_under_load_drains(tmp_path):
             assert process.wait(60) == 0
         finally:
             process.kill()
-    assert "Traceback" not in Path(log.name).read_text(encoding="utf-8")
+    assert "Traceback" not in log.read_text(encoding="utf-8")
     tokens = [answer.json()["usage"]["completion_tokens"] for answer in answers]
     assert tokens == [60] * 16
 
