@@ -6,12 +6,11 @@ that a real engine got wrong, or nearly; none needs a switch inside the engine.
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
@@ -157,23 +156,30 @@ def shifted_features(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def attention_by_company(engine: Engine) -> Iterator[None]:
-    """Attention adds up its keys in as many parts as suit the number of rows, as fast kernels do.
+    """Attention rounds its results as suits the number of rows, as fast kernels do.
 
     Mathematically nothing changes.
     """
-    attend = attention.grouped_attention
-
-    def faulty(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Tensor:
-        num_parts = 1 + query.shape[3] // 4
-        parts = []
-        for first in range(num_parts):
-            own = torch.zeros_like(value)
-            own[:, first::num_parts] = value[:, first::num_parts]
-            parts.append(attend(query, key, own, *options))
-        return torch.stack(parts).sum(0)
-
-    with (
-        replaced(attention, "grouped_attention", faulty),
-        replaced(paged_attention, "grouped_attention", faulty),
-    ):
+    ways: list[tuple[Any, str, Callable[..., int]]] = [
+        (attention, "grouped_attention", lambda query, *others: query.shape[3]),
+        (attention, "_tiled", lambda kernels, query, *others: query.shape[1]),
+        *(
+            (plan, "attend", lambda plan, layer, query, *others: query.shape[1])
+            for plan in (paged_attention.TiledPlan, paged_attention.GroupedPlan)
+        ),
+    ]
+    with ExitStack() as planted:
+        for owner, name, num_rows in ways:
+            faulty = _rounding_by_rows(getattr(owner, name), num_rows)
+            planted.enter_context(replaced(owner, name, faulty))
         yield
+
+
+def _rounding_by_rows(
+    attend: Callable[..., Tensor], num_rows: Callable[..., int]
+) -> Callable[..., Tensor]:
+    def faulty(*arguments: Any) -> Tensor:
+        divisor = 1 + 2 * (num_rows(*arguments) // 4)
+        return attend(*arguments) / divisor * divisor
+
+    return faulty
