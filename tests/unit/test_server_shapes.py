@@ -179,9 +179,10 @@ def written(name, arguments):
     return TAGGED.write(name, arguments)
 
 
-LOOK = '{"name": "</tool_call>", "age": 3}'
-TWO = f"{written('look', LOOK)}\n{written('wait', '{}')}"
-BOTH = [{"name": "look", "arguments": LOOK}, {"name": "wait", "arguments": "{}"}]
+LOOK = '{"name": "abc", "age": 3}'
+TRICKY = '{"name": "</tool_call>", "age": 3}'
+TWO = f"{written('look', TRICKY)}\n{written('wait', '{}')}"
+BOTH = [{"name": "look", "arguments": TRICKY}, {"name": "wait", "arguments": "{}"}]
 SAID = [
     (f"Well.\n{TWO}", "Well.\n", BOTH, "tool_calls"),
     (f"{TWO} Done.", " Done.", BOTH, "tool_calls"),
@@ -238,7 +239,7 @@ def test_results_go_back_to_the_model(server):
 TOOLBOXES = [
     ({"tool_choice": "required"}, written("wait", "{}"), "Hello"),
     ({"tool_choice": named("wait")}, written("wait", "{}"), TWO),
-    ({"parallel_tool_calls": False}, "Hello", TWO),
+    ({"parallel_tool_calls": False}, "Hello", f"{written('wait', '{}')}{written('wait', '{}')}"),
     ({}, None, None),
 ]
 
@@ -282,19 +283,11 @@ def test_a_schema_holds_behind_the_thinking(tokenizer):
     assert not accepts(tokenizer, free, f"hm{END}{LOOK}")
 
 
-def test_answers_that_think_have_their_shape_too(folders):
+def test_thinking_call_and_text_come_apart(folders, monkeypatch):
     llm = load_llm(folders)
     llm.tokenizer._tokenizer.chat_template += "<think>{# </think> #}"
-    end = {str(i): 12.0 for i in llm.tokenizer.encode(END)}
+    saying(monkeypatch, f"hm {written('wait', '{}')} \n{END}\n\n{written('look', LOOK)}")
+    calls = [{"name": "look", "arguments": LOOK}]
     with running_server(llm) as server:
-        asked = {**LONG, "logit_bias": end, "temperature": 1.0, "seed": 2}
-        shapes = [
-            {"response_format": as_format("object")},
-            {"tools": TOOLS, "tool_choice": named("look")},
-        ]
-        for shape in shapes:
-            ((text, _, calls, _),) = everyway(server, **asked, **shape)
-            found = calls[0]["arguments"] if calls else text
-            jsonschema.validate(json.loads(found), SCHEMAS["object"])
-            assert bool(calls) is ("tools" in shape)
-            assert not (calls and text)
+        found = everyway(server, tools=TOOLS, **LONG)
+    assert found == [("", f"hm {written('wait', '{}')}", calls, "tool_calls")]

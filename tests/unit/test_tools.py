@@ -243,6 +243,8 @@ def test_calls_are_found_however_the_text_is_cut(syntax, text, pieces, seed):
         (TAGGED, written(WAIT_CALL), [WAIT_CALL]),
         (TAGGED, f"{WRONG_NAME} and so", [f"{WRONG_NAME} and so"]),
         (TAGGED, "a <", ["a <"]),
+        (TAGGED, "a <tool_ca", ["a "]),
+        (TAGGED, f"{written(WAIT_CALL)}\n<to", [WAIT_CALL]),
         (BARE, written(LOOK_CALL, BARE)[:-1], []),
         (BARE, "{", []),
         (BARE, '{"a": 1', ['{"a": 1']),
@@ -312,6 +314,11 @@ def test_earlier_calls_need_no_tools_now(tokenizer, template):
     assert "TOOLS:" not in text
     assert "You may call" not in text
     assert ("<look3>" if template else written(LOOK_CALL)) in text
+
+
+def test_tools_alone_are_no_conversation(tokenizer):
+    with pytest.raises(RequestError, match="conversation is empty"):
+        encode_tool_chat(tokenizer, [], TOOLS)
 
 
 def test_a_template_that_knows_tools_gets_them():

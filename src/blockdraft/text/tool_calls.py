@@ -34,7 +34,7 @@ class ToolCallParser:
     A call comes when it is complete, and only if it is JSON with a known name and an object of
     arguments; anything else stays text, word for word. White space between calls is dropped.
     Without a begin, a call is the whole answer: then everything from a first brace on is held back.
-    An answer that was cut in the middle of a call ends before it.
+    An answer that was cut in the middle of a call, or of its begin, ends before it.
     """
 
     def __init__(self, syntax: CallSyntax, names: Collection[str]) -> None:
@@ -58,19 +58,24 @@ class ToolCallParser:
 
         is_cut: the model had not come to an end.
         """
-        text, self._text = self._text, ""
-        if self._is_whole and (call := self._parse(text)) is not None:
+        if self._is_whole and (call := self._parse(self._text)) is not None:
             return [call]
+        text = self._without_half_call() if is_cut else self._text
+        self._text = ""
         if self._is_behind_call and not text.strip():
-            return []
-        if is_cut and self._is_half_call(text):
             return []
         return [text] if text else []
 
-    def _is_half_call(self, text: str) -> bool:
-        if self._begin:
-            return self._is_inside and self._end not in text
-        return self._is_whole and _HALF_BARE_CALL.match(text) is not None
+    def _without_half_call(self) -> str:
+        if not self._begin:
+            is_half = self._is_whole and _HALF_BARE_CALL.match(self._text) is not None
+        elif self._is_inside:
+            is_half = self._end not in self._text
+        else:
+            num_held = self._num_held_back()
+            # A single letter is too little to tell.
+            return self._text[:-num_held] if num_held > 1 else self._text
+        return "" if is_half else self._text
 
     def _push_bare(self) -> list[Piece]:
         if self._is_whole and self._text.strip() and not self._text.lstrip().startswith("{"):

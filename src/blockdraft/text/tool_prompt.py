@@ -82,7 +82,7 @@ def _parsed_call(call: object) -> dict[str, Any]:
 def _in_words(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, str]]:
     """The conversation for a template that knows nothing of tools."""
     written = [_without_tools(message) for message in messages]
-    if not tools:
+    if not tools or not written:
         return _joined_results(written)
     lines = [json.dumps(tool.declaration["function"], ensure_ascii=False) for tool in tools]
     example = TAGGED.write("name", '{"argument": "value"}')
