@@ -319,6 +319,8 @@ def test_unknown_routes_have_the_same_envelope(server, method, path, status):
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"prompt": ""}, "prompt"),
+        ("/tokenize", {"prompt": "a", "tools": [TOOL]}, "tools"),
+        ("/tokenize", {"messages": [], "tools": [TOOL]}, "messages"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
         ("/detokenize", {}, "tokens"),

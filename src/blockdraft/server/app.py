@@ -94,6 +94,8 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give prompt or messages, one of them", param="prompt")
         if body.prompt is not None:
+            if body.tools is not None:
+                raise RequestError("tools belong to messages; leave out prompt", param="tools")
             with blaming("prompt"):
                 token_ids = await service.encode_text(body.prompt)
         else:
