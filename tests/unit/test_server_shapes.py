@@ -17,13 +17,20 @@ from blockdraft.text.tools import TAGGED
 from tests.schemas import SCHEMAS
 from tests.serving import chat_body, running_server
 from tests.small_llm import load_llm
-from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
+from tests.tiny import TEXT_VOCAB_SIZE, tiny_drafter_folder, tiny_target_folder, tiny_tokenizer
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 LONG = {"max_tokens": 400, "ignore_eos": False}
 WAYS = [{}, {"speculative": False}, {"speculative": 2}]
 TEMPERATURES = [{}, {"temperature": 1.0, "seed": 5, "n": 2}]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """As always, with a context in which tools can be described byte by byte."""
+    root = tmp_path_factory.mktemp("pair")
+    return tiny_target_folder(root, max_position_embeddings=4096), tiny_drafter_folder(root)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +156,7 @@ def test_calls_that_are_required_are_made(server, choice, fields):
 def test_no_half_of_a_call_is_content(server):
     fields = {"tools": TOOLS, "tool_choice": "required", "ignore_eos": False}
     seen = set()
-    for max_tokens in range(1, 120, 7):
+    for max_tokens in range(1, 120, 25):
         ((text, _, calls, end),) = everyway(server, **fields, max_tokens=max_tokens)
         assert text == ""
         assert (end == "tool_calls") <= bool(calls)
