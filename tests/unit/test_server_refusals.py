@@ -30,7 +30,29 @@ def message(**fields):
     return {"messages": [{"role": "user", "content": "abc", **fields}]}
 
 
+SCHEMA = {"name": "a", "schema": {"type": "object"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+STRICT = {
+    "type": "function",
+    "function": {"name": "f", "strict": True, "parameters": {"properties": {"a": {"type": "foo"}}}},
+}
+
+
+def as_format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+def calling(arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+CALLING = calling("{}")
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
 
 SAMPLING = [
     ("temperature", -0.1),
@@ -91,8 +113,19 @@ SAMPLING = [
     ("store", True),
     ("metadata", {"a": 1}),
     ("service_tier", "flex"),
-    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_schema"}),
+    ("response_format", {"type": "json_object", "json_schema": SCHEMA}),
+    ("response_format", {"type": "text", "json_schema": SCHEMA}),
     ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
+    ("response_format", {"type": "json_schema", "json_schema": {**SCHEMA, "name": "a b"}}),
+    ("response_format", {"type": "json_schema", "json_schema": {**SCHEMA, "strict": "yes"}}),
+    ("response_format", {"type": "json_schema", "json_schema": {**SCHEMA, "more": 1}}),
+    ("response_format", as_format({"type": "foo"})),
+    ("response_format", as_format({"type": "array", "uniqueItems": True})),
+    ("response_format", as_format({"$ref": "https://elsewhere.example/schema"})),
+    ("response_format", as_format({"type": "string", "pattern": "(?=a)b"})),
+    ("response_format", as_format(False)),
     ("response_format", {"type": "xml"}),
     ("response_format", "json"),
     ("tempurature", 1),
@@ -109,15 +142,29 @@ IN_CHAT = [
     ("messages[0].content", [{"role": "user", "content": [{"type": "image_url"}]}]),
     ("messages[0].role", [{"role": "wizard", "content": "x"}]),
     ("messages[0].role", [{"content": "x"}]),
-    ("messages[0].role", [{"role": "tool", "content": "x"}]),
+    ("messages[0].tool_call_id", [{"role": "tool", "content": "x"}]),
+    ("messages[0].tool_call_id", [{"role": "tool", "content": "x", "tool_call_id": "1"}]),
+    ("messages[1].tool_call_id", [CALLING, {"role": "tool", "content": "x", "tool_call_id": "2"}]),
+    ("messages[1].content", [CALLING, {"role": "tool", "tool_call_id": "1"}]),
+    ("messages[0].tool_calls", [{**CALLING, "role": "user", "content": "x"}]),
+    ("messages[0].tool_call_id", [{"role": "user", "content": "x", "tool_call_id": "1"}]),
+    ("messages[0].name", [{"role": "user", "content": "x", "name": "y"}]),
+    ("messages[0].content", [{"role": "assistant"}]),
+    ("messages[0].content", [{"role": "assistant", "content": None, "tool_calls": []}]),
+    ("messages", [calling("{")]),
+    ("messages", [calling("[1]")]),
     ("messages[0].nme", [{"role": "user", "content": "x", "nme": 1}]),
-    ("messages[0].tool_calls", [{"role": "assistant", "content": "x", "tool_calls": [{}]}]),
+    ("messages[0].tool_calls[0].id", [{"role": "assistant", "tool_calls": [{}]}]),
     ("messages", [{"role": "user", "content": "  "}]),
     ("messages", [{"role": "user", "content": "\ud800"}]),
     ("messages", [{"role": "user", "content": "x" * 4000}]),
     ("top_logprobs", 3),
     ("logprobs", 5),
-    ("tools", [TOOL]),
+    ("tools", []),
+    ("tools", [{"type": "function", "function": {"name": "a b"}}]),
+    ("tools", [STRICT, STRICT]),
+    ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]),
+    ("tools", [STRICT]),
     ("tools[0].type", [{"type": "garbage"}]),
     ("tools", "garbage"),
     ("tools[0].function", [{"type": "function", "function": "garbage"}]),
@@ -193,6 +240,30 @@ def test_a_bad_prompt_is_refused(server, param, value):
     assert bare(error["param"]) == param
 
 
+TOGETHER = [
+    ("tool_choice", {"tools": [TOOL], "tool_choice": named("g")}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}}),
+    ("response_format", {"tools": [TOOL], "response_format": {"type": "json_object"}}),
+    ("tools", {"tools": [STRICT], "tool_choice": "required"}),
+    ("ignore_eos", {"tools": [TOOL], "tool_choice": "required", "ignore_eos": True}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), TOGETHER)
+def test_what_does_not_go_together_is_refused(server, param, fields):
+    body = {**chat_body(ignore_eos=False), **fields}
+    assert error_of(server.post(CHAT, **body), 400)["param"] == param
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_schema_is_refused_before_a_stream_begins(server, path):
+    body = chat_body(ignore_eos=False) if path == CHAT else {"prompt": "abc"}
+    body = {**body, "response_format": as_format({"type": "foo"}), "stream": True}
+    error = error_of(server.post(path, **body), 400)
+    assert error["param"] == "response_format"
+    assert "foo" in error["message"]
+
+
 BODIES = [
     b"",
     b"{",
@@ -248,6 +319,8 @@ def test_unknown_routes_have_the_same_envelope(server, method, path, status):
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"prompt": ""}, "prompt"),
+        ("/tokenize", {"prompt": "a", "tools": [TOOL]}, "tools"),
+        ("/tokenize", {"messages": [], "tools": [TOOL]}, "messages"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
         ("/detokenize", {}, "tokens"),

@@ -234,6 +234,33 @@ def test_calls_are_found_however_the_text_is_cut(syntax, text, pieces, seed):
     assert joined == ([text] if pieces is None else pieces)
 
 
+@pytest.mark.parametrize(
+    ("syntax", "text", "kept"),
+    [
+        (TAGGED, written(LOOK_CALL)[:-1], []),
+        (TAGGED, f"Well.{written(LOOK_CALL)[:20]}", ["Well."]),
+        (TAGGED, f"{written(WAIT_CALL)}\n<tool_call>", [WAIT_CALL]),
+        (TAGGED, written(WAIT_CALL), [WAIT_CALL]),
+        (TAGGED, f"{WRONG_NAME} and so", [f"{WRONG_NAME} and so"]),
+        (TAGGED, "a <", ["a <"]),
+        (TAGGED, "a <tool_ca", ["a "]),
+        (TAGGED, f"{written(WAIT_CALL)}\n<to", [WAIT_CALL]),
+        (BARE, written(LOOK_CALL, BARE)[:-1], []),
+        (BARE, "{", []),
+        (BARE, '{"a": 1', ['{"a": 1']),
+        (BARE, "Well. {", ["Well. {"]),
+    ],
+)
+def test_half_a_call_is_no_text_of_an_answer_that_was_cut(syntax, text, kept):
+    for cut in range(len(text)):
+        parser = ToolCallParser(syntax, NAMES)
+        found = [*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.close(is_cut=True)]
+        texts = [piece for piece in found if isinstance(piece, str)]
+        calls = [piece for piece in found if isinstance(piece, ToolCall)]
+        assert "".join(texts) == "".join(piece for piece in kept if isinstance(piece, str))
+        assert calls == [piece for piece in kept if isinstance(piece, ToolCall)]
+
+
 def test_text_is_handed_out_as_soon_as_it_is_certain():
     parser = ToolCallParser(TAGGED, NAMES)
     assert parser.push("Hi <tool") == ["Hi "]
@@ -278,6 +305,20 @@ CONVERSATION = [
     {"role": "tool", "tool_call_id": "1", "content": "3"},
     {"role": "tool", "tool_call_id": "2", "content": "4"},
 ]
+
+
+@pytest.mark.parametrize("template", [QWEN, None])
+def test_earlier_calls_need_no_tools_now(tokenizer, template):
+    chosen = tokenizer if template is None else with_template(template)
+    text = chosen.decode(encode_tool_chat(chosen, CONVERSATION, []))
+    assert "TOOLS:" not in text
+    assert "You may call" not in text
+    assert ("<look3>" if template else written(LOOK_CALL)) in text
+
+
+def test_tools_alone_are_no_conversation(tokenizer):
+    with pytest.raises(RequestError, match="conversation is empty"):
+        encode_tool_chat(tokenizer, [], TOOLS)
 
 
 def test_a_template_that_knows_tools_gets_them():

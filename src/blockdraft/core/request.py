@@ -121,7 +121,10 @@ def _check_grammar(grammar: object, ignore_eos: bool) -> None:
     if not isinstance(grammar, Grammar):
         raise RequestError(f"grammar is {grammar!r:.60}; give a Grammar, see Grammar.json_schema")
     if ignore_eos:
-        raise RequestError("a grammar says where the answer ends; leave out ignore_eos or grammar")
+        raise RequestError(
+            "a grammar says where the answer ends; leave out ignore_eos or grammar",
+            param="ignore_eos",
+        )
 
 
 def _checked_stop(stop: object) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from time import perf_counter
 import torch
 
 from blockdraft.core.errors import EngineDead, Overloaded
+from blockdraft.core.grammar import Grammar
 from blockdraft.engine.completion import Chunk
 from blockdraft.engine.fair_queue import FairQueue
 from blockdraft.engine.ledger import PhaseTimer
@@ -164,6 +165,10 @@ class AsyncEngine:
     def check_ids(self, param: str, token_ids: Sequence[int]) -> None:
         """See Engine.check_ids."""
         self._engine.check_ids(param, token_ids)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """See Grammars.check; it takes a while for a new one, and may be called in any thread."""
+        self._samples.grammars.check(grammar)
 
     def load(self) -> Load:
         """How much there is to do; for any thread, which may see the middle of a step."""

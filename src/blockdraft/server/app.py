@@ -13,7 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from blockdraft.core.errors import BlockdraftError, RequestError
-from blockdraft.server.errors import ApiError, answer_error, answer_validation, as_api_error
+from blockdraft.server.errors import (
+    ApiError,
+    answer_error,
+    answer_validation,
+    as_api_error,
+    blaming,
+)
 from blockdraft.server.guard import Guard, Traffic
 from blockdraft.server.metrics import NO_TAG
 from blockdraft.server.protocol import (
@@ -25,6 +31,7 @@ from blockdraft.server.protocol import (
 from blockdraft.server.responses import ClientGone, EventStream, unless_gone
 from blockdraft.server.service import Caller, Service
 from blockdraft.server.session import Session
+from blockdraft.server.shape import read_toolbox
 from blockdraft.server.web import PATHS, page_file
 
 TAG_HEADER = "x-blockdraft-tag"
@@ -90,9 +97,14 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give prompt or messages, one of them", param="prompt")
         if body.prompt is not None:
-            token_ids = await _blaming("prompt", service.encode_text(body.prompt))
+            if body.tools is not None:
+                raise RequestError("tools belong to messages; leave out prompt", param="tools")
+            with blaming("prompt"):
+                token_ids = await service.encode_text(body.prompt)
         else:
-            token_ids = await _blaming("messages", service.encode_chat(body))
+            toolbox = read_toolbox(body, service.tokenizer)
+            with blaming("messages"):
+                token_ids = await service.encode_chat(body, toolbox)
         texts = [service.tokens.text_of(i) for i in token_ids] if body.return_token_strs else None
         return {
             "count": len(token_ids),
@@ -150,7 +162,8 @@ async def _answer(
     prompt_param: str,
 ) -> Response:
     """Stream a session, or collect it; either way it ends when the client leaves."""
-    session = await _blaming(prompt_param, start())
+    with blaming(prompt_param):
+        session = await start()
     if is_stream:
         return EventStream(
             session.events(),
@@ -164,14 +177,6 @@ async def _answer(
         return Response(status_code=499)  # nobody reads it
     finally:
         session.close()
-
-
-async def _blaming(param: str, work: Awaitable[Any]) -> Any:
-    """Name the parameter that holds the prompt where an error names none."""
-    try:
-        return await work
-    except RequestError as error:
-        raise as_api_error(error, prompt_param=param) from error
 
 
 def _caller(request: Request) -> Caller:

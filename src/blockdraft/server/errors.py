@@ -1,7 +1,8 @@
 """Every error as OpenAI's clients expect it. No torch."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request
@@ -66,6 +67,16 @@ def draining() -> ApiError:
         code="shutting_down",
         headers={"retry-after": str(RETRY_AFTER_DRAIN)},
     )
+
+
+@contextmanager
+def blaming(param: str) -> Iterator[None]:
+    """Name a parameter in errors about the request that name none."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = error.param or param
+        raise
 
 
 def as_api_error(error: BaseException, *, prompt_param: str | None = None) -> ApiError:

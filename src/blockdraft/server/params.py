@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blockdraft.core.errors import ContextTooLong, RequestError
+from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
 from blockdraft.server.protocol import ChatRequest, CompletionRequest, Sampling
 
@@ -30,8 +31,12 @@ _SAME_NAMES = (
 )
 
 
-def chat_params(request: ChatRequest, *, num_prompt: int, max_context: int) -> SamplingParams:
+def chat_params(
+    request: ChatRequest, *, num_prompt: int, max_context: int, grammar: Grammar | None = None
+) -> SamplingParams:
     """The parameters of a chat request whose prompt has `num_prompt` tokens.
+
+    `grammar` is what `response_format` and `tools` ask for, see server/shape.py.
 
     Raises:
         RequestError: a value is out of range, or asks for what is not supported.
@@ -49,18 +54,24 @@ def chat_params(request: ChatRequest, *, num_prompt: int, max_context: int) -> S
         logprobs = request.top_logprobs or 0
     elif request.top_logprobs is not None:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    _check_grammar(request)
     return _params(
         request,
         max_tokens=limits.pop() if limits else _room(num_prompt, max_context),
         logprobs=logprobs,
+        grammar=grammar,
     )
 
 
 def completion_params(
-    request: CompletionRequest, *, num_prompt: int, max_context: int
+    request: CompletionRequest,
+    *,
+    num_prompt: int,
+    max_context: int,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """The parameters of a text completion whose prompt has `num_prompt` tokens.
+
+    `grammar` is what `response_format` asks for.
 
     Raises:
         RequestError: a value is out of range, or asks for what is not supported.
@@ -72,7 +83,6 @@ def completion_params(
             f"best_of is {request.best_of} and n is {n}; ranking samples is not supported",
             param="best_of",
         )
-    _check_format(request)
     if request.stream_options is not None and request.stream_options.include_rounds:
         raise RequestError(
             "stream_options.include_rounds is for chats only; leave it out", param="stream_options"
@@ -86,6 +96,7 @@ def completion_params(
         max_tokens=1 if is_echo_alone(request) else max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=bool(request.echo) and request.logprobs is not None,
+        grammar=grammar,
     )
 
 
@@ -132,32 +143,3 @@ def _room(num_prompt: int, max_context: int) -> int:
             "shorten it"
         )
     return max_context - num_prompt
-
-
-def _check_grammar(request: ChatRequest) -> None:
-    """Here `response_format` and `tools` become a grammar, once the engine follows one."""
-    _check_format(request)
-    if request.tools and request.tool_choice != "none":
-        raise RequestError(
-            'tool calls are not supported yet; leave out tools, or set tool_choice to "none"',
-            param="tools",
-        )
-    if request.tool_choice not in (None, "none", "auto"):
-        raise RequestError(
-            "tool_choice asks for a tool and no tools are given", param="tool_choice"
-        )
-
-
-def _check_format(request: ChatRequest | CompletionRequest) -> None:
-    wanted = request.response_format
-    if wanted is None:
-        return
-    if wanted.type != "text":
-        raise RequestError(
-            f'response_format {wanted.type} is not supported yet; leave it out, or give "text"',
-            param="response_format",
-        )
-    if wanted.json_schema is not None:
-        raise RequestError(
-            "response_format text takes no json_schema; leave it out", param="response_format"
-        )

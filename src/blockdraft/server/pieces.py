@@ -12,6 +12,7 @@ from blockdraft.core.errors import BlockdraftError, RequestTimeout
 from blockdraft.engine.async_engine import Stream
 from blockdraft.engine.completion import Chunk, Completion, Round
 from blockdraft.engine.samples import Job
+from blockdraft.server.calls import Call, CallFinder
 from blockdraft.server.reasoning import Part, ReasoningSplitter
 from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.kinds import Kind, token_kinds
@@ -34,32 +35,38 @@ class Piece:
 
     `entries` are there if log-probabilities were asked for; `text_offset` is where the text of the
     first of them begins. `rounds` are there if they were asked for, and with the last piece
-    `token_kinds`, those of all tokens of the choice.
+    `token_kinds`, those of all tokens of the choice. `finish_reason` is OpenAI's, and comes with the
+    completion.
     """
 
     index: int
     content: str = ""
     reasoning: str = ""
     token_ids: list[int] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
     text_offset: int = 0
     rounds: list[Round] = field(default_factory=list)
     token_kinds: list[Kind] = field(default_factory=list)
     completion: Completion | None = None
+    finish_reason: str | None = None
 
     @property
     def shows_tokens_only(self) -> bool:
         """True if its text is held back yet: half a character, or what may become a stop string."""
-        shown = (self.content, self.reasoning, self.entries, self.rounds, self.completion)
+        text = (self.content, self.reasoning, self.calls)
+        shown = (*text, self.entries, self.rounds, self.completion)
         return not any(shown)
 
     def add(self, other: "Piece") -> None:
         """Append the next piece of the same choice."""
         self.content += other.content
         self.reasoning += other.reasoning
+        self.calls += other.calls
         self.token_ids += other.token_ids
         self.entries += other.entries
         self.completion = other.completion
+        self.finish_reason = other.finish_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +82,9 @@ class Answer:
     """A request on its way: its stream, and how its chunks become pieces.
 
     thinks: whether answers have a thinking section that has begun in the prompt; None if the model
-    knows none. echoes: of each prompt, or empty. deadline: in the event loop's time.
-    with_rounds: pieces tell what each target pass drafted; of a stream only.
+    knows none. find_calls: makes what finds the tool calls of a choice, if there are tools.
+    echoes: of each prompt, or empty. deadline: in the event loop's time. with_rounds: pieces tell
+    what each target pass drafted; of a stream only.
     """
 
     stream: Stream
@@ -85,6 +93,7 @@ class Answer:
     seconds: float
     token_text: Callable[[int], str]
     thinks: bool | None = None
+    find_calls: Callable[[], CallFinder] | None = None
     echoes: Sequence[Echo] = ()
     with_rounds: bool = False
 
@@ -133,6 +142,7 @@ class _Choice:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._splitter = None if answer.thinks is None else ReasoningSplitter(begun=answer.thinks)
+        self._finder = None if answer.find_calls is None else answer.find_calls()
         self._has_begun = False
         self._text_offset = 0
         self._token_texts: list[str] = []
@@ -142,11 +152,7 @@ class _Choice:
         piece = Piece(index, token_ids=list(chunk.token_ids), completion=chunk.completion)
         echo = self._answer.echoes[chunk.prompt_index] if self._answer.echoes else None
         if echo is None or not echo.alone:
-            for kind, text in self._parts(chunk):
-                if kind == "content":
-                    piece.content += text
-                else:
-                    piece.reasoning += text
+            self._add_text(piece, chunk)
             piece.entries = list(zip(chunk.token_ids, chunk.logprobs, strict=False))
         else:
             piece.token_ids = []
@@ -158,8 +164,30 @@ class _Choice:
             self._add_rounds(piece, chunk)
         piece.text_offset = self._text_offset
         self._text_offset += sum(len(self._answer.token_text(i)) for i, _ in piece.entries)
-        has_news = piece.content or piece.reasoning or piece.token_ids or piece.entries
-        return piece if has_news or piece.completion is not None else None
+        piece.finish_reason = self._finish_reason(chunk.completion)
+        return None if piece.shows_tokens_only and not piece.token_ids else piece
+
+    def _add_text(self, piece: Piece, chunk: Chunk) -> None:
+        for kind, text in self._parts(chunk):
+            if kind == "reasoning":
+                piece.reasoning += text
+            elif self._finder is None:
+                piece.content += text
+            else:
+                content, calls = self._finder.feed(text)
+                piece.content += content
+                piece.calls += calls
+        if self._finder is not None and chunk.completion is not None:
+            content, calls = self._finder.close(chunk.completion.token_ids[-1])
+            piece.content += content
+            piece.calls += calls
+
+    def _finish_reason(self, completion: Completion | None) -> str | None:
+        if completion is None:
+            return None
+        has_calls = self._finder is not None and self._finder.num_calls > 0
+        is_stop = completion.finish_reason == "stop"
+        return "tool_calls" if has_calls and is_stop else completion.finish_reason
 
     def _add_rounds(self, piece: Piece, chunk: Chunk) -> None:
         piece.rounds = list(chunk.rounds)

@@ -76,25 +76,52 @@ class TextPart(_Strict):
     text: str
 
 
+class CalledFunction(_Strict):
+    """A function with the text of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class MadeCall(_Strict):
+    """A tool call of an earlier answer."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+    index: int | None = None
+
+
 class ChatMessage(_Strict):
     """One turn. The fields without use here are those that clients send back with an answer."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[MadeCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class JsonSchemaFormat(_Strict):
+    """A JSON schema with a name; it is kept to whether `strict` or not."""
+
+    name: str
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
 
 
 class ResponseFormat(_Strict):
     """What the answer must look like."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
+    json_schema: JsonSchemaFormat | None = None
 
 
 class FunctionTool(_Strict):
@@ -111,7 +138,15 @@ class NamedTool(_Strict):
     function: dict[str, Any]
 
 
-class Templated(_Strict):
+class ToolFields(_Strict):
+    """The tools of a conversation."""
+
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class Templated(ToolFields):
     """The fields that decide how a conversation becomes a prompt."""
 
     messages: list[ChatMessage]
@@ -128,9 +163,6 @@ class ChatRequest(Sampling, Templated):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
     echo: Literal[False] | None = None
     add_special_tokens: Literal[False] | None = None
@@ -153,7 +185,7 @@ class CompletionRequest(Sampling):
     add_special_tokens: Literal[True] | None = None
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(ToolFields):
     """POST /tokenize: a text, or a conversation."""
 
     model: str | None = None

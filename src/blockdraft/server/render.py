@@ -7,6 +7,7 @@ from typing import Any
 from blockdraft.engine.completion import Completion, Round
 from blockdraft.engine.samples import Job
 from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.server.calls import Call
 from blockdraft.server.pieces import Piece, TokenEntry
 from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.token_bytes import TokenBytes
@@ -52,7 +53,7 @@ class ChatForm:
 
     def opening(self, index: int) -> Json:
         """The first choice of a stream: who speaks."""
-        return self._choice(index, {"delta": {"role": "assistant", "content": ""}}, None, None)
+        return self._choice(index, {"delta": {"role": "assistant", "content": ""}}, None)
 
     def delta(self, piece: Piece) -> Json:
         """A piece of a stream."""
@@ -61,18 +62,22 @@ class ChatForm:
             delta["reasoning_content"] = piece.reasoning
         if piece.content:
             delta["content"] = piece.content
-        return self._choice(piece.index, {"delta": delta}, piece, piece.completion)
+        if piece.calls:
+            # A call is known as one when it is complete, so its arguments come in one piece.
+            delta["tool_calls"] = [{"index": c.index, **_called(c)} for c in piece.calls]
+        return self._choice(piece.index, {"delta": delta}, piece)
 
     def message(self, piece: Piece) -> Json:
         """A whole answer."""
-        message: Json = {"role": "assistant", "content": piece.content, "refusal": None}
+        content = None if piece.calls and not piece.content else piece.content
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
         if piece.reasoning:
             message["reasoning_content"] = piece.reasoning
-        return self._choice(piece.index, {"message": message}, piece, piece.completion)
+        if piece.calls:
+            message["tool_calls"] = [_called(call) for call in piece.calls]
+        return self._choice(piece.index, {"message": message}, piece)
 
-    def _choice(
-        self, index: int, body: Json, piece: Piece | None, completion: Completion | None
-    ) -> Json:
+    def _choice(self, index: int, body: Json, piece: Piece | None) -> Json:
         choice: Json = {"index": index, **body, "logprobs": None}
         if self._with_logprobs and piece is not None and piece.entries:
             entries = [_chat_entry(self._tokens, entry) for entry in piece.entries]
@@ -83,7 +88,7 @@ class ChatForm:
             choice["rounds"] = _rounds(piece.rounds)
         if piece is not None and piece.token_kinds:
             choice["token_kinds"] = piece.token_kinds
-        choice["finish_reason"] = None if completion is None else completion.finish_reason
+        choice["finish_reason"] = None if piece is None else piece.finish_reason
         return choice
 
 
@@ -125,9 +130,8 @@ class CompletionForm:
         if self.with_ids:
             choice["token_ids"] = piece.token_ids
             choice["prompt_token_ids"] = list(self._prompts[piece.index // self._n])
-        completion = piece.completion
         # The one token behind a prompt that is only scored was not asked for.
-        ended = None if completion is None else completion.finish_reason
+        ended = piece.finish_reason
         choice["finish_reason"] = "length" if ended and self._is_echo_alone else ended
         return choice
 
@@ -217,6 +221,11 @@ def _rounds(rounds: Sequence[Round]) -> list[Json]:
         }
         for one in rounds
     ]
+
+
+def _called(call: Call) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _chat_entry(tokens: TokenBytes, entry: TokenEntry) -> Json:

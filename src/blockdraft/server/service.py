@@ -8,19 +8,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from blockdraft.core.errors import RequestError
+from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.engine.samples import Job
+from blockdraft.server.calls import CallFinder
 from blockdraft.server.config import ServeConfig
-from blockdraft.server.errors import unknown_model
+from blockdraft.server.conversation import template_messages
+from blockdraft.server.errors import blaming, unknown_model
 from blockdraft.server.metrics import Metrics
 from blockdraft.server.params import chat_params, completion_params, is_echo_alone
 from blockdraft.server.pieces import Answer, Echo
 from blockdraft.server.protocol import (
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     Sampling,
@@ -30,8 +33,10 @@ from blockdraft.server.protocol import (
 from blockdraft.server.reasoning import START
 from blockdraft.server.render import ChatForm, CompletionForm, Envelope, Form
 from blockdraft.server.session import Session
+from blockdraft.server.shape import Shape, Toolbox, read_shape, read_toolbox
 from blockdraft.text.token_bytes import TokenBytes
-from blockdraft.text.tokenizer import Tokenizer
+from blockdraft.text.tokenizer import TOOL_KEYS, Tokenizer
+from blockdraft.text.tool_prompt import encode_tool_chat
 
 _TAIL = 16
 """Tokens at the end of a prompt in which the mark of a thinking section is looked for."""
@@ -92,9 +97,15 @@ class Service:
             RequestError, ApiError, Overloaded, EngineDead: it cannot be answered.
         """
         self.check_model(request.model)
-        prompt_ids = await self.encode_chat(request)
+        toolbox = read_toolbox(request, self.tokenizer)
+        prompt_ids = await self.encode_chat(request, toolbox)
+        thinks = self._thinks(prompt_ids)
+        shape = read_shape(request.response_format, toolbox, thinks=thinks)
         params = chat_params(
-            request, num_prompt=len(prompt_ids), max_context=self.engine.max_tokens
+            request,
+            num_prompt=len(prompt_ids),
+            max_context=self.engine.max_tokens,
+            grammar=await self._compiled(shape),
         )
         form = ChatForm(
             self.tokens,
@@ -102,7 +113,10 @@ class Service:
             with_ids=bool(request.return_token_ids),
         )
         jobs = self._jobs([prompt_ids], [params])
-        return self._start(request, caller, form, jobs, thinks=self._thinks(prompt_ids))
+        find_calls = None
+        if toolbox is not None:
+            find_calls = partial(CallFinder, toolbox, self.tokenizer.eos_ids)
+        return self._start(request, caller, form, jobs, thinks=thinks, find_calls=find_calls)
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> Session:
         """Start to continue texts.
@@ -112,9 +126,12 @@ class Service:
         """
         self.check_model(request.model)
         prompts = await self._encode_prompts(request)
+        grammar = await self._compiled(read_shape(request.response_format, None))
         max_context = self.engine.max_tokens
         params = [
-            completion_params(request, num_prompt=len(ids), max_context=max_context)
+            completion_params(
+                request, num_prompt=len(ids), max_context=max_context, grammar=grammar
+            )
             for ids in prompts
         ]
         form = CompletionForm(
@@ -131,9 +148,11 @@ class Service:
             echoes = [Echo(self.tokenizer.decode(ids), alone) for ids in prompts]
         return self._start(request, caller, form, self._jobs(prompts, params), echoes=echoes)
 
-    async def encode_chat(self, request: ChatRequest | TokenizeRequest) -> list[int]:
-        """The prompt of a conversation."""
-        messages = [_template_message(message) for message in request.messages or ()]
+    async def encode_chat(
+        self, request: ChatRequest | TokenizeRequest, toolbox: Toolbox | None
+    ) -> list[int]:
+        """The prompt of a conversation in which the model is told of the tools."""
+        messages = template_messages(request.messages or ())
         options: dict[str, Any] = dict(request.chat_template_kwargs or {})
         for name in ("add_generation_prompt", "continue_final_message"):
             if name in options:
@@ -146,6 +165,11 @@ class Service:
             raise RequestError(
                 "continue_final_message needs add_generation_prompt to be false",
                 param="continue_final_message",
+            )
+        tools = () if toolbox is None else toolbox.tools
+        if tools or any(TOOL_KEYS & message.keys() for message in messages):
+            return await self._in_thread(
+                lambda: encode_tool_chat(self.tokenizer, messages, tools, options)
             )
         return await self._in_thread(lambda: self.tokenizer.encode_chat(messages, options))
 
@@ -166,6 +190,14 @@ class Service:
         if texts:
             return [await self.encode_text(text) for text in texts]
         return [list(one) for one in prompt if isinstance(one, list)]
+
+    async def _compiled(self, shape: Shape | None) -> Grammar | None:
+        """The grammar of a shape; refused, if it cannot be followed, before anything waits."""
+        if shape is None:
+            return None
+        with blaming(shape.param):
+            await self._in_thread(lambda: self.engine.check_grammar(shape.grammar))
+        return shape.grammar
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
@@ -191,6 +223,7 @@ class Service:
         jobs: list[Job],
         *,
         thinks: bool | None = None,
+        find_calls: Callable[[], CallFinder] | None = None,
         echoes: Sequence[Echo] = (),
     ) -> Session:
         stream = self.engine.submit(jobs, client=caller.client)
@@ -211,6 +244,7 @@ class Service:
             seconds=seconds,
             token_text=self.tokens.text_of,
             thinks=thinks,
+            find_calls=find_calls,
             echoes=echoes,
             with_rounds=options.include_rounds,
         )
@@ -233,20 +267,6 @@ class Service:
         if not self.tokenizer.thinks:
             return None
         return self.tokenizer.decode(prompt_ids[-_TAIL:]).rstrip().endswith(START)
-
-
-def _template_message(message: ChatMessage) -> dict[str, str]:
-    """A turn as chat templates know it."""
-    content = message.content
-    if not isinstance(content, str):
-        content = "".join(part.text for part in content)
-    # OpenAI's newer name of the same role; templates know the old one.
-    role = "system" if message.role == "developer" else message.role
-    found = {"role": role, "content": content}
-    reasoning = message.reasoning_content or message.reasoning
-    if reasoning:
-        found["reasoning_content"] = reasoning
-    return found
 
 
 def fingerprint(version: str, *settings: object) -> str:

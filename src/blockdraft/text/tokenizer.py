@@ -21,7 +21,7 @@ THINKING_SWITCH = "enable_thinking"
 """The variable by which chat templates (Qwen 3 and its followers) turn thinking on and off."""
 
 _END_OF_THINKING = "</think>"
-_OPTIONAL_KEYS = frozenset({"reasoning_content"})
+OPTIONAL_KEYS = frozenset({"reasoning_content"})
 _RESERVED_OPTIONS = frozenset(
     {
         *("add_special_tokens", "chat_template", "conversation", "documents", "max_length"),
@@ -137,7 +137,7 @@ class Tokenizer:
 
 
 def _check_message(message: Message, *, with_tools: bool) -> None:
-    allowed = _OPTIONAL_KEYS | TOOL_KEYS if with_tools else _OPTIONAL_KEYS
+    allowed = OPTIONAL_KEYS | TOOL_KEYS if with_tools else OPTIONAL_KEYS
     if not isinstance(message, Mapping) or set(message) - allowed != {"role", "content"}:
         raise RequestError(f"message {message!r} needs exactly the keys role and content")
     texts = [value for key, value in message.items() if key not in TOOL_KEYS]

@@ -1,5 +1,6 @@
 """Tool calls in the text of an answer, found while it is written."""
 
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from json import JSONDecoder
@@ -24,6 +25,8 @@ class ToolCall:
 
 Piece = str | ToolCall
 
+_HALF_BARE_CALL = re.compile(r'\s*\{\s*("name"|$)')
+
 
 class ToolCallParser:
     """Splits the text of one answer into text and calls.
@@ -31,6 +34,7 @@ class ToolCallParser:
     A call comes when it is complete, and only if it is JSON with a known name and an object of
     arguments; anything else stays text, word for word. White space between calls is dropped.
     Without a begin, a call is the whole answer: then everything from a first brace on is held back.
+    An answer that was cut in the middle of a call, or of its begin, ends before it.
     """
 
     def __init__(self, syntax: CallSyntax, names: Collection[str]) -> None:
@@ -49,14 +53,29 @@ class ToolCallParser:
             return self._push_bare()
         return [piece for piece in self._split() if piece]
 
-    def close(self) -> list[Piece]:
-        """No text follows: what was held back becomes certain."""
-        text, self._text = self._text, ""
-        if self._is_whole and (call := self._parse(text)) is not None:
+    def close(self, *, is_cut: bool = False) -> list[Piece]:
+        """No text follows: what was held back becomes certain.
+
+        is_cut: the model had not come to an end.
+        """
+        if self._is_whole and (call := self._parse(self._text)) is not None:
             return [call]
+        text = self._without_half_call() if is_cut else self._text
+        self._text = ""
         if self._is_behind_call and not text.strip():
             return []
         return [text] if text else []
+
+    def _without_half_call(self) -> str:
+        if not self._begin:
+            is_half = self._is_whole and _HALF_BARE_CALL.match(self._text) is not None
+        elif self._is_inside:
+            is_half = self._end not in self._text
+        else:
+            num_held = self._num_held_back()
+            # A single letter is too little to tell.
+            return self._text[:-num_held] if num_held > 1 else self._text
+        return "" if is_half else self._text
 
     def _push_bare(self) -> list[Piece]:
         if self._is_whole and self._text.strip() and not self._text.lstrip().startswith("{"):

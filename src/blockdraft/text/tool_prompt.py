@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blockdraft.core.errors import RequestError
-from blockdraft.text.tokenizer import TOOL_KEYS, Tokenizer
+from blockdraft.text.tokenizer import OPTIONAL_KEYS, TOOL_KEYS, Tokenizer
 from blockdraft.text.tools import BARE, TAGGED, CallSyntax, Tool
 
 _INSTRUCTIONS = """You may call these functions to answer. Each line describes one:
@@ -28,10 +28,14 @@ def native_syntax(tokenizer: Tokenizer) -> CallSyntax | None:
 
 
 def encode_tool_chat(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool],
+    options: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids of a conversation with tools; messages may hold calls and their results.
 
+    `options` are those of Tokenizer.encode_chat. `tools` may be empty: earlier turns had some.
     Where the template does not know tools, they are described in a system message, calls are
     written out in the syntax TAGGED, and results become messages of the user.
 
@@ -40,15 +44,15 @@ def encode_tool_chat(
     """
     messages = [_with_parsed_calls(message) for message in messages]
     if native_syntax(tokenizer) is not None:
-        return tokenizer.encode_chat(messages, tools=[tool.declaration for tool in tools])
-    return tokenizer.encode_chat(_in_words(messages, tools))
+        return tokenizer.encode_chat(messages, options, tools=[t.declaration for t in tools])
+    return tokenizer.encode_chat(_in_words(messages, tools), options)
 
 
 def _with_parsed_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     """Templates take the arguments of a call as an object; OpenAI's form has their text."""
     if not isinstance(message, Mapping):
         raise RequestError(f"message {message!r:.60} is no object")
-    unknown = set(message) - {"role", "content", *TOOL_KEYS}
+    unknown = set(message) - {"role", "content", *OPTIONAL_KEYS, *TOOL_KEYS}
     if unknown:
         raise RequestError(f"message {message!r:.60} holds the unknown key {min(unknown)!r}")
     calls = message.get("tool_calls")
@@ -77,10 +81,12 @@ def _parsed_call(call: object) -> dict[str, Any]:
 
 def _in_words(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, str]]:
     """The conversation for a template that knows nothing of tools."""
+    written = [_without_tools(message) for message in messages]
+    if not tools or not written:
+        return _joined_results(written)
     lines = [json.dumps(tool.declaration["function"], ensure_ascii=False) for tool in tools]
     example = TAGGED.write("name", '{"argument": "value"}')
     words = _INSTRUCTIONS.format(declarations="\n".join(lines), example=example)
-    written = [_without_tools(message) for message in messages]
     if written and written[0].get("role") == "system":
         system = {**written[0], "content": f"{written[0]['content']}\n\n{words}"}
         written = [system, *written[1:]]
@@ -102,7 +108,8 @@ def _without_tools(message: Mapping[str, Any]) -> dict[str, Any]:
         for call in message.get("tool_calls", ())
     ]
     text = [content] if content or not calls else []
-    return {"role": role, "content": "\n".join([*text, *calls]) if calls else content}
+    optional = {key: message[key] for key in OPTIONAL_KEYS & message.keys()}
+    return {"role": role, "content": "\n".join([*text, *calls]) if calls else content, **optional}
 
 
 def _joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

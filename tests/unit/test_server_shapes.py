@@ -1,0 +1,300 @@
+"""`response_format` and `tools` over HTTP: every answer has its shape, streamed or not."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from blockdraft import Grammar
+from blockdraft.server.protocol import ChatRequest, ResponseFormat
+from blockdraft.server.reasoning import END, START
+from blockdraft.server.shape import Shape, read_shape, read_toolbox
+from blockdraft.text.grammar import Grammars
+from blockdraft.text.tokenizer import Tokenizer
+from blockdraft.text.tool_calls import ToolCallParser
+from blockdraft.text.tools import TAGGED
+from tests.schemas import SCHEMAS
+from tests.serving import chat_body, running_server
+from tests.small_llm import load_llm
+from tests.tiny import TEXT_VOCAB_SIZE, tiny_drafter_folder, tiny_target_folder, tiny_tokenizer
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+LONG = {"max_tokens": 400, "ignore_eos": False}
+WAYS = [{}, {"speculative": False}, {"speculative": 2}]
+TEMPERATURES = [{}, {"temperature": 1.0, "seed": 5, "n": 2}]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """As always, with a context in which tools can be described byte by byte."""
+    root = tmp_path_factory.mktemp("pair")
+    return tiny_target_folder(root, max_position_embeddings=4096), tiny_drafter_folder(root)
+
+
+@pytest.fixture(scope="module")
+def server(folders):
+    with running_server(load_llm(folders, max_concurrency=4)) as running:
+        yield running
+
+
+def as_format(name):
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMAS[name]}}
+
+
+def declared(name, schema, **more):
+    parameters = SCHEMAS[schema]
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+TOOLS = [declared("look", "object"), declared("find", "nested"), declared("wait", "empty object")]
+PARAMETERS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+def whole(server, **fields: Any):
+    """Of each choice: content, reasoning, calls, finish reason."""
+    response = server.chat(**fields)
+    assert response.status_code == 200, response.text
+    found = []
+    for choice in response.json()["choices"]:
+        message = choice["message"]
+        calls = message.get("tool_calls", [])
+        assert all(set(call) == {"id", "type", "function"} for call in calls)
+        assert len({call["id"] for call in calls}) == len(calls)
+        functions = [call["function"] for call in calls]
+        assert all(set(function) == {"name", "arguments"} for function in functions)
+        assert (message["content"] is None) <= bool(calls)
+        text, reasoning = message["content"] or "", message.get("reasoning_content", "")
+        found.append((text, reasoning, functions, choice["finish_reason"]))
+    return found
+
+
+def streamed(server, **fields: Any):
+    """The same, put together from deltas as OpenAI's clients do it."""
+    texts: dict[int, list[Any]] = {}
+    for event in server.events(CHAT, **chat_body(**fields)):
+        for choice in event["choices"]:
+            found = texts.setdefault(choice["index"], ["", "", [], None])
+            delta = choice["delta"]
+            found[0] += delta.get("content") or ""
+            found[1] += delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls", []):
+                if call["index"] == len(found[2]):
+                    assert call["id"].startswith("call_")
+                    assert call["type"] == "function"
+                    found[2].append({"name": call["function"]["name"], "arguments": ""})
+                found[2][call["index"]]["arguments"] += call["function"]["arguments"]
+            found[3] = choice["finish_reason"] or found[3]
+    return [tuple(texts[index]) for index in sorted(texts)]
+
+
+def everyway(server, **fields: Any):
+    """The answer, which must be the same streamed and not, drafted and plain."""
+    found = whole(server, **fields)
+    for way in WAYS:
+        assert streamed(server, **fields, **way) == found
+        assert whole(server, **fields, **way) == found
+    return found
+
+
+@pytest.mark.parametrize("fields", TEMPERATURES)
+@pytest.mark.parametrize("name", ["object", "any of", "tree", "quotes in names"])
+def test_an_answer_has_the_schema_that_was_asked_for(server, name, fields):
+    for text, _, calls, end in everyway(server, response_format=as_format(name), **LONG, **fields):
+        jsonschema.validate(json.loads(text), SCHEMAS[name])
+        assert (calls, end) == ([], "stop")
+
+
+def test_a_text_has_the_schema_that_was_asked_for(server):
+    fields = {**LONG, "response_format": as_format("object"), "temperature": 1.0, "seed": 3}
+    prompts = ["abc", "the fox"]
+    texts = [choice["text"] for choice in server.complete(prompts, **fields).json()["choices"]]
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMAS["object"])
+    pieces = ["", ""]
+    for event in server.events(TEXT, prompt=prompts, **fields):
+        for choice in event["choices"]:
+            pieces[choice["index"]] += choice["text"]
+    assert pieces == texts
+
+
+def test_any_object_will_do(server):
+    bias = {str(server.service.tokenizer.encode("}")[0]): 20.0}
+    fields = {"response_format": {"type": "json_object"}, "logit_bias": bias, **LONG}
+    ((text, *_),) = everyway(server, **fields)
+    assert isinstance(json.loads(text), dict)
+
+
+CHOICES = [
+    {"tool_choice": "required"},
+    {"tool_choice": "required", "parallel_tool_calls": False},
+    {"tool_choice": named("find")},
+]
+
+
+@pytest.mark.parametrize("fields", TEMPERATURES)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_calls_that_are_required_are_made(server, choice, fields):
+    wanted = {**LONG, **choice, **fields}
+    for text, _, calls, end in everyway(server, tools=TOOLS, **wanted):
+        if end == "length":
+            continue  # calls may follow each other without end
+        assert (text, end) == ("", "tool_calls")
+        assert calls
+        if choice != CHOICES[0]:
+            assert len(calls) == 1
+        for call in calls:
+            jsonschema.validate(json.loads(call["arguments"]), PARAMETERS[call["name"]])
+            assert choice != CHOICES[2] or call["name"] == "find"
+
+
+def test_no_half_of_a_call_is_content(server):
+    fields = {"tools": TOOLS, "tool_choice": "required", "ignore_eos": False}
+    seen = set()
+    for max_tokens in range(1, 120, 25):
+        ((text, _, calls, end),) = everyway(server, **fields, max_tokens=max_tokens)
+        assert text == ""
+        assert (end == "tool_calls") <= bool(calls)
+        seen.add(end)
+    assert "length" in seen
+
+
+def test_the_model_is_told_of_tools_unless_it_may_call_none(server):
+    def num_prompt(**fields):
+        return server.chat(**fields, max_tokens=1).json()["usage"]["prompt_tokens"]
+
+    plain = num_prompt()
+    assert num_prompt(tools=TOOLS, tool_choice="none") == plain
+    told = num_prompt(tools=TOOLS)
+    assert told > plain + 100
+    messages = chat_body()["messages"]
+    assert server.post("/tokenize", messages=messages, tools=TOOLS).json()["count"] == told
+
+
+def test_an_answer_of_auto_may_be_free_text(server):
+    ((text, _, calls, _),) = everyway(server, tools=TOOLS)
+    assert text
+    assert calls == []
+
+
+def written(name, arguments):
+    return TAGGED.write(name, arguments)
+
+
+LOOK = '{"name": "abc", "age": 3}'
+TRICKY = '{"name": "</tool_call>", "age": 3}'
+TWO = f"{written('look', TRICKY)}\n{written('wait', '{}')}"
+BOTH = [{"name": "look", "arguments": TRICKY}, {"name": "wait", "arguments": "{}"}]
+SAID = [
+    (f"Well.\n{TWO}", "Well.\n", BOTH, "tool_calls"),
+    (f"{TWO} Done.", " Done.", BOTH, "tool_calls"),
+    (written("sing", "{}"), written("sing", "{}"), [], "stop"),
+    ("a < b <tool", "a < b <tool", [], "stop"),
+    (written("look", "{")[:-3], written("look", "{")[:-3], [], "stop"),
+]
+
+
+def saying(monkeypatch, text):
+    """Leave the target nothing but this text to answer."""
+    shape = Shape(Grammar.choice([text]), "tools")
+    monkeypatch.setattr("blockdraft.server.service.read_shape", lambda *_, **__: shape)
+
+
+@pytest.mark.parametrize(("said", "text", "calls", "end"), SAID)
+def test_calls_are_found_in_a_free_answer(server, monkeypatch, said, text, calls, end):
+    saying(monkeypatch, said)
+    assert everyway(server, tools=TOOLS, **LONG) == [(text, "", calls, end)]
+
+
+def test_a_call_that_is_cut_is_left_out(server, monkeypatch):
+    saying(monkeypatch, f"Well.{written('look', LOOK)}")
+    fields = {"tools": TOOLS, "max_tokens": 400, "ignore_eos": False, "stop": ['"age"']}
+    assert everyway(server, **fields) == [("Well.", "", [], "stop")]
+
+
+def test_no_piece_of_a_call_leaks_into_the_content_of_a_stream(server, monkeypatch):
+    """The check must fail for a server that sends text as it comes."""
+    saying(monkeypatch, TWO)
+    assert streamed(server, tools=TOOLS, **LONG)[0][0] == ""
+    monkeypatch.setattr(ToolCallParser, "push", lambda self, text: [text])
+    assert "<tool_call>" in streamed(server, tools=TOOLS, **LONG)[0][0]
+
+
+def test_results_go_back_to_the_model(server):
+    message = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [{"id": "call_1", **named("look")}],
+    }
+    message["tool_calls"][0]["function"] = {"name": "look", "arguments": LOOK}
+    result = {"role": "tool", "tool_call_id": "call_1", "name": "look", "content": "three"}
+    turns = [*chat_body()["messages"], message, result]
+    for fields in ({"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {}):
+        assert server.post(CHAT, **{**chat_body(), **fields, "messages": turns}).is_success
+    tokens = server.post("/tokenize", messages=turns).json()["tokens"]
+    text = server.post("/detokenize", tokens=tokens).json()["prompt"]
+    assert written("look", LOOK) in text
+    assert "<tool_response>\nthree\n</tool_response>" in text
+
+
+TOOLBOXES = [
+    ({"tool_choice": "required"}, written("wait", "{}"), "Hello"),
+    ({"tool_choice": named("wait")}, written("wait", "{}"), TWO),
+    ({"parallel_tool_calls": False}, "Hello", f"{written('wait', '{}')}{written('wait', '{}')}"),
+    ({}, None, None),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    inner = tiny_tokenizer()
+    return Tokenizer(inner, [inner.eos_token_id])
+
+
+def accepts(tokenizer, grammar, text):
+    state = Grammars(tokenizer, TEXT_VOCAB_SIZE).start(grammar)
+    path = [*tokenizer.encode(text), *tokenizer.eos_ids]
+    masks = ((state.allowed(path[:i], []), path[i]) for i in range(len(path)))
+    return all(mask is not None and mask[token_id] for mask, token_id in masks)
+
+
+@pytest.mark.parametrize(("fields", "good", "bad"), TOOLBOXES)
+def test_calls_stand_behind_the_thinking(tokenizer, fields, good, bad):
+    request = ChatRequest.model_validate({**chat_body(), "tools": TOOLS, **fields})
+    toolbox = read_toolbox(request, tokenizer)
+    for thinks, thoughts in ((True, f"a {written('x', '{')} {END}"), (False, f"{START}b{END}\n\n")):
+        shape = read_shape(None, toolbox, thinks=thinks)
+        if good is None:
+            assert shape is None
+            continue
+        assert shape.param == "tools"
+        assert accepts(tokenizer, shape.grammar, f"{thoughts}{good}")
+        assert not accepts(tokenizer, shape.grammar, f"{thoughts}{bad}")
+        assert accepts(tokenizer, shape.grammar, good) is not thinks
+
+
+def test_a_schema_holds_behind_the_thinking(tokenizer):
+    wanted = ResponseFormat.model_validate(as_format("object"))
+    begun, free = (read_shape(wanted, None, thinks=thinks).grammar for thinks in (True, False))
+    assert accepts(tokenizer, begun, f"hm \n</thin{END}\n{LOOK}")
+    assert accepts(tokenizer, free, f"{START}hm{END}\n\n{LOOK}")
+    assert accepts(tokenizer, free, LOOK)
+    assert not accepts(tokenizer, begun, LOOK)
+    assert not accepts(tokenizer, begun, f"hm{END}hm{LOOK}")
+    assert not accepts(tokenizer, free, f"hm{END}{LOOK}")
+
+
+def test_thinking_call_and_text_come_apart(folders, monkeypatch):
+    llm = load_llm(folders)
+    llm.tokenizer._tokenizer.chat_template += "<think>{# </think> #}"
+    saying(monkeypatch, f"hm {written('wait', '{}')} \n{END}\n\n{written('look', LOOK)}")
+    calls = [{"name": "look", "arguments": LOOK}]
+    with running_server(llm) as server:
+        found = everyway(server, tools=TOOLS, **LONG)
+    assert found == [("", f"hm {written('wait', '{}')}", calls, "tool_calls")]
