@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ModelError
 from blockdraft.train.answers import AnswerWriter, Job
+from blockdraft.train.shards import read_manifest
 from tests.tiny import tiny_target, tiny_target_folder
 
 
@@ -95,7 +96,7 @@ def test_a_killed_run_goes_on_and_keeps_whole_rows(folder, tmp_path):
     assert data(folder, output, *options).exit_code == 0
     assert path.read_bytes().startswith(b"".join(lines[:5]))
     assert ids_in(output) == everything
-    runs = json.loads((output / "manifest.json").read_text(encoding="utf-8"))
+    runs = read_manifest(output)["runs"]
     assert len(runs) == 2
     assert {"command", "git_commit", "versions", "machine", "config"} <= set(runs[0])
 
