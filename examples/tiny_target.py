@@ -27,9 +27,9 @@ VOCAB_SIZE = 768
 NUM_DIALOGUES, NUM_PROMPTS = 6000, 1200
 STEPS, BATCH, LR = 700, 16, 3e-3
 
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-NAMES = "Ada Ben Cleo Dan Eva Finn Gina Hugo Iris Jon Kim Leo Mia Ned Ola Pia".split()
-THINGS = "apples books coins eggs pens shells stamps stones".split()
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+NAMES = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jon", "Kim", "Leo"]
+THINGS = ["apples", "books", "coins", "eggs", "pens", "shells", "stamps", "stones"]
 
 Dialogue = tuple[str, str]
 

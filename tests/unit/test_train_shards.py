@@ -117,10 +117,7 @@ def test_plain_text_is_continued_without_a_template(folder, tmp_path):
     generate_data(config)
     ((_, row),) = read_rows(config.output)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert (
-        tokenizer.decode(row["prompt_ids"])
-        == ("the abc " * 30)[: len("the abc ") * 12][: len(tokenizer.decode(row["prompt_ids"]))]
-    )
+    assert ("the abc " * 30).startswith(tokenizer.decode(row["prompt_ids"]))
     assert len(row["prompt_ids"]) == 48
 
 
@@ -181,7 +178,9 @@ def test_folders_made_apart_are_joined(folder, tmp_path):
 
 
 def test_a_folder_of_answers_trains_its_own_target_only(tmp_path):
-    config = small_config(tmp_path, max_steps=1, held_out_share=0.3)
+    config = small_config(
+        tmp_path, max_steps=1, held_out_share=0.3, mask_token_id=TEXT_VOCAB_SIZE - 1
+    )
     rows = [{"prompt": f"say {n}"} for n in range(12)]
     made = data_config(config.target, tmp_path, rows, temperatures=(1.0,), max_tokens=20)
     config = dataclasses.replace(config, data=(generate_data(made),))

@@ -190,6 +190,7 @@ def test_tiles_attend_as_the_dense_mask_does(changes):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("changes", [{}, SLIDING], ids=["full", "sliding"])
 def test_tiles_train_as_the_dense_mask_does_on_a_gpu(tmp_path, changes):
     trained = Trained(tmp_path, **changes)

@@ -1,5 +1,6 @@
 """`blockdraft train`: a drafter from the target's own answers."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from blockdraft.hub.resolve import resolve_model
 
 if TYPE_CHECKING:
     from blockdraft.train.config_file import RunFile
+    from blockdraft.train.data_config import DataConfig
     from blockdraft.train.plan import Plan
     from blockdraft.train.trainer import TrainResult
 
@@ -42,10 +44,9 @@ def train(
     if plan:
         _print_plan(run, as_json=as_json)
         return
+    rank, count = _launched()
     if run.answers is not None:
-        from blockdraft.train.data import generate_data
-
-        generate_data(run.answers, progress_printer())
+        _write_answers(run.answers, count)
     if dry_run:
         from blockdraft.train.plan import write_untrained
 
@@ -57,7 +58,32 @@ def train(
         return
     from blockdraft.train.trainer import train as train_drafter
 
-    _print_result(train_drafter(run.train), as_json=as_json)
+    result = train_drafter(run.train)
+    if rank == 0:
+        _print_result(result, as_json=as_json)
+
+
+def _launched() -> tuple[int, int]:
+    """(number of this process, how many train together); only the first one tells how it goes."""
+    from blockdraft.train.parallel import launched
+
+    rank, count = launched()
+    if rank > 0:
+        logging.getLogger("blockdraft").setLevel(logging.WARNING)
+    return rank, count
+
+
+def _write_answers(config: "DataConfig", num_processes: int) -> None:
+    from blockdraft.train.data import generate_data
+    from blockdraft.train.shards import read_manifest
+
+    if num_processes == 1:
+        generate_data(config, progress_printer())
+    elif "shards" not in (read_manifest(config.output) or {}):
+        raise ConfigError(
+            f"{config.output} holds no finished answers, and {num_processes} processes would write "
+            "them again and again; write them first, with `blockdraft data` or one process"
+        )
 
 
 def _read(arguments: Sequence[str]) -> "RunFile":

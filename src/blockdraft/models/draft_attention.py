@@ -45,6 +45,7 @@ def flex_masks(
             *sizes,
             num_keys,
             device=anchors.device,
+            _compile=anchors.device.type == "cuda",  # or it makes the whole mask first
         )
         for kind in sorted(set(config.layer_types))
     }

@@ -24,8 +24,9 @@ from blockdraft.core.jsonl import bad_row, read_jsonl
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.text.tokenizer import load_tokenizer
-from blockdraft.train.answers import Answer, AnswerWriter, Job
+from blockdraft.train.answers import Answer, Job, Writer
 from blockdraft.train.data_config import DataConfig, Thinking
+from blockdraft.train.engine_answers import writer_for
 from blockdraft.train.identity import target_sha256, template_sha256
 from blockdraft.train.overlap import Overlap
 from blockdraft.train.prompts import (
@@ -87,7 +88,7 @@ def generate_data(
     answered = _answered(config.output / ANSWERS)
     manifest = _with_run(manifest, config, folder, tokenizer)
     model = load_target_model(folder, resolve_dtype(config.dtype, device), device)
-    writer = AnswerWriter(
+    writer = writer_for(
         model,
         stop_ids=stop_ids,
         slots=config.slots,
@@ -176,7 +177,7 @@ def _load_tokenizer(
 
 
 def _self_written(
-    config: DataConfig, writer: AnswerWriter, tokenizer: PreTrainedTokenizerBase
+    config: DataConfig, writer: Writer, tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
     """Prompts of the target's own, kept in a file so that a resumed run sees the same ones."""
     if not config.num_self_written:

@@ -18,12 +18,16 @@ PATIENCE = timedelta(hours=2)
 """Others wait while the first process evaluates."""
 
 
+def launched() -> tuple[int, int]:
+    """(number of this process, how many there are), as the launcher says; (0, 1) without one."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
 class Processes:
     """The processes of this run; one, unless a launcher started more."""
 
     def __init__(self, device: str) -> None:
-        self.count = int(os.environ.get("WORLD_SIZE", "1"))
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.rank, self.count = launched()
         on_gpu = torch.device(device).type == "cuda"
         self._device = "cuda" if on_gpu else "cpu"
         if self.count == 1:

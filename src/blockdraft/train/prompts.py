@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.jsonl import bad_row, prompt_text, read_jsonl
 from blockdraft.text.kinds import loops
-from blockdraft.train.answers import AnswerWriter, Job
+from blockdraft.train.answers import Job, Writer
 from blockdraft.train.data_config import Thinking
 
 OPENINGS: Mapping[str, Sequence[str]] = {
@@ -245,7 +245,7 @@ def user_opening(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def write_prompts(
-    writer: AnswerWriter, tokenizer: PreTrainedTokenizerBase, number: int, seed: int
+    writer: Writer, tokenizer: PreTrainedTokenizerBase, number: int, seed: int
 ) -> Iterator[Prompt]:
     """Yield up to `number` distinct prompts that the target writes itself, kinds in turn."""
     opening = user_opening(tokenizer)

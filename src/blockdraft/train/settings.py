@@ -52,9 +52,12 @@ def to_dict(settings: Settings) -> dict[str, object]:
 def from_toml(kind: Any, value: Any) -> Any:
     """A value of TOML as the kind of a field: text as a path, a list (or one item) as a tuple.
 
-    What does not fit is returned as it is, for `check_kinds` to refuse.
+    TOML has no word for a value that is unset: it is "none" where a field may be so. What does not
+    fit is returned as it is, for `check_kinds` to refuse.
     """
     if isinstance(kind, UnionType):
+        if value == "none" and type(None) in get_args(kind):
+            return None
         fitting = [one for one in get_args(kind) if _is_of(from_toml(one, value), one)]
         return from_toml(fitting[0], value) if fitting else value
     if get_origin(kind) is tuple:

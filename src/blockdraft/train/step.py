@@ -61,7 +61,8 @@ def draft_hidden(
         context_kv: of the whole rows; the last anchor decides how much of it is used.
         is_sparse: attend with tiles.
     """
-    num_context = int(anchors.positions.max())
+    # Tiles skip what no block sees, and one shape for all steps is compiled once.
+    num_context = context_kv[0][0].shape[2] if is_sparse else int(anchors.positions.max())
     block_size = blocks.labels.shape[-1] + 1
     context = ConcatContext([(k[:, :, :num_context], v[:, :, :num_context]) for k, v in context_kv])
     where = (model.config, anchors.positions, block_size, num_context, blocks.starts)

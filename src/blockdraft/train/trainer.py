@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import check_output_folder
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.models.supported import decoder_layers
@@ -34,6 +35,9 @@ from blockdraft.train.run_state import RunClock, load_state, provenance, save_st
 from blockdraft.train.step import StepStats, accumulate_gradients, num_possible_slots
 from blockdraft.train.support import check_plain_head
 from blockdraft.train.true_tau import real_decoding
+
+if TYPE_CHECKING:
+    from blockdraft.train.event_log import EventLog
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +130,9 @@ class _Run:
         self._batches: tuple[int, list[list[Row]]] | None = None
         self._resume()
         self.num_held_out = len(held_out)
+        self.events = None
         if processes.is_main:
+            self.events = _event_log(config, self.step)
             self.held_out = HeldOut(self.target, held_out, config.eval_sequences)
             self.real_decoding = real_decoding(config, loaded, held_out)
         self.clock = RunClock(self._seconds_before)
@@ -303,7 +309,7 @@ class _Run:
             "slots_per_second": round(stats.num_slots / seconds),
             "sequences_per_second": round(num_sequences / seconds, 2),
         }
-        append_log(self.config.out, row)
+        self._log(row)
         logger.info(
             "step %d (epoch %d, %.1f min): nll %.3f distill %.3f lr %.2g %.2f s %.1f seq/s",
             *(self.step, self.epoch, row["minutes"], stats.nll, stats.distill, lr, seconds),
@@ -311,8 +317,12 @@ class _Run:
         )
 
     def _evaluate(self) -> None:
-        """Measure the averaged weights, save them, and keep the best; the others wait."""
-        if self.processes.is_main:
+        """Measure the averaged weights, save them, and keep the best; the others wait.
+
+        A step that has been measured is not measured again, when a finished run is started.
+        """
+        done = (row["step"] for row in evaluations(self.config.out))
+        if self.processes.is_main and self.step not in done:
             self.optimizer.use_averages()
             self.model.eval()
             self._save_drafter(self._measure())
@@ -349,5 +359,22 @@ class _Run:
         facts = provenance(self.config, data=data, result=row)
         for name in (LAST, BEST) if is_best else (LAST,):
             self.model.save_pretrained(out / name, facts)
-        append_log(out, row)
+        self._log(row)
         write_report(out)
+
+    def _log(self, row: dict[str, Any]) -> None:
+        append_log(self.config.out, row)
+        if self.events is not None:
+            self.events.add(row)
+
+
+def _event_log(config: TrainConfig, step: int) -> "EventLog | None":
+    if not config.tensorboard:
+        return None
+    try:
+        from blockdraft.train.event_log import EventLog
+    except ImportError as error:
+        raise ConfigError(
+            "tensorboard=true needs the package tensorboard; pip install tensorboard"
+        ) from error
+    return EventLog(config.out, step)

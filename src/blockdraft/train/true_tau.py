@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from transformers import AutoTokenizer, PreTrainedModel
 
 from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine, Progress
 from blockdraft.engine.load import make_target
@@ -77,7 +78,10 @@ class RealDecoding:
         copy = DraftModel(drafter.config).to(device=model.device, dtype=model.dtype)
         copy.load_state_dict(drafter.state_dict())
         copy.draft_vocabulary = drafter.draft_vocabulary
-        target, contexts = make_target(LLMConfig(max_concurrency=1), model, copy)
+        try:
+            target, contexts = make_target(LLMConfig(max_concurrency=1), model, copy)
+        except ModelError as error:
+            raise ModelError(f"{error}; or set tau_limit=0, without real decoding") from error
         with target.released_after():
             embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
             guesses = DFlashDrafter(copy.eval(), embedding.weight, head.weight, contexts)
