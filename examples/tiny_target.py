@@ -25,7 +25,7 @@ TEMPLATE = (
 )
 VOCAB_SIZE = 768
 NUM_DIALOGUES, NUM_PROMPTS = 6000, 1200
-STEPS, BATCH, LR = 700, 16, 3e-3
+STEPS, BATCH, LR = 300, 16, 3e-3
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 NAMES = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jon", "Kim", "Leo"]

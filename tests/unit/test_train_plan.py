@@ -5,11 +5,13 @@ import json
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft import DraftModel
+from blockdraft.train import trainer
 from blockdraft.train.plan import plan_run
 from blockdraft.train.report import MAX_POINTS, write_report
 from blockdraft.train.run_log import LOG, append_log, forget_after, read_log
@@ -55,30 +57,23 @@ def test_the_plan_says_what_the_run_will_be(config, tmp_path):
     assert "minutes" in people.stdout
 
 
-def test_a_plan_counts_the_work_of_the_matrix_products(config):
-    """Against torch's own count, on a run without attention masks to speak of."""
-    from torch.utils.flop_counter import FlopCounterMode
-
+def test_a_plan_counts_the_work_of_the_matrix_products(config, monkeypatch):
+    """Against torch's own count of the gradients of one step."""
     config = dataclasses.replace(
-        config, num_frequent=0, max_steps=1, num_anchors=24, draft_vocabulary=0
+        config, num_frequent=0, max_steps=1, num_anchors=24, batch_sequences=1
     )
-    planned = plan_run(config).step_flops
-    counter = FlopCounterMode(display=False)
-    trained = []
-    from blockdraft.train import trainer
+    counts = []
+    gradients = trainer._Run._gradients
 
-    step = trainer._Run._next_step
+    def counted(self, part, scale):
+        with FlopCounterMode(display=False) as counter:
+            stats = gradients(self, part, scale)
+        counts.append(counter.get_total_flops())
+        return stats
 
-    def counted(self):
-        with counter:
-            step(self)
-        trained.append(counter.get_total_flops())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer._Run, "_next_step", counted)
-        patch.setattr("blockdraft.train.optimizer.DraftOptimizer.step", lambda s, p: (0.0, 0.0))
-        train(config)
-    assert planned == pytest.approx(trained[0], rel=0.25)
+    monkeypatch.setattr(trainer._Run, "_gradients", counted)
+    train(config)
+    assert plan_run(config).step_flops == pytest.approx(counts[0], rel=0.25)
 
 
 def test_an_untrained_drafter_has_the_final_layout(config, tmp_path):

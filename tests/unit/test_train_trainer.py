@@ -157,6 +157,7 @@ def test_a_failing_run_leaves_no_folder(config):
         ({"mask_token_id": 77}, "mask_token_id 77 occurs"),
         ({"min_response_len": 40}, "24 hold under 40 tokens"),
         ({"max_len": 10}, "within max_len 10"),
+        ({"block_size": 40}, "the longest answer has 30 tokens, fewer than a block of 40"),
         ({"held_out_share": 0.0}, "0 held out"),
         ({"init": "target", "num_layers": 9}, "the target has 4 layers and the drafter 9"),
         ({"init_from": "self", "init": "target"}, "exclude each other"),

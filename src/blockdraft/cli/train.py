@@ -74,11 +74,12 @@ def _launched() -> tuple[int, int]:
 
 
 def _write_answers(config: "DataConfig", num_processes: int) -> None:
+    from blockdraft.bench.workload import BUNDLED
     from blockdraft.train.data import generate_data
     from blockdraft.train.shards import read_manifest
 
     if num_processes == 1:
-        generate_data(config, progress_printer())
+        generate_data(replace(config, exclude=(BUNDLED, *config.exclude)), progress_printer())
     elif "shards" not in (read_manifest(config.output) or {}):
         raise ConfigError(
             f"{config.output} holds no finished answers, and {num_processes} processes would write "

@@ -32,7 +32,7 @@ def read_data(config: TrainConfig) -> tuple[list[Example], list[Example]]:
     """(examples to train on, held out).
 
     Raises:
-        ConfigError: there are too few, or they are another target's.
+        ConfigError: they are too few or too short, or another target's.
     """
     check_same_target(config)
     examples = read_examples(
@@ -43,6 +43,12 @@ def read_data(config: TrainConfig) -> tuple[list[Example], list[Example]]:
         raise ConfigError(
             f"{len(examples)} answers give {len(train)} to train on and {len(held_out)} held out; "
             "add answers, or change held_out_share"
+        )
+    longest = max(len(example.response_ids) for example in train)
+    if longest < config.block_size:
+        raise ConfigError(
+            f"the longest answer has {longest} tokens, fewer than a block of {config.block_size}; "
+            "write longer answers, or lower block_size"
         )
     return train, held_out
 
