@@ -113,11 +113,11 @@ def test_chats_are_answered_turn_by_turn_with_the_targets_own_answers(folder, tm
 
 
 def test_plain_text_is_continued_without_a_template(folder, tmp_path):
-    config = data_config(folder, tmp_path, [{"text": "the abc " * 30}], temperatures=(0.0,))
+    config = data_config(folder, tmp_path, [{"text": "the abc " * 60}], temperatures=(0.0,))
     generate_data(config)
     ((_, row),) = read_rows(config.output)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert ("the abc " * 30).startswith(tokenizer.decode(row["prompt_ids"]))
+    assert ("the abc " * 60).startswith(tokenizer.decode(row["prompt_ids"]))
     assert len(row["prompt_ids"]) == 48
 
 

@@ -11,13 +11,13 @@ class EventLog:
     """Writes the rows of a run's log as events into `folder`; those after `step` are void."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        self._writer = SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Every number of a row, under its name."""
         for name, value in _numbers(row, ""):
-            self._writer.add_scalar(name, value, row["step"])  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, row["step"])
+        self._writer.flush()
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
