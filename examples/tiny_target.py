@@ -1,4 +1,4 @@
-"""Make a tiny chat model from nothing, in two or three minutes on a CPU.
+"""Make a tiny chat model from nothing, in a few minutes on a CPU.
 
 It knows one small world: questions about numbers, days and letters, and answers with reasons. They
 are generated here, and so is the tokenizer. `examples/tiny.toml` trains a drafter for it.
@@ -148,7 +148,7 @@ def train(model: LlamaForCausalLM, texts: list[list[int]], pad: int) -> None:
 
 
 def main(folder: Path) -> None:
-    """Write the target and, beside it, prompts for it that are not what it was trained on."""
+    """Write the target and, beside it, prompts: new ones of the kinds that have any left."""
     rng = random.Random(0)
     made = [KINDS[kind](rng) for _ in range(NUM_DIALOGUES // 4) for kind in KINDS]
     tokenizer = make_tokenizer(made)

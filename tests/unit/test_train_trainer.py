@@ -15,6 +15,8 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.train import prepare, run_state, trainer
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Example, collate
@@ -86,10 +88,20 @@ def test_the_best_drafter_by_true_tau_is_kept(config, monkeypatch):
     assert (best, last) == (4, 8)
 
 
-def test_real_decoding_is_measured_by_set(config, tmp_path):
+def test_real_decoding_is_measured_by_set(config, tmp_path, monkeypatch):
+    drafters = []
+    decode = RealDecoding._decode
+
+    def recorded(self, engine, prompt_ids, tick):
+        drafters.append(type(engine.drafter))
+        return decode(self, engine, prompt_ids, tick)
+
+    monkeypatch.setattr(RealDecoding, "_decode", recorded)
     result = train(dataclasses.replace(config, max_steps=1, tau_limit=1, tau_max_tokens=6))
     assert set(result.best["true_tau"]) >= {"set0", "set1", "all"}
     assert result.best["speedup"]["all"] > 0
+    # Two prompts, drafted and plain in turns, at two evaluations.
+    assert drafters == [DFlashDrafter, NoDrafter] * 4
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "abc"}\n' * 3, encoding="utf-8")
     other = dataclasses.replace(
