@@ -75,7 +75,7 @@ def test_anchors_are_distinct_answer_tokens_with_a_successor():
     for row, (positions, keep) in enumerate(zip(anchors.positions, anchors.keep, strict=True)):
         kept = positions[keep].tolist()
         assert kept == sorted(set(kept))
-        assert all(batch.prompt_lens[row] <= a < batch.lengths[row] - 1 for a in kept)
+        assert all(batch.is_answer[row, a] and batch.is_answer[row, a + 1] for a in kept)
 
 
 def test_surplus_anchors_weigh_nothing():

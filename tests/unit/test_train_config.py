@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.train.config_file import read_train_config
+from blockdraft.train.config_file import read_run
 
 NEEDED = ["target=t", "data=a.jsonl", "out=o"]
 
 
 def test_values_are_read_as_in_toml():
-    config = read_train_config(None, [*NEEDED, "lr=1", 'data=["a", "b"]', "position_weights=decay"])
+    config = read_run(None, [*NEEDED, "lr=1", 'data=["a", "b"]', "position_weights=decay"]).train
     assert config.lr == 1
     assert config.data == (Path("a"), Path("b"))
     assert config.position_weights == "decay"
@@ -36,9 +36,51 @@ def test_values_are_read_as_in_toml():
         ("device=1", "text"),
         ("max_minutes=soon", "a finite number or unset"),
         ("blocksize=3", "did you mean block_size"),
+        ("answers.sample=3", "did you mean answers.samples"),
+        ("answers.target=x", "'answers.target' is unknown"),
+        ("answer.samples=3", "the only table is answers"),
+        ("tensorboard=1", "true or false"),
+        ("attention=flex", "no gradient on a CPU"),
+        ("pack_len=100", "at least max_len, 1024"),
+        ("optimizer=sgd", "one of muon, adamw"),
+        ("lr", "has no value"),
     ],
 )
 def test_a_bad_setting_is_refused(setting, reason):
     with pytest.raises(ConfigError) as error:
-        read_train_config(None, [*NEEDED, setting])
+        read_run(None, [*NEEDED, setting])
     assert reason in str(error.value)
+
+
+def test_a_file_and_what_wins_over_it(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'target = "t"\nout = "o"\nlr = 1e-3\nseed = 4\n'
+        '[answers]\nprompts = ["p.jsonl"]\nsamples = 2\n',
+        encoding="utf-8",
+    )
+    run = read_run(path, ["lr=0.5", "answers.samples=3", "answers.temperatures=0"])
+    assert (run.train.lr, run.train.seed) == (0.5, 4)
+    assert run.train.data == (Path("o/answers"),)
+    assert run.answers is not None
+    assert run.answers.output == Path("o/answers")
+    assert run.answers.target == "t"
+    assert (run.answers.samples, run.answers.temperatures) == (3, (0,))
+    assert run.answers.prompts == (Path("p.jsonl"),)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"lack target, data \(or answers.prompts"):
+        read_run(None, ["out=o"])
+    path = tmp_path / "run.toml"
+    path.write_text("lr =", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"run\.toml.*TOML"):
+        read_run(path, [])
+
+
+def test_every_recipe_and_example_can_be_read():
+    root = Path(__file__).parents[2]
+    files = [*root.glob("recipes/*/*.toml"), *root.glob("examples/*.toml")]
+    assert len(files) >= 2
+    for path in files:
+        read_run(path, [])

@@ -1,6 +1,7 @@
 """Answers in bulk: every prompt is answered once, resumed or not, and misuse is refused."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from typer.testing import CliRunner
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ModelError
 from blockdraft.train.answers import AnswerWriter, Job
+from blockdraft.train.engine_answers import EngineWriter, writer_for
+from blockdraft.train.shards import read_manifest
 from tests.tiny import tiny_target, tiny_target_folder
 
 
@@ -65,6 +68,39 @@ def test_targets_that_would_be_answered_wrongly_are_refused():
         writer_of(scaled, 2)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_the_engine_answers_what_the_writer_in_bulk_does_not(kind, caplog):
+    caplog.set_level(logging.WARNING)
+    model = tiny_target(kind)
+    settings = {"stop_ids": (), "slots": 3, "capacity": 64, "seed": 0}
+    writer = EngineWriter(model, **settings) if kind == "llama" else writer_for(model, **settings)
+    assert isinstance(writer, EngineWriter)
+    assert ("sliding window of 24" in caplog.text) == (kind == "gemma3")
+    answers = {int(answer.job.id): answer for answer in writer.write(jobs(8, 30))}
+    assert sorted(answers) == list(range(8))
+    oracle = tiny_target(kind)
+    for answer in answers.values():
+        ids = torch.tensor([answer.job.prompt_ids + answer.response_ids])
+        expected = oracle(ids).logits[0, 2:-1].argmax(-1).tolist()
+        assert list(answer.response_ids) == expected
+        assert answer.finish in ("length", "loop")
+
+
+def test_sampled_answers_of_the_engine_follow_their_seed():
+    def sampled(seed):
+        writer = EngineWriter(tiny_target(), stop_ids=(), slots=2, capacity=64, seed=seed)
+        two = [
+            Job(id="a", set="s", prompt_ids=(1, 2), max_tokens=9, temperature=1.0, sample=n)
+            for n in range(2)
+        ]
+        return {answer.job.sample: answer.response_ids for answer in writer.write(two)}
+
+    first = sampled(0)
+    assert first[0] != first[1]
+    assert first == sampled(0)
+    assert first != sampled(1)
+
+
 def data(folder, output, *options):
     arguments = ["data", "--target", folder, "--output", output, "--max-tokens", 4, *options]
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -95,7 +131,7 @@ def test_a_killed_run_goes_on_and_keeps_whole_rows(folder, tmp_path):
     assert data(folder, output, *options).exit_code == 0
     assert path.read_bytes().startswith(b"".join(lines[:5]))
     assert ids_in(output) == everything
-    runs = json.loads((output / "manifest.json").read_text(encoding="utf-8"))
+    runs = read_manifest(output)["runs"]
     assert len(runs) == 2
     assert {"command", "git_commit", "versions", "machine", "config"} <= set(runs[0])
 

@@ -9,6 +9,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.train.dataset import (
     Example,
     collate,
+    collate_rows,
     count_answer_tokens,
     epoch_batches,
     read_examples,
@@ -58,6 +59,7 @@ def test_a_row_that_is_still_being_written_is_left_out(tmp_path):
         ("[1]\n", "no JSON object"),
         ("nonsense\n", "cannot read"),
         ("", "no answer"),
+        ('{"prompt": "hi"}\n', "a prompt without an answer; let the target answer it"),
         (None, "cannot read"),
     ],
 )
@@ -89,10 +91,10 @@ def test_epoch_batches_are_a_permutation_of_like_lengths():
         for n in range(1000)
     ]
     batches = epoch_batches(examples, 8, seed=1, epoch=0)
-    assert sorted(i for batch in batches for i in batch) == list(range(1000))
+    assert sorted(i for batch in batches for (i,) in batch) == list(range(1000))
     assert batches == epoch_batches(examples, 8, seed=1, epoch=0)
     assert batches != epoch_batches(examples, 8, seed=1, epoch=1)
-    padded = sum(len(b) * max(len(examples[i]) for i in b) for b in batches)
+    padded = sum(len(b) * max(len(examples[i]) for (i,) in b) for b in batches)
     assert padded < 1.15 * sum(map(len, examples))
 
 
@@ -104,8 +106,33 @@ def test_collate_pads_on_the_right():
         ]
     )
     assert batch.token_ids.tolist() == [[1, 2, 3, 0], [4, 5, 6, 7]]
-    assert batch.prompt_lens.tolist() == [2, 1]
-    assert batch.lengths.tolist() == [3, 4]
+    assert batch.is_answer.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
+    assert batch.documents.tolist() == [[0, 0, 0, -1], [0, 0, 0, 0]]
+
+
+def test_rows_are_filled_with_whole_texts():
+    examples = [
+        Example(id=str(n), set="s", prompt_ids=(1,) * (n % 37), response_ids=(2, 3))
+        for n in range(300)
+    ]
+    batches = epoch_batches(examples, 8, seed=1, epoch=0, pack_len=64)
+    rows = [row for batch in batches for row in batch]
+    assert sorted(i for row in rows for i in row) == list(range(300))
+    assert all(sum(len(examples[i]) for i in row) <= 64 for row in rows)
+    assert sum(map(len, examples)) > 0.7 * 64 * len(rows)
+    assert batches == epoch_batches(examples, 8, seed=1, epoch=0, pack_len=64)
+
+
+def test_texts_of_a_row_keep_their_own_positions():
+    texts = [
+        Example(id="a", set="s", prompt_ids=(1, 2), response_ids=(3,)),
+        Example(id="b", set="s", prompt_ids=(4,), response_ids=(5, 6)),
+    ]
+    batch = collate_rows([texts], width=8)
+    assert batch.token_ids.tolist() == [[1, 2, 3, 4, 5, 6, 0, 0]]
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 2, 0, 0]]
+    assert batch.documents.tolist() == [[0, 0, 0, 1, 1, 1, -1, -1]]
+    assert batch.is_answer.int().tolist() == [[0, 0, 1, 0, 1, 1, 0, 0]]
 
 
 def test_tokens_are_counted_in_answers_only():

@@ -99,6 +99,13 @@ def test_walk_equals_decoding_one_block_at_a_time():
         assert metrics.tau_by_set[name] == pytest.approx(expected)
     assert metrics.accuracy[0] == 1.0  # as the examples were made
     assert metrics.accuracy[-1] < 1.0
+    # Right slots come together, so the length that is expected of independent ones is another.
+    product, expected_length = 1.0, 1.0
+    for share in metrics.accuracy:
+        product *= share
+        expected_length += product
+    assert metrics.marginal_tau == pytest.approx(expected_length)
+    assert abs(metrics.marginal_tau - metrics.tau) > 0.05
 
 
 def test_limit_takes_examples_evenly():

@@ -1,9 +1,11 @@
-"""Whole runs on a tiny target (reference cases 29, 30 and 32)."""
+"""Whole runs on a tiny target (reference cases 29 and 30)."""
 
 import dataclasses
 import json
 import logging
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.sequential import SequentialTarget
-from blockdraft.train import run_state, trainer
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.none import NoDrafter
+from blockdraft.train import prepare, run_state, trainer
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Example, collate
 from blockdraft.train.features import FrozenTarget, StateCache
@@ -21,7 +25,7 @@ from blockdraft.train.optimizer import DraftOptimizer, lr_share
 from blockdraft.train.prompts import Prompt, chat_ids
 from blockdraft.train.run_state import RunClock
 from blockdraft.train.trainer import train
-from blockdraft.train.true_tau import true_tau_on
+from blockdraft.train.true_tau import RealDecoding, TrueTau
 from tests.parity.checks import generate_plain
 from tests.tiny import (
     LAYER_IDS,
@@ -31,6 +35,7 @@ from tests.tiny import (
     tiny_target,
     tiny_target_folder,
 )
+from tests.train_runs import logged, small_config
 
 
 @pytest.fixture(autouse=True)
@@ -41,64 +46,89 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def write_answers(path: Path, num: int, length: int = 30, seed: int = 0) -> Path:
-    """Random texts; prompts and answers from different halves of the bytes."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for number in range(num):
-        ids = torch.randint(1, 250, (6 + number % 5 + length,), generator=generator).tolist()
-        prompt_ids, response_ids = ids[: -length or None], ids[-length:]
-        rows.append(
-            {"id": f"p{number}", "set": f"set{number % 2}", "finish": "stop"}
-            | {"prompt_ids": prompt_ids, "response_ids": response_ids}
-        )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
-    return TrainConfig(
-        target=tiny_target_folder(tmp_path),
-        data=(write_answers(tmp_path / "answers.jsonl", 24),),
-        out=tmp_path / "run",
-        num_layers=2,
-        num_features=3,
-        block_size=4,
-        held_out_share=0.2,
-        batch_sequences=4,
-        num_anchors=6,
-        anchors_per_forward=4,
-        num_frequent=100,
-        num_random=20,
-        max_minutes=None,
-        max_steps=10,
-        warmup_steps=2,
-        dtype="float32",
-    )
-
-
-def logged(folder: Path) -> list[dict[str, object]]:
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [row for row in rows if "nll" in row]
+    return small_config(tmp_path)
 
 
 def test_a_run_leaves_a_drafter_with_its_history(config, caplog):
     caplog.set_level(logging.INFO)
-    result = train(config, true_tau=lambda model, tick: {"tau": float(model.config.block_size)})
+    result = train(config)
     assert result.num_steps == 10
-    assert result.true_tau == {"tau": 4.0}
     model = DraftModel.from_pretrained(result.drafter)
     assert model.config.block_size == 4
     assert model.config.num_hidden_layers == 2
     history = json.loads((result.drafter / "provenance.json").read_text())
     assert history["config"]["lr"] == config.lr
     assert history["data"]["train"] + history["data"]["held_out"] == 24
-    assert history["result"]["held_out"]["tau"] == result.metrics.tau
+    assert history["result"]["held_out"]["tau"] == result.best["held_out"]["tau"]
     rows = logged(config.out)
     assert [row["step"] for row in rows] == list(range(1, 11))
     assert rows[-1]["nll"] < rows[0]["nll"]
     assert "held out: tau" in caplog.text
+    page = (config.out / "index.html").read_text(encoding="utf-8")
+    assert "<polyline" in page
+    assert "http" not in page
+
+
+def test_the_best_drafter_by_true_tau_is_kept(config, monkeypatch):
+    taus = iter([1.0, 3.0, 2.0])
+
+    def measure(self, drafter, tick):
+        return TrueTau(tau={"all": next(taus)}, speedup={"all": 1.0})
+
+    monkeypatch.setattr(RealDecoding, "measure", measure)
+    result = train(dataclasses.replace(config, eval_steps=4, max_steps=8))
+    assert [row["step"] for row in result.evaluations] == [0, 4, 8]
+    assert result.best["step"] == 4
+    best, last = (
+        json.loads((config.out / name / "provenance.json").read_text())["result"]["step"]
+        for name in ("drafter", "last")
+    )
+    assert (best, last) == (4, 8)
+
+
+def test_real_decoding_is_measured_by_set(config, tmp_path, monkeypatch):
+    drafters = []
+    decode = RealDecoding._decode
+
+    def recorded(self, engine, prompt_ids, tick):
+        drafters.append(type(engine.drafter))
+        return decode(self, engine, prompt_ids, tick)
+
+    monkeypatch.setattr(RealDecoding, "_decode", recorded)
+    result = train(dataclasses.replace(config, max_steps=1, tau_limit=1, tau_max_tokens=6))
+    assert set(result.best["true_tau"]) >= {"set0", "set1", "all"}
+    assert result.best["speedup"]["all"] > 0
+    # Two prompts, drafted and plain in turns, at two evaluations.
+    assert drafters == [DFlashDrafter, NoDrafter] * 4
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "abc"}\n' * 3, encoding="utf-8")
+    other = dataclasses.replace(
+        config, out=tmp_path / "b", max_steps=1, tau_prompts=(path,), tau_limit=2, tau_max_tokens=6
+    )
+    assert set(train(other).best["true_tau"]) >= {"mine", "all"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "adamw"},
+        {"accumulate": 2},
+        {"pack_len": 1024},
+        {"ema_decay": 0.0},
+        {"init": "target"},
+        {"num_frequent": 0, "position_weights": "decay", "distill_share": 1.0},
+    ],
+    ids=str,
+)
+def test_every_way_of_training_learns_and_resumes(config, changes):
+    config = dataclasses.replace(config, **changes)
+    train(config)
+    losses = [row["nll"] + row["distill"] for row in logged(config.out)]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    result = train(dataclasses.replace(config, max_steps=11))
+    assert result.num_steps == 11
 
 
 def test_only_the_drafter_changes(config, monkeypatch):
@@ -111,7 +141,7 @@ def test_only_the_drafter_changes(config, monkeypatch):
 
     monkeypatch.setattr(trainer, "load_target_model", remember)
     start = tiny_drafter_folder(config.out.parent, target_layer_ids=LAYER_IDS)
-    result = train(dataclasses.replace(config, init_from=start))
+    result = train(dataclasses.replace(config, init_from=start, held_out_share=0.2))
     fresh = load(config.target, torch.float32, "cpu").state_dict()
     for name, value in targets[0].state_dict().items():
         assert torch.equal(value, fresh[name])
@@ -122,49 +152,6 @@ def test_only_the_drafter_changes(config, monkeypatch):
     assert all(not torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_a_resumed_run_equals_an_uninterrupted_one(config, cached):
-    if cached:
-        config = dataclasses.replace(config, feature_cache=config.out.parent / "cache")
-    whole = train(config)
-    parts = dataclasses.replace(config, out=config.out.parent / "parts")
-    # The schedule looks at max_steps, so the interruption comes from outside.
-    with pytest.MonkeyPatch.context() as patch:
-        step = trainer._Run._next_step
-
-        def stop_after_six(self):
-            if self.step == 6:
-                self._save()
-                raise KeyboardInterrupt
-            step(self)
-
-        patch.setattr(trainer._Run, "_next_step", stop_after_six)
-        with pytest.raises(KeyboardInterrupt):
-            train(parts)
-    resumed = train(parts)
-    for a, b in zip(logged(config.out), logged(parts.out), strict=True):
-        assert (a["step"], a["nll"], a["lr"]) == (b["step"], b["nll"], b["lr"])
-    one, two = (DraftModel.from_pretrained(r.drafter).state_dict() for r in (whole, resumed))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_a_state_of_other_settings_is_refused(config):
-    train(config)
-    with pytest.raises(ConfigError, match="another lr"):
-        train(dataclasses.replace(config, lr=1.0))
-
-
-def test_a_damaged_state_is_refused_with_its_remedy(config):
-    train(config)
-    state = config.out / "state.pt"
-    state.write_bytes(state.read_bytes()[:1000])
-    with pytest.raises(ConfigError, match=r"state\.pt is damaged.*delete it"):
-        train(config)
-    torch.save({"config": config.to_dict()}, state)
-    with pytest.raises(ConfigError, match="lacks epoch"):
-        train(config)
-
-
 def test_a_failing_run_leaves_no_folder(config):
     with pytest.raises(ConfigError, match="cannot read"):
         train(dataclasses.replace(config, data=(config.out.parent / "none.jsonl",)))
@@ -173,6 +160,47 @@ def test_a_failing_run_leaves_no_folder(config):
     assert not config.out.exists()
     config.out.write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="is no folder"):
+        train(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mask_token_id": 77}, "mask_token_id 77 occurs"),
+        ({"min_response_len": 40}, "24 hold under 40 tokens"),
+        ({"max_len": 10}, "within max_len 10"),
+        ({"block_size": 40}, "the longest answer has 30 tokens, fewer than a block of 40"),
+        ({"held_out_share": 0.0}, "0 held out"),
+        ({"init": "target", "num_layers": 9}, "the target has 4 layers and the drafter 9"),
+        ({"init_from": "self", "init": "target"}, "exclude each other"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_is_refused_before_it_begins(config, changes, reason):
+    if "init_from" in changes:
+        changes = changes | {"init_from": config.target}
+    with pytest.raises((ConfigError, ModelError)) as error:
+        train(dataclasses.replace(config, **changes))
+    assert reason in str(error.value)
+    assert not config.out.exists()
+
+
+def test_a_disk_that_is_too_small_is_said_at_once(config, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(ConfigError, match=r"needs .* GiB and its disk has 0\.00 GiB free"):
+        train(config)
+
+
+def test_a_target_without_a_list_of_layers_is_refused(config, monkeypatch):
+    load = trainer.load_target_model
+
+    def hidden(*args):
+        model = load(*args)
+        model.get_decoder = lambda: torch.nn.Linear(1, 1)
+        return model
+
+    monkeypatch.setattr(trainer, "load_target_model", hidden)
+    with pytest.raises(ModelError, match="keeps no list of decoder layers"):
         train(config)
 
 
@@ -221,15 +249,15 @@ def test_overfits_eight_sequences_and_serves_as_it_was_trained(config):
         num_anchors=12,
         anchors_per_forward=12,
         lr=1e-2,
-    )
-    measure = true_tau_on(
-        prompts, config.target, max_tokens=num_tokens, dtype="float32", device="cpu"
+        tau_limit=8,
+        tau_max_tokens=num_tokens,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "split_held_out", lambda examples, share: (examples, examples))
-        result = train(config, measure)
-    assert result.metrics.tau > 0.9 * config.block_size
-    assert result.true_tau["all"] == pytest.approx(result.metrics.tau, rel=0.05)
+        patch.setattr(prepare, "split_held_out", lambda examples, share: (examples, examples))
+        result = train(config)
+    tau = result.best["held_out"]["tau"]
+    assert tau > 0.9 * config.block_size
+    assert result.best["true_tau"]["all"] == pytest.approx(tau, rel=0.05)
 
 
 def states_examples() -> list[Example]:
@@ -242,28 +270,30 @@ def states_examples() -> list[Example]:
 def test_cached_states_equal_computed_ones(tmp_path):
     target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
     cache = StateCache(target, examples, tmp_path / "cache", "tiny")
-    cache.get([2], collate([examples[2]]))
-    batch = collate([examples[i] for i in (1, 2, 3)])
-    computed = StateCache(target, examples, None, "tiny").get([1, 2, 3], batch)
+    cache.get([[2]], collate([examples[2]]))
+    rows = [[1], [2], [3]]
+    batch = collate([examples[i] for (i,) in rows])
+    computed = StateCache(target, examples, None, "tiny").get(rows, batch)
     for _ in range(2):
-        cached = cache.get([1, 2, 3], batch)
-        for row, length in enumerate(batch.lengths.tolist()):
+        cached = cache.get(rows, batch)
+        for number, (index,) in enumerate(rows):
+            length = len(examples[index])
             torch.testing.assert_close(
-                cached[row, :length], computed[row, :length], atol=1e-3, rtol=1e-3
+                cached[number, :length], computed[number, :length], atol=1e-3, rtol=1e-3
             )
 
 
 def test_a_cache_of_other_examples_is_not_read(tmp_path, monkeypatch):
     target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
     batch = collate(examples[:2])
-    StateCache(target, examples, tmp_path, "tiny").get([0, 1], batch)
+    StateCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
 
     calls = []
     states = target.states
     monkeypatch.setattr(target, "states", lambda ids: calls.append(len(ids)) or states(ids))
-    StateCache(target, examples, tmp_path, "tiny").get([0, 1], batch)
+    StateCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
     assert calls == []
-    StateCache(target, examples[:3], tmp_path, "tiny").get([0, 1], batch)
+    StateCache(target, examples[:3], tmp_path, "tiny").get([[0], [1]], batch)
     assert calls == [2]
 
 
@@ -272,7 +302,7 @@ def test_a_cache_of_another_precision_is_not_read(tmp_path):
     batch = collate(examples[:1])
     for dtype in (torch.bfloat16, torch.float32):
         target = FrozenTarget(tiny_target(dtype=dtype), LAYER_IDS)
-        cached = StateCache(target, examples, tmp_path, "tiny").get([0], batch)
+        cached = StateCache(target, examples, tmp_path, "tiny").get([[0]], batch)
         torch.testing.assert_close(cached, target.states(batch.token_ids))
 
 
@@ -290,6 +320,7 @@ def test_averages_lag_behind_and_do_not_touch_the_masters(config):
     for _ in range(3):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
+        optimizer.collect()
         optimizer.step(0.5)
     newest = model.norm.weight.detach().clone()
     optimizer.use_averages()
@@ -314,12 +345,13 @@ def test_a_long_evaluation_counts_in_full(config, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(run_state, "monotonic", lambda: now[0])
 
-    def slow_measure(model, tick):
+    def slow_measure(self, drafter, tick):
         for _ in range(10):
             now[0] += 100
             tick()
-        return {}
+        return TrueTau(tau={}, speedup={})
 
-    train(dataclasses.replace(config, max_steps=1), slow_measure)
+    monkeypatch.setattr(RealDecoding, "measure", slow_measure)
+    train(dataclasses.replace(config, max_steps=1))
     state = torch.load(config.out / "state.pt", weights_only=True)
     assert state["seconds"] == 1000  # of the evaluation before the first step

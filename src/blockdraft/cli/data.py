@@ -1,13 +1,16 @@
 """`blockdraft data`: answers of the target to train on."""
 
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.output import print_json
+from blockdraft.core.errors import ConfigError
 from blockdraft.hub.catalog import DEFAULT_TARGET
 
 if TYPE_CHECKING:
@@ -16,51 +19,100 @@ if TYPE_CHECKING:
 REPORT_SECONDS = 10.0
 
 
+Output = Annotated[Path, typer.Option(help="Folder for answers, shards and manifest.")]
+Prompts = Annotated[
+    list[Path] | None,
+    typer.Option(help="JSONL file of chats, prompts or plain text. Repeatable."),
+]
+Datasets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dataset", help="Hugging Face data set or its folder, NAME[:SPLIT]. Repeatable."
+    ),
+]
+SelfWritten = Annotated[
+    int, typer.Option("--self-written", help="Prompts that the target writes itself (Magpie).")
+]
+Exclude = Annotated[
+    list[Path] | None,
+    typer.Option(help="Prompts that none may overlap, besides our benchmark's. Repeatable."),
+]
+Join = Annotated[
+    list[Path] | None,
+    typer.Option(help="Folder of answers made elsewhere; joins them, writes none. Repeatable."),
+]
+Temperatures = Annotated[
+    list[float] | None,
+    typer.Option("--temperature", help="Of the answers, 0.7 if not given. Repeatable."),
+]
+
+
 def data(
-    output: Annotated[Path, typer.Option(help="Folder for answers, prompts and manifest.")],
+    output: Output,
     target: options.Target = DEFAULT_TARGET,
-    prompts: Annotated[
-        list[Path] | None, typer.Option(help="JSONL file of prompts. Repeatable.")
-    ] = None,
-    self_written: Annotated[
-        int, typer.Option(help="How many prompts the target writes itself (Magpie).")
-    ] = 0,
+    prompts: Prompts = None,
+    datasets: Datasets = None,
+    num_self_written: SelfWritten = 0,
+    exclude: Exclude = None,
+    join: Join = None,
     limit: Annotated[int | None, typer.Option(help="Most prompts to answer.")] = None,
-    temperature: Annotated[
-        list[float] | None, typer.Option(help="Of the answers, 0.7 if not given. Repeatable.")
-    ] = None,
+    temperatures: Temperatures = None,
     samples: Annotated[int, typer.Option(help="Answers to a prompt at a temperature.")] = 1,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
     max_prompt_tokens: Annotated[
         int, typer.Option(help="Most tokens of a prompt; longer ones are left out.")
     ] = 192,
+    max_turns: Annotated[int, typer.Option(help="Turns of a chat that are answered.")] = 4,
+    thinking: Annotated[
+        Literal["template", "on", "off"], typer.Option(help="What the template is told.")
+    ] = "template",
+    drop_truncated: Annotated[
+        bool, typer.Option("--drop-truncated", help="Leave answers without an end out.")
+    ] = False,
     slots: Annotated[int, typer.Option(help="Answers written at once.")] = 96,
     seed: Annotated[int, typer.Option(help="Of order and sampling.")] = 0,
     device: options.Device = "cpu",
     as_json: options.Json = False,
 ) -> None:
     """Write the target's own answers to prompts, in bulk; started again, it goes on."""
-    from blockdraft.train.data import DataConfig, generate_data
+    values = dict(locals())
+    path = _join(values) if join else _generate(values)
+    if as_json:
+        print_json({"answers": str(path)})
+    else:
+        typer.echo(path)
 
-    config = DataConfig(
-        output=output,
-        target=target,
-        prompts=tuple(prompts or ()),
-        num_self_written=self_written,
-        limit=limit,
-        temperatures=tuple(temperature or DataConfig.temperatures),
-        samples=samples,
-        max_tokens=max_tokens,
-        max_prompt_tokens=max_prompt_tokens,
-        slots=slots,
-        seed=seed,
-        device=device,
-    )
-    shown = [time.monotonic()]
+
+def _join(values: Mapping[str, Any]) -> Path:
+    from blockdraft.train.data_config import DataConfig
+    from blockdraft.train.shards import join_data
+
+    if values["prompts"] or values["datasets"] or values["num_self_written"]:
+        raise ConfigError("--join writes no answers; give it without prompts")
+    return join_data(values["join"], values["output"], rows_per_shard=DataConfig.rows_per_shard)
+
+
+def _generate(values: Mapping[str, Any]) -> Path:
+    from blockdraft.bench.workload import BUNDLED
+    from blockdraft.train.data import generate_data
+    from blockdraft.train.data_config import DataConfig
+
+    chosen = {f.name: values[f.name] for f in fields(DataConfig) if f.name in values}
+    for name in ("prompts", "datasets", "exclude", "temperatures"):
+        chosen[name] = tuple(chosen[name] or ())
+    chosen["exclude"] = (BUNDLED, *chosen["exclude"])
+    chosen["temperatures"] = chosen["temperatures"] or DataConfig.temperatures
+    return generate_data(DataConfig(**chosen), progress_printer())
+
+
+def progress_printer() -> Callable[["DataProgress"], None]:
+    """Says every few seconds how far the answers are, on standard error."""
+    shown = time.monotonic()
 
     def report(progress: "DataProgress") -> None:
-        if time.monotonic() - shown[0] >= REPORT_SECONDS:
-            shown[0] = time.monotonic()
+        nonlocal shown
+        if time.monotonic() - shown >= REPORT_SECONDS:
+            shown = time.monotonic()
             typer.echo(
                 f"{progress.num_answers}/{progress.num_jobs} answers, "
                 f"{progress.tokens_per_second:.0f} tokens/s, "
@@ -68,8 +120,4 @@ def data(
                 err=True,
             )
 
-    path = generate_data(config, report)
-    if as_json:
-        print_json({"answers": str(path)})
-    else:
-        typer.echo(path)
+    return report

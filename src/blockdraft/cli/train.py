@@ -1,55 +1,179 @@
 """`blockdraft train`: a drafter from the target's own answers."""
 
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from blockdraft.cli import options
+from blockdraft.cli.data import progress_printer
 from blockdraft.cli.output import print_json
+from blockdraft.core.errors import ConfigError
 from blockdraft.hub.resolve import resolve_model
+
+if TYPE_CHECKING:
+    from blockdraft.train.config_file import RunFile
+    from blockdraft.train.data_config import DataConfig
+    from blockdraft.train.plan import Plan
+    from blockdraft.train.trainer import TrainResult
 
 
 def train(
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings, each key=value; they win over the file.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
-    tau_prompts: Annotated[
-        list[Path] | None,
-        typer.Option(help="Held-out prompts for the true tau at each evaluation. Repeatable."),
-    ] = None,
-    tau_limit: Annotated[int, typer.Option(min=1, help="Prompts taken from each such file.")] = 8,
-    tau_max_tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded for each.")] = 96,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the settings and stop.")] = False,
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN.toml] [KEY=VALUE]...",
+            help="A file of settings, and settings that win over it.",
+        ),
+    ],
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what the run will be and take, and stop.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the untrained drafter, and stop.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a drafter; a run that is started again with the same `out` goes on."""
-    from blockdraft.train.config_file import read_train_config
-
-    run = read_train_config(config, settings or [])
-    run = replace(run, target=resolve_model(str(run.target)))
-    # A folder stays as it was written: a run goes on only with the settings that it began with.
-    if run.init_from is not None and not run.init_from.is_dir():
-        run = replace(run, init_from=resolve_model(str(run.init_from)))
+    run = _read(arguments)
     if plan:
-        print_json(run.to_dict())
+        _print_plan(run, as_json=as_json)
         return
-    from blockdraft.models.loading import resolve_device
-    from blockdraft.train.prompts import read_prompts
-    from blockdraft.train.trainer import train as train_drafter
-    from blockdraft.train.true_tau import true_tau_on
+    rank, count = _launched()
+    if run.answers is not None:
+        _write_answers(run.answers, count)
+    if dry_run:
+        from blockdraft.train.plan import write_untrained
 
-    run = replace(run, device=resolve_device(run.device))
-    prompts = [p for path in tau_prompts or [] for p in read_prompts(path)[:tau_limit]]
-    measure = None
-    if prompts:
-        measure = true_tau_on(
-            prompts, run.target, max_tokens=tau_max_tokens, dtype=run.dtype, device=run.device
+        folder = write_untrained(run.train)
+        if as_json:
+            print_json({"drafter": str(folder)})
+        else:
+            typer.echo(folder)
+        return
+    from blockdraft.train.trainer import train as train_drafter
+
+    result = train_drafter(run.train)
+    if rank == 0:
+        _print_result(result, as_json=as_json)
+
+
+def _launched() -> tuple[int, int]:
+    """(number of this process, how many train together); only the first one tells how it goes."""
+    from blockdraft.train.parallel import launched
+
+    rank, count = launched()
+    if rank > 0:
+        logging.getLogger("blockdraft").setLevel(logging.WARNING)
+    return rank, count
+
+
+def _write_answers(config: "DataConfig", num_processes: int) -> None:
+    from blockdraft.bench.workload import BUNDLED
+    from blockdraft.train.data import generate_data
+    from blockdraft.train.shards import read_manifest
+
+    if num_processes == 1:
+        generate_data(replace(config, exclude=(BUNDLED, *config.exclude)), progress_printer())
+    elif "shards" not in (read_manifest(config.output) or {}):
+        raise ConfigError(
+            f"{config.output} holds no finished answers, and {num_processes} processes would write "
+            "them again and again; write them first, with `blockdraft data` or one process"
         )
-    result = train_drafter(run, measure)
+
+
+def _read(arguments: Sequence[str]) -> "RunFile":
+    """The run of a command line, with models by their folders."""
+    from blockdraft.models.loading import resolve_device
+    from blockdraft.train.config_file import read_run
+
+    files = [text for text in arguments if "=" not in text]
+    if len(files) > 1:
+        raise ConfigError(f"{files[1]!r} is a second file; give one, and settings as key=value")
+    settings = [text for text in arguments if "=" in text]
+    run = read_run(Path(files[0]) if files else None, settings)
+    config = replace(run.train, device=resolve_device(run.train.device))
+    config = replace(config, target=resolve_model(str(config.target)))
+    # A folder stays as it was written: a run goes on only with the settings that it began with.
+    if config.init_from is not None and not config.init_from.is_dir():
+        config = replace(config, init_from=resolve_model(str(config.init_from)))
+    return replace(run, train=config)
+
+
+def _print_plan(run: "RunFile", *, as_json: bool) -> None:
+    from blockdraft.train.plan import plan_run
+
+    settings: dict[str, Any] = run.train.to_dict()
+    if run.answers is not None:
+        settings["answers"] = run.answers.to_dict()
+    written = run.answers is None or run.answers.output.is_dir()
+    figures = plan_run(run.train) if written else None
     if as_json:
-        print_json({"drafter": str(result.drafter), "true_tau": dict(result.true_tau)})
+        print_json({"settings": settings, "plan": figures and figures.to_dict()})
+        return
+    _print_table("Settings", {name: _shown(value) for name, value in settings.items()})
+    if figures is None:
+        typer.echo("Without answers there is no more to say: they are written when the run starts.")
     else:
-        typer.echo(result.drafter)
+        _print_table("Plan", _plan_rows(figures))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_shown(inner)}" for key, inner in value.items())
+    return "unset" if value is None else str(value)
+
+
+def _plan_rows(plan: "Plan") -> Mapping[str, str]:
+    facts, memory = plan.to_dict(), plan.memory
+    return {
+        "drafter": f"{plan.num_parameters / 1e6:.1f} M parameters, {plan.drafter.num_hidden_layers}"
+        f" layers, blocks of {plan.drafter.block_size}, features of layers "
+        f"{', '.join(map(str, plan.drafter.target_layer_ids))}",
+        "target": f"{plan.target_parameters / 1e6:.1f} M parameters",
+        "answers": f"{plan.num_examples} to train on, {plan.num_held_out} held out",
+        "tokens": f"{plan.num_tokens}, {plan.num_answer_tokens} of them answers",
+        "memory, at least": f"{sum(memory.values()) / 2**20:.0f} MiB: "
+        + ", ".join(f"{name} {size / 2**20:.0f}" for name, size in memory.items()),
+        "a step": f"{plan.step_flops / 1e12:.2f} TFLOP, about {plan.step_seconds:.2f} s here",
+        "steps": f"about {plan.num_steps}, {facts['passes']:.1f} passes, "
+        f"{facts['tokens_seen'] / 1e6:.1f} M tokens",
+        "time": f"{plan.minutes:.0f} minutes, evaluations not counted",
+    }
+
+
+def _print_table(title: str, rows: Mapping[str, str]) -> None:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _print_result(result: "TrainResult", *, as_json: bool) -> None:
+    from blockdraft.train.run_log import score
+
+    before, best = result.evaluations[0], result.best
+    if as_json:
+        facts = {"drafter": str(result.drafter), "steps": result.num_steps}
+        print_json(facts | {"before": before, "best": best})
+        return
+    kind = "tau" if best["true_tau"] else "offline tau"
+    sets = [name for name in sorted(best["true_tau"]) if name != "all"]
+    table = Table("prompts", f"{kind} before", f"{kind} after", "speed-up after")
+    for name in sets:
+        cells = (before["true_tau"].get(name, 0.0), best["true_tau"][name])
+        table.add_row(name, *(f"{tau:.2f}" for tau in cells), _times(best["speedup"].get(name)))
+    table.add_row(
+        "all", f"{score(before):.2f}", f"{score(best):.2f}", _times(best["speedup"].get("all"))
+    )
+    Console(stderr=True).print(table)
+    typer.echo(result.drafter)
+
+
+def _times(speedup: float | None) -> str:
+    return "" if speedup is None else f"{speedup:.2f}x"

@@ -49,7 +49,7 @@ def load_engine(
     if drafter_folder is not None:
         draft_model = load_draft_model(drafter_folder, dtype, device)
         check_pair(model, draft_model.config)
-    target, contexts = _load_target(config, model, draft_model)
+    target, contexts = make_target(config, model, draft_model)
     drafter: Drafter = NoDrafter()
     if draft_model is not None:
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -67,10 +67,15 @@ def load_engine(
     return engine
 
 
-def _load_target(
+def make_target(
     config: LLMConfig, model: PreTrainedModel, draft_model: DraftModel | None
 ) -> tuple[PagedTarget | SequentialTarget, DraftContexts | None]:
-    """The target, and where the drafter keeps its context, None for its own place."""
+    """The target, and where the drafter keeps its context, None for its own place.
+
+    Raises:
+        ConfigError: see `load_engine`.
+        ModelError: the model is not supported.
+    """
     layer_ids = () if draft_model is None else draft_model.config.target_layer_ids
     try:
         pages = Pages(_num_pages(config, model, draft_model))

@@ -22,6 +22,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from blockdraft.core.errors import ModelError
 from blockdraft.models.checkpoint import check_tensors, read_config, read_tensors, write_checkpoint
+from blockdraft.models.draft_attention import ScoreMask, attend
 from blockdraft.models.draft_config import AttentionKind, DraftConfig
 from blockdraft.models.draft_context import ContextKV, DraftContext, LayerKV
 from blockdraft.models.draft_masks import block_masks
@@ -125,17 +126,15 @@ class DraftAttention(nn.Module):
         return k.transpose(1, 2), self.v_proj(x).view(heads).transpose(1, 2)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, context: ContextKV, layer: int, bias: Tensor | None
+        self, x: Tensor, rotation: Rotation, context: ContextKV, layer: int, mask: ScoreMask
     ) -> Tensor:
         """Normed block [b, q, D] -> [b, q, D].
 
-        `bias` is added to the scores: [b or 1, 1, q, num_context + q], or None.
+        The mask is over num_context + q keys.
         """
         q = rotate(self.q_norm(self.q_proj(x).view(*x.shape[:2], -1, self._head_dim)), rotation)
         k, v = context.extend(layer, *self.keys_values(x, rotation))
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k, v, attn_mask=bias, enable_gqa=True
-        )
+        out = attend(q.transpose(1, 2), k, v, mask)
         result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return result
 
@@ -172,10 +171,10 @@ class DraftLayer(nn.Module):
         self.mlp = DraftMLP(config)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, context: ContextKV, layer: int, bias: Tensor | None
+        self, x: Tensor, rotation: Rotation, context: ContextKV, layer: int, mask: ScoreMask
     ) -> Tensor:
-        """[b, q, D] -> [b, q, D]; `bias` as in `DraftAttention.forward`."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, context, layer, bias)
+        """[b, q, D] -> [b, q, D]; `mask` as in `DraftAttention.forward`."""
+        x = x + self.self_attn(self.input_layernorm(x), rotation, context, layer, mask)
         result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return result
 
@@ -296,7 +295,7 @@ class DraftModel(nn.Module):
         embeddings: Tensor,
         positions: Tensor,
         context: ContextKV,
-        masks: Mapping[AttentionKind, Tensor | None],
+        masks: Mapping[AttentionKind, ScoreMask],
     ) -> Tensor:
         """Hidden states of the block's slots.
 
@@ -305,16 +304,17 @@ class DraftModel(nn.Module):
             positions: [b, q], absolute.
             context: keys and values of the tokens before the block.
             masks: for each kind of layer in the config, True where a slot may attend, [b or 1, 1,
-                q, num_context + q], or None for everything. No row may be False throughout.
+                q, num_context + q], or None for everything. No row may be False throughout. In
+                training also tiles, see `models.draft_attention`.
 
         Returns:
             [b, q, D], after the final norm; slot 0 of a block predicts nothing.
         """
         rotation = self.rotary(positions, embeddings.dtype)
-        biases = {kind: _score_bias(mask, embeddings.dtype) for kind, mask in masks.items()}
+        scored = {kind: _score_mask(mask, embeddings.dtype) for kind, mask in masks.items()}
         x = _packed(embeddings)
         for index, layer in enumerate(self.draft_layers()):
-            x = layer(x, rotation, context, index, biases[self.config.layer_types[index]])
+            x = layer(x, rotation, context, index, scored[self.config.layer_types[index]])
         hidden: Tensor = self.norm(x)
         return hidden
 
@@ -363,10 +363,10 @@ def _packed(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).view(x.shape)
 
 
-def _score_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask as numbers to add to the scores, made once a forward instead of once a layer."""
-    if mask is None:
-        return None
+def _score_mask(mask: ScoreMask, dtype: torch.dtype) -> ScoreMask:
+    """A mask of truth values as numbers, made once a forward instead of once a layer."""
+    if not isinstance(mask, Tensor):
+        return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
         ~mask, float("-inf")
     )

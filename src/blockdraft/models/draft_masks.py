@@ -7,17 +7,22 @@ from blockdraft.models.draft_config import AttentionKind, DraftConfig
 
 
 def block_masks(
-    config: DraftConfig, anchors: Tensor, block_size: int, num_context: int
+    config: DraftConfig,
+    anchors: Tensor,
+    block_size: int,
+    num_context: int,
+    starts: Tensor | None = None,
 ) -> dict[AttentionKind, Tensor | None]:
     """Masks of many blocks in one forward: several sequences, several blocks of each.
 
-    A slot sees the context strictly before its anchor and its own block.
+    A slot sees the context strictly before its anchor, of its own text, and its own block.
 
     Args:
         config: of the drafter.
         anchors: [b, A].
         block_size: B.
         num_context: C, tokens of context given to the forward, counted from position 0.
+        starts: [b, A], where the texts of the anchors begin, if several share a context.
 
     Returns:
         for each kind of layer [b, 1, A * B, C + A * B], True where a slot may attend.
@@ -29,6 +34,8 @@ def block_masks(
     keys = torch.cat((context.expand(len(anchors), -1), slots.flatten(1)), dim=1)[:, None]
     own = torch.arange(num_anchors, device=device).repeat_interleave(block_size)
     before = context < anchors.repeat_interleave(block_size, dim=1)[:, :, None]
+    if starts is not None:
+        before = before & (context >= starts.repeat_interleave(block_size, dim=1)[:, :, None])
     same = (own[:, None] == own).expand(len(anchors), -1, -1)
     visible = torch.cat((before, same), dim=2)
     masks: dict[AttentionKind, Tensor | None] = {}

@@ -35,8 +35,8 @@ class Piece:
 
     `entries` are there if log-probabilities were asked for; `text_offset` is where the text of the
     first of them begins. `rounds` are there if they were asked for, and with the last piece
-    `token_kinds`, those of all tokens of the choice. `finish_reason` is OpenAI's, and comes with the
-    completion.
+    `token_kinds`, those of all tokens of the choice. `finish_reason` is OpenAI's, and comes with
+    the completion.
     """
 
     index: int

@@ -8,7 +8,7 @@ loop is cut off, since it would be filtered anyway.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,13 @@ class Answer:
     job: Job
     response_ids: tuple[int, ...]
     finish: str
+
+
+class Writer(Protocol):
+    """Answers jobs."""
+
+    def write(self, jobs: Iterable[Job]) -> Iterator[Answer]:
+        """Yield answers as they finish, in no particular order."""
 
 
 @dataclass

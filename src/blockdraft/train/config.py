@@ -1,12 +1,11 @@
 """Everything that decides a training run, in one frozen dataclass."""
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.train.settings import check_kinds, require, to_dict
 
 PositionWeights = Literal["dpace", "decay", "uniform"]
 
@@ -17,17 +16,23 @@ class TrainConfig:
 
     Attributes that need a word:
         target: folder of the frozen target.
-        data: JSONL files of the target's own answers.
-        out: folder of the run: `drafter/`, `log.jsonl`, `state.pt`.
+        data: JSONL files of the target's own answers, or folders that `blockdraft data` made.
+        out: folder of the run: `drafter/` (the best), `last/`, `index.html`, `log.jsonl`,
+            `state.pt`.
         init_from: folder of a drafter to continue from with its weights and shape, except the block
-            size; None starts from random weights of the shape given below.
+            size; None starts from the shape given below.
+        init: of a new drafter: random weights, or those of the target's last layers.
         mask_token_id: None picks a token that no text uses.
         feature_cache: folder that keeps the target's features on disk for later passes; 2 bytes *
             hidden size * (num_features + 1) a token. None computes them in every pass.
-        batch_sequences: sequences a step.
-        num_anchors: blocks per sequence and step, drawn anew each time.
-        anchors_per_forward: blocks of each sequence that one draft forward holds. Small groups
+        batch_sequences: rows of a batch, over all processes.
+        accumulate: batches whose gradients make one step.
+        pack_len: tokens of a row that holds several texts, none of which sees another; None gives
+            every text a row of its own.
+        num_anchors: blocks per row and step, drawn anew each time.
+        anchors_per_forward: blocks of each row that one draft forward holds. Small groups
             waste less attention, because blocks do not see each other, and need less memory.
+        attention: flex skips what is masked, and needs a GPU; auto takes it there.
         distill_share: share of the loss that follows the target's distribution rather than the
             token that it chose.
         num_frequent, num_random: the vocabulary of the loss, see `PartialVocabulary`;
@@ -37,8 +42,16 @@ class TrainConfig:
         max_minutes, max_steps: whichever comes first ends the run, and one may be None; the
             schedule follows the share that is done. Only a run without max_minutes is the same
             each time.
-        lr: of the matrices (Muon, matched to AdamW's step size) and of the norms (AdamW).
+        optimizer: of the matrices; AdamW always updates the norms.
+        lr: of matrices (Muon is matched to AdamW's step size) and norms.
         ema_decay: of the averaged weights that are evaluated and saved; 0 saves the last ones.
+        eval_minutes, eval_steps: an evaluation is due when either has passed.
+        tau_prompts: files of prompts for real decoding at each evaluation; none takes the prompts
+            of held-out answers.
+        tau_limit: prompts of each set for that; 0 leaves real decoding out.
+        tau_max_tokens: decoded for each of them.
+        save_minutes, save_steps: the state is saved when either has passed.
+        tensorboard: write event files into `out` too; needs the package tensorboard.
         threads: torch threads; None keeps torch's choice.
 
     Raises:
@@ -49,6 +62,7 @@ class TrainConfig:
     data: tuple[Path, ...]
     out: Path
     init_from: Path | None = None
+    init: Literal["random", "target"] = "random"
 
     num_layers: int = 5
     num_features: int = 5
@@ -61,8 +75,11 @@ class TrainConfig:
     feature_cache: Path | None = None
 
     batch_sequences: int = 24
+    accumulate: int = 1
+    pack_len: int | None = None
     num_anchors: int = 40
     anchors_per_forward: int = 8
+    attention: Literal["auto", "dense", "flex"] = "auto"
     distill_share: float = 0.5
     position_weights: PositionWeights = "dpace"
     dpace_alpha: float = 0.5
@@ -73,6 +90,7 @@ class TrainConfig:
 
     max_minutes: float | None = 60.0
     max_steps: int | None = None
+    optimizer: Literal["muon", "adamw"] = "muon"
     lr: float = 3e-3
     min_lr_share: float = 0.02
     warmup_steps: int = 20
@@ -82,90 +100,60 @@ class TrainConfig:
     ema_decay: float = 0.98
 
     eval_minutes: float = 10.0
+    eval_steps: int | None = None
     eval_sequences: int = 96
+    tau_prompts: tuple[Path, ...] = ()
+    tau_limit: int = 4
+    tau_max_tokens: int = 96
     save_minutes: float = 5.0
+    save_steps: int | None = None
+    tensorboard: bool = False
     seed: int = 0
     device: str = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            self._check(name, _is_of(getattr(self, name), kind), _described(kind))
+        check_kinds(self)
         if not self.data:
             raise ConfigError("data names no file; give at least one JSONL file of answers")
         for name in (
-            *("num_layers", "num_features", "min_response_len", "batch_sequences", "num_anchors"),
-            *("anchors_per_forward", "eval_sequences"),
+            *("num_layers", "num_features", "min_response_len", "batch_sequences", "accumulate"),
+            *("num_anchors", "anchors_per_forward", "eval_sequences", "tau_max_tokens"),
         ):
-            self._check(name, getattr(self, name) >= 1, "at least 1")
+            require(self, name, getattr(self, name) >= 1, "at least 1")
         for name in ("lr", "grad_clip", "decay_gamma", "eval_minutes", "save_minutes"):
-            self._check(name, getattr(self, name) > 0, "above 0")
+            require(self, name, getattr(self, name) > 0, "above 0")
         for name in (
-            "num_frequent",
-            "num_random",
-            "draft_vocabulary",
-            "warmup_steps",
-            "weight_decay",
+            *("num_frequent", "num_random", "draft_vocabulary", "warmup_steps", "weight_decay"),
+            "tau_limit",
         ):
-            self._check(name, getattr(self, name) >= 0, "at least 0")
+            require(self, name, getattr(self, name) >= 0, "at least 0")
         for name in ("distill_share", "dpace_alpha", "min_lr_share"):
-            self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+            require(self, name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
         for name in ("ema_decay", "momentum", "held_out_share"):
-            self._check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
+            require(self, name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         if self.max_minutes is None and self.max_steps is None:
             raise ConfigError("max_minutes and max_steps are both unset; the run would not end")
-        for name in ("max_minutes", "max_steps", "threads"):
-            self._check(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
-        self._check("mask_token_id", (self.mask_token_id or 0) >= 0, "at least 0")
-        self._check("seed", 0 <= self.seed < 2**63, "at least 0 and below 2^63")
-        self._check("block_size", self.block_size >= 2, "at least 2")
-        self._check("max_len", self.max_len > self.min_response_len, "above min_response_len")
+        for name in ("max_minutes", "max_steps", "threads", "eval_steps", "save_steps"):
+            require(self, name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
+        require(self, "mask_token_id", (self.mask_token_id or 0) >= 0, "at least 0")
+        require(self, "seed", 0 <= self.seed < 2**63, "at least 0 and below 2^63")
+        require(self, "block_size", self.block_size >= 2, "at least 2")
+        require(self, "max_len", self.max_len > self.min_response_len, "above min_response_len")
+        fits = self.pack_len is None or self.pack_len >= self.max_len
+        require(self, "pack_len", fits, f"unset, or at least max_len, {self.max_len}")
+        if self.attention == "flex" and self.device == "cpu":
+            raise ConfigError("attention=flex has no gradient on a CPU; use auto or dense")
+        if self.init_from is not None and self.init != "random":
+            raise ConfigError("init_from and init=target exclude each other; leave one out")
 
-    def _check(self, name: str, good: bool, rule: str) -> None:
-        if not good:
-            raise ConfigError(f"{name} is {_plain(getattr(self, name))!r}; it must be {rule}")
+    @property
+    def is_sparse(self) -> bool:
+        """Whether blocks attend with tiles."""
+        on_gpu = self.device.partition(":")[0] == "cuda"
+        return self.attention == "flex" or (self.attention == "auto" and on_gpu)
 
     def to_dict(self) -> dict[str, object]:
         """The settings as JSON values."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Path):
-        return str(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-_NAMES: dict[Any, str] = {
-    int: "a whole number",
-    float: "a finite number",
-    str: "text",
-    Path: "a path",
-    type(None): "unset",
-}
-
-
-def _is_of(value: object, kind: Any) -> bool:
-    """True if a value is of a field's type; a whole number passes for a float, a bool for none."""
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if isinstance(kind, UnionType):
-        return any(_is_of(value, one) for one in get_args(kind))
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_is_of(v, get_args(kind)[0]) for v in value)
-    if kind is float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        return math.isfinite(value)
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _described(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    if isinstance(kind, UnionType):
-        return " or ".join(_described(one) for one in get_args(kind))
-    if get_origin(kind) is tuple:
-        return f"a list, each {_described(get_args(kind)[0])}"
-    return _NAMES[kind]
+        return to_dict(self)

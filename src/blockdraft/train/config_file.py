@@ -1,42 +1,90 @@
-"""A training run's settings from a TOML file and from the command line."""
+"""A run's settings from a TOML file and from the command line."""
 
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.data_config import DataConfig
+from blockdraft.train.settings import from_toml
 
-_PATHS = {"target", "out", "init_from", "feature_cache"}
+ANSWERS = "answers"
+"""The table of a run file whose keys are those of DataConfig, and the folder below `out`."""
+_GIVEN_BY_THE_RUN = ("output", "target", "dtype", "device")
 
 
-def read_train_config(path: Path | None, overrides: Sequence[str]) -> TrainConfig:
+@dataclass(frozen=True, kw_only=True)
+class RunFile:
+    """A run: its training, and the answers that are to be written before it, if any."""
+
+    train: TrainConfig
+    answers: DataConfig | None
+
+
+def read_run(path: Path | None, overrides: Sequence[str]) -> RunFile:
     """The settings of `path`, with `key=value` overrides; values are written as in TOML.
 
-    Text need not be quoted in an override. `target` may be a name; it is not resolved here.
+    Text need not be quoted in an override; `answers.key=value` is a key of the table [answers],
+    whose answers join those of `data`. `target` may be a name; it is not resolved here.
 
     Raises:
         ConfigError: an unreadable file, an unknown key, or a bad value.
     """
     settings = dict(_read_toml(path)) if path else {}
+    answers = settings.pop(ANSWERS, {})
+    if not isinstance(answers, dict):
+        raise ConfigError(f"answers is {answers!r}; make it a table, [answers]")
+    answers = dict(answers)
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
             raise ConfigError(f"setting {override!r} has no value; write key=value")
-        settings[key.strip()] = _value(text.strip())
-    known = [field.name for field in fields(TrainConfig)]
+        table, dot, inner = key.strip().rpartition(".")
+        if dot and table != ANSWERS:
+            raise ConfigError(f"setting {key!r} is unknown; the only table is {ANSWERS}")
+        (answers if dot else settings)[inner] = _value(text.strip())
+    missing = [key for key in ("target", "out") if key not in settings]
+    if not answers and "data" not in settings:
+        missing.append("data (or answers.prompts, or answers.num_self_written)")
+    _check_names(settings, _known(TrainConfig), "")
+    _check_names(answers, [k for k in _known(DataConfig) if k not in _GIVEN_BY_THE_RUN], "answers.")
+    if missing:
+        raise ConfigError(f"settings lack {', '.join(missing)}; give each as key=value")
+    return _assemble(settings, answers)
+
+
+def _assemble(settings: dict[str, Any], answers: dict[str, Any]) -> RunFile:
+    typed = _typed(settings, TrainConfig)
+    if not answers:
+        return RunFile(train=TrainConfig(**typed), answers=None)
+    out = typed["out"]
+    folder = out / ANSWERS if isinstance(out, Path) else Path(ANSWERS)
+    typed["data"] = (*typed.get("data", ()), folder)
+    train = TrainConfig(**typed)
+    data = DataConfig(
+        **_typed(answers, DataConfig),
+        output=folder,
+        target=str(train.target),
+        dtype=train.dtype,
+        device=train.device,
+    )
+    return RunFile(train=train, answers=data)
+
+
+def _known(kind: type[TrainConfig] | type[DataConfig]) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def _check_names(settings: Mapping[str, Any], known: Sequence[str], prefix: str) -> None:
     for key in settings:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"setting {key!r} is unknown; {hint}")
-    missing = [key for key in ("target", "data", "out") if key not in settings]
-    if missing:
-        raise ConfigError(f"settings lack {', '.join(missing)}; give each as key=value")
-    return TrainConfig(**{key: _typed(key, value) for key, value in settings.items()})
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}"
+            raise ConfigError(f"setting {prefix + key!r} is unknown; {hint}")
 
 
 def _read_toml(path: Path) -> Mapping[str, Any]:
@@ -54,9 +102,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _typed(key: str, value: Any) -> Any:
-    """Text as a path where one is wanted; TrainConfig judges what is something else."""
-    if key == "data":
-        items = value if isinstance(value, list) else [value]
-        return tuple(Path(item) if isinstance(item, str) else item for item in items)
-    return Path(value) if key in _PATHS and isinstance(value, str) else value
+def _typed(settings: Mapping[str, Any], kind: type[TrainConfig] | type[DataConfig]) -> Any:
+    """Values as the fields' kinds; the dataclass judges what is something else."""
+    kinds = get_type_hints(kind)
+    return {key: from_toml(kinds[key], value) for key, value in settings.items()}

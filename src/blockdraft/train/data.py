@@ -1,7 +1,8 @@
 """Training data: prompts, answered by the target in bulk, one JSONL row an answer.
 
 A row is {"id", "set", "temperature", "sample", "prompt_ids", "response_ids", "finish"}. Rows are
-appended as they come, and a run that is started again goes on where it stopped.
+appended as they come, and a run that is started again goes on where it stopped. When all is
+answered, what is fit to train on is written as token shards, see `train.shards`.
 """
 
 import json
@@ -20,64 +21,33 @@ from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.files import check_output_folder, write_whole
 from blockdraft.core.jsonl import bad_row, read_jsonl
-from blockdraft.hub.catalog import DEFAULT_TARGET
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.text.tokenizer import load_tokenizer
-from blockdraft.train.answers import Answer, AnswerWriter, Job
+from blockdraft.train.answers import Answer, Job, Writer
+from blockdraft.train.data_config import DataConfig, Thinking
+from blockdraft.train.engine_answers import writer_for
+from blockdraft.train.identity import target_sha256, template_sha256
+from blockdraft.train.overlap import Overlap
 from blockdraft.train.prompts import (
     SELF_WRITTEN_TOKENS,
     Prompt,
-    chat_ids,
+    check_template,
+    distinct,
+    prompt_ids,
+    prompt_of_row,
     read_prompts,
     with_variants,
     write_prompts,
 )
+from blockdraft.train.shards import ANSWERS, read_manifest, write_manifest, write_shards
 
 logger = logging.getLogger(__name__)
 
-AnswerKey = tuple[str, float, int]
+Answered = dict[tuple[str, float, int], tuple[int, ...] | None]
+"""By prompt, temperature and sample: the answer, None for one without an end."""
 
-ANSWERS, SELF_PROMPTS, MANIFEST = "answers.jsonl", "self_prompts.jsonl", "manifest.json"
-"""Files of the output folder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """What to answer, and how.
-
-    Every prompt gets `samples` answers at each temperature; greedy ones would all be equal, so
-    there is one. Prompts of more than `max_prompt_tokens` are skipped.
-
-    Raises:
-        ConfigError: a value is out of its range.
-    """
-
-    output: Path
-    target: str = DEFAULT_TARGET
-    prompts: tuple[Path, ...] = ()
-    num_self_written: int = 0
-    limit: int | None = None
-    temperatures: tuple[float, ...] = (0.7,)
-    samples: int = 1
-    max_tokens: int = 256
-    slots: int = 96
-    max_prompt_tokens: int = 192
-    seed: int = 0
-    dtype: str = "auto"
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if not self.prompts and not self.num_self_written:
-            raise ConfigError("there is nothing to answer; give --prompts or --self-written")
-        least = {"samples": 1, "max_tokens": 1, "slots": 1, "max_prompt_tokens": 1, "limit": 1}
-        for name, low in (least | {"num_self_written": 0, "seed": 0}).items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"{name} is {value}; give a number of at least {low}")
-        for value in self.temperatures:
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"temperature is {value}; give a finite number of at least 0")
+SELF_PROMPTS = "self_prompts.jsonl"
 
 
 @dataclass(slots=True)
@@ -102,24 +72,23 @@ class DataProgress:
 def generate_data(
     config: DataConfig, report: Callable[[DataProgress], None] = lambda progress: None
 ) -> Path:
-    """Answer everything that is not answered yet; returns the file of answers.
+    """Answer everything that is not answered yet, and write the shards; returns their folder.
 
     Raises:
-        ConfigError: a prompt file is missing or broken.
+        ConfigError: prompts are missing or broken, or the folder holds other answers.
         ModelError: the target cannot be loaded.
     """
     check_output_folder(config.output)
-    prompts = [p for path in config.prompts for p in with_variants(read_prompts(path))]
-    if not prompts and not config.num_self_written:
-        names = ", ".join(map(str, config.prompts))
-        raise ConfigError(f"{names} holds no prompts; give JSONL rows with turns or prompt")
-    answered = _answered(config.output / ANSWERS)
-    history = _history(config)
+    prompts, counts = gather_prompts(config)
+    manifest = _history(config)
     device = resolve_device(config.device)
     folder = resolve_model(config.target)
-    stop_ids, tokenizer = _load_tokenizer(folder)
+    asks = bool(config.num_self_written) or not all(prompt.is_plain for prompt in prompts)
+    stop_ids, tokenizer = _load_tokenizer(folder, config.thinking if asks else None)
+    answered = _answered(config.output / ANSWERS)
+    manifest = _with_run(manifest, config, folder, tokenizer)
     model = load_target_model(folder, resolve_dtype(config.dtype, device), device)
-    writer = AnswerWriter(
+    writer = writer_for(
         model,
         stop_ids=stop_ids,
         slots=config.slots,
@@ -127,60 +96,88 @@ def generate_data(
         seed=config.seed,
     )
     config.output.mkdir(parents=True, exist_ok=True)
-    write_whole(
-        config.output / MANIFEST,
-        json.dumps([*history, _manifest_entry(config, folder)], indent=1) + "\n",
-    )
-    prompts += _self_written(config, writer, tokenizer)
+    write_manifest(config.output, manifest)
+    prompts = distinct([*prompts, *_self_written(config, writer, tokenizer)])
     if not prompts:
-        raise ConfigError("the target wrote no usable prompt; give --prompts")
+        raise ConfigError("no usable prompt is left; give other --prompts")
     random.Random(config.seed).shuffle(prompts)
-    jobs = list(_jobs(prompts[: config.limit], config, answered))
-    _write_answers(
-        config.output / ANSWERS,
-        writer.write(
-            job
-            for job in (_as_job(key, p, tokenizer, config) for key, p in jobs)
-            if len(job.prompt_ids) <= config.max_prompt_tokens
-        ),
-        len(jobs),
-        report,
+    prompts = prompts[: config.limit]
+    for turn in range(min(config.max_turns, max(len(prompt.turns) for prompt in prompts))):
+        jobs = list(_jobs(prompts, turn, config, tokenizer, answered))
+        _write_answers(config, writer.write(jobs), len(jobs), answered, report)
+    _finish(config, manifest, counts)
+    return config.output
+
+
+def _finish(config: DataConfig, manifest: dict[str, Any], counts: dict[str, int]) -> None:
+    rows = (row for _, row in read_jsonl(config.output / ANSWERS, is_growing=True))
+    written = write_shards(
+        config.output,
+        rows,
+        rows_per_shard=config.rows_per_shard,
+        drop_truncated=config.drop_truncated,
     )
-    return config.output / ANSWERS
+    written["counts"] = counts | written["counts"]
+    write_manifest(config.output, manifest | written)
+    logger.info("answers: %s", ", ".join(f"{k} {v}" for k, v in written["counts"].items()))
 
 
-def _write_answers(
-    path: Path,
-    answers: Iterator[Answer],
-    num_jobs: int,
-    report: Callable[[DataProgress], None],
-) -> None:
-    progress = DataProgress(num_jobs, 0, 0, 0.0, Counter())
-    start = monotonic()
-    if path.exists():
-        _drop_cut_off_row(path)
-    with path.open("a", encoding="utf-8") as file:
-        for answer in answers:
-            file.write(json.dumps(_row(answer)) + "\n")
-            progress.num_answers += 1
-            progress.num_tokens += len(answer.response_ids)
-            progress.tokens_per_second = progress.num_tokens / (monotonic() - start)
-            progress.finishes[answer.finish] += 1
-            report(progress)
-    if skipped := num_jobs - progress.num_answers:
-        logger.warning("prompts left out as too long: %d; raise max_prompt_tokens", skipped)
+def gather_prompts(config: DataConfig) -> tuple[list[Prompt], dict[str, int]]:
+    """The prompts of files and data sets without repeats and overlaps, and how many there were.
+
+    Raises:
+        ConfigError: one is missing, broken or empty.
+    """
+    found = [p for path in config.prompts for p in with_variants(read_prompts(path))]
+    for name in config.datasets:
+        found += with_variants(_read_dataset(name))
+    if not found and not config.num_self_written:
+        names = ", ".join([*map(str, config.prompts), *config.datasets])
+        raise ConfigError(f"{names} holds no prompts; give rows with messages, turns or prompt")
+    prompts = distinct(found)
+    benchmarks = Overlap(p.text for path in config.exclude for p in read_prompts(path))
+    clean = [p for p in prompts if not any(turn in benchmarks for turn in p.turns)]
+    return clean, {
+        "prompts": len(found),
+        "repeated_prompts": len(found) - len(prompts),
+        "overlapping_prompts": len(prompts) - len(clean),
+    }
 
 
-def _load_tokenizer(folder: Path) -> tuple[frozenset[int], PreTrainedTokenizerBase]:
-    """The ids that end an answer, and transformers' own tokenizer."""
+def _read_dataset(name: str) -> list[Prompt]:
+    try:
+        from blockdraft.train.hub_datasets import read_dataset
+    except ImportError as error:
+        raise ConfigError(
+            f"the data set {name!r} needs the package datasets; pip install datasets"
+        ) from error
+    short = Path(name.partition(":")[0]).name
+    return [
+        prompt_of_row(row, short, place, Path(name), place + 1)
+        for place, row in enumerate(read_dataset(name))
+    ]
+
+
+def _load_tokenizer(
+    folder: Path, thinking: Thinking | None
+) -> tuple[frozenset[int], PreTrainedTokenizerBase]:
+    """The ids that end an answer, and transformers' own tokenizer.
+
+    `thinking` is what its template will be told, None if nothing is asked in it.
+    """
     loaded = load_tokenizer(folder)
-    if not loaded.has_chat_template:
-        raise ModelError(f"{folder} has no chat template to ask in; use a chat model")
-    return loaded.eos_ids, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if thinking is not None:
+        if not loaded.has_chat_template:
+            raise ModelError(
+                f"{folder} has no chat template to ask in; use a chat model, or give plain text"
+            )
+        check_template(tokenizer, thinking)
+    return loaded.eos_ids, tokenizer
 
 
 def _self_written(
-    config: DataConfig, writer: AnswerWriter, tokenizer: PreTrainedTokenizerBase
+    config: DataConfig, writer: Writer, tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
     """Prompts of the target's own, kept in a file so that a resumed run sees the same ones."""
     if not config.num_self_written:
@@ -202,41 +199,83 @@ def _self_written(
 
 
 def _jobs(
-    prompts: list[Prompt], config: DataConfig, answered: set[AnswerKey]
-) -> Iterator[tuple[AnswerKey, Prompt]]:
+    prompts: list[Prompt],
+    turn: int,
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    answered: Answered,
+) -> Iterator[Job]:
+    """What is to be answered in turn `turn` (from 0) of each conversation that got that far."""
+    num_skipped = 0
     for temperature in config.temperatures:
         for sample in range(config.samples if temperature > 0 else 1):
             for prompt in prompts:
-                key = (prompt.id, temperature, sample)
-                if key not in answered:
-                    yield key, prompt
+                keys = [(_turn_id(prompt, t), temperature, sample) for t in range(turn + 1)]
+                before = [answered.get(key) for key in keys[:-1]]
+                if len(prompt.turns) <= turn or keys[-1] in answered or not all(before):
+                    continue
+                said = [tokenizer.decode(ids, skip_special_tokens=True) for ids in before if ids]
+                ids = prompt_ids(tokenizer, prompt, said, config.thinking)
+                if len(ids) > config.max_prompt_tokens:
+                    num_skipped += 1
+                    continue
+                yield Job(
+                    id=keys[-1][0],
+                    set=prompt.set,
+                    prompt_ids=ids,
+                    max_tokens=config.max_tokens,
+                    temperature=temperature,
+                    sample=sample,
+                )
+    if num_skipped:
+        logger.warning("prompts left out as too long: %d; raise max_prompt_tokens", num_skipped)
 
 
-def _as_job(
-    key: AnswerKey, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, config: DataConfig
-) -> Job:
-    return Job(
-        id=prompt.id,
-        set=prompt.set,
-        prompt_ids=chat_ids(tokenizer, prompt.text),
-        max_tokens=config.max_tokens,
-        temperature=key[1],
-        sample=key[2],
-    )
+def _turn_id(prompt: Prompt, turn: int) -> str:
+    """A later turn is a variant of its prompt: they are held out together."""
+    return prompt.id if turn == 0 else f"{prompt.id}+turn{turn + 1}"
 
 
-def _row(answer: Answer) -> dict[str, Any]:
-    return asdict(answer.job) | {"response_ids": answer.response_ids, "finish": answer.finish}
+def _write_answers(
+    config: DataConfig,
+    answers: Iterator[Answer],
+    num_jobs: int,
+    answered: Answered,
+    report: Callable[[DataProgress], None],
+) -> None:
+    path = config.output / ANSWERS
+    progress = DataProgress(num_jobs, 0, 0, 0.0, Counter())
+    start = monotonic()
+    if path.exists():
+        _drop_cut_off_row(path)
+    with path.open("a", encoding="utf-8") as file:
+        for answer in answers:
+            row = asdict(answer.job) | {
+                "response_ids": answer.response_ids,
+                "finish": answer.finish,
+            }
+            file.write(json.dumps(row) + "\n")
+            answered[(answer.job.id, answer.job.temperature, answer.job.sample)] = _said(row)
+            progress.num_answers += 1
+            progress.num_tokens += len(answer.response_ids)
+            progress.tokens_per_second = progress.num_tokens / (monotonic() - start)
+            progress.finishes[answer.finish] += 1
+            report(progress)
 
 
-def _answered(path: Path) -> set[AnswerKey]:
+def _said(row: dict[str, Any]) -> tuple[int, ...] | None:
+    """An answer that the conversation can go on from."""
+    return tuple(row["response_ids"]) if row["finish"] == "stop" else None
+
+
+def _answered(path: Path) -> Answered:
     """What the file holds, but for a last line cut off by a killed run."""
+    answered: Answered = {}
     if not path.exists():
-        return set()
-    answered = set()
+        return answered
     for number, row in read_jsonl(path, is_growing=True):
         try:
-            answered.add((row["id"], row["temperature"], row["sample"]))
+            answered[(row["id"], row["temperature"], row["sample"])] = _said(row)
         except (KeyError, TypeError) as error:
             reason, remedy = f"{error!r}", "delete that line, or give another --output"
             raise bad_row(path, number, reason, remedy) from error
@@ -250,25 +289,21 @@ def _drop_cut_off_row(path: Path) -> None:
         file.truncate(end)
 
 
-def _history(config: DataConfig) -> list[dict[str, Any]]:
-    """The manifest's entries of earlier runs in the same folder.
+def _history(config: DataConfig) -> dict[str, Any]:
+    """The manifest of earlier runs in the same folder, empty if there were none.
 
     Raises:
         ConfigError: it is damaged, or the prompts that the target wrote then are not those that
             are asked for now.
     """
-    path = config.output / MANIFEST
-    if not path.exists():
-        return []
-    try:
-        runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-        written = [
-            (run["config"]["num_self_written"], run["config"]["seed"])
-            for run in runs
-            if run["config"]["num_self_written"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged ({error!r}); give another --output") from error
+    manifest = read_manifest(config.output)
+    if manifest is None:
+        return {}
+    written = [
+        (run["config"]["num_self_written"], run["config"]["seed"])
+        for run in manifest["runs"]
+        if run["config"]["num_self_written"]
+    ]
     exist = bool(written) and (config.output / SELF_PROMPTS).exists()
     if exist and config.num_self_written and written[-1] != (config.num_self_written, config.seed):
         number, seed = written[-1]
@@ -276,11 +311,28 @@ def _history(config: DataConfig) -> list[dict[str, Any]]:
             f"{config.output} holds the prompts of --self-written {number} --seed {seed}, not of "
             f"{config.num_self_written} and {config.seed}; give these, or another --output"
         )
-    return runs
+    return manifest
 
 
-def _manifest_entry(config: DataConfig, folder: Path) -> dict[str, Any]:
-    """How the answers of one run are made."""
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(config).items()}
-    settings["prompts"] = [str(p) for p in config.prompts]
-    return {**describe_environment(), "config": settings, "target_folder": folder.name}
+def _with_run(
+    manifest: dict[str, Any],
+    config: DataConfig,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
+    """The manifest with an entry for this run.
+
+    Raises:
+        ConfigError: the answers in the folder are of another target or template.
+    """
+    hashes = {
+        "target": {"folder": folder.name, "sha256": target_sha256(folder)},
+        "template": {"sha256": template_sha256(tokenizer)},
+    }
+    for name, value in hashes.items():
+        if name in manifest and manifest[name]["sha256"] != value["sha256"]:
+            raise ConfigError(
+                f"{config.output} holds answers made with another {name}; give another --output"
+            )
+    run = {**describe_environment(), "config": config.to_dict()}
+    return manifest | hashes | {"runs": [*manifest.get("runs", []), run]}

@@ -3,7 +3,7 @@
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.jsonl import bad_row, read_jsonl
+from blockdraft.core.jsonl import bad_row
 from blockdraft.text.kinds import loops
+from blockdraft.train.shards import read_rows
 
 BUCKET_BATCHES = 16
 """Batches whose sequences are sorted by length together: enough to spare padding, few enough to
@@ -40,15 +41,29 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences padded on the right. token_ids: [b, S]; prompt_lens, lengths: [b]."""
+    """Rows of one text or several, padded on the right; all [b, S].
+
+    token_ids: 0 in the padding. positions: of a token in its text. documents: which text of the row
+    a token belongs to, -1 in the padding. is_answer: True where the target wrote the token.
+    """
 
     token_ids: Tensor
-    prompt_lens: Tensor
-    lengths: Tensor
+    positions: Tensor
+    documents: Tensor
+    is_answer: Tensor
+
+    def rows(self, chosen: slice | Tensor) -> "Batch":
+        """Some of the rows."""
+        return Batch(
+            self.token_ids[chosen],
+            self.positions[chosen],
+            self.documents[chosen],
+            self.is_answer[chosen],
+        )
 
 
 def read_examples(paths: Sequence[Path], *, min_response_len: int, max_len: int) -> list[Example]:
-    """Examples of (gzipped) JSONL files that are fit to learn from.
+    """Examples of files or folders of answers that are fit to learn from, see `read_rows`.
 
     Left out: answers that loop, answers under `min_response_len` tokens. Answers are cut so that
     prompt and answer hold at most `max_len` tokens.
@@ -57,20 +72,30 @@ def read_examples(paths: Sequence[Path], *, min_response_len: int, max_len: int)
         ConfigError: a file is missing or damaged, a row lacks a key, or nothing is left.
     """
     examples = []
+    num_loops = num_short = 0
     for path in paths:
-        for number, row in read_jsonl(path, is_growing=True):
+        for number, row in read_rows(path):
             example = _example(row, path, number, max_len)
-            good = len(example.response_ids) >= min_response_len
-            if good and row.get("finish") != "loop" and not loops(example.response_ids):
+            if len(example.response_ids) < min_response_len:
+                num_short += 1
+            elif row.get("finish") == "loop" or loops(example.response_ids):
+                num_loops += 1
+            else:
                 examples.append(example)
     if not examples:
         names = ", ".join(map(str, paths))
-        raise ConfigError(f"no answer in {names} is fit to train on; write answers first")
+        raise ConfigError(
+            f"no answer in {names} is fit to train on ({num_loops} loop, {num_short} hold under "
+            f"{min_response_len} tokens within max_len {max_len}); write more or longer answers"
+        )
     return examples
 
 
-def _example(row: dict[str, Any], path: Path, number: int, max_len: int) -> Example:
+def _example(row: Mapping[str, Any], path: Path, number: int, max_len: int) -> Example:
     prompt_ids, response_ids = row.get("prompt_ids"), row.get("response_ids")
+    if response_ids is None and {"prompt", "turns", "messages", "text"} & row.keys():
+        remedy = "let the target answer it: blockdraft data --prompts"
+        raise bad_row(path, number, "it is a prompt without an answer", remedy)
     good = "id" in row and isinstance(row.get("set"), str)
     if not good or not _are_ids(prompt_ids) or not _are_ids(response_ids):
         reason = "it needs id, set, and token ids in prompt_ids and response_ids"
@@ -123,31 +148,79 @@ def unused_special_token(special_ids: Iterable[int], examples: Iterable[Example]
     return free[0]
 
 
-def epoch_batches(
-    examples: Sequence[Example], batch_sequences: int, seed: int, epoch: int
-) -> list[list[int]]:
-    """Indices of the examples of each batch of one pass, a function of seed and epoch alone.
+Row = Sequence[int]
+"""Indices of the examples that share a row of a batch."""
 
-    Random, but sequences of like length come together, which saves most of the padding.
+
+def epoch_batches(
+    examples: Sequence[Example],
+    batch_sequences: int,
+    seed: int,
+    epoch: int,
+    pack_len: int | None = None,
+) -> list[list[Row]]:
+    """The rows of each batch of one pass, a function of the arguments alone.
+
+    Random. Without `pack_len` every example has a row of its own, and those of like length come
+    together, which saves most of the padding; with it rows are filled up to that many tokens.
     """
     rng = random.Random(f"{seed}/{epoch}")
     order = list(range(len(examples)))
     rng.shuffle(order)
-    batches = []
-    bucket = BUCKET_BATCHES * batch_sequences
-    for start in range(0, len(order), bucket):
-        part = sorted(order[start : start + bucket], key=lambda i: len(examples[i]))
-        batches += [part[i : i + batch_sequences] for i in range(0, len(part), batch_sequences)]
+    rows: list[Row] = []
+    if pack_len is not None:
+        rows = _packed(order, examples, pack_len)
+    else:
+        bucket = BUCKET_BATCHES * batch_sequences
+        for start in range(0, len(order), bucket):
+            part = sorted(order[start : start + bucket], key=lambda i: len(examples[i]))
+            rows += [[index] for index in part]
+    batches = [rows[i : i + batch_sequences] for i in range(0, len(rows), batch_sequences)]
     rng.shuffle(batches)
     return batches
 
 
-def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
-    """Pad on the right with token 0; causal models never look at it from a real token."""
-    width = max(len(example) for example in examples)
-    rows = [example.token_ids + (0,) * (width - len(example)) for example in examples]
-    return Batch(
-        token_ids=torch.tensor(rows, device=device),
-        prompt_lens=torch.tensor([len(e.prompt_ids) for e in examples], device=device),
-        lengths=torch.tensor([len(e) for e in examples], device=device),
-    )
+def _packed(order: Iterable[int], examples: Sequence[Example], pack_len: int) -> list[Row]:
+    """Each example goes into the newest row, or begins another one that has room for it."""
+    rows: list[Row] = []
+    row: list[int] = []
+    room = 0
+    for index in order:
+        if len(examples[index]) > room:
+            row, room = [], pack_len
+            rows.append(row)
+        row.append(index)
+        room -= len(examples[index])
+    return rows
+
+
+def collate(
+    examples: Sequence[Example], device: torch.device | str = "cpu", width: int | None = None
+) -> Batch:
+    """One example a row, see `collate_rows`."""
+    return collate_rows([[example] for example in examples], device, width)
+
+
+def collate_rows(
+    rows: Sequence[Sequence[Example]],
+    device: torch.device | str = "cpu",
+    width: int | None = None,
+) -> Batch:
+    """Texts one after another in each row, padded to `width` tokens or the longest row.
+
+    Causal models never look at the padding from a real token.
+    """
+    width = width or max(sum(len(example) for example in row) for row in rows)
+    token_ids, positions = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(2))
+    documents = torch.full((len(rows), width), -1)
+    is_answer = torch.zeros(len(rows), width, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        start = 0
+        for document, example in enumerate(row):
+            end = start + len(example)
+            token_ids[number, start:end] = torch.tensor(example.token_ids)
+            positions[number, start:end] = torch.arange(len(example))
+            documents[number, start:end] = document
+            is_answer[number, start + len(example.prompt_ids) : end] = True
+            start = end
+    return Batch(*(t.to(device) for t in (token_ids, positions, documents, is_answer)))

@@ -1,9 +1,17 @@
 """The drafter that a run starts from."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from blockdraft.core.errors import ModelError
+from blockdraft.models.draft import DraftLayer, DraftModel
 from blockdraft.models.draft_config import AttentionKind, DraftConfig, default_target_layer_ids
+from blockdraft.models.supported import decoder_layers
 
 
 def draft_config_for(
@@ -49,3 +57,64 @@ def draft_config_for(
 def with_block_size(config: DraftConfig, block_size: int) -> DraftConfig:
     """The same drafter with longer or shorter blocks; its weights fit any."""
     return dataclasses.replace(config, block_size=block_size)
+
+
+def copy_target_layers(model: DraftModel, target: PreTrainedModel) -> None:
+    """Begin from the target's last layers instead of random weights.
+
+    Layer i of the drafter takes every weight that the target's layer has under the same name. The
+    context enters as the last feature alone, through the identity, under the norm of the first
+    copied layer. Where the target does not norm its queries and keys, the drafter's norms give
+    them the size that they would have.
+
+    Raises:
+        ModelError: the target's layers are of another kind or size.
+    """
+    layers = decoder_layers(target)[-model.config.num_hidden_layers :]
+    if len(layers) < model.config.num_hidden_layers:
+        raise ModelError(
+            f"the target has {len(layers)} layers and the drafter {model.config.num_hidden_layers};"
+            " take fewer, or init=random"
+        )
+    with torch.no_grad():
+        for mine, theirs in zip(model.draft_layers(), layers, strict=True):
+            _copy_layer(mine, theirs)
+        model.fc.weight.zero_()
+        model.fc.weight[:, -model.config.target_hidden_size :] = torch.eye(model.config.hidden_size)
+        model.hidden_norm.weight.copy_(layers[0].get_parameter("input_layernorm.weight"))
+        model.norm.weight.copy_(target.get_decoder().get_parameter("norm.weight"))
+
+
+def _copy_layer(mine: DraftLayer, theirs: nn.Module) -> None:
+    weights = theirs.state_dict()
+    wanted = mine.state_dict()
+    unnormed = [f"self_attn.{name}_norm.weight" for name in "qk"]
+    for name, value in wanted.items():
+        if name not in weights and name in unnormed:
+            weights[name] = _size_of_heads(weights, name, len(value))
+        found = weights.get(name)
+        if found is None or found.shape != value.shape:
+            raise _other_kind(name, None if found is None else tuple(found.shape))
+    if extra := sorted(set(weights) - set(wanted)):
+        raise _other_kind(extra[0], tuple(weights[extra[0]].shape))
+    probe = torch.randn(4, len(weights["input_layernorm.weight"]))
+    plain = mine.input_layernorm
+    mine.load_state_dict(weights)
+    norm = theirs.get_submodule("input_layernorm")
+    ours, expected = plain(probe), norm(probe.to(weights["input_layernorm.weight"])).to(probe)
+    if not torch.allclose(ours, expected, rtol=2e-2, atol=2e-2):
+        raise _other_kind("input_layernorm.weight", "another kind of norm")
+
+
+def _size_of_heads(weights: Mapping[str, Tensor], name: str, head_dim: int) -> Tensor:
+    """[head_dim], the root mean square of queries or keys of normed random inputs."""
+    projection = weights[name.replace("_norm", "_proj")].float()
+    scaled = projection * weights["input_layernorm.weight"].float()
+    return scaled.square().sum(dim=1).view(-1, head_dim).mean(dim=0).sqrt()
+
+
+def _other_kind(name: str, found: object) -> ModelError:
+    what = "lack it" if found is None else f"have it as {found}"
+    return ModelError(
+        f"the drafter cannot begin from the target's layers: they {what}, {name}; use init=random"
+    )

@@ -28,12 +28,15 @@ class HeldOutMetrics:
 
     loss: cross entropy over the whole vocabulary, mean over the slots of the visited blocks;
     accuracy: share of right guesses at slots 1, 2, .. behind the anchor, whatever came before.
+    marginal_tau: what tau would be if slots were right or wrong independently of each other, one
+    plus the sum of the products of `accuracy`; other trainers report it as expected length.
     """
 
     tau: float
     tau_by_set: Mapping[str, float]
     loss: float
     accuracy: Sequence[float]
+    marginal_tau: float
 
 
 @dataclass
@@ -54,13 +57,15 @@ class _Tally:
     def metrics(self) -> HeldOutMetrics:
         assert self.right is not None
         assert self.slots is not None
+        accuracy = self.right / self.slots.clamp(min=1)
         return HeldOutMetrics(
             tau=sum(self.tokens.values()) / sum(self.cycles.values()),
             tau_by_set={
                 name: self.tokens[name] / self.cycles[name] for name in sorted(self.cycles)
             },
             loss=self.nll / max(1, int(self.slots.sum())),
-            accuracy=(self.right / self.slots.clamp(min=1)).tolist(),
+            accuracy=accuracy.tolist(),
+            marginal_tau=1 + float(accuracy.cumprod(dim=0).sum()),
         )
 
 
@@ -79,12 +84,12 @@ class HeldOut:
         stride = max(1, -(-len(examples) // limit))
         chosen = sorted(examples[::stride], key=len)
         self._target = target
-        self._batches: list[tuple[Batch, Tensor, list[str]]] = []
+        self._batches: list[tuple[list[Example], Batch, Tensor]] = []
         for start in range(0, len(chosen), BATCH_SEQUENCES):
             part = chosen[start : start + BATCH_SEQUENCES]
             batch = collate(part, target.embed_weight.device)
             features, _ = target.split(target.states(batch.token_ids))
-            self._batches.append((batch, features.clone(), [example.set for example in part]))
+            self._batches.append((part, batch, features.clone()))
 
     @torch.no_grad()
     def evaluate(
@@ -92,23 +97,29 @@ class HeldOut:
     ) -> HeldOutMetrics:
         """Walk over every example with the drafter as it is; `tick` is called on the way."""
         tally = _Tally()
-        for batch, features, sets in self._batches:
-            self._walk(model, batch, features, sets, tally)
+        for examples, batch, features in self._batches:
+            self._walk(model, examples, batch, features, tally)
             tick()
         return tally.metrics()
 
     def _walk(
-        self, model: DraftModel, batch: Batch, features: Tensor, sets: list[str], tally: _Tally
+        self,
+        model: DraftModel,
+        examples: list[Example],
+        batch: Batch,
+        features: Tensor,
+        tally: _Tally,
     ) -> None:
-        places = torch.arange(features.shape[1], device=features.device).expand(len(sets), -1)
-        context_kv = model.project_context(features, places)
-        rows = torch.arange(len(sets), device=features.device)
-        anchors = batch.prompt_lens.clone()
+        device = features.device
+        context_kv = model.project_context(features, batch.positions)
+        rows = torch.arange(len(examples), device=device)
+        anchors = torch.tensor([len(example.prompt_ids) for example in examples], device=device)
+        lengths = torch.tensor([len(example) for example in examples], device=device)
         while True:
-            rows = rows[anchors[rows] + 1 < batch.lengths[rows]]
+            rows = rows[anchors[rows] + 1 < lengths[rows]]
             if not len(rows):
                 return
-            part = Batch(batch.token_ids[rows], batch.prompt_lens[rows], batch.lengths[rows])
+            part = batch.rows(rows)
             here = Anchors(anchors[rows, None], torch.ones_like(rows[:, None], dtype=torch.bool))
             blocks = make_blocks(part, here, model.config.block_size, model.config.mask_token_id)
             end = int(anchors[rows].max())
@@ -117,8 +128,9 @@ class HeldOut:
             embeddings = model.embed(blocks.token_ids, self._target.embed_weight)
             hidden = model(embeddings, blocks.positions, context, masks)
             logits = model.logits(hidden[:, 1:], self._target.lm_head_weight).float()
-            left = part.lengths - 1 - anchors[rows]
-            anchors[rows] += _count_cycle(logits, blocks, left, [sets[row] for row in rows], tally)
+            left = lengths[rows] - 1 - anchors[rows]
+            sets = [examples[row].set for row in rows.tolist()]
+            anchors[rows] += _count_cycle(logits, blocks, left, sets, tally)
 
 
 def _count_cycle(

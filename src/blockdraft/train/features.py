@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ModelError
-from blockdraft.train.dataset import Batch, Example, collate
+from blockdraft.models.supported import decoder_layers
+from blockdraft.train.dataset import Batch, Example, Row, collate
 
 CPU_TOKENS = 2048
 """Tokens of one forward of the target on a CPU."""
+ALONE_EXAMPLES = 32
+"""Texts of like length that are padded together before they are packed or kept."""
 
 
 class FrozenTarget:
@@ -32,11 +35,11 @@ class FrozenTarget:
 
     def __init__(self, model: PreTrainedModel, layer_ids: Sequence[int]) -> None:
         self._decoder: nn.Module = model.get_decoder()
-        layers = getattr(self._decoder, "layers", None)
-        if not isinstance(layers, nn.ModuleList) or max(layer_ids) >= len(layers):
+        layers = decoder_layers(model)
+        if max(layer_ids) >= len(layers):
             raise ModelError(
                 f"{type(model).__name__} has no decoder layers {list(layer_ids)} to read features "
-                f"from; choose another target or other target_layer_ids"
+                f"from; choose other target_layer_ids"
             )
         model.eval().requires_grad_(False)
         # On a CPU the fused kernel is slower than plain products in whole forwards (12 texts of
@@ -123,27 +126,45 @@ class StateCache:
             str(paths[1]), shared=True, size=len(self._examples), dtype=torch.uint8
         )
 
-    def get(self, indices: Sequence[int], batch: Batch) -> Tensor:
-        """States [b, S, (K + 1) * D] of the examples `indices`, of which `batch` was made.
+    def get(self, rows: Sequence[Row], batch: Batch) -> Tensor:
+        """States [b, S, (K + 1) * D] of the rows of examples of which `batch` was made.
 
         What stands in the padding is arbitrary but finite.
         """
-        if self._folder is None:
+        device = batch.token_ids.device
+        if self._folder is None and all(len(row) == 1 for row in rows):
             return self._target.states(batch.token_ids)
-        missing = [index for index in indices if not self._filled[index]]
-        if missing:
-            self._fill(missing, batch.token_ids.device)
-        states = self._states.new_zeros(*batch.token_ids.shape, self._width)
-        for row, index in enumerate(indices):
-            start, end = self._starts[index], self._starts[index + 1]
-            states[row, : end - start] = self._states[start:end]
-        return states.to(batch.token_ids.device, non_blocking=True)
+        states_of = self._alone if self._folder is None else self._cached
+        parts = states_of(rows, device)
+        first = next(iter(parts.values()))
+        states = first.new_zeros(*batch.token_ids.shape, first.shape[-1])
+        for number, row in enumerate(rows):
+            start = 0
+            for index in row:
+                part = parts[index]
+                states[number, start : start + len(part)] = part
+                start += len(part)
+        return states.to(device, non_blocking=True)
 
-    def _fill(self, missing: Sequence[int], device: torch.device) -> None:
-        batch = collate([self._examples[index] for index in missing], device)
-        computed = self._target.states(batch.token_ids).to(self._states.device)
-        for row, index in enumerate(missing):
-            start, end = self._starts[index], self._starts[index + 1]
-            self._states[start:end] = computed[row, : end - start]
+    def _alone(self, rows: Sequence[Row], device: torch.device) -> dict[int, Tensor]:
+        """States of each example, none of which sees another."""
+        indices = sorted((index for row in rows for index in row), key=self._length)
+        parts: dict[int, Tensor] = {}
+        for start in range(0, len(indices), ALONE_EXAMPLES):
+            some = indices[start : start + ALONE_EXAMPLES]
+            batch = collate([self._examples[index] for index in some], device)
+            computed = self._target.states(batch.token_ids)
+            parts |= {index: computed[row, : self._length(index)] for row, index in enumerate(some)}
+        return parts
+
+    def _cached(self, rows: Sequence[Row], device: torch.device) -> dict[int, Tensor]:
+        indices = [index for row in rows for index in row]
+        missing = [index for index in indices if not self._filled[index]]
+        for index, part in self._alone([missing], device).items():
+            self._states[self._starts[index] : self._starts[index + 1]] = part
             # Only now: a killed run leaves no row that counts as filled and is not.
             self._filled[index] = 1
+        return {i: self._states[self._starts[i] : self._starts[i + 1]] for i in indices}
+
+    def _length(self, index: int) -> int:
+        return len(self._examples[index])

@@ -4,6 +4,7 @@ Shapes: n blocks, s predicting slots each, V vocabulary, v of it in the loss.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,3 +176,54 @@ class _BlockLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
         return grad * grads[0].to(grad.dtype), None, None, None, None, None
+
+
+CHUNK_LOGITS = 2**25
+"""Logits made at once: 64 MB in bfloat16, and a few times that in float32 on the way."""
+
+
+def chunked_loss(
+    hidden: Tensor, loss_of: Callable[[Tensor, slice], BlockLoss], vocab_size: int
+) -> BlockLoss:
+    """The loss of all blocks, with the logits of a few at a time.
+
+    So the vocabulary never decides how much memory a step takes. The gradient with respect to
+    `hidden` is made in the forward, chunk by chunk.
+
+    Args:
+        hidden: [n, s, D] of the predicting slots.
+        loss_of: the loss of some blocks, from their hidden states and their place among all.
+        vocab_size: v.
+    """
+    size = max(1, CHUNK_LOGITS // (hidden.shape[1] * vocab_size))
+    if size >= len(hidden):
+        return loss_of(hidden, slice(None))
+    loss, nll, distill = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, loss_of, size
+    )
+    return BlockLoss(loss, nll, distill)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, loss_of: Callable[[Tensor, slice], BlockLoss], size: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        parts: list[BlockLoss] = []
+        grad = torch.empty_like(hidden)
+        for start in range(0, len(hidden), size):
+            chosen = slice(start, start + size)
+            with torch.enable_grad():
+                leaf = hidden[chosen].detach().requires_grad_()
+                result = loss_of(leaf, chosen)
+                (grad[chosen],) = torch.autograd.grad(result.loss, leaf)
+            parts.append(result)
+        ctx.save_for_backward(grad)
+        nll, distill = (torch.cat([getattr(p, name) for p in parts]) for name in ("nll", "distill"))
+        ctx.mark_non_differentiable(nll, distill)
+        return torch.stack([part.loss.detach() for part in parts]).sum(), nll, distill
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        return grad * grads[0].to(grad.dtype), None, None

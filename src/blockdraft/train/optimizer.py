@@ -1,4 +1,4 @@
-"""The update of a drafter's weights: Muon for the matrices, AdamW for the norms.
+"""The update of a drafter's weights: Muon or AdamW for the matrices, AdamW for the norms.
 
 The model computes in its own precision; float32 master copies take the updates, and an average of
 them over the steps is what is evaluated and saved.
@@ -24,6 +24,21 @@ def lr_share(progress: float, step: int, config: TrainConfig) -> float:
     return warmup * (config.min_lr_share + (1 - config.min_lr_share) * cosine)
 
 
+BETAS = (0.9, 0.95)
+
+
+def _matrix_optimizer(matrices: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    if config.optimizer == "adamw":
+        return AdamW(matrices, lr=config.lr, betas=BETAS, weight_decay=config.weight_decay)
+    return Muon(
+        matrices,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+
+
 class DraftOptimizer:
     """Owns the master weights of `model` and writes every update back into it.
 
@@ -35,33 +50,41 @@ class DraftOptimizer:
         self._config = config
         self._params = list(model.parameters())
         self._masters = [nn.Parameter(p.detach().float().clone()) for p in self._params]
+        self._gradients = [torch.zeros_like(master) for master in self._masters]
         self._averages = [master.detach().clone() for master in self._masters]
         self._step = 0
         matrices = [m for m in self._masters if m.ndim == 2]
         others = [m for m in self._masters if m.ndim != 2]
-        muon = Muon(
-            matrices,
-            lr=config.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        )
-        adamw = AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
-        self._optimizers: list[torch.optim.Optimizer] = [muon, adamw]
+        adamw = AdamW(others, lr=config.lr, betas=BETAS, weight_decay=0.0)
+        self._optimizers = [_matrix_optimizer(matrices, config), adamw]
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Add the model's gradients to those of this step, in float32, and clear them."""
+        for param, gradient in zip(self._params, self._gradients, strict=True):
+            if param.grad is not None:
+                gradient += param.grad
+            param.grad = None
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """What `collect` has added up."""
+        return self._gradients
 
     @torch.no_grad()
     def step(self, progress: float) -> tuple[float, float]:
-        """Apply and clear the model's gradients; returns (learning rate, gradient norm)."""
-        for param, master in zip(self._params, self._masters, strict=True):
-            master.grad = None if param.grad is None else param.grad.float()
-            param.grad = None
+        """Apply and clear the collected gradients; returns (learning rate, gradient norm)."""
+        for gradient, master in zip(self._gradients, self._masters, strict=True):
+            master.grad = gradient
         norm = float(nn.utils.clip_grad_norm_(self._masters, self._config.grad_clip))
         lr = self._config.lr * lr_share(progress, self._step, self._config)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
-            optimizer.zero_grad()
+        for gradient, master in zip(self._gradients, self._masters, strict=True):
+            master.grad = None
+            gradient.zero_()
         self._step += 1
         # A young average must not remember the start: it reaches its memory step by step.
         decay = min(self._config.ema_decay, self._step / (self._step + 10))

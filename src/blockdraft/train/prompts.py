@@ -1,23 +1,27 @@
 """Prompts to train on: read from files, and written by the target itself.
 
-A prompt is a chat turn of a user. Files are (gzipped) JSONL with `turns` (the first is used), or
-`prompt`, and optionally `id`. Self-written prompts follow Magpie (arXiv 2406.08464): an instruct
-model that is given only its template's opening of a user turn writes a user turn. A few words of
-that turn steer it to a kind of task.
+A prompt is what a user says, in one turn or in several. A row of a file holds, beside an optional
+`id`, one of: `messages` or `conversations` (a chat, whose answers are dropped because the target
+gives its own), `turns`, `prompt`, or `text` (plain text, whose beginning is continued).
+Self-written prompts follow Magpie (arXiv 2406.08464): an instruct model that is given only its
+template's opening of a user turn writes a user turn. A few words of that turn steer it to a kind of
+task.
 """
 
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.jsonl import prompt_text, read_jsonl
+from blockdraft.core.jsonl import bad_row, prompt_text, read_jsonl
 from blockdraft.text.kinds import loops
-from blockdraft.train.answers import AnswerWriter, Job
+from blockdraft.train.answers import Job, Writer
+from blockdraft.train.data_config import Thinking
 
 OPENINGS: Mapping[str, Sequence[str]] = {
     "self_chat": ("", "How", "What", "Why", "Explain", "Describe", "Give me", "Can you", "List"),
@@ -56,29 +60,101 @@ SELF_WRITTEN_TOKENS = 96
 """Most tokens that the target adds to the words of a self-written prompt."""
 
 
+CONTINUED_TOKENS = 48
+"""Tokens of a plain text that stand as its prompt; at most half of the text."""
+
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
+"""The other common names of who speaks."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A user's turn; `set` names where it came from."""
+    """What a user says; `set` names where it came from.
+
+    text: the first turn, or with `is_plain` a text to continue without any template.
+    later: the user's turns after that. system: the system message before all.
+    """
 
     id: str
     set: str
     text: str
+    later: tuple[str, ...] = ()
+    system: str | None = None
+    is_plain: bool = False
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """All turns of the user."""
+        return (self.text, *self.later)
 
 
 def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of one (gzipped) JSONL file.
 
     Raises:
-        ConfigError: the file is missing, or a row holds neither `turns` nor `prompt`.
+        ConfigError: the file is missing, or a row holds none.
     """
     name = path.name.removesuffix(".gz").removesuffix(".jsonl")
     # Named by its place among the rows, which an answered prompt is known by.
     return [
-        Prompt(
-            id=str(row.get("id", f"{name}-{place}")), set=name, text=prompt_text(row, path, number)
-        )
+        prompt_of_row(row, name, place, path, number)
         for place, (number, row) in enumerate(read_jsonl(path))
     ]
+
+
+def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, number: int) -> Prompt:
+    """The prompt of a row.
+
+    Args:
+        row: see this module.
+        name: of the set; with `place` it names a prompt without an id.
+        place: of the row among the rows.
+        path, number: where an error says that it was.
+    """
+    id_ = str(row.get("id", f"{name}-{place}"))
+    if chat := row.get("messages") or row.get("conversations"):
+        system, turns = _turns_of_chat(chat, path, number)
+        return Prompt(id=id_, set=name, text=turns[0], later=turns[1:], system=system)
+    if "text" in row and not {"turns", "prompt"} & row.keys():
+        if not isinstance(row["text"], str) or not row["text"].strip():
+            raise bad_row(path, number, "its text is empty", "give some text, or delete that line")
+        return Prompt(id=id_, set=name, text=row["text"], is_plain=True)
+    later = row["turns"][1:] if isinstance(row.get("turns"), list) else ()
+    later = tuple(turn for turn in later if isinstance(turn, str) and turn.strip())
+    return Prompt(id=id_, set=name, text=prompt_text(row, path, number), later=later)
+
+
+def _turns_of_chat(chat: Any, path: Path, number: int) -> tuple[str | None, tuple[str, ...]]:
+    """(system message, the user's turns) of a chat."""
+    remedy = 'give "messages": [{"role": "user", "content": "text"}, ...]'
+    system, turns = None, []
+    for message in chat if isinstance(chat, list) else [None]:
+        if not isinstance(message, dict):
+            raise bad_row(path, number, "its messages are no list of objects", remedy)
+        role, text = message.get("role", message.get("from")), message.get("content")
+        text = message.get("value") if text is None else text
+        if not isinstance(text, str):
+            raise bad_row(path, number, "a message has no text", remedy)
+        role = _ROLES.get(str(role), str(role))
+        if role == "system":
+            system = text
+        elif role == "user" and text.strip():
+            turns.append(text)
+    if not turns:
+        raise bad_row(path, number, "no message is a user's", remedy)
+    return system, tuple(turns)
+
+
+def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The first of those that say the same but for case and white space."""
+    seen: set[tuple[str, ...]] = set()
+    kept = []
+    for prompt in prompts:
+        key = tuple(" ".join(turn.casefold().split()) for turn in prompt.turns)
+        if key not in seen:
+            seen.add(key)
+            kept.append(prompt)
+    return kept
 
 
 def with_variants(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
@@ -90,19 +166,67 @@ def with_variants(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
     for prompt in prompts:
         yield prompt
         if prompt.set.startswith("gsm8k"):
-            text = prompt.text + BOXED_LINE
-            yield Prompt(id=f"{prompt.id}+boxed", set=prompt.set, text=text)
+            yield replace(prompt, id=f"{prompt.id}+boxed", text=prompt.text + BOXED_LINE)
         head, found, _ = prompt.text.partition(" Your code should pass")
         if found:
-            yield Prompt(id=f"{prompt.id}+bare", set=prompt.set, text=head)
+            yield replace(prompt, id=f"{prompt.id}+bare", text=head)
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
     """Token ids of one user turn in the tokenizer's chat template, ready to be answered."""
+    return prompt_ids(tokenizer, Prompt(id="", set="", text=text))
+
+
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    answers: Sequence[str] = (),
+    thinking: Thinking = "template",
+) -> tuple[int, ...]:
+    """Token ids of a prompt, ready to be answered.
+
+    Args:
+        tokenizer: with its chat template, which plain text does without.
+        prompt: a conversation, or a text to continue.
+        answers: to the first turns of the conversation; the turn after them is asked.
+        thinking: what the template is told.
+    """
+    if prompt.is_plain:
+        ids = tokenizer(prompt.text)["input_ids"]
+        return tuple(ids[: max(1, min(CONTINUED_TOKENS, len(ids) // 2))])
+    messages = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+    for turn, answer in itertools.zip_longest(prompt.turns[: len(answers) + 1], answers):
+        messages.append({"role": "user", "content": turn})
+        if answer is not None:
+            messages.append({"role": "assistant", "content": answer})
+    known = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
     encoded = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+        messages, add_generation_prompt=True, return_dict=True, **known
     )
     return tuple(encoded["input_ids"])
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase, thinking: Thinking = "template") -> None:
+    """Refuse a chat template in which nothing can be asked as it is told.
+
+    Raises:
+        ConfigError: it opens no answer, or does not know about thinking.
+    """
+    turn = [{"role": "user", "content": "Hello"}]
+    opened, bare = (
+        tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=opens)
+        for opens in (True, False)
+    )
+    if opened == bare:
+        raise ConfigError(
+            "the chat template has no generation prompt, so the target would go on with the "
+            "question; mend the template, or give plain text as prompts"
+        )
+    if thinking != "template" and "enable_thinking" not in str(tokenizer.chat_template):
+        raise ConfigError(
+            f"thinking is {thinking}, but the chat template does not know enable_thinking; "
+            "leave it out"
+        )
 
 
 def user_opening(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -121,7 +245,7 @@ def user_opening(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def write_prompts(
-    writer: AnswerWriter, tokenizer: PreTrainedTokenizerBase, number: int, seed: int
+    writer: Writer, tokenizer: PreTrainedTokenizerBase, number: int, seed: int
 ) -> Iterator[Prompt]:
     """Yield up to `number` distinct prompts that the target writes itself, kinds in turn."""
     opening = user_opening(tokenizer)

@@ -1,7 +1,7 @@
-"""What a run leaves behind: a state to continue from, a log, and where its drafter comes from."""
+"""What a run leaves behind: a state to continue from, and where its drafter comes from."""
 
-import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.settings import plain
 
 MAX_COUNTED_SECONDS = 120.0
 """A longer gap between two ticks is a stopped process or a sleeping machine; so whatever may take
@@ -20,6 +21,14 @@ _STATE_KEYS = {
     *("config", "optimizer", "generator", "step", "epoch", "next_batch", "num_sequences"),
     *("num_examples", "seconds"),
 }
+
+_FREE = {
+    *("max_minutes", "max_steps", "threads", "tensorboard"),
+    *("eval_minutes", "eval_steps", "save_minutes", "save_steps"),
+    *("tau_prompts", "tau_limit", "tau_max_tokens"),
+}
+"""How long to train and what to look at may change between the parts of a run; what is trained may
+not."""
 
 
 class RunClock:
@@ -38,10 +47,23 @@ class RunClock:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state whole or not at all."""
+    """Write a state whole or not at all.
+
+    Raises:
+        ConfigError: there is no room, or no right to write.
+    """
     part = path.with_name(path.name + ".part")
-    torch.save(dict(state), part)
-    part.replace(path)
+    try:
+        torch.save(dict(state), part)
+        part.replace(path)
+    # torch's own writer says RuntimeError when the disk is full.
+    except (OSError, RuntimeError) as error:
+        part.unlink(missing_ok=True)
+        reason = str(error).split("\n")[0]
+        raise ConfigError(
+            f"cannot write {path}: {reason}; make room and start again, which goes on from the "
+            "state before"
+        ) from error
 
 
 def load_state(path: Path, config: TrainConfig) -> dict[str, Any] | None:
@@ -61,21 +83,14 @@ def load_state(path: Path, config: TrainConfig) -> dict[str, Any] | None:
         raise ConfigError(f"{path} is damaged ({type(error).__name__}); {remedy}") from error
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(sorted(missing))}; {remedy}")
-    # How long to train may change between the parts of a run; what is trained may not.
-    free = {"max_minutes", "max_steps", "eval_minutes", "save_minutes", "threads"}
-    settings = config.to_dict()
-    changed = [k for k, v in settings.items() if k not in free and state["config"].get(k) != v]
+    defaults = {field.name: plain(field.default) for field in fields(config)}
+    before = defaults | state["config"]
+    changed = [k for k, v in config.to_dict().items() if k not in _FREE and before[k] != v]
     if changed:
         raise ConfigError(
             f"{path} is of a run with another {', '.join(changed)}; give a new folder, or delete it"
         )
     return state
-
-
-def append_log(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one JSON line."""
-    with path.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(dict(row)) + "\n")
 
 
 def provenance(config: TrainConfig, **facts: Any) -> dict[str, Any]:

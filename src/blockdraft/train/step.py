@@ -3,31 +3,44 @@
 Shapes: b sequences of S tokens, g anchors of each in one draft forward, B slots a block.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_attention import ScoreMask, flex_masks
+from blockdraft.models.draft_config import AttentionKind
 from blockdraft.models.draft_context import ConcatContext, LayerKV
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Batch
 from blockdraft.train.features import FrozenTarget
-from blockdraft.train.loss import BlockLoss, LossVocabulary, block_loss
+from blockdraft.train.loss import BlockLoss, LossVocabulary, block_loss, chunked_loss
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """Means over the `num_slots` slots that have a label, over the loss vocabulary.
+    """Sums over the `num_slots` slots that have a label, over the loss vocabulary.
 
-    nll: cross entropy on the answer; distill: on the target's distribution.
+    nll_sum: cross entropy on the answer; distill_sum: on the target's distribution.
     """
 
-    nll: float
-    distill: float
+    nll_sum: float
+    distill_sum: float
     num_slots: int
+
+    @property
+    def nll(self) -> float:
+        """Mean cross entropy on the answer."""
+        return self.nll_sum / max(1, self.num_slots)
+
+    @property
+    def distill(self) -> float:
+        """Mean cross entropy on the target's distribution."""
+        return self.distill_sum / max(1, self.num_slots)
 
 
 def draft_hidden(
@@ -36,6 +49,8 @@ def draft_hidden(
     blocks: Blocks,
     anchors: Anchors,
     context_kv: list[LayerKV],
+    *,
+    is_sparse: bool = False,
 ) -> Tensor:
     """The drafter's states [b, g, B, D] of many blocks over one context.
 
@@ -43,12 +58,17 @@ def draft_hidden(
         model: the drafter.
         embed_weight: [V, D] of the target.
         blocks, anchors: of this forward.
-        context_kv: of the whole sequences; the last anchor decides how much of it is used.
+        context_kv: of the whole rows; the last anchor decides how much of it is used.
+        is_sparse: attend with tiles.
     """
-    num_context = int(anchors.positions.max())
+    # Tiles skip what no block sees, and one shape for all steps is compiled once.
+    num_context = context_kv[0][0].shape[2] if is_sparse else int(anchors.positions.max())
     block_size = blocks.labels.shape[-1] + 1
     context = ConcatContext([(k[:, :, :num_context], v[:, :, :num_context]) for k, v in context_kv])
-    masks = block_masks(model.config, anchors.positions, block_size, num_context)
+    where = (model.config, anchors.positions, block_size, num_context, blocks.starts)
+    masks: Mapping[AttentionKind, ScoreMask] = (
+        flex_masks(*where) if is_sparse else block_masks(*where)
+    )
     embeddings = model.embed(blocks.token_ids, embed_weight)
     hidden: Tensor = model(embeddings, blocks.positions, context, masks)
     return hidden.view(len(hidden), -1, block_size, hidden.shape[-1])
@@ -62,8 +82,9 @@ def accumulate_gradients(
     anchors: Anchors,
     vocabulary: LossVocabulary,
     config: TrainConfig,
+    scale: float,
 ) -> StepStats:
-    """Add the gradient of one batch to the model's.
+    """Add the gradient of one batch, times `scale`, to the model's.
 
     Blocks are taken a few anchors at a time, in ascending order: early groups need only a short
     context, and no slot pays for the keys of blocks that it may not see. The context is projected
@@ -77,20 +98,20 @@ def accumulate_gradients(
         anchors: [b, A].
         vocabulary: of the loss.
         config: of the run.
+        scale: one over the slots of the whole step, see `num_possible_slots`.
     """
     features, final_states = target.split(states)
-    places = torch.arange(features.shape[1], device=features.device)
-    projected = model.project_context(features, places.expand(len(features), -1))
+    projected = model.project_context(features, batch.positions)
     leaves = [(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in projected]
-    # A mean over all possible slots, so that the scale does not depend on the weights.
-    scale = 1.0 / max(1, int(anchors.keep.sum()) * (model.config.block_size - 1))
     nll, distill, count = 0.0, 0.0, 0
     for start in range(0, anchors.positions.shape[1], config.anchors_per_forward):
         group = anchors.group(start, config.anchors_per_forward)
         if not bool(group.keep.any()):
             break
         blocks = make_blocks(batch, group, model.config.block_size, model.config.mask_token_id)
-        hidden = draft_hidden(model, target.embed_weight, blocks, group, leaves)
+        hidden = draft_hidden(
+            model, target.embed_weight, blocks, group, leaves, is_sparse=config.is_sparse
+        )
         result = group_loss(model, hidden, final_states, blocks, group, vocabulary, config)
         (result.loss * scale).backward()  # type: ignore[no-untyped-call]
         keep = blocks.keep.flatten(0, 1)
@@ -104,7 +125,12 @@ def accumulate_gradients(
         if leaf.grad is not None
     ]
     torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])
-    return StepStats(nll / max(1, count), distill / max(1, count), count)
+    return StepStats(nll, distill, count)
+
+
+def num_possible_slots(anchors: Anchors, block_size: int) -> int:
+    """Slots behind the kept anchors. A mean over these does not depend on the weights."""
+    return int(anchors.keep.sum()) * (block_size - 1)
 
 
 def group_loss(
@@ -127,14 +153,21 @@ def group_loss(
         config: of the run.
     """
     predicting = hidden[:, :, 1:].flatten(0, 1)
-    logits = model.logits(predicting, vocabulary.head)
-    target_logits = None
+    last_states = None
     if config.distill_share > 0:
         # The target's word on slot k is its output one token earlier, at anchor + k - 1.
         offsets = torch.arange(predicting.shape[1], device=hidden.device)
         places = (anchors.positions[:, :, None] + offsets).clamp(max=final_states.shape[1] - 1)
         rows = torch.arange(len(final_states), device=hidden.device)[:, None, None]
-        target_logits = (final_states[rows, places] @ vocabulary.head.T).flatten(0, 1)
+        last_states = final_states[rows, places].flatten(0, 1)
     labels = vocabulary.slot_of[blocks.labels].flatten(0, 1)
     keep = blocks.keep.flatten(0, 1)
-    return block_loss(logits, target_logits, labels, keep, vocabulary.log_share, config)
+
+    def loss_of(part: Tensor, chosen: slice) -> BlockLoss:
+        wanted = None if last_states is None else last_states[chosen] @ vocabulary.head.T
+        logits = model.logits(part, vocabulary.head)
+        return block_loss(
+            logits, wanted, labels[chosen], keep[chosen], vocabulary.log_share, config
+        )
+
+    return chunked_loss(predicting, loss_of, len(vocabulary.head))

@@ -3,145 +3,159 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import check_output_folder
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.loading import (
-    check_pair,
-    load_target_model,
-    resolve_device,
-    resolve_dtype,
-)
-from blockdraft.train.blocks import sample_anchors
+from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
+from blockdraft.models.supported import decoder_layers
+from blockdraft.train.blocks import Anchors, sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import (
-    Example,
-    collate,
+    Batch,
+    Row,
+    collate_rows,
     count_answer_tokens,
     epoch_batches,
-    read_examples,
-    split_held_out,
-    unused_special_token,
 )
-from blockdraft.train.drafter import draft_config_for, with_block_size
-from blockdraft.train.evaluate import HeldOut, HeldOutMetrics
+from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
-from blockdraft.train.loss import PartialVocabulary
+from blockdraft.train.loss import LossVocabulary, PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
-from blockdraft.train.run_state import RunClock, append_log, load_state, provenance, save_state
-from blockdraft.train.step import StepStats, accumulate_gradients
+from blockdraft.train.parallel import Processes
+from blockdraft.train.prepare import check_disk, limit_vocabulary, load_drafter, read_data
+from blockdraft.train.report import write_report
+from blockdraft.train.run_log import append_log, evaluations, forget_after, score
+from blockdraft.train.run_state import RunClock, load_state, provenance, save_state
+from blockdraft.train.step import StepStats, accumulate_gradients, num_possible_slots
 from blockdraft.train.support import check_plain_head
-from blockdraft.train.true_tau import TrueTau
+from blockdraft.train.true_tau import real_decoding
+
+if TYPE_CHECKING:
+    from blockdraft.train.event_log import EventLog
 
 logger = logging.getLogger(__name__)
+
+BEST, LAST, STATE = "drafter", "last", "state.pt"
+"""Files of a run's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """drafter: folder of the trained drafter; metrics: of its last evaluation."""
+    """How a run ended.
+
+    drafter: folder of the best drafter. evaluations: rows of the log, from before the first step to
+    the end; best: one of these.
+    """
 
     drafter: Path
     num_steps: int
-    metrics: HeldOutMetrics
-    true_tau: Mapping[str, float]
+    evaluations: Sequence[Mapping[str, Any]]
+    best: Mapping[str, Any]
 
 
-def train(config: TrainConfig, true_tau: TrueTau | None = None) -> TrainResult:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One batch of a step; every process draws the whole of it."""
+
+    rows: list[Row]
+    batch: Batch
+    anchors: Anchors
+    vocabulary: LossVocabulary
+
+
+def train(config: TrainConfig) -> TrainResult:
     """Train a drafter, or continue a run whose state lies in `config.out`.
 
-    Args:
-        config: of the run.
-        true_tau: measures real decoding with the drafter at each evaluation.
-
     Raises:
-        ConfigError: settings or data are not usable.
+        ConfigError: settings or data are not usable, or the disk is full.
         ModelError: target or drafter cannot be loaded, or do not fit each other.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     config = dataclasses.replace(config, device=resolve_device(config.device))
-    return _Run(config, true_tau).run()
+    processes = Processes(config.device)
+    try:
+        return _Run(config, processes).run()
+    finally:
+        processes.close()
 
 
-def load_drafter(
-    config: TrainConfig, target: PreTrainedModel, examples: list[Example]
-) -> DraftModel:
-    """The drafter to train, in the precision of the run: `init_from`, or random weights."""
-    dtype = resolve_dtype(config.dtype, config.device)
-    if config.init_from is not None:
-        model = DraftModel.from_pretrained(config.init_from, dtype, config.device)
-        model.config = with_block_size(model.config, config.block_size)
-        check_pair(target, model.config)
-        return model
-    mask_token_id = config.mask_token_id
-    if mask_token_id is None:
-        tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
-        mask_token_id = unused_special_token(tokenizer.all_special_ids, examples)
-    torch.manual_seed(config.seed)
-    draft_config = draft_config_for(
-        target.config,
-        num_layers=config.num_layers,
-        block_size=config.block_size,
-        num_features=config.num_features,
-        mask_token_id=mask_token_id,
-    )
-    return DraftModel(draft_config).to(device=config.device, dtype=dtype)
+@dataclass
+class _Interval:
+    """What is done again when minutes or steps have passed; times are (seconds, step)."""
+
+    minutes: float
+    steps: int | None
+    last: tuple[float, int]
+
+    def is_due(self, now: tuple[float, int]) -> bool:
+        by_steps = self.steps is not None and now[1] - self.last[1] >= self.steps
+        return by_steps or now[0] - self.last[0] > 60 * self.minutes
 
 
 class _Run:
     """One run and everything that it holds."""
 
-    def __init__(self, config: TrainConfig, true_tau: TrueTau | None) -> None:
+    def __init__(self, config: TrainConfig, processes: Processes) -> None:
         self.config = config
-        self.true_tau = true_tau
+        self.processes = processes
         for folder in (config.out, config.feature_cache):
             if folder is not None:
                 check_output_folder(folder)
-        examples = read_examples(
-            config.data, min_response_len=config.min_response_len, max_len=config.max_len
-        )
-        self.examples, held_out = split_held_out(examples, config.held_out_share)
-        if not self.examples or not held_out:
-            raise ConfigError(
-                f"{len(examples)} answers give {len(self.examples)} to train on and "
-                f"{len(held_out)} held out; add answers, or change held_out_share"
-            )
+        self.examples, held_out = read_data(config)
         loaded = load_target_model(
             config.target, resolve_dtype(config.dtype, config.device), config.device
         )
+        decoder_layers(loaded)  # Refused at once if there are none to read features from.
         if config.distill_share > 0:
             check_plain_head(loaded, "distillation", "set distill_share=0")
-        self.model = load_drafter(config, loaded, examples).train()
+        self.model = load_drafter(config, loaded, [*self.examples, *held_out]).train()
+        self.num_parameters = sum(p.numel() for p in self.model.parameters())
         self.target = FrozenTarget(loaded, self.model.config.target_layer_ids)
-        self.states = StateCache(
-            self.target, self.examples, config.feature_cache, str(config.target)
-        )
+        self._open_states()
         counts = count_answer_tokens(self.examples)
         self.vocabulary = PartialVocabulary(
             self.target.lm_head_weight, counts, config.num_frequent, config.num_random
         )
-        if config.draft_vocabulary:
-            most_common = counts.most_common(config.draft_vocabulary)
-            self.model.draft_vocabulary = [token for token, _ in most_common]
+        limit_vocabulary(self.model, config, self.examples)
         self.optimizer = DraftOptimizer(self.model, config)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.step = self.epoch = self.next_batch = self.num_sequences = 0
+        self._batches: tuple[int, list[list[Row]]] | None = None
         self._resume()
-        self.held_out = HeldOut(self.target, held_out, config.eval_sequences)
         self.num_held_out = len(held_out)
+        self.events = None
+        if processes.is_main:
+            self.events = _event_log(config, self.step)
+            self.held_out = HeldOut(self.target, held_out, config.eval_sequences)
+            self.real_decoding = real_decoding(config, loaded, held_out)
         self.clock = RunClock(self._seconds_before)
+        self.progress = 0.0
+
+    def _open_states(self) -> None:
+        num_tokens = sum(map(len, self.examples))
+        width = (self.model.config.num_features + 1) * self.target.hidden_size
+        if self.processes.is_main:
+            check_disk(self.config, self.num_parameters, num_tokens, width)
+        else:
+            self.processes.wait()  # The first process makes the files.
+        self.states = StateCache(
+            self.target, self.examples, self.config.feature_cache, str(self.config.target)
+        )
+        if self.processes.is_main:
+            self.processes.wait()
 
     def _resume(self) -> None:
-        state = load_state(self.config.out / "state.pt", self.config)
+        state = load_state(self.config.out / STATE, self.config)
         self._seconds_before = 0.0
+        if self.processes.is_main:
+            forget_after(self.config.out, -1 if state is None else state["step"])
         if state is None:
             return
         self.optimizer.load_state_dict(state["optimizer"])
@@ -155,6 +169,8 @@ class _Run:
         logger.info("continuing at step %d after %.1f min", self.step, self._seconds_before / 60)
 
     def _save(self) -> None:
+        if not self.processes.is_main:
+            return
         state = {
             "config": self.config.to_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -166,62 +182,115 @@ class _Run:
             "num_examples": len(self.examples),
             "seconds": self.clock.tick(),
         }
-        save_state(self.config.out / "state.pt", state)
+        save_state(self.config.out / STATE, state)
 
-    @property
-    def progress(self) -> float:
+    def _now(self) -> tuple[float, int]:
+        return self.clock.tick(), self.step
+
+    def _decide_progress(self) -> None:
         """How much of the run is done, 0 to 1 or more."""
         minutes, steps = self.config.max_minutes, self.config.max_steps
         by_time = self.clock.seconds / (60 * minutes) if minutes else 0.0
-        return max(by_time, self.step / steps if steps else 0.0)
+        own = max(by_time, self.step / steps if steps else 0.0)
+        (self.progress,) = self.processes.decided([own])
 
     def run(self) -> TrainResult:
         """Train until time or steps are used up."""
         self.config.out.mkdir(parents=True, exist_ok=True)
         logger.info(
-            "%d answers to train on, %d held out; %d parameters",
+            "%d answers to train on, %d held out; %d parameters; %d processes",
             len(self.examples),
             self.num_held_out,
-            sum(p.numel() for p in self.model.parameters()),
+            self.num_parameters,
+            self.processes.count,
         )
         if self.step == 0:
             self._evaluate()
-        last_eval = last_save = self.clock.tick()
+        evaluation = _Interval(self.config.eval_minutes, self.config.eval_steps, self._now())
+        saving = _Interval(self.config.save_minutes, self.config.save_steps, self._now())
+        self._decide_progress()
         while self.progress < 1:
             self._next_step()
-            now = self.clock.tick()
-            if now - last_eval > 60 * self.config.eval_minutes and self.progress < 0.95:
+            self._decide_progress()
+            # One process decides for all: their clocks differ.
+            now, is_late = self._now(), self.progress >= 0.95
+            wants = (evaluation.is_due(now) and not is_late, saving.is_due(now))
+            evaluates, saves = self.processes.decided(wants)
+            if evaluates:
                 self._evaluate()
-                last_eval = self.clock.tick()
-            if now - last_save > 60 * self.config.save_minutes:
+                evaluation.last = self._now()
+            if saves:
                 self._save()
-                last_save = self.clock.tick()
+                saving.last = self._now()
         self._save()
-        return self._evaluate()
+        self._evaluate()
+        rows = evaluations(self.config.out)
+        return TrainResult(
+            drafter=self.config.out / BEST,
+            num_steps=self.step,
+            evaluations=rows,
+            best=max(rows, key=score),
+        )
 
     def _next_step(self) -> None:
-        batches = epoch_batches(
-            self.examples, self.config.batch_sequences, self.config.seed, self.epoch
-        )
-        indices = batches[self.next_batch]
         begin = time.monotonic()
-        stats = self._gradients(indices)
+        parts = [self._draw() for _ in range(self.config.accumulate)]
+        block_size = self.model.config.block_size
+        # A mean over all possible slots, of all parts and processes.
+        num_slots = sum(num_possible_slots(part.anchors, block_size) for part in parts)
+        sums = [0.0, 0.0, 0.0]
+        for part in parts:
+            stats = self._gradients(part, 1.0 / max(1, num_slots))
+            self.optimizer.collect()
+            sums[0] += stats.nll_sum
+            sums[1] += stats.distill_sum
+            sums[2] += stats.num_slots
+        nll, distill, count = self.processes.summed(sums)
+        self.processes.sum_gradients(self.optimizer.gradients)
         lr, norm = self.optimizer.step(self.progress)
-        seconds = time.monotonic() - begin
         self.step += 1
-        self.num_sequences += len(indices)
-        self.next_batch += 1
-        if self.next_batch == len(batches):
-            self.epoch, self.next_batch = self.epoch + 1, 0
-        self._log_step(stats, lr, norm, seconds, len(indices))
+        num_sequences = sum(len(row) for part in parts for row in part.rows)
+        self.num_sequences += num_sequences
+        if self.processes.is_main:
+            seconds = time.monotonic() - begin
+            self._log_step(StepStats(nll, distill, int(count)), lr, norm, seconds, num_sequences)
 
-    def _gradients(self, indices: list[int]) -> StepStats:
-        batch = collate([self.examples[i] for i in indices], self.config.device)
-        states = self.states.get(indices, batch)
+    def _draw(self) -> _Part:
+        """The next batch, its anchors and its vocabulary."""
+        if self._batches is None or self._batches[0] != self.epoch:
+            config = self.config
+            batches = epoch_batches(
+                self.examples, config.batch_sequences, config.seed, self.epoch, config.pack_len
+            )
+            self._batches = (self.epoch, batches)
+        rows = self._batches[1][self.next_batch]
+        self.next_batch += 1
+        if self.next_batch == len(self._batches[1]):
+            self.epoch, self.next_batch = self.epoch + 1, 0
+        batch = collate_rows(
+            [[self.examples[i] for i in row] for row in rows],
+            self.config.device,
+            self.config.pack_len,
+        )
         anchors = sample_anchors(batch, self.config.num_anchors, self.generator)
-        vocabulary = self.vocabulary.draw(batch.token_ids, self.generator)
+        return _Part(rows, batch, anchors, self.vocabulary.draw(batch.token_ids, self.generator))
+
+    def _gradients(self, part: _Part, scale: float) -> StepStats:
+        """Add the gradient of this process's rows to the model's."""
+        own = self.processes.share_of_rows(len(part.rows))
+        rows = part.rows[own]
+        if not rows:
+            return StepStats(0.0, 0.0, 0)
+        batch = part.batch.rows(own)
         return accumulate_gradients(
-            self.model, self.target, batch, states, anchors, vocabulary, self.config
+            self.model,
+            self.target,
+            batch,
+            self.states.get(rows, batch),
+            Anchors(part.anchors.positions[own], part.anchors.keep[own]),
+            part.vocabulary,
+            self.config,
+            scale,
         )
 
     def _log_step(
@@ -231,6 +300,7 @@ class _Run:
             "step": self.step,
             "epoch": self.epoch,
             "minutes": round(self.clock.tick() / 60, 3),
+            "sequences": self.num_sequences,
             "nll": round(stats.nll, 4),
             "distill": round(stats.distill, 4),
             "lr": lr,
@@ -239,36 +309,72 @@ class _Run:
             "slots_per_second": round(stats.num_slots / seconds),
             "sequences_per_second": round(num_sequences / seconds, 2),
         }
-        append_log(self.config.out / "log.jsonl", row)
+        self._log(row)
         logger.info(
             "step %d (epoch %d, %.1f min): nll %.3f distill %.3f lr %.2g %.2f s %.1f seq/s",
             *(self.step, self.epoch, row["minutes"], stats.nll, stats.distill, lr, seconds),
             row["sequences_per_second"],
         )
 
-    def _evaluate(self) -> TrainResult:
-        """Measure and save the averaged weights."""
-        self.optimizer.use_averages()
-        self.model.eval()
+    def _evaluate(self) -> None:
+        """Measure the averaged weights, save them, and keep the best; the others wait.
+
+        A step that has been measured is not measured again, when a finished run is started.
+        """
+        done = (row["step"] for row in evaluations(self.config.out))
+        if self.processes.is_main and self.step not in done:
+            self.optimizer.use_averages()
+            self.model.eval()
+            self._save_drafter(self._measure())
+            self.optimizer.use_masters()
+            self.model.train()
+        self.processes.wait()
+
+    def _measure(self) -> dict[str, Any]:
         metrics = self.held_out.evaluate(self.model, self.clock.tick)
-        true_tau = dict(self.true_tau(self.model, self.clock.tick)) if self.true_tau else {}
+        real = self.real_decoding.measure(self.model, self.clock.tick)
         row: dict[str, Any] = {
             "step": self.step,
             "minutes": round(self.clock.tick() / 60, 3),
+            "sequences": self.num_sequences,
             "held_out": dataclasses.asdict(metrics),
-            "true_tau": true_tau,
+            "true_tau": dict(real.tau),
+            "speedup": dict(real.speedup),
         }
-        append_log(self.config.out / "log.jsonl", row)
         by_set = " ".join(f"{name} {tau:.2f}" for name, tau in metrics.tau_by_set.items())
         logger.info("held out: tau %.3f, loss %.3f (%s)", metrics.tau, metrics.loss, by_set)
-        folder = self.config.out / "drafter"
+        if real.tau:
+            true = " ".join(f"{name} {tau:.2f}" for name, tau in real.tau.items())
+            logger.info("decoding: speed-up %.2f, tau %s", real.speedup.get("all", 0.0), true)
+        return row
+
+    def _save_drafter(self, row: dict[str, Any]) -> None:
+        out = self.config.out
+        is_best = all(score(row) > score(earlier) for earlier in evaluations(out))
         data = {
             "train": len(self.examples),
             "held_out": self.num_held_out,
             "passes": self.num_sequences,
         }
         facts = provenance(self.config, data=data, result=row)
-        self.model.save_pretrained(folder, facts)
-        self.optimizer.use_masters()
-        self.model.train()
-        return TrainResult(drafter=folder, num_steps=self.step, metrics=metrics, true_tau=true_tau)
+        for name in (LAST, BEST) if is_best else (LAST,):
+            self.model.save_pretrained(out / name, facts)
+        self._log(row)
+        write_report(out)
+
+    def _log(self, row: dict[str, Any]) -> None:
+        append_log(self.config.out, row)
+        if self.events is not None:
+            self.events.add(row)
+
+
+def _event_log(config: TrainConfig, step: int) -> "EventLog | None":
+    if not config.tensorboard:
+        return None
+    try:
+        from blockdraft.train.event_log import EventLog
+    except ImportError as error:
+        raise ConfigError(
+            "tensorboard=true needs the package tensorboard; pip install tensorboard"
+        ) from error
+    return EventLog(config.out, step)

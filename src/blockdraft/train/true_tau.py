@@ -1,65 +1,149 @@
-"""The truth while training: tau of real decoding, by the engine that serves."""
+"""The truth while training: tau and speed-up of real decoding, by the engine that serves."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from transformers import AutoTokenizer, PreTrainedModel
 
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.engine import Engine
+from blockdraft.engine.engine import Engine, Progress
+from blockdraft.engine.load import make_target
 from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.models.draft import DraftModel
-from blockdraft.models.loading import load_target_model, resolve_dtype
-from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.text.kinds import loops
 from blockdraft.text.tokenizer import load_tokenizer
-from blockdraft.train.prompts import Prompt, chat_ids
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.dataset import Example
+from blockdraft.train.prompts import chat_ids, read_prompts
 
-TrueTau = Callable[[DraftModel, Callable[[], object]], Mapping[str, float]]
-"""Acceptance lengths of real decoding, by whatever names; the second argument is called again and
-again meanwhile, so that a clock can tell work from a stopped process."""
+Encoded = tuple[str, tuple[int, ...]]
+"""The set of a prompt, and its token ids."""
 
 
-def true_tau_on(
-    prompts: Sequence[Prompt], target: Path, *, max_tokens: int, dtype: str, device: str
-) -> TrueTau:
-    """A measure of a drafter: greedy decoding of `prompts`, tau by set and over all.
+@dataclass(frozen=True, kw_only=True)
+class TrueTau:
+    """Both by set, and over "all" and "all without loops"; empty if nothing was decoded.
 
-    Keys are the sets, "all", and "all without loops". The target is loaded once; the drafter is
-    copied to the target's precision each time.
+    tau: acceptance length. speedup: seconds of plain over seconds of drafted decoding of the same
+    tokens, from the first to the last, whole blocks drafted.
     """
-    tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
-    eos_ids = load_tokenizer(target).eos_ids
-    encoded = [(prompt.set, chat_ids(tokenizer, prompt.text)) for prompt in prompts]
-    model = load_target_model(target, resolve_dtype(dtype, device), device)
-    params = SamplingParams(max_tokens=max_tokens)
 
-    def measure(drafter: DraftModel, tick: Callable[[], object]) -> Mapping[str, float]:
-        totals: dict[str, AcceptanceStats] = {}
-        with SequentialTarget(
-            model, layer_ids=drafter.config.target_layer_ids
-        ).released_after() as sequential:
-            engine = Engine(sequential, _serving(drafter, model))
-            for name, prompt_ids in encoded:
-                key = engine.add(prompt_ids, params, eos_ids=eos_ids)
-                while engine.has_work:
-                    engine.step()
-                    tick()
-                progress = engine.take(key)
+    tau: Mapping[str, float]
+    speedup: Mapping[str, float]
+
+
+@dataclass
+class _Sums:
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+    plain: float = 0.0
+    drafted: float = 0.0
+
+
+class RealDecoding:
+    """Measures a drafter: greedy decoding of prompts, one at a time, drafted and plain in turns.
+
+    Args:
+        model: the target; it is left as it was.
+        eos_ids: end an answer.
+        prompts: to decode.
+        max_tokens: decoded for each.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        eos_ids: frozenset[int],
+        prompts: Sequence[Encoded],
+        max_tokens: int,
+    ) -> None:
+        self._model = model
+        self._eos_ids = eos_ids
+        self._prompts = prompts
+        self._params = SamplingParams(max_tokens=max_tokens)
+
+    def measure(self, drafter: DraftModel, tick: Callable[[], object]) -> TrueTau:
+        """Decode with the drafter as it is.
+
+        `tick` is called on the way, so that a clock can tell work from a stopped process.
+        """
+        if not self._prompts:
+            return TrueTau(tau={}, speedup={})
+        sums: dict[str, _Sums] = defaultdict(_Sums)
+        model = self._model
+        copy = DraftModel(drafter.config).to(device=model.device, dtype=model.dtype)
+        copy.load_state_dict(drafter.state_dict())
+        copy.draft_vocabulary = drafter.draft_vocabulary
+        try:
+            target, contexts = make_target(LLMConfig(max_concurrency=1), model, copy)
+        except ModelError as error:
+            raise ModelError(f"{error}; or set tau_limit=0, without real decoding") from error
+        with target.released_after():
+            embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+            guesses = DFlashDrafter(copy.eval(), embedding.weight, head.weight, contexts)
+            served = Engine(target, guesses)
+            plain = Engine(target, NoDrafter())
+            for name, prompt_ids in self._prompts:
+                drafted = self._decode(served, prompt_ids, tick)
+                oracle = self._decode(plain, prompt_ids, tick)
                 names = [name, "all"]
-                if not loops(progress.sequence.output_ids):
+                if not loops(drafted.sequence.output_ids):
                     names.append("all without loops")
                 for counted in names:
-                    totals.setdefault(counted, AcceptanceStats()).add(progress.acceptance)
-        return {name: stats.acceptance_length for name, stats in totals.items()}
+                    sums[counted].acceptance.add(drafted.acceptance)
+                    sums[counted].drafted += _decode_seconds(drafted)
+                    sums[counted].plain += _decode_seconds(oracle)
+        return TrueTau(
+            tau={name: s.acceptance.acceptance_length for name, s in sums.items()},
+            speedup={name: s.plain / s.drafted for name, s in sums.items() if s.drafted},
+        )
 
-    return measure
+    def _decode(
+        self, engine: Engine, prompt_ids: Sequence[int], tick: Callable[[], object]
+    ) -> Progress:
+        key = engine.add(prompt_ids, self._params, eos_ids=self._eos_ids)
+        while engine.has_work:
+            engine.step()
+            tick()
+        return engine.take(key)
 
 
-def _serving(drafter: DraftModel, model: PreTrainedModel) -> DFlashDrafter:
-    """A copy in the target's precision: the one being trained stays as it is."""
-    copy = DraftModel(drafter.config).to(device=model.device, dtype=model.dtype)
-    copy.load_state_dict(drafter.state_dict())
-    embed = model.get_input_embeddings().weight
-    return DFlashDrafter(copy.eval(), embed, model.get_output_embeddings().weight)
+def _decode_seconds(progress: Progress) -> float:
+    """From the first token to the last: the prompt's pass is the same both ways."""
+    if progress.first_token_at is None or progress.finished_at is None:
+        return 0.0
+    return progress.finished_at - progress.first_token_at
+
+
+def real_decoding(
+    config: TrainConfig, model: PreTrainedModel, held_out: Iterable[Example]
+) -> RealDecoding:
+    """What a run measures: the prompts that it names, or those of its held-out answers."""
+    prompts = _named_prompts(config) if config.tau_prompts else _held_out_prompts(config, held_out)
+    eos_ids = load_tokenizer(config.target).eos_ids
+    return RealDecoding(model, eos_ids, prompts, config.tau_max_tokens)
+
+
+def _named_prompts(config: TrainConfig) -> list[Encoded]:
+    tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
+    return [
+        (prompt.set, chat_ids(tokenizer, prompt.text))
+        for path in config.tau_prompts
+        for prompt in read_prompts(path)[: config.tau_limit]
+    ]
+
+
+def _held_out_prompts(config: TrainConfig, held_out: Iterable[Example]) -> list[Encoded]:
+    """The first distinct prompts of each set."""
+    by_set: dict[str, dict[tuple[int, ...], None]] = defaultdict(dict)
+    for example in held_out:
+        by_set[example.set][example.prompt_ids] = None
+    return [
+        (name, prompt_ids)
+        for name, prompts in sorted(by_set.items())
+        for prompt_ids in list(prompts)[: config.tau_limit]
+    ]

@@ -1,0 +1,241 @@
+"""What a run will be and take, told before it starts."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import check_output_folder
+from blockdraft.models.checkpoint import read_config
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.loading import (
+    check_pair,
+    load_target_model,
+    resolve_dtype,
+    target_without_weights,
+)
+from blockdraft.models.supported import decoder_layers
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.dataset import Example
+from blockdraft.train.drafter import with_block_size
+from blockdraft.train.prepare import (
+    BYTES_PER_PARAMETER,
+    check_disk,
+    limit_vocabulary,
+    load_drafter,
+    read_data,
+    shape_of,
+)
+from blockdraft.train.run_state import provenance
+
+SHARE_REACHED = 0.4
+"""Of the rate of a large matrix product; what a training step reaches of it is less, and how much
+depends on the machine: the expected time is a guess within a factor of two."""
+RATE_SECONDS = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Figures of a run.
+
+    memory: bytes by what they hold. step_flops: floating-point operations of a step, the target's
+    forward included unless it is cached. minutes: the limit that was set, or the estimate.
+    """
+
+    drafter: DraftConfig
+    num_parameters: int
+    target_parameters: int
+    num_examples: int
+    num_held_out: int
+    num_tokens: int
+    num_answer_tokens: int
+    steps_per_epoch: int
+    memory: Mapping[str, int]
+    step_flops: int
+    flops_per_second: float
+    num_steps: int
+    minutes: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Estimated."""
+        return self.step_flops / (SHARE_REACHED * self.flops_per_second)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        rows = self.num_steps / max(1, self.steps_per_epoch)
+        return {
+            "drafter": self.drafter.to_dict(),
+            "parameters": self.num_parameters,
+            "target_parameters": self.target_parameters,
+            "answers": {"train": self.num_examples, "held_out": self.num_held_out},
+            "tokens": {"all": self.num_tokens, "of_answers": self.num_answer_tokens},
+            "steps": {"expected": self.num_steps, "per_pass": self.steps_per_epoch},
+            "passes": rows,
+            "tokens_seen": round(rows * self.num_tokens),
+            "memory_bytes": dict(self.memory) | {"sum": sum(self.memory.values())},
+            "step_flops": self.step_flops,
+            "flops_per_second": self.flops_per_second,
+            "step_seconds": self.step_seconds,
+            "minutes": self.minutes,
+        }
+
+
+def plan_run(config: TrainConfig) -> Plan:
+    """The figures of a run. Loads no weights; checks what can be checked without.
+
+    Raises:
+        ConfigError: settings or data are not usable, or a disk is too small.
+        ModelError: target and drafter do not fit.
+    """
+    train, held_out = read_data(config)
+    target = target_without_weights(config.target)
+    layers = decoder_layers(target)
+    shape = planned_shape(config, target, [*train, *held_out])
+    with torch.device("meta"):
+        num_parameters = sum(p.numel() for p in DraftModel(shape).parameters())
+    target_parameters = sum(p.numel() for p in target.parameters())
+    num_tokens = sum(map(len, train))
+    width = (shape.num_features + 1) * shape.target_hidden_size
+    check_disk(config, num_parameters, num_tokens, width)
+    mean_len = num_tokens / len(train)
+    rows = len(train) if config.pack_len is None else num_tokens / config.pack_len
+    step_rows = config.batch_sequences * config.accumulate
+    row_tokens = mean_len if config.pack_len is None else config.pack_len
+    own = sum(p.numel() for layer in layers for p in layer.parameters())
+    flops = _step_flops(config, shape, num_parameters, own, step_rows, row_tokens, mean_len)
+    rate = measure_rate(config, shape)
+    num_steps, minutes = _length(config, flops / (SHARE_REACHED * rate))
+    return Plan(
+        drafter=shape,
+        num_parameters=num_parameters,
+        target_parameters=target_parameters,
+        num_examples=len(train),
+        num_held_out=len(held_out),
+        num_tokens=num_tokens,
+        num_answer_tokens=sum(len(example.response_ids) for example in train),
+        steps_per_epoch=max(1, round(rows / step_rows)),
+        memory=_memory(config, shape, num_parameters, target_parameters, row_tokens),
+        step_flops=flops,
+        flops_per_second=rate,
+        num_steps=num_steps,
+        minutes=minutes,
+    )
+
+
+def planned_shape(
+    config: TrainConfig, target: PreTrainedModel, examples: list[Example]
+) -> DraftConfig:
+    """The drafter's shape; the target may be without weights."""
+    if config.init_from is None:
+        return shape_of(config, target, examples)
+    shape = with_block_size(DraftConfig.from_dict(read_config(config.init_from)), config.block_size)
+    check_pair(target, shape)
+    return shape
+
+
+def _step_flops(
+    config: TrainConfig,
+    shape: DraftConfig,
+    num_parameters: int,
+    target_layers: int,
+    num_rows: int,
+    row_tokens: float,
+    mean_len: float,
+) -> int:
+    """Operations of the matrix products of one step.
+
+    A product costs 2 a weight and row, and its two gradients twice that again; the head is frozen
+    and has one gradient. Attention is counted over half of a text.
+    """
+    d, heads = shape.hidden_size, shape.num_attention_heads * shape.head_dim
+    kv = 2 * shape.num_key_value_heads * shape.head_dim
+    fc = shape.num_features * shape.target_hidden_size * d
+    slots = num_rows * config.num_anchors * shape.block_size
+    tokens = num_rows * row_tokens
+    vocabulary = shape.vocab_size
+    if config.num_frequent:
+        vocabulary = min(vocabulary, config.num_frequent + config.num_random)
+    per_token = 6 * (fc + shape.num_hidden_layers * d * kv)
+    per_slot: float = 6 * (num_parameters - fc)
+    per_slot += 12 * shape.num_hidden_layers * heads * (mean_len / 2 + shape.block_size)
+    per_slot += (4 + 2 * (config.distill_share > 0)) * d * vocabulary
+    target = 0 if config.feature_cache is not None else 2 * target_layers
+    return round(slots * per_slot + tokens * (per_token + target))
+
+
+def _memory(
+    config: TrainConfig,
+    shape: DraftConfig,
+    num_parameters: int,
+    target_parameters: int,
+    row_tokens: float,
+) -> dict[str, int]:
+    """Bytes of what is largest: a floor, as much again may be needed on the way."""
+    size = torch.finfo(resolve_dtype(config.dtype, config.device)).bits // 8
+    tokens = config.batch_sequences * row_tokens
+    slots = config.batch_sequences * config.anchors_per_forward * shape.block_size
+    per_slot = shape.num_hidden_layers * (8 * shape.hidden_size + 3 * shape.intermediate_size)
+    width = (shape.num_features + 1) * shape.target_hidden_size
+    return {
+        "target": target_parameters * size,
+        "drafter": num_parameters * 2 * size,
+        "float32 masters, gradients and optimizer": num_parameters * (BYTES_PER_PARAMETER + 4),
+        "features of a batch": round(tokens * width * size),
+        "activations of a draft forward": round(slots * per_slot * size),
+    }
+
+
+def measure_rate(config: TrainConfig, shape: DraftConfig) -> float:
+    """Floating-point operations a second of a large matrix product, on this device and now."""
+    dtype = resolve_dtype(config.dtype, config.device)
+    x = torch.ones(1024, shape.hidden_size, dtype=dtype, device=config.device)
+    weight = torch.ones(shape.hidden_size, shape.intermediate_size, dtype=dtype, device=x.device)
+    for _ in range(2):
+        float((x @ weight)[0, 0])
+    start, runs = time.perf_counter(), 0
+    while time.perf_counter() - start < RATE_SECONDS:
+        float((x @ weight)[0, 0])
+        runs += 1
+    seconds = time.perf_counter() - start
+    return runs * 2 * x.shape[0] * weight.numel() / seconds
+
+
+def _length(config: TrainConfig, step_seconds: float) -> tuple[int, float]:
+    """(steps, minutes) at which the run will end."""
+    by_steps = config.max_steps * step_seconds / 60 if config.max_steps else None
+    minutes = min(m for m in (by_steps, config.max_minutes) if m is not None)
+    num_steps = round(60 * minutes / step_seconds)
+    if num_steps < 1:
+        raise ConfigError(
+            f"a step is expected to take {step_seconds:.0f} seconds, longer than the run; raise "
+            "max_minutes, or lower batch_sequences or num_anchors"
+        )
+    return num_steps, minutes
+
+
+def write_untrained(config: TrainConfig) -> Path:
+    """Write the drafter that the run would start from, in the layout that it would end with.
+
+    Raises:
+        ConfigError, ModelError: as the run itself would.
+    """
+    check_output_folder(config.out)
+    train, held_out = read_data(config)
+    needs_weights = config.init == "target"
+    target = (
+        load_target_model(config.target, resolve_dtype(config.dtype, config.device))
+        if needs_weights
+        else target_without_weights(config.target)
+    )
+    model = load_drafter(config, target, [*train, *held_out])
+    limit_vocabulary(model, config, train)
+    folder = config.out / "untrained"
+    model.save_pretrained(folder, provenance(config, result="untrained"))
+    return folder

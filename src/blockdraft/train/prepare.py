@@ -1,0 +1,158 @@
+"""What a run needs to know and to check before the long work starts."""
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.loading import check_pair, resolve_dtype
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.dataset import (
+    Example,
+    count_answer_tokens,
+    read_examples,
+    split_held_out,
+    unused_special_token,
+)
+from blockdraft.train.drafter import copy_target_layers, draft_config_for, with_block_size
+from blockdraft.train.identity import target_sha256
+from blockdraft.train.shards import read_manifest
+
+BYTES_PER_PARAMETER = 16
+"""On disk in a state: masters, averages and at most two moments, in float32."""
+
+
+def read_data(config: TrainConfig) -> tuple[list[Example], list[Example]]:
+    """(examples to train on, held out).
+
+    Raises:
+        ConfigError: they are too few or too short, or another target's.
+    """
+    check_same_target(config)
+    examples = read_examples(
+        config.data, min_response_len=config.min_response_len, max_len=config.max_len
+    )
+    train, held_out = split_held_out(examples, config.held_out_share)
+    if not train or not held_out:
+        raise ConfigError(
+            f"{len(examples)} answers give {len(train)} to train on and {len(held_out)} held out; "
+            "add answers, or change held_out_share"
+        )
+    longest = max(len(example.response_ids) for example in train)
+    if longest < config.block_size:
+        raise ConfigError(
+            f"the longest answer has {longest} tokens, fewer than a block of {config.block_size}; "
+            "write longer answers, or lower block_size"
+        )
+    return train, held_out
+
+
+def check_same_target(config: TrainConfig) -> None:
+    """Raise ConfigError if a folder of answers says that another target wrote them."""
+    for path in config.data:
+        manifest = read_manifest(path) if path.is_dir() else None
+        if manifest and manifest["target"]["sha256"] != target_sha256(config.target):
+            raise ConfigError(
+                f"the answers in {path} are of another target, {manifest['target'].get('folder')}; "
+                "let this one write its own, or give the files in the folder instead of it"
+            )
+
+
+def shape_of(
+    config: TrainConfig, target: PreTrainedModel, examples: Sequence[Example]
+) -> DraftConfig:
+    """The shape of a new drafter. The target may be without weights.
+
+    Raises:
+        ConfigError: no token is free to stand for a masked slot.
+        ModelError: the values do not fit together.
+    """
+    mask_token_id = config.mask_token_id
+    if mask_token_id is None:
+        tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
+        mask_token_id = unused_special_token(tokenizer.all_special_ids, examples)
+    _check_mask_token(mask_token_id, count_answer_tokens(examples))
+    return draft_config_for(
+        target.config,
+        num_layers=config.num_layers,
+        block_size=config.block_size,
+        num_features=config.num_features,
+        mask_token_id=mask_token_id,
+    )
+
+
+def _check_mask_token(mask_token_id: int, counts: Counter[int]) -> None:
+    if counts[mask_token_id]:
+        raise ConfigError(
+            f"mask_token_id {mask_token_id} occurs {counts[mask_token_id]} times in the answers, "
+            "so a masked slot would look like a word; choose a token that no text uses, or leave "
+            "it unset"
+        )
+
+
+def load_drafter(
+    config: TrainConfig, target: PreTrainedModel, examples: Sequence[Example]
+) -> DraftModel:
+    """The drafter to train, in the precision of the run.
+
+    It is `init_from`, or has random weights, or those of the target's last layers.
+
+    Raises:
+        ConfigError: see `shape_of`.
+        ModelError: drafter and target do not fit each other.
+    """
+    dtype = resolve_dtype(config.dtype, config.device)
+    if config.init_from is not None:
+        model = DraftModel.from_pretrained(config.init_from, dtype, config.device)
+        model.config = with_block_size(model.config, config.block_size)
+        check_pair(target, model.config)
+        return model
+    shape = shape_of(config, target, examples)
+    torch.manual_seed(config.seed)
+    model = DraftModel(shape)
+    if config.init == "target":
+        copy_target_layers(model, target)
+    return model.to(device=config.device, dtype=dtype)
+
+
+def limit_vocabulary(model: DraftModel, config: TrainConfig, examples: Sequence[Example]) -> None:
+    """Let the drafter guess the most frequent answer tokens only, if that is asked for."""
+    if config.draft_vocabulary:
+        most_common = count_answer_tokens(examples).most_common(config.draft_vocabulary)
+        model.draft_vocabulary = [token for token, _ in most_common]
+
+
+def check_disk(config: TrainConfig, num_parameters: int, num_tokens: int, state_width: int) -> None:
+    """Raise ConfigError unless the run's files fit their disks.
+
+    Args:
+        config: of the run.
+        num_parameters: of the drafter.
+        num_tokens: of the examples to train on.
+        state_width: numbers that the feature cache keeps of a token.
+    """
+    # A state is written beside its predecessor, and so are two checkpoints.
+    needed = [(config.out, (2 * BYTES_PER_PARAMETER + 4 * 2) * num_parameters)]
+    if config.feature_cache is not None and not (config.feature_cache / "key.json").exists():
+        size = torch.finfo(resolve_dtype(config.dtype, config.device)).bits // 8
+        needed.append((config.feature_cache, num_tokens * state_width * size))
+    for folder, num_bytes in needed:
+        free = shutil.disk_usage(_existing(folder)).free
+        if free < num_bytes:
+            raise ConfigError(
+                f"{folder} needs {num_bytes / 2**30:.2f} GiB and its disk has "
+                f"{free / 2**30:.2f} GiB free; make room, or give another folder"
+            )
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder

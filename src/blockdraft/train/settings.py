@@ -1,0 +1,91 @@
+"""What the frozen dataclasses of settings share: kinds of values, and how they are written."""
+
+import math
+from dataclasses import Field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+
+from blockdraft.core.errors import ConfigError
+
+
+class Settings(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+_NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "text",
+    Path: "a path",
+    type(None): "unset",
+}
+
+
+def require(settings: Settings, name: str, good: bool, rule: str) -> None:
+    """Raise ConfigError with the value and the rule unless `good`."""
+    if not good:
+        raise ConfigError(f"{name} is {plain(getattr(settings, name))!r}; it must be {rule}")
+
+
+def check_kinds(settings: Settings) -> None:
+    """Raise ConfigError for the first value that is not of its field's type."""
+    for name, kind in get_type_hints(type(settings)).items():
+        require(settings, name, _is_of(getattr(settings, name), kind), _described(kind))
+
+
+def plain(value: object) -> object:
+    """A value for JSON."""
+    if isinstance(value, Path):
+        return str(value)
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def to_dict(settings: Settings) -> dict[str, object]:
+    """The settings as JSON values."""
+    return {field.name: plain(getattr(settings, field.name)) for field in fields(settings)}
+
+
+def from_toml(kind: Any, value: Any) -> Any:
+    """A value of TOML as the kind of a field: text as a path, a list (or one item) as a tuple.
+
+    TOML has no word for a value that is unset: it is "none" where a field may be so. What does not
+    fit is returned as it is, for `check_kinds` to refuse.
+    """
+    if isinstance(kind, UnionType):
+        if value == "none" and type(None) in get_args(kind):
+            return None
+        fitting = [one for one in get_args(kind) if _is_of(from_toml(one, value), one)]
+        return from_toml(fitting[0], value) if fitting else value
+    if get_origin(kind) is tuple:
+        items = value if isinstance(value, list) else [value]
+        return tuple(from_toml(get_args(kind)[0], item) for item in items)
+    return Path(value) if kind is Path and isinstance(value, str) else value
+
+
+def _is_of(value: object, kind: Any) -> bool:
+    """True if a value is of a field's type; a whole number passes for a float, a bool for none."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if isinstance(kind, UnionType):
+        return any(_is_of(value, one) for one in get_args(kind))
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_is_of(v, get_args(kind)[0]) for v in value)
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, kind)
+
+
+def _described(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if isinstance(kind, UnionType):
+        return " or ".join(_described(one) for one in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"a list, each {_described(get_args(kind)[0])}"
+    return _NAMES[kind]

@@ -1,0 +1,38 @@
+"""A drafter that begins from the target's own layers."""
+
+import pytest
+import torch
+
+from blockdraft.core.errors import ModelError
+from blockdraft.train.drafter import copy_target_layers
+from tests.tiny import tiny_drafter, tiny_target
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_it_has_the_weights_of_the_last_layers(kind):
+    model, target = tiny_drafter(), tiny_target(kind)
+    copy_target_layers(model, target)
+    layers = target.model.layers[-2:]
+    for mine, theirs in zip(model.layers, layers, strict=True):
+        weights = mine.state_dict()
+        for name, value in theirs.state_dict().items():
+            assert torch.equal(weights[name], value)
+    x = torch.randn(2, 5, model.fc.in_features)
+    torch.testing.assert_close(model.fc(x), x[..., -64:])
+    assert torch.equal(model.norm.weight, target.model.norm.weight)
+
+
+def test_queries_keep_the_size_that_they_have_without_a_norm():
+    model, target = tiny_drafter(), tiny_target("llama")
+    copy_target_layers(model, target)
+    normed = torch.randn(4000, 64) * target.model.layers[-1].input_layernorm.weight
+    theirs = target.model.layers[-1].self_attn.q_proj(normed).view(-1, 4, 16)
+    weight = model.layers[-1].self_attn.q_norm.weight
+    torch.testing.assert_close(theirs.square().mean((0, 1)).sqrt(), weight, rtol=0.1, atol=0)
+
+
+def test_layers_of_another_kind_are_refused():
+    with pytest.raises(ModelError, match="init=random"):
+        copy_target_layers(tiny_drafter(), tiny_target("gemma3"))
+    with pytest.raises(ModelError, match=r"have it as .*init=random"):
+        copy_target_layers(tiny_drafter(intermediate_size=80), tiny_target())

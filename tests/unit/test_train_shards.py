@@ -1,0 +1,251 @@
+"""Token shards: what is kept, read back, joined and refused; chats, plain text and overlaps."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.train import data as data_module
+from blockdraft.train.data import generate_data
+from blockdraft.train.data_config import DataConfig
+from blockdraft.train.dataset import read_examples
+from blockdraft.train.overlap import Overlap
+from blockdraft.train.prompts import Prompt, check_template, prompt_ids, read_prompts
+from blockdraft.train.shards import join_data, read_manifest, read_rows, write_shards
+from blockdraft.train.trainer import train
+from tests.tiny import TEXT_VOCAB_SIZE, tiny_target_folder
+from tests.train_runs import small_config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_target_folder(tmp_path_factory.mktemp("shards"))
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def data_config(folder, tmp_path, rows, **changes):
+    settings = {"output": tmp_path / "out", "target": str(folder), "max_tokens": 8, "slots": 4}
+    prompts = (write(tmp_path / "prompts.jsonl", rows),)
+    return DataConfig(**settings | {"prompts": prompts, "dtype": "float32"} | changes)
+
+
+def answer(number, response, **changes):
+    row = {"id": f"p{number}", "set": "s", "temperature": 0.0, "sample": 0, "finish": "stop"}
+    return row | {"prompt_ids": [1, 2, number], "response_ids": response} | changes
+
+
+GOOD = list(range(10, 40))
+
+
+def test_shards_hold_what_is_fit_and_count_the_rest(tmp_path):
+    rows = [
+        answer(0, GOOD),
+        answer(1, GOOD[:9], finish="length"),
+        answer(2, [5, 6] * 40),
+        answer(3, GOOD, finish="loop"),
+        answer(0, GOOD, sample=1),
+        answer(4, [70_000, 3]),
+    ]
+    written = write_shards(tmp_path, rows, rows_per_shard=2, drop_truncated=True)
+    assert written["counts"] == {
+        "answers": 6,
+        "kept": 2,
+        "truncated": 1,
+        "loops": 2,
+        "repeated": 1,
+        "kept_answer_tokens": 32,
+    }
+    (shard,) = written["shards"]
+    read = [row for _, row in read_rows(tmp_path / shard["name"])]
+    assert read == [rows[0], rows[5]]
+    again = write_shards(tmp_path, rows, rows_per_shard=1, drop_truncated=False)
+    assert [s["num_answers"] for s in again["shards"]] == [1, 1, 1]
+    write_shards(tmp_path, rows[:1], rows_per_shard=1, drop_truncated=False)
+    assert len(list(tmp_path.glob("answers-*.safetensors"))) == 1
+
+
+def test_shards_are_smaller_than_the_lines_that_they_stand_for(tmp_path):
+    rows = [answer(n, list(range(1000 + n, 1200 + n))) for n in range(50)]
+    written = write_shards(tmp_path, rows, rows_per_shard=50, drop_truncated=False)
+    lines = write(tmp_path / "a.jsonl", rows).stat().st_size
+    assert (tmp_path / written["shards"][0]["name"]).stat().st_size < 0.4 * lines
+
+
+def test_a_damaged_shard_is_named(tmp_path):
+    (tmp_path / "answers-00000.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ConfigError, match=r"answers-00000.*copy the shard again"):
+        list(read_rows(tmp_path / "answers-00000.safetensors"))
+
+
+def test_chats_are_answered_turn_by_turn_with_the_targets_own_answers(folder, tmp_path):
+    chat = {
+        "id": "c",
+        "messages": [
+            {"role": "system", "content": "be kind"},
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "somebody else said this"},
+            {"role": "user", "content": "two"},
+            {"role": "user", "content": "three"},
+        ],
+    }
+    shared = {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}
+    config = data_config(folder, tmp_path, [chat, shared], temperatures=(0.0,), max_turns=2)
+    # The tiny target never ends by itself.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_module, "_said", lambda row: tuple(row["response_ids"]))
+        generate_data(config)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = {row["id"]: row for _, row in read_rows(config.output / "answers.jsonl")}
+    assert set(rows) == {"c", "c+turn2", "prompts-1"}
+    first = tokenizer.decode(rows["c"]["response_ids"], skip_special_tokens=True)
+    expected = (
+        "<|start|>system\nbe kind<|end|>\n<|start|>user\none<|end|>\n"
+        f"<|start|>assistant\n{first}<|end|>\n<|start|>user\ntwo<|end|>\n<|start|>assistant\n"
+    )
+    assert tokenizer.decode(rows["c+turn2"]["prompt_ids"]) == expected
+
+
+def test_plain_text_is_continued_without_a_template(folder, tmp_path):
+    config = data_config(folder, tmp_path, [{"text": "the abc " * 60}], temperatures=(0.0,))
+    generate_data(config)
+    ((_, row),) = read_rows(config.output)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert ("the abc " * 60).startswith(tokenizer.decode(row["prompt_ids"]))
+    assert len(row["prompt_ids"]) == 48
+
+
+def test_manifest_names_target_template_sampling_and_counts(folder, tmp_path):
+    rows = [{"prompt": "say  A"}, {"prompt": "Say a"}, {"prompt": "b"}]
+    config = data_config(folder, tmp_path, rows, temperatures=(0.0, 1.0), samples=2)
+    generate_data(config)
+    manifest = read_manifest(config.output)
+    assert len(manifest["target"]["sha256"]) == len(manifest["template"]["sha256"]) == 64
+    assert manifest["runs"][0]["config"]["temperatures"] == [0.0, 1.0]
+    counts = manifest["counts"]
+    assert (counts["prompts"], counts["repeated_prompts"], counts["answers"]) == (3, 1, 6)
+    other = dataclasses.replace(config, target=str(tiny_target_folder(tmp_path, seed=5)))
+    with pytest.raises(ConfigError, match="another target"):
+        generate_data(other)
+
+
+LONG = "Alice has three apples and gives one of them to Bob, so how many are left for her now?"
+
+
+def test_prompts_that_overlap_a_benchmark_are_left_out(folder, tmp_path):
+    exclude = write(tmp_path / "bench.jsonl", [{"prompt": LONG}, {"prompt": "Short one."}])
+    rows = [{"prompt": "Please solve: " + LONG.upper()}, {"prompt": "short ONE"}, {"prompt": "ok"}]
+    config = data_config(folder, tmp_path, rows, exclude=(exclude,), temperatures=(0.0,))
+    generate_data(config)
+    assert [row["id"] for _, row in read_rows(config.output / "answers.jsonl")] == ["prompts-2"]
+    assert read_manifest(config.output)["counts"]["overlapping_prompts"] == 2
+
+
+def test_overlap_needs_thirteen_words_in_a_row():
+    words = LONG.split()
+    benchmark = Overlap([LONG])
+    assert " ".join(["x", *words[:13], "y"]) in benchmark
+    assert " ".join([*words[:12], "other", *words[13:]]) not in benchmark
+    assert " ".join(words[:12]) not in benchmark
+
+
+def test_folders_made_apart_are_joined(folder, tmp_path):
+    outputs = []
+    for name, prompts in (("a", ["one", "two"]), ("b", ["two", "three"])):
+        (tmp_path / name).mkdir()
+        rows = [{"id": text, "prompt": text} for text in prompts]
+        config = data_config(folder, tmp_path / name, rows, temperatures=(0.0,))
+        outputs.append(generate_data(config))
+    joined = join_data(outputs, tmp_path / "joined", rows_per_shard=2)
+    ids = [row["id"] for _, row in read_rows(joined)]
+    assert sorted(ids) == ["one", "three", "two"]
+    assert len(read_manifest(joined)["runs"]) == 2
+    with pytest.raises(ConfigError, match="one of the folders to join"):
+        join_data(outputs, outputs[0], rows_per_shard=2)
+    with pytest.raises(ConfigError, match=r"has no manifest\.json"):
+        join_data([tmp_path], tmp_path / "x", rows_per_shard=2)
+    manifest = json.loads((outputs[1] / "manifest.json").read_text())
+    manifest["template"]["sha256"] = "other"
+    (outputs[1] / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(ConfigError, match="different template"):
+        join_data(outputs, tmp_path / "x", rows_per_shard=2)
+
+
+def test_a_folder_of_answers_trains_its_own_target_only(tmp_path):
+    config = small_config(
+        tmp_path, max_steps=1, held_out_share=0.3, mask_token_id=TEXT_VOCAB_SIZE - 1
+    )
+    rows = [{"prompt": f"say {n}"} for n in range(12)]
+    made = data_config(config.target, tmp_path, rows, temperatures=(1.0,), max_tokens=20)
+    config = dataclasses.replace(config, data=(generate_data(made),))
+    assert read_examples(config.data, min_response_len=2, max_len=99)
+    train(dataclasses.replace(config, min_response_len=2))
+    (tmp_path / "other").mkdir()
+    other = tiny_target_folder(tmp_path / "other", seed=9)
+    with pytest.raises(ConfigError, match="are of another target, llama-target"):
+        train(dataclasses.replace(config, target=other, out=tmp_path / "x"))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": "text"}, "no list of objects"),
+        ({"messages": [{"role": "user"}]}, "a message has no text"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "no message is a user's"),
+        ({"text": " "}, "its text is empty"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, row, reason):
+    with pytest.raises(ConfigError, match=reason) as error:
+        read_prompts(write(tmp_path / "p.jsonl", [row]))
+    assert "p.jsonl, line 1" in str(error.value)
+
+
+def test_a_template_that_opens_no_answer_is_refused(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    check_template(tokenizer)
+    with pytest.raises(ConfigError, match="does not know enable_thinking"):
+        check_template(tokenizer, "on")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(ConfigError, match="no generation prompt"):
+        check_template(tokenizer)
+
+
+def test_the_template_is_told_about_thinking(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template += "{% if not enable_thinking | default(true) %}!{% endif %}"
+    prompt = Prompt(id="a", set="s", text="hi")
+    plain, on, off = (prompt_ids(tokenizer, prompt, (), t) for t in ("template", "on", "off"))
+    assert plain == on
+    assert off == (*on, *tokenizer("!")["input_ids"])
+
+
+def test_a_data_set_in_a_folder(folder, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = [{"prompt": "one"}, {"prompt": "two"}]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    config = DataConfig(
+        output=tmp_path / "out",
+        target=str(folder),
+        datasets=(str(tmp_path / "saved"),),
+        max_tokens=4,
+        dtype="float32",
+    )
+    generate_data(config)
+    ids = {row["id"] for _, row in read_rows(config.output / "answers.jsonl")}
+    assert ids == {"saved-0", "saved-1"}
+    with pytest.raises(ConfigError, match="cannot load the data set"):
+        generate_data(dataclasses.replace(config, datasets=(str(tmp_path / "none"),)))
+
+
+def test_large_vocabularies_need_more_bytes(tmp_path):
+    rows = [answer(0, [TEXT_VOCAB_SIZE + 2**16, 5, 7])]
+    written = write_shards(tmp_path, rows, rows_per_shard=1, drop_truncated=False)
+    ((_, row),) = read_rows(tmp_path / written["shards"][0]["name"])
+    assert torch.tensor(row["response_ids"]).max() == TEXT_VOCAB_SIZE + 2**16
