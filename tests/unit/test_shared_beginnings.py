@@ -40,12 +40,18 @@ def add(scheduler, key, token_ids, **params):
 
 
 def step(scheduler):
-    """Schedule, and commit as the engine does; returns the new tokens of each sequence."""
+    """Schedule, and commit as the engine does; returns the new tokens of each sequence.
+
+    What a step gives the drafter is written into its context in the next one.
+    """
     rows = {row.sequence.key: len(row.new_ids) for row in scheduler.schedule()}
     for sequence in scheduler.running:
+        num_before = sequence.num_cached
         sequence.num_cached += rows[sequence.key]
         if sequence.num_cached == len(sequence.token_ids):
-            scheduler.memory.publish(sequence.key, sequence.token_ids, sequence.num_cached)
+            with_context = scheduler.draft_context and sequence.may_draft
+            num_written = num_before if with_context else sequence.num_cached
+            scheduler.memory.publish(sequence.key, sequence.token_ids, num_written)
             sequence.append(7)
     return rows
 
@@ -77,12 +83,15 @@ def test_what_is_shared_is_what_is_taken_over():
     assert pages.open(1, prompt, with_context=True) == pages.num_shared(prompt, prompt)
 
 
-def test_samples_of_one_prompt_compute_it_once():
-    scheduler = make_scheduler()
+@pytest.mark.parametrize("draft_context", [True, False])
+def test_samples_of_one_prompt_compute_it_once(draft_context):
+    scheduler = make_scheduler(draft_context=draft_context)
     for key in range(4):
         add(scheduler, key, range(NUM_PROMPT))
     assert step(scheduler) == {0: 2 * PAGE_SIZE}
     assert step(scheduler) == {0: PAGE_SIZE + 5}
+    if draft_context:
+        assert step(scheduler) == {0: 1}
     # The others take three pages over, and compute what is left of the prompt.
     assert step(scheduler) == {0: 1, 1: 5, 2: 5, 3: 5}
     scheduler.memory.check_integrity()
@@ -134,7 +143,7 @@ def test_who_waits_goes_on_when_the_other_one_is_gone():
 def test_who_has_all_that_it_can_have_does_not_wait():
     scheduler = make_scheduler()
     add(scheduler, 0, range(NUM_PROMPT))
-    for _ in range(2):
+    for _ in range(3):
         step(scheduler)
     add(scheduler, 1, [*range(NUM_PROMPT), 1])
     add(scheduler, 2, [*range(NUM_PROMPT), 1])

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -44,8 +45,8 @@ def build() -> Path:
     """The compiled library; compiles it if this machine has none of these sources yet.
 
     The name is a digest of all that decides what the library is: sources, flags, torch with its
-    threads, and what this CPU can do, since home folders travel between machines. It appears under
-    its name by one rename; other processes wait meanwhile.
+    threads, the C library, and what this CPU can do, since home folders travel between machines. It
+    appears under its name by one rename; other processes wait meanwhile.
 
     Raises:
         NoKernels: no compiler, no success, or no place to write to.
@@ -67,10 +68,11 @@ def build() -> Path:
 
 def _digest(threads: Path | None) -> str:
     parts = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.is_file()]
-    parts += [
-        text.encode()
-        for text in (" ".join(COMPILE_FLAGS), torch.__version__, str(threads), cpu_features())
-    ]
+    decisive = (
+        *(" ".join(COMPILE_FLAGS), torch.__version__, str(threads), cpu_features()),
+        *platform.libc_ver(),
+    )
+    parts += [text.encode() for text in decisive]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -79,6 +81,8 @@ def _digest(threads: Path | None) -> str:
 
 def _compile(library: Path, threads: Path | None) -> None:
     compiler = _compiler()
+    if "clang" in compiler[0]:
+        threads = None  # its OpenMP needs another runtime than torch's
     flags = [*COMPILE_FLAGS, *(["-fopenmp"] if threads else [])]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         objects = []

@@ -5,7 +5,7 @@ import logging
 import os
 from functools import lru_cache
 
-from blockdraft.kernels.build import NoKernels, build
+from blockdraft.kernels.build import build
 
 SWITCH = "BLOCKDRAFT_KERNELS"
 """Environment variable: "off" leaves everything to torch."""
@@ -74,8 +74,9 @@ def library() -> Library | None:
         return None
     try:
         return Library(str(build()))
-    # OSError: what lies in the cache is no library of this machine.
-    except (NoKernels, OSError) as reason:
+    # Whatever keeps a machine from compiling, from a home folder that is missing to a compiler that
+    # is another program: models run without kernels.
+    except Exception as reason:
         logger.warning("no kernels for this CPU, steps take longer: %s", reason)
         return None
 

@@ -40,8 +40,10 @@ def rms_norm(
 
     `rounds_first`: to the tensor's type before the weight is applied, and after it again.
     """
-    x = x.contiguous()
-    output, size = torch.empty_like(x), x.shape[-1]
+    x, size = x.contiguous(), x.shape[-1]
+    _check_alike(x, weight)
+    _check_sizes(weight.numel() == size)
+    output = torch.empty_like(x)
     kernels.norm(
         _IS_BFLOAT16[x.dtype], output.data_ptr(), None, x.data_ptr(), None, weight.data_ptr(),
         x.numel() // size, size, eps, rounds_first, torch.get_num_threads(),
@@ -53,8 +55,10 @@ def add_rms_norm(
     kernels: Library, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, rounds_first: bool
 ) -> tuple[Tensor, Tensor]:
     """x + residual, and the norm of that; see `rms_norm`."""
-    x, residual = x.contiguous(), residual.contiguous()
-    output, total, size = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
+    x, residual, size = x.contiguous(), residual.contiguous(), x.shape[-1]
+    _check_alike(x, residual, weight)
+    _check_sizes(residual.shape == x.shape and weight.numel() == size)
+    output, total = torch.empty_like(x), torch.empty_like(x)
     kernels.norm(
         _IS_BFLOAT16[x.dtype], output.data_ptr(), total.data_ptr(), x.data_ptr(),
         residual.data_ptr(), weight.data_ptr(), x.numel() // size, size, eps, rounds_first,
@@ -82,6 +86,9 @@ def rotate_heads_(
     """
     num_heads, head_dim = heads.shape[-2:]
     query_weight, key_weight, eps = norms if norms is not None else (None, None, 0.0)
+    _check_alike(heads, cos, signed_sin, *([] if norms is None else norms[:2]))
+    num_angles = heads.numel() // num_heads
+    _check_sizes(cos.numel() == signed_sin.numel() == num_angles)
     kernels.rotate(
         _IS_BFLOAT16[heads.dtype], heads.data_ptr(), num_heads * head_dim, cos.data_ptr(),
         signed_sin.data_ptr(), _address(query_weight), _address(key_weight),
@@ -126,7 +133,7 @@ class TiledAttention:
         bias: Tensor | None = None,
         slots: Tensor | None = None,
     ) -> None:
-        span_table = torch.tensor(spans)
+        span_table = torch.tensor(spans, device="cpu")  # whatever the default device is
         self._held = (span_table, pages, ranges, bias, slots)
         self._num_rows = num_rows
         self._plan = Plan(
@@ -168,6 +175,7 @@ class TiledAttention:
             _with_whole_heads(key),
             _with_whole_heads(value),
         )
+        _check_alike(query, key, value, keys, values)
         kernels.attend(
             _IS_BFLOAT16[query.dtype], self._address, ctypes.addressof(layer), output.data_ptr(),
             query.data_ptr(), query.stride(1), query.stride(0),
@@ -188,6 +196,23 @@ def _layer(
 def _with_whole_heads(heads: Tensor) -> Tensor:
     """The same with the values of a head side by side, as they nearly always are."""
     return heads if heads.stride(-1) == 1 else heads.contiguous()
+
+
+def _check_alike(tensor: Tensor, *others: Tensor) -> None:
+    """Refuse what the kernels would read as other numbers than it is.
+
+    Raises:
+        RuntimeError: the types differ, as torch's own operations would say.
+    """
+    for other in others:
+        if other.dtype != tensor.dtype:
+            raise RuntimeError(f"expected {tensor.dtype} throughout, and found {other.dtype}")
+
+
+def _check_sizes(are_right: bool) -> None:
+    """Raises RuntimeError for tensors that do not fit each other."""
+    if not are_right:
+        raise RuntimeError("the sizes of the tensors do not fit each other")
 
 
 def _address(tensor: Tensor | None) -> int | None:

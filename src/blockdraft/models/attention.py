@@ -43,11 +43,21 @@ def exact_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     bias = None if attention_mask is None else attention_mask[0]
     kernels = kernels_for_heads(query)
-    if kernels is not None and key.shape == value.shape:
+    is_plain = key.shape == value.shape and _is_plain_bias(bias, query.shape[2], key.shape[2])
+    if kernels is not None and is_plain:
         return _tiled(kernels, query[0], key[0], value[0], bias, scale, softcap, s_aux)[None], None
     heads = query.view(key.shape[1], -1, *query.shape[2:])
     output = grouped_attention(heads[:, None], key[0], value[0], bias, scale, softcap, s_aux)
     return output[:, 0].flatten(0, 1).transpose(0, 1)[None], None
+
+
+def _is_plain_bias(bias: Tensor | None, num_rows: int, num_keys: int) -> bool:
+    """True for what the kernels read: one float32 mask for all heads. Models may make others."""
+    return bias is None or (
+        bias.dtype == torch.float32
+        and bias.shape == (1, num_rows, num_keys)
+        and bias.stride(-1) == 1
+    )
 
 
 def _tiled(

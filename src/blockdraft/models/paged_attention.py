@@ -78,7 +78,9 @@ class TiledPlan:
         self._kv = kv
         self._spans = spans
         self._slots = slots
-        self._pages = torch.tensor([p for s in spans for p in s.page_ids[: s.num_pages]])
+        self._pages = torch.tensor(
+            [p for s in spans for p in s.page_ids[: s.num_pages]], device="cpu"
+        )
         self._windows: dict[int | None, TiledAttention] = {}
 
     def attend(
@@ -121,7 +123,7 @@ class TiledPlan:
             for span in self._spans
             for position in range(span.start, span.start + span.num_rows)
         ]
-        ends = torch.tensor(positions) + 1
+        ends = torch.tensor(positions, device="cpu") + 1
         firsts = torch.zeros_like(ends) if window is None else (ends - window).clamp_(min=0)
         return torch.stack((firsts, ends), dim=1)
 

@@ -122,7 +122,9 @@ class PagedBlocks:
             page_ids += pages.page_ids(key)[: -(-end // PAGE_SIZE)]
             slots += pages.slots(key, length, end)
             slots += [SCRATCH_PAGE * PAGE_SIZE] * (self._width - (end - length))
-        self._slots, self._page_ids = torch.tensor(slots), torch.tensor(page_ids)
+        self._slots, self._page_ids = (
+            torch.tensor(numbers, device="cpu") for numbers in (slots, page_ids)
+        )
         self._plans: dict[AttentionKind, TiledAttention] = {}
 
     def attend(
@@ -140,7 +142,7 @@ class PagedBlocks:
                 self._spans,
                 max(self._ends),
                 pages=self._page_ids,
-                ranges=torch.tensor(self._ranges(kind)),
+                ranges=torch.tensor(self._ranges(kind), device="cpu"),
                 slots=self._slots,
             )
         return self._plans[kind]
