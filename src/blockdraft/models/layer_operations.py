@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.kernels.library import Library
 from blockdraft.kernels.ops import add_rms_norm, gated_silu, rms_norm, rotate_heads_
+from blockdraft.models.packed import PackedLinear
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin, each [1, tokens, head_dim]; the halves of a head turn by the same angles."""
@@ -85,6 +87,23 @@ class KernelOperations(LayerOperations):
         if self._head_norms is not None:
             (query, eps), (key, _) = (_weight_and_eps(norm) for norm in self._head_norms)
             self._head_weights = query, key, eps
+
+    def whole_layer(self, *linears: PackedLinear) -> DecoderLayer | None:
+        """The layer in one call, from its products; None if one of them is not by kernels.
+
+        In the order qkv, output of the attention, gate and up, down.
+        """
+        products = [linear.by_kernels for linear in linears]
+        qkv, o, gate_up, down = products
+        if not self._has_silu or qkv is None or o is None or gate_up is None or down is None:
+            return None
+        return DecoderLayer(
+            self._kernels,
+            (qkv, o, gate_up, down),
+            (self._first, self._second),
+            self._head_weights,
+            rounds_first=True,
+        )
 
     def norm(self, hidden: Tensor) -> Tensor:
         """See LayerOperations."""
