@@ -94,7 +94,7 @@ class FusedLayer:
     def use_kernels(self, operations: KernelOperations) -> None:
         """Compute by kernels what is between the products, or the whole layer where possible."""
         self.operations = operations
-        self._whole = operations.whole_layer(self._qkv, self._o, self._gate_up, self._down)
+        self._whole = operations.whole_layer((self._qkv, self._o, self._gate_up, self._down))
 
     def use_torch(self, operations: LayerOperations) -> None:
         """Compute what is between the products by torch."""

@@ -54,6 +54,7 @@ struct Step {
 
   void add(Lanes sums[kPanelLanes], const T* values) const {
     const Lanes value = all(as_float(*values));
+#pragma GCC unroll 8
     for (int i = 0; i < kPanelLanes; ++i) sums[i] = multiply_add(value, weights[i], sums[i]);
   }
 };
@@ -69,39 +70,42 @@ struct Step<BFloat16> {
     int32_t pair;
     std::memcpy(&pair, values, sizeof pair);
     const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 8
     for (int i = 0; i < kPanelLanes; ++i)
       sums[i] = (Lanes)_mm512_dpbf16_ps((__m512)sums[i], both, weights[i]);
   }
 };
 #endif
 
+// Up to 16 outputs of a row; none if `num_outputs` is not positive.
 template <typename T>
-void finish_row(T* to, const Lanes sums[kPanelLanes], const T* bias, int64_t num_outputs) {
-  for (int i = 0; i < kPanelLanes && i * kLanes < num_outputs; ++i) {
-    const int64_t num = num_outputs - i * kLanes;
-    const bool is_whole = num >= kLanes;
-    Lanes sum = sums[i];
-    if (bias != nullptr)
-      sum = sum + (is_whole ? load(bias + i * kLanes) : load_some(bias + i * kLanes, num));
-    if (is_whole)
-      store(to + i * kLanes, sum);
-    else
-      store_some(to + i * kLanes, sum, num);
-  }
+void finish(T* to, Lanes sum, const T* bias, int64_t num_outputs) {
+  if (num_outputs <= 0) return;
+  const bool is_whole = num_outputs >= kLanes;
+  if (bias != nullptr) sum = sum + (is_whole ? load(bias) : load_some(bias, num_outputs));
+  if (is_whole)
+    store(to, sum);
+  else
+    store_some(to, sum, num_outputs);
 }
 
-// M rows with one panel of a weight.
+// M rows with one panel of a weight. Loops over sums are unrolled, or they would not stay in
+// registers.
 template <typename T, int M>
 void multiply_panel(T* output, const T* rows, const T* panel, const T* bias, const Product& product,
                     int64_t num_outputs) {
   Lanes sums[M][kPanelLanes] = {};
   for (int64_t input = 0; input < product.inputs; input += kStep<T>) {
     const Step<T> step(panel + input * kPanel);
-#pragma GCC unroll 8  // the sums stay in registers
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m) step.add(sums[m], rows + m * product.inputs + input);
   }
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
-    finish_row(output + m * product.outputs, sums[m], bias, num_outputs);
+#pragma GCC unroll 8
+    for (int i = 0; i < kPanelLanes; ++i)
+      finish(output + m * product.outputs + i * kLanes, sums[m][i],
+             bias == nullptr ? nullptr : bias + i * kLanes, num_outputs - i * kLanes);
 }
 
 template <typename T, int M = kMaxRows>
