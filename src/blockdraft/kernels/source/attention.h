@@ -38,7 +38,7 @@ struct Layer {
 
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kMaxQueries = 32;
-constexpr int kBlock = 4;
+constexpr int kBlock = 6;  // queries whose sums fit the registers together
 // Less work than this is done before other threads would have woken up.
 constexpr int64_t kMinParallelScores = 1 << 14;
 
@@ -100,10 +100,12 @@ void begin(State& state, const Plan& plan, const Layer& layer, const Part& part,
     state.largest[i] = -INFINITY;
     state.total[i] = 0.0f;
     const T* query = queries.at(row, head);
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-      store(state.queries + i * head_dim + d, load(query + d) * layer.scale);
-      store(state.sums + i * head_dim + d, Lanes{});
+    const int64_t num_words = head_dim / kStep<T>;
+    for (int64_t word = 0; word < num_words; word += kLanes) {
+      const int64_t num = num_words - word < kLanes ? num_words - word : kLanes;
+      store_some(state.queries + i * num_words + word, load_words(query + word * kStep<T>, num), num);
     }
+    for (int64_t d = 0; d < head_dim; d += kLanes) store(state.sums + i * head_dim + d, Lanes{});
   }
 }
 
@@ -111,6 +113,8 @@ void begin(State& state, const Plan& plan, const Layer& layer, const Part& part,
 inline void weigh(State& state, const Layer& layer, int64_t index, int64_t tile_start) {
   const Range seen = state.in_tile[index];
   float* scores = state.scores + index * kTile;
+  for (int i = 0; i < kTileLanes; ++i)
+    store(scores + i * kLanes, load(scores + i * kLanes) * layer.scale);
   if (layer.softcap != 0.0f)
     for (int64_t i = seen.first; i < seen.end; ++i)
       scores[i] = std::tanh(scores[i] / layer.softcap) * layer.softcap;
@@ -139,21 +143,29 @@ inline void weigh(State& state, const Layer& layer, int64_t index, int64_t tile_
   state.total[index] += sum(total);
 }
 
-// Blocks of queries share what is read; those keys that not all of a block see come singly, in
-// order. So a query's sums do not depend on the block.
+// Calls act(first query, number of queries as a constant) for blocks of queries, which share what is
+// read.
+template <typename Act>
+void in_blocks(int64_t num, const Act& act) {
+  for (int64_t first = 0; first < num; first += kBlock)
+    with_constant<kBlock>(num - first < kBlock ? num - first : kBlock,
+                          [&](auto constant) { act(first, constant); });
+}
+
+// Those keys that not all of a block see come singly, in order. So a query's sums do not depend on
+// the block.
 template <typename T>
 void add_tile(State& state, const T* values, int64_t head_dim) {
-  int64_t index = 0;
-  for (; index + kBlock <= state.num; index += kBlock) {
+  in_blocks(state.num, [&](int64_t first, auto num) {
     Range common{0, kTile};
-    for (int i = 0; i < kBlock; ++i) {
-      const Range own = state.in_tile[index + i];
+    for (int i = 0; i < num; ++i) {
+      const Range own = state.in_tile[first + i];
       common.first = own.first > common.first ? own.first : common.first;
       common.end = own.end < common.end ? own.end : common.end;
     }
     if (common.first >= common.end) common = {kTile, kTile};
     const auto alone = [&](bool is_before) {
-      for (int64_t i = index; i < index + kBlock; ++i) {
+      for (int64_t i = first; i < first + num; ++i) {
         Range own = state.in_tile[i];
         if (is_before)
           own.end = own.end < common.first ? own.end : common.first;
@@ -164,13 +176,10 @@ void add_tile(State& state, const T* values, int64_t head_dim) {
       }
     };
     alone(true);
-    add_values<T, kBlock>(state.sums + index * head_dim, state.scores + index * kTile, values,
-                          common, head_dim);
+    add_values<T, num>(state.sums + first * head_dim, state.scores + first * kTile, values, common,
+                       head_dim);
     alone(false);
-  }
-  for (; index < state.num; ++index)
-    add_values<T, 1>(state.sums + index * head_dim, state.scores + index * kTile, values,
-                     state.in_tile[index], head_dim);
+  });
 }
 
 template <typename T>
@@ -188,13 +197,11 @@ void attend_tile(State& state, const Layer& layer, const T* keys, const T* value
   }
   if (seen.first >= seen.end) return;
   transpose_keys(state.columns, keys, seen, layer.head_dim);
-  int64_t index = 0;
-  for (; index + kBlock <= state.num; index += kBlock)
-    multiply_keys<kBlock>(state.scores + index * kTile, state.queries + index * layer.head_dim,
-                          state.columns, layer.head_dim);
-  for (; index < state.num; ++index)
-    multiply_keys<1>(state.scores + index * kTile, state.queries + index * layer.head_dim,
-                     state.columns, layer.head_dim);
+  const int64_t num_words = layer.head_dim / kStep<T>;
+  in_blocks(state.num, [&](int64_t first, auto num) {
+    multiply_keys<T, num>(state.scores + first * kTile, state.queries + first * num_words,
+                          state.columns, num_words);
+  });
   for (int64_t i = 0; i < state.num; ++i)
     if (state.in_tile[i].first < state.in_tile[i].end) weigh(state, layer, i, tile_start);
   add_tile(state, values, layer.head_dim);

@@ -80,7 +80,7 @@ extern "C" {
 int64_t blockdraft_product_step(int is_bfloat16) {
 #ifdef __AVX512F__
   if (!is_bfloat16) return blockdraft::kStep<float>;
-  return blockdraft::kHasPairs ? blockdraft::kStep<blockdraft::BFloat16> : 0;
+  return BLOCKDRAFT_HAS_PAIRS ? blockdraft::kStep<blockdraft::BFloat16> : 0;
 #else
   (void)is_bfloat16;
   return 0;
