@@ -110,12 +110,22 @@ def library() -> Library | None:
         logger.info("%s=off: torch's operations instead of kernels", SWITCH)
         return None
     try:
-        return Library(str(build()))
+        return _loaded()
     # Whatever keeps a machine from compiling, from a home folder that is missing to a compiler that
     # is another program: models run without kernels.
     except Exception as reason:
         logger.warning("no kernels for this CPU, steps take longer: %s", reason)
         return None
+
+
+def _loaded() -> Library:
+    path = build()
+    try:
+        return Library(str(path))
+    except (OSError, AttributeError) as reason:  # half a file, or another library's
+        logger.warning("%s does not load and is compiled again: %s", path, reason)
+        path.unlink(missing_ok=True)
+        return Library(str(build()))
 
 
 def _function(loaded: ctypes.CDLL, name: str) -> "ctypes._NamedFuncPointer":

@@ -15,7 +15,7 @@ from blockdraft.kernels.library import Layer, Library, Plan, library
 
 TILE = 64
 """Keys a tile, as in tiles.h. Pages have this size."""
-LANES, MAX_HEAD_DIM = 16, 256
+LANES, MAX_HEAD_DIM = 16, 512
 """Head sizes are multiples of the first, up to the second."""
 
 IS_BFLOAT16 = {torch.bfloat16: 1, torch.float32: 0}

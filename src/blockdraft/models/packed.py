@@ -95,13 +95,15 @@ def replace_forward(module: nn.Module, forward: Callable[..., Tensor], undo: Exi
     undo.callback(vars(module).pop, "forward")
 
 
-def packed_copy(module: AnyModule) -> AnyModule:
-    """A twin for inference with the same parameters, and packed linear layers.
+def packed_copy(
+    module: AnyModule, linears: Callable[[AnyModule], Iterable[nn.Linear]] = plain_linears
+) -> AnyModule:
+    """A twin for inference with the same parameters, and packed linear layers, or some of them.
 
     The module itself is not touched and can be trained on; the twin follows in part only (its
     packed weights are copies, the others are shared), so make a new one then.
     """
     shared = [*module.parameters(), *module.buffers()]
     twin = copy.deepcopy(module, {id(tensor): tensor for tensor in shared})
-    pack_linears(plain_linears(twin))
+    pack_linears(linears(twin))
     return twin

@@ -36,7 +36,7 @@ struct Layer {
   const float* sinks;  // [heads] or null
 };
 
-constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kMaxQueries = 32;
 constexpr int kBlock = 6;  // queries whose sums fit the registers together
 // Less work than this is done before other threads would have woken up.
