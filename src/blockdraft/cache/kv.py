@@ -92,7 +92,7 @@ class KVCache(Cache):  # type: ignore[misc]
 
     @property
     def _held(self) -> list[KVLayer]:
-        """Layers with keys and values of their own; some models let layers share those of another."""
+        """Layers with keys and values of their own; in some models others share them."""
         return [layer for layer in self.layers if layer.is_initialized]
 
     def truncate(self, length: int) -> None:
