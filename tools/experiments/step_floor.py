@@ -5,8 +5,8 @@
 The floor of a step is the time to read every weight once: those of the linear layers and the head,
 and the keys and values of the context. Bandwidth is the best of three ways to read memory once.
 Where a step's time goes is measured by wrapping whole layers, other linear layers and attention, in
-steps of their own, since that takes time itself; the phase timer's cost likewise: with it and without
-in turns. Medians. Prints one JSON object.
+steps of their own, since that takes time itself; the cost of the phase timer likewise, with and
+without it in turns. Medians. Prints one JSON object.
 """
 
 import argparse

@@ -172,7 +172,7 @@ def attention_by_company(engine: Engine) -> Iterator[None]:
         for owner, name, num_rows in ways:
             faulty = _rounding_by_rows(getattr(owner, name), num_rows)
             planted.enter_context(replaced(owner, name, faulty))
-        # Whole layers have no attention of their own to plant it in; their parts have the same bits.
+        # A whole layer offers no place to plant it in; its parts have the same bits.
         planted.enter_context(replaced(fused, "tiled_plan_in_force", lambda: None))
         yield
 
