@@ -53,8 +53,9 @@ def test_the_probes_pass(dtype: torch.dtype, way: Way) -> None:
         target.check_row_invariance()
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_the_probes_fail_in_pages_with_exact_off() -> None:
-    """A row alone then takes another kernel."""
+    """A row alone then takes another kernel of oneDNN's; ours are the same for any rows."""
     with (
         new_target("paged", torch.bfloat16, exact=False).released_after() as target,
         pytest.raises(ModelError, match="change with the number of rows"),

@@ -93,7 +93,9 @@ def _named(*names: str) -> Any:
     return next(getattr(transformers, name) for name in names if hasattr(transformers, name))
 
 
-def build(name: str, options: Mapping[str, Any]) -> PreTrainedModel:
+def build(
+    name: str, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
+) -> PreTrainedModel:
     config_type = _named(f"{name}TextConfig", f"{name}Config")
     model_type = _named(f"{name}ForCausalLM", f"{name}LMHeadModel")
     config = config_type(**{**TINY_SIZES, "vocab_size": VOCAB_SIZE, **options})
@@ -101,7 +103,7 @@ def build(name: str, options: Mapping[str, Any]) -> PreTrainedModel:
         torch.manual_seed(0)
         model = model_type(config)
         randomize(model)
-    model = model.to(torch.float64).eval()
+    model = model.to(dtype).eval()
     model.set_experts_implementation("eager")  # the default one has no float64
     return model
 
@@ -139,6 +141,21 @@ def test_all_sequences_in_one_forward(name: str) -> None:
     check_equals_stock(model, PagedTarget(model, Pages(40)))
 
 
+@pytest.mark.parametrize("name", IN_ONE_FORWARD)
+def test_both_paths_have_the_same_bits(name: str) -> None:
+    """In float32, where kernels run what fits them."""
+    model = build(name, IN_ONE_FORWARD[name], torch.float32)
+    answers = []
+    for make in (lambda: PagedTarget(model, Pages(40)), lambda: SequentialTarget(model)):
+        target: PagedTarget | SequentialTarget = make()
+        with target.released_after():
+            target.check_row_invariance()
+            answers.append(run_crowd(target, NoDrafter(), requests(), prefill_chunk=50).answers)
+    for ours, expected in zip(*answers, strict=True):
+        assert ours.token_ids == expected.token_ids
+        assert [e.logprob for e in ours.logprobs] == [e.logprob for e in expected.logprobs]
+
+
 @pytest.mark.parametrize("name", ONE_AFTER_ANOTHER)
 def test_one_sequence_after_another(name: str) -> None:
     options, reason = ONE_AFTER_ANOTHER[name]
@@ -157,10 +174,11 @@ def test_rotations_by_the_length_of_the_text_are_not_shared(kind: str) -> None:
         PagedTarget(model, Pages(9), exact=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_refused(name: str, dtype: torch.dtype) -> None:
     options, reason = REFUSED[name]
-    model = build(name, options)
+    model = build(name, options, dtype)
     with pytest.raises((NotPaged, ModelError)):
         layer_shapes(model)
     with (

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from blockdraft import LLM
 from blockdraft.core.recorder import Work
@@ -13,7 +14,7 @@ from blockdraft.engine import engine as engine_module
 from blockdraft.engine.account import DraftMemory, Ledger, LedgerLine, make_ledger
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.ledger import NO_TIMER, NoTimer, PhaseTimer, PhaseTotals
-from blockdraft.models.packed import PackedLinear, can_pack
+from blockdraft.models.packed import can_pack
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.fakes import OracleDrafter, TableTarget
 from tests.small_llm import params
@@ -98,7 +99,7 @@ def test_memory_is_that_of_the_tensors(llm):
     drafter, memory = llm.engine.drafter, ledger.memory
     model = drafter.model
     assert memory.weights == sum(p.nbytes for p in model.parameters())
-    packed = [m for m in model.modules() if isinstance(vars(m).get("forward"), PackedLinear)]
+    packed = [m for m in model.modules() if isinstance(m, nn.Linear) and can_pack(m.weight)]
     projection = sum(
         weight.nbytes
         for layer in model.layers

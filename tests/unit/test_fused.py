@@ -17,6 +17,7 @@ from transformers import (
 
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
+from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.kernels.library import Library, library
 from blockdraft.kernels.ops import TiledAttention
 from blockdraft.models import fused, layer_operations
@@ -258,9 +259,51 @@ def test_the_self_test_finds_an_attention_that_sees_how_many_rows_there_are(
     for target in (SequentialTarget(make("llama")), PagedTarget(make("llama"), Pages(20))):
         with target.released_after(), monkeypatch.context() as patch:
             target.check_row_invariance()
+            patch.setattr(fused, "tiled_plan_in_force", lambda: None)
             patch.setattr(TiledAttention, "attend", variant)
             with pytest.raises(ModelError, match="number of rows"):
                 target.check_row_invariance()
+
+
+def runs_whole(layer: Any) -> bool:
+    return vars(layer)["forward"]._whole is not None
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_whole_layer_has_the_bits_of_its_parts(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For any rows, and of the sequential path too, which runs the parts."""
+    ids = IDS[0].tolist()
+    with SequentialTarget(make(name, dtype)).released_after() as sequential:
+        expected = sequential.logits_of_split(ids, (len(ids),))
+    with PagedTarget(make(name, dtype), Pages(20)).released_after() as target:
+        if not all(runs_whole(layer) for layer in target.layers):
+            pytest.skip("no products by kernels on this CPU")
+        for split in ((len(ids),), (1,) * len(ids), (7, 1, 16, 1, 5, 10)):
+            assert torch.equal(target.logits_of_split(ids, split), expected), split
+        monkeypatch.setattr(fused, "tiled_plan_in_force", lambda: None)
+        assert torch.equal(target.logits_of_split(ids, (len(ids),)), expected)
+
+
+@needs_kernels
+def test_the_self_test_finds_a_whole_layer_that_sees_how_many_rows_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = DecoderLayer.__call__
+
+    def variant(layer: DecoderLayer, hidden: Tensor, *args: Any) -> Tensor:
+        return real(layer, hidden, *args) * (1.0 + 1e-6 * (hidden.shape[1] > 8))
+
+    with PagedTarget(make("llama"), Pages(20)).released_after() as target:
+        if not all(runs_whole(layer) for layer in target.layers):
+            pytest.skip("no products by kernels on this CPU")
+        target.check_row_invariance()
+        monkeypatch.setattr(DecoderLayer, "__call__", variant)
+        with pytest.raises(ModelError, match="number of rows"):
+            target.check_row_invariance()
 
 
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)

@@ -97,6 +97,17 @@ def test_a_failure_is_one_line_in_the_log(
     assert "no kernels" in record.message
 
 
+@needs_compiler
+def test_a_library_that_does_not_load_is_compiled_again(
+    cache: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture, load: Callable[[], object]
+) -> None:
+    path = build()
+    path.write_bytes(b"half")
+    assert load() is not None
+    assert "compiled again" in caplog.text
+    assert path.stat().st_size > len(b"half")
+
+
 def test_a_file_that_is_no_library_is_not_used(
     cache: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture, load: Callable[[], object]
 ) -> None:

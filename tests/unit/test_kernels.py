@@ -25,7 +25,15 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here"
 DTYPES = [torch.float32, torch.bfloat16]
 EPS = 1e-5
 Head = tuple[int, int, int]
-HEADS: list[Head] = [(9, 3, 64), (4, 2, 16), (6, 1, 80), (4, 4, 128), (35, 1, 32), (3, 3, 256)]
+HEADS: list[Head] = [
+    (9, 3, 64),
+    (4, 2, 16),
+    (6, 1, 80),
+    (4, 4, 128),
+    (35, 1, 32),
+    (3, 3, 256),
+    (2, 1, 512),
+]
 """Query heads, K/V heads, head_dim."""
 
 

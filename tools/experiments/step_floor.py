@@ -4,16 +4,16 @@
 
 The floor of a step is the time to read every weight once: those of the linear layers and the head,
 and the keys and values of the context. Bandwidth is the best of three ways to read memory once.
-Where a step's time goes is measured by wrapping the linear layers and the attention, in steps of
-their own, since that takes time itself; the phase timer's cost likewise: with it and without in
-turns. Medians. Prints one JSON object.
+Where a step's time goes is measured by wrapping whole layers, other linear layers and attention, in
+steps of their own, since that takes time itself; the cost of the phase timer likewise, with and
+without it in turns. Medians. Prints one JSON object.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -24,6 +24,7 @@ from blockdraft.bench.memory import kv_bytes_per_token
 from blockdraft.core.environment import describe_environment
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.ledger import NO_TIMER, PhaseTimer
+from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.llm import LLM
 from blockdraft.models.packed import PackedLinear
 from blockdraft.models.paged_attention import GroupedPlan, TiledPlan
@@ -32,6 +33,12 @@ READ_BYTES = 2**29
 """Far more than any cache holds."""
 TURN = 10
 """Steps with the timer, then without, and so on."""
+PARTS: dict[str, list[tuple[type, str]]] = {
+    "whole layers": [(DecoderLayer, "__call__")],
+    "linear layers outside of them, and head": [(PackedLinear, "__call__")],
+    "attention outside of them": [(TiledPlan, "attend"), (GroupedPlan, "attend")],
+}
+"""Methods that do not call each other."""
 
 
 def bandwidth(repeats: int = 15) -> dict[str, float]:
@@ -59,14 +66,14 @@ def seconds(function: Callable[[], object], repeats: int) -> list[float]:
 
 
 @contextmanager
-def timed_calls(cls: type, name: str, into: dict[str, float]) -> Iterator[None]:
-    """Add the seconds of each call of a method to `into[name]`."""
+def timed_calls(cls: type, name: str, into: dict[str, float], part: str) -> Iterator[None]:
+    """Add the seconds of each call of a method to `into[part]`."""
     method = getattr(cls, name)
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
         result = method(*args, **kwargs)
-        into[name] = into.get(name, 0.0) + perf_counter() - start
+        into[part] += perf_counter() - start
         return result
 
     setattr(cls, name, timed)
@@ -77,25 +84,20 @@ def timed_calls(cls: type, name: str, into: dict[str, float]) -> Iterator[None]:
 
 
 def parts_of_step(step: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Milliseconds in linear layers, in attention and in all else; medians over steps."""
-    rows = []
+    """Milliseconds in each of `PARTS` and in all else; medians over steps."""
+    measured: dict[str, list[float]] = {}
     for _ in range(repeats):
-        spent: dict[str, float] = {}
-        with (
-            timed_calls(PackedLinear, "__call__", spent),
-            timed_calls(TiledPlan, "attend", spent),
-            timed_calls(GroupedPlan, "attend", spent),
-        ):
+        spent = dict.fromkeys(PARTS, 0.0)
+        with ExitStack() as wrapped:
+            for name, methods in PARTS.items():
+                for cls, method in methods:
+                    wrapped.enter_context(timed_calls(cls, method, spent, name))
             start = perf_counter()
             step()
             total = perf_counter() - start
-        linear, attention = spent["__call__"], spent["attend"]
-        rows.append((linear, attention, total - linear - attention))
-    names = ("linear layers and head", "attention", "all else")
-    return {
-        name: 1000 * median(column)
-        for name, column in zip(names, zip(*rows, strict=True), strict=True)
-    }
+        for name, value in (spent | {"all else": total - sum(spent.values())}).items():
+            measured.setdefault(name, []).append(1000 * value)
+    return {name: median(values) for name, values in measured.items()}
 
 
 def timer_cost(llm: LLM, step: Callable[[], object], turns: int) -> dict[str, float]:

@@ -90,17 +90,22 @@ class KVCache(Cache):  # type: ignore[misc]
         """Number of cached tokens."""
         return self.layers[0].length
 
+    @property
+    def _held(self) -> list[KVLayer]:
+        """Layers with keys and values of their own; in some models others share them."""
+        return [layer for layer in self.layers if layer.is_initialized]
+
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens.
 
         The layers may differ in length: a forward that failed has appended to the first ones only.
         """
-        for layer in self.layers:
+        for layer in self._held:
             layer.truncate(length)
 
     def repeat(self, length: int) -> None:
         """Fill up to `length` tokens with copies of those held."""
-        for layer in self.layers:
+        for layer in self._held:
             assert layer.keys is not None
             assert layer.values is not None
             slots = torch.arange(layer.length, length) % layer.length

@@ -29,6 +29,7 @@ COMPILE_FLAGS = (
     "-Wall",
     "-Wextra",
     "-Wno-psabi",  # lanes are passed between inlined functions only
+    "-Wno-unknown-pragmas",  # without OpenMP everything runs on one thread
 )
 LOCK_TIMEOUT_S = 300.0
 """Longest wait for another process that compiles, seconds."""

@@ -18,6 +18,9 @@ _SIGNATURES: dict[str, list[type]] = {
                _FLAG],
     "gate": [_FLAG, *[_ADDRESS] * 2, *[_COUNT] * 2, _FLAG],
     "attend": [_FLAG, *[_ADDRESS] * 3, *[_ADDRESS, _COUNT, _COUNT] * 3, *[_ADDRESS] * 2],
+    "product_step": [_FLAG],
+    "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
+    "layer": [_FLAG, *[_ADDRESS] * 9],
 }  # fmt: skip
 """As declared in the sources."""
 
@@ -33,10 +36,14 @@ class Library:
         self.rotate = _function(loaded, "rotate")
         self.gate = _function(loaded, "gate")
         self.attend = _function(loaded, "attend")
+        self.product_step = _function(loaded, "product_step")
+        self.product_step.restype = _COUNT
+        self.multiply = _function(loaded, "multiply")
+        self.layer = _function(loaded, "layer")
 
 
 class Plan(ctypes.Structure):
-    """`Plan` of attention.cpp."""
+    """`Plan` of attention.h."""
 
     _fields_ = (
         ("num_rows", ctypes.c_int64),
@@ -53,7 +60,7 @@ class Plan(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """`Layer` of attention.cpp."""
+    """`Layer` of attention.h."""
 
     _fields_ = (
         ("kv_heads", ctypes.c_int64),
@@ -66,6 +73,36 @@ class Layer(ctypes.Structure):
     )
 
 
+class Product(ctypes.Structure):
+    """`Product` of products.h."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+    )
+
+
+class Weights(ctypes.Structure):
+    """`Weights` of layer.cpp."""
+
+    _fields_ = (
+        ("qkv", Product),
+        ("o", Product),
+        ("gate_up", Product),
+        ("down", Product),
+        ("norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("mlp_eps", ctypes.c_float),
+        ("head_eps", ctypes.c_float),
+        ("rounds_first", ctypes.c_int),
+    )
+
+
 @lru_cache
 def library() -> Library | None:
     """The kernels, or None where they are off or cannot be had; the log says why, once."""
@@ -73,12 +110,22 @@ def library() -> Library | None:
         logger.info("%s=off: torch's operations instead of kernels", SWITCH)
         return None
     try:
-        return Library(str(build()))
+        return _loaded()
     # Whatever keeps a machine from compiling, from a home folder that is missing to a compiler that
     # is another program: models run without kernels.
     except Exception as reason:
         logger.warning("no kernels for this CPU, steps take longer: %s", reason)
         return None
+
+
+def _loaded() -> Library:
+    path = build()
+    try:
+        return Library(str(path))
+    except (OSError, AttributeError) as reason:  # half a file, or another library's
+        logger.warning("%s does not load and is compiled again: %s", path, reason)
+        path.unlink(missing_ok=True)
+        return Library(str(build()))
 
 
 def _function(loaded: ctypes.CDLL, name: str) -> "ctypes._NamedFuncPointer":

@@ -14,16 +14,17 @@ from torch import Tensor
 from blockdraft.kernels.library import Layer, Library, Plan, library
 
 TILE = 64
-"""Keys a tile, as in attention.cpp. Pages have this size."""
-LANES, MAX_HEAD_DIM = 16, 256
+"""Keys a tile, as in tiles.h. Pages have this size."""
+LANES, MAX_HEAD_DIM = 16, 512
 """Head sizes are multiples of the first, up to the second."""
 
-_IS_BFLOAT16 = {torch.bfloat16: 1, torch.float32: 0}
+IS_BFLOAT16 = {torch.bfloat16: 1, torch.float32: 0}
+"""The types that there are kernels for, and how these are told which."""
 
 
 def kernels_for(tensor: Tensor) -> Library | None:
     """The kernels, if they compute on tensors of this type and device."""
-    is_fit = tensor.device.type == "cpu" and tensor.dtype in _IS_BFLOAT16
+    is_fit = tensor.device.type == "cpu" and tensor.dtype in IS_BFLOAT16
     return library() if is_fit else None
 
 
@@ -41,11 +42,11 @@ def rms_norm(
     `rounds_first`: to the tensor's type before the weight is applied, and after it again.
     """
     x, size = x.contiguous(), x.shape[-1]
-    _check_alike(x, weight)
-    _check_sizes(weight.numel() == size)
+    check_alike(x, weight)
+    check_sizes(weight.numel() == size)
     output = torch.empty_like(x)
     kernels.norm(
-        _IS_BFLOAT16[x.dtype], output.data_ptr(), None, x.data_ptr(), None, weight.data_ptr(),
+        IS_BFLOAT16[x.dtype], output.data_ptr(), None, x.data_ptr(), None, weight.data_ptr(),
         x.numel() // size, size, eps, rounds_first, torch.get_num_threads(),
     )  # fmt: skip
     return output
@@ -56,11 +57,11 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """x + residual, and the norm of that; see `rms_norm`."""
     x, residual, size = x.contiguous(), residual.contiguous(), x.shape[-1]
-    _check_alike(x, residual, weight)
-    _check_sizes(residual.shape == x.shape and weight.numel() == size)
+    check_alike(x, residual, weight)
+    check_sizes(residual.shape == x.shape and weight.numel() == size)
     output, total = torch.empty_like(x), torch.empty_like(x)
     kernels.norm(
-        _IS_BFLOAT16[x.dtype], output.data_ptr(), total.data_ptr(), x.data_ptr(),
+        IS_BFLOAT16[x.dtype], output.data_ptr(), total.data_ptr(), x.data_ptr(),
         residual.data_ptr(), weight.data_ptr(), x.numel() // size, size, eps, rounds_first,
         torch.get_num_threads(),
     )  # fmt: skip
@@ -86,11 +87,11 @@ def rotate_heads_(
     """
     num_heads, head_dim = heads.shape[-2:]
     query_weight, key_weight, eps = norms if norms is not None else (None, None, 0.0)
-    _check_alike(heads, cos, signed_sin, *([] if norms is None else norms[:2]))
+    check_alike(heads, cos, signed_sin, *([] if norms is None else norms[:2]))
     num_angles = heads.numel() // num_heads
-    _check_sizes(cos.numel() == signed_sin.numel() == num_angles)
+    check_sizes(cos.numel() == signed_sin.numel() == num_angles)
     kernels.rotate(
-        _IS_BFLOAT16[heads.dtype], heads.data_ptr(), num_heads * head_dim, cos.data_ptr(),
+        IS_BFLOAT16[heads.dtype], heads.data_ptr(), num_heads * head_dim, cos.data_ptr(),
         signed_sin.data_ptr(), _address(query_weight), _address(key_weight),
         heads.numel() // (num_heads * head_dim), num_queries, num_keys, head_dim, eps, rounds_first,
         torch.get_num_threads(),
@@ -102,7 +103,7 @@ def gated_silu(kernels: Library, gate_up: Tensor) -> Tensor:
     gate_up, size = gate_up.contiguous(), gate_up.shape[-1] // 2
     output = gate_up.new_empty((*gate_up.shape[:-1], size))
     kernels.gate(
-        _IS_BFLOAT16[gate_up.dtype], output.data_ptr(), gate_up.data_ptr(),
+        IS_BFLOAT16[gate_up.dtype], output.data_ptr(), gate_up.data_ptr(),
         gate_up.numel() // (2 * size), size, torch.get_num_threads(),
     )  # fmt: skip
     return output
@@ -135,13 +136,14 @@ class TiledAttention:
     ) -> None:
         span_table = torch.tensor(spans, device="cpu")  # whatever the default device is
         self._held = (span_table, pages, ranges, bias, slots)
-        self._num_rows = num_rows
+        self.num_rows = num_rows
         self._plan = Plan(
             num_rows, len(spans), span_table.data_ptr(), _address(pages), _address(ranges),
             _address(bias), 0 if bias is None else bias.stride(0), num_keys, _address(slots),
             torch.get_num_threads(),
         )  # fmt: skip
-        self._address = ctypes.addressof(self._plan)
+        self.address = ctypes.addressof(self._plan)
+        """Of what the kernels know of it."""
 
     def attend(
         self,
@@ -156,16 +158,14 @@ class TiledAttention:
     ) -> Tensor:
         """Store new keys and values [kv_heads, rows, head_dim], if there are slots, and attend.
 
-        query: [heads, rows, head_dim]; keys, values: [kv_heads, slots, head_dim], of a K/V head
-        one behind another; sinks: logits [heads].
+        query: [heads, rows, head_dim]; keys, values: [kv_heads, .., head_dim], the slots of a K/V
+        head one behind another; sinks: logits [heads].
         Returns [rows, heads, head_dim].
         """
         heads, _, head_dim = query.shape
-        output = query.new_empty((self._num_rows, heads, head_dim))
+        output = query.new_empty((self.num_rows, heads, head_dim))
         sinks = None if sinks is None else sinks.float()
-        layer = _layer(
-            keys.shape[0], heads // keys.shape[0], head_dim, keys.stride(0), scale, softcap or 0.0
-        )
+        layer = layer_of(heads, keys, scale, softcap)
         if sinks is not None:
             layer = Layer.from_buffer_copy(layer)
             layer.sinks = sinks.data_ptr()
@@ -175,15 +175,21 @@ class TiledAttention:
             _with_whole_heads(key),
             _with_whole_heads(value),
         )
-        _check_alike(query, key, value, keys, values)
+        check_alike(query, key, value, keys, values)
         kernels.attend(
-            _IS_BFLOAT16[query.dtype], self._address, ctypes.addressof(layer), output.data_ptr(),
+            IS_BFLOAT16[query.dtype], self.address, ctypes.addressof(layer), output.data_ptr(),
             query.data_ptr(), query.stride(1), query.stride(0),
             key.data_ptr(), key.stride(1), key.stride(0),
             value.data_ptr(), value.stride(1), value.stride(0),
             keys.data_ptr(), values.data_ptr(),
         )  # fmt: skip
         return output
+
+
+def layer_of(heads: int, keys: Tensor, scale: float, softcap: float | None = None) -> Layer:
+    """What the kernels know of a layer's attention; keys: [kv_heads, .., head_dim]."""
+    kv_heads, head_dim = keys.shape[0], keys.shape[-1]
+    return _layer(kv_heads, heads // kv_heads, head_dim, keys.stride(0), scale, softcap or 0.0)
 
 
 @lru_cache
@@ -198,7 +204,7 @@ def _with_whole_heads(heads: Tensor) -> Tensor:
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
-def _check_alike(tensor: Tensor, *others: Tensor) -> None:
+def check_alike(tensor: Tensor, *others: Tensor) -> None:
     """Refuse what the kernels would read as other numbers than it is.
 
     Raises:
@@ -209,7 +215,7 @@ def _check_alike(tensor: Tensor, *others: Tensor) -> None:
             raise RuntimeError(f"expected {tensor.dtype} throughout, and found {other.dtype}")
 
 
-def _check_sizes(are_right: bool) -> None:
+def check_sizes(are_right: bool) -> None:
     """Raises RuntimeError for tensors that do not fit each other."""
     if not are_right:
         raise RuntimeError("the sizes of the tensors do not fit each other")

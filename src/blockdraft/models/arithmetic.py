@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.recorder import Work
 from blockdraft.models.draft import DraftModel
-from blockdraft.models.packed import PackedLinear, can_pack
+from blockdraft.models.packed import can_pack
 from blockdraft.models.supported import decoder_layers
 
 
@@ -173,7 +173,7 @@ def copied_bytes(model: DraftModel, num_guessable: int, *, all_guessable: bool) 
     packed = [
         module.weight
         for module in model.modules()
-        if isinstance(module, nn.Linear) and isinstance(vars(module).get("forward"), PackedLinear)
+        if isinstance(module, nn.Linear) and can_pack(module.weight)
     ]
     head = num_guessable * model.config.hidden_size * model.fc.weight.itemsize
     if all_guessable and not can_pack(model.fc.weight):

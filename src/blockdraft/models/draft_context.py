@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.kernels.library import Library
 from blockdraft.models.draft_config import AttentionKind
 
@@ -55,6 +56,16 @@ class BlockAttention(Protocol):
         self, kernels: Library, layer: int, kind: AttentionKind, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """[heads of each, slots of all blocks, head_dim] -> [slots, heads, head_dim]."""
+
+    def run_layer(
+        self,
+        layer: DecoderLayer,
+        index: int,
+        kind: AttentionKind,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """A whole layer, the `index`-th of the drafter; see DecoderLayer. [slots, D] each way."""
 
 
 class DraftContexts(Protocol):

@@ -19,7 +19,7 @@ from blockdraft.kernels.ops import (
 )
 from blockdraft.models.draft import DraftLayer, DraftModel, RMSNorm
 from blockdraft.models.draft_context import BlockAttention
-from blockdraft.models.layer_operations import is_silu
+from blockdraft.models.layer_operations import Rotation, is_silu, whole_layer
 from blockdraft.models.packed import PackedLinear, can_pack, side_by_side
 
 
@@ -30,9 +30,12 @@ class _Norm:
 
 
 class _Layer:
-    """The products and norms of one draft layer, from its weights of this moment."""
+    """The products and norms of one draft layer, from its weights of this moment.
 
-    def __init__(self, layer: DraftLayer) -> None:
+    `whole`: the layer in one call, if its products are by kernels.
+    """
+
+    def __init__(self, layer: DraftLayer, kernels: Library) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.qkv = side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
         self.o = PackedLinear(attention.o_proj.weight, attention.o_proj.bias)
@@ -42,6 +45,16 @@ class _Layer:
         self.mlp_norm = _norm(layer.post_attention_layernorm)
         query, key = _norm(attention.q_norm), _norm(attention.k_norm)
         self.head_norms = query.weight, key.weight, query.eps
+        self.whole = whole_layer(
+            kernels,
+            (self.qkv, self.o, self.gate_up, self.down),
+            (
+                (self.input_norm.weight, self.input_norm.eps),
+                (self.mlp_norm.weight, self.mlp_norm.eps),
+            ),
+            self.head_norms,
+            rounds_first=False,
+        )
 
 
 class KernelDraft:
@@ -57,21 +70,34 @@ class KernelDraft:
             config.num_key_value_heads,
             config.num_key_value_heads,
         )
-        self._layers = [_Layer(layer) for layer in model.draft_layers()]
+        self._layers = [_Layer(layer, kernels) for layer in model.draft_layers()]
         # Behind each layer comes the first norm of the next one, or the last of all.
         self._norms = [*(layer.input_norm for layer in self._layers), _norm(model.norm)]
+        whole = [layer.whole for layer in self._layers]
+        self._whole = [layer for layer in whole if layer is not None]
+        assert len(self._whole) in (0, len(whole))
 
     def __call__(self, embeddings: Tensor, positions: Tensor, blocks: BlockAttention) -> Tensor:
         """Embeddings [b, q, D] at positions [b, q] -> hidden states [b, q, D], normed."""
-        cos, signed_sin = self._rotation(positions, embeddings.dtype)
+        rotation = self._rotation(positions, embeddings.dtype)
         x = embeddings.reshape(-1, embeddings.shape[-1])
+        run = self._run_whole if self._whole else self._run_parts
+        return run(x, rotation, blocks).view(embeddings.shape)
+
+    def _run_whole(self, x: Tensor, rotation: Rotation, blocks: BlockAttention) -> Tensor:
+        for index, layer in enumerate(self._whole):
+            x = blocks.run_layer(layer, index, self._kinds[index], x, rotation)
+        norm = self._norms[-1]
+        return rms_norm(self._kernels, x, norm.weight, norm.eps, rounds_first=False)
+
+    def _run_parts(self, x: Tensor, rotation: Rotation, blocks: BlockAttention) -> Tensor:
         normed = rms_norm(
             self._kernels, x, self._norms[0].weight, self._norms[0].eps, rounds_first=False
         )
         for index, layer in enumerate(self._layers):
             heads = layer.qkv(normed).view(x.shape[0], sum(self._heads), -1)
             rotate_heads_(
-                self._kernels, heads, *self._heads[:2], cos, signed_sin, layer.head_norms,
+                self._kernels, heads, *self._heads[:2], *rotation, layer.head_norms,
                 rounds_first=False,
             )  # fmt: skip
             q, k, v = heads.transpose(0, 1).split_with_sizes(self._heads)
@@ -79,7 +105,7 @@ class KernelDraft:
             x, normed = self._add(x, layer.o(attended.flatten(1)), layer.mlp_norm)
             update = layer.down(gated_silu(self._kernels, layer.gate_up(normed)))
             x, normed = self._add(x, update, self._norms[index + 1])
-        return normed.view(embeddings.shape)
+        return normed
 
     def _add(self, x: Tensor, update: Tensor, norm: _Norm) -> tuple[Tensor, Tensor]:
         """The sum, and its norm."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.kernels.ops import kernels_for
 from blockdraft.models.layer_operations import KernelOperations, LayerOperations, Rotation
 from blockdraft.models.packed import (
@@ -27,6 +28,7 @@ from blockdraft.models.packed import (
     replace_forward,
     side_by_side,
 )
+from blockdraft.models.paged_attention import TiledPlan, tiled_plan_in_force
 from blockdraft.models.supported import decoder_layers
 
 FUSED_KINDS = frozenset(
@@ -87,6 +89,16 @@ class FusedLayer:
         self._o = PackedLinear(attention.o_proj.weight, attention.o_proj.bias)
         self._gate_up = side_by_side(mlp.gate_proj, mlp.up_proj)
         self._down = PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._whole: DecoderLayer | None = None
+
+    def use_kernels(self, operations: KernelOperations) -> None:
+        """Compute by kernels what is between the products, or the whole layer where possible."""
+        self.operations = operations
+        self._whole = operations.whole_layer((self._qkv, self._o, self._gate_up, self._down))
+
+    def use_torch(self, operations: LayerOperations) -> None:
+        """Compute what is between the products by torch."""
+        self.operations, self._whole = operations, None
 
     def __call__(
         self,
@@ -101,16 +113,26 @@ class FusedLayer:
 
         `kwargs` go to the attention function.
         """
+        rotation = self._signs(position_embeddings)
+        plan = tiled_plan_in_force()
+        if self._whole is not None and plan is not None:
+            return self._run_whole(self._whole, plan, hidden_states, rotation)
         operations = self.operations
         qkv = self._qkv(operations.norm(hidden_states))
         heads = qkv.view(*qkv.shape[:-1], sum(operations.num_heads), -1)
-        q, k, v = operations.rotate(heads, self._signs(position_embeddings))
+        q, k, v = operations.rotate(heads, rotation)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self._attention.layer_idx)
         attend = AttentionInterface()[self._attention.config._attn_implementation]
         attended, _ = attend(self._attention, q, k, v, attention_mask, **(self._constants | kwargs))
         hidden, normed = operations.add_and_norm(hidden_states, self._o(attended.flatten(2)))
         return hidden + self._down(operations.gated(self._gate_up(normed)))
+
+    def _run_whole(
+        self, layer: DecoderLayer, plan: TiledPlan, hidden: Tensor, rotation: Rotation
+    ) -> Tensor:
+        scale, window = self._constants["scaling"], self._constants.get("sliding_window")
+        return plan.run_layer(layer, self._attention.layer_idx, hidden, rotation, scale, window)
 
 
 def speed_up(model: PreTrainedModel) -> ExitStack:
@@ -219,11 +241,11 @@ def _use_kernels(
     if kernels is None:
         return
     by_torch = fused.operations
-    fused.operations = KernelOperations(layer, kernels)
+    fused.use_kernels(KernelOperations(layer, kernels))
     error = (probe().float() - expected.float()).abs().max()
     if not error <= KERNEL_ERROR * torch.finfo(expected.dtype).eps * expected.abs().max():
         logger.info("%s keeps torch's operations: kernels give others", type(layer).__name__)
-        fused.operations = by_torch
+        fused.use_torch(by_torch)
 
 
 def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:

@@ -11,11 +11,16 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from blockdraft.kernels.layer import DecoderLayer, Norm
 from blockdraft.kernels.library import Library
 from blockdraft.kernels.ops import add_rms_norm, gated_silu, rms_norm, rotate_heads_
+from blockdraft.models.packed import PackedLinear
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin, each [1, tokens, head_dim]; the halves of a head turn by the same angles."""
+
+LayerLinears = tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear]
+"""The products of a layer: queries, keys and values; output of the attention; gate and up; down."""
 
 
 class LayerOperations:
@@ -86,6 +91,13 @@ class KernelOperations(LayerOperations):
             (query, eps), (key, _) = (_weight_and_eps(norm) for norm in self._head_norms)
             self._head_weights = query, key, eps
 
+    def whole_layer(self, linears: LayerLinears) -> DecoderLayer | None:
+        """The layer in one call; None if that cannot be."""
+        norms = self._first, self._second
+        if not self._has_silu:
+            return None
+        return whole_layer(self._kernels, linears, norms, self._head_weights, rounds_first=True)
+
     def norm(self, hidden: Tensor) -> Tensor:
         """See LayerOperations."""
         return rms_norm(self._kernels, hidden, *self._first, rounds_first=True)
@@ -104,6 +116,22 @@ class KernelOperations(LayerOperations):
     def gated(self, gate_up: Tensor) -> Tensor:
         """See LayerOperations."""
         return gated_silu(self._kernels, gate_up) if self._has_silu else super().gated(gate_up)
+
+
+def whole_layer(
+    kernels: Library,
+    linears: LayerLinears,
+    norms: tuple[Norm, Norm],
+    head_norms: tuple[Tensor, Tensor, float] | None,
+    *,
+    rounds_first: bool,
+) -> DecoderLayer | None:
+    """A layer in one call, see DecoderLayer; None if kernels do not compute its products."""
+    qkv, o, gate_up, down = (linear.by_kernels for linear in linears)
+    if qkv is None or o is None or gate_up is None or down is None:
+        return None
+    products = qkv, o, gate_up, down
+    return DecoderLayer(kernels, products, norms, head_norms, rounds_first=rounds_first)
 
 
 def is_silu(activation: object) -> bool:

@@ -1,12 +1,13 @@
 """Linear layers whose weights lie in the order in which the CPU's matrix kernels read them.
 
 A forward of a few rows reads every weight once and is bound by memory. `torch.nn.functional.linear`
-reads the rows of the matrix as they lie, at half the bandwidth or less; oneDNN's blocked order is
-read front to back (LOG.md). In bfloat16 both run the same kernel and give the same bits. In float32
-torch calls another library, so the bits differ from an unpacked model, for all rows alike.
+reads the rows of the matrix as they lie, at half the bandwidth or less; a packed weight is read
+front to back (LOG.md), by our kernels where they fit, else by oneDNN's. Sums run in another order
+than torch's, so bits differ from an unpacked model, for all rows alike; oneDNN's in bfloat16 are
+torch's.
 
-The order is oneDNN's own and never leaves the process. The packed copy takes as much memory as the
-weights; those stay where they are, for whoever holds the model. A packed layer cannot be trained.
+The order never leaves the process. The packed copy takes as much memory as the weights; those stay
+where they are, for whoever holds the model. A packed layer cannot be trained.
 """
 
 import copy
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from blockdraft.kernels.products import packed_product
 from blockdraft.models.exact import supports_bfloat16
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -28,11 +30,16 @@ class PackedLinear:
     """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-        self._bias = None if bias is None else bias.detach()
+        self.by_kernels = packed_product(weight, bias)
+        """The layer as our kernels compute it; None if oneDNN does."""
+        if self.by_kernels is None:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+            self._bias = None if bias is None else bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
+        if self.by_kernels is not None:
+            return self.by_kernels(x)
         result: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             x, self._weight, self._bias, "none", [], ""
         )
@@ -88,13 +95,15 @@ def replace_forward(module: nn.Module, forward: Callable[..., Tensor], undo: Exi
     undo.callback(vars(module).pop, "forward")
 
 
-def packed_copy(module: AnyModule) -> AnyModule:
-    """A twin for inference with the same parameters, and packed linear layers.
+def packed_copy(
+    module: AnyModule, linears: Callable[[AnyModule], Iterable[nn.Linear]] = plain_linears
+) -> AnyModule:
+    """A twin for inference with the same parameters, and packed linear layers, or some of them.
 
     The module itself is not touched and can be trained on; the twin follows in part only (its
     packed weights are copies, the others are shared), so make a new one then.
     """
     shared = [*module.parameters(), *module.buffers()]
     twin = copy.deepcopy(module, {id(tensor): tensor for tensor in shared})
-    pack_linears(plain_linears(twin))
+    pack_linears(linears(twin))
     return twin

@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, even_tables
+from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.kernels.library import Library
 from blockdraft.kernels.ops import TILE, TiledAttention, kernels_for_heads
 from blockdraft.models.attention import grouped_attention, softmax_dtype
@@ -99,6 +100,19 @@ class TiledPlan:
         return self._over(window).attend(
             self._kernels, query, keys, values, scale, softcap, s_aux, (key, value)
         )
+
+    def run_layer(
+        self,
+        layer: DecoderLayer,
+        index: int,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """A whole layer, the `index`-th of the model; see DecoderLayer."""
+        keys, values = self._kv.pools[index].unbind()
+        return layer(hidden, rotation, self._over(window), keys, values, scale)
 
     def _over(self, window: int | None) -> TiledAttention:
         if window not in self._windows:
@@ -261,6 +275,12 @@ def follow(plan: AttentionPlan) -> Iterator[None]:
         yield
     finally:
         _in_force.plan = None
+
+
+def tiled_plan_in_force() -> TiledPlan | None:
+    """The plan of this thread's forward, if kernels follow it."""
+    plan = _in_force.plan
+    return plan if isinstance(plan, TiledPlan) else None
 
 
 def paged_attention(

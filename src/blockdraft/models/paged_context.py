@@ -7,6 +7,7 @@ from torch import Tensor
 
 from blockdraft.cache.paged_kv import LayerShape, PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages, even_tables
+from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.kernels.library import Library
 from blockdraft.kernels.ops import TiledAttention
 from blockdraft.models.draft_config import AttentionKind, DraftConfig
@@ -134,6 +135,19 @@ class PagedBlocks:
         keys, values = self._kv.pools[layer].unbind()
         scale = q.shape[-1] ** -0.5
         return self._plan(kind).attend(kernels, q, keys, values, scale, new=(k, v))
+
+    def run_layer(
+        self,
+        layer: DecoderLayer,
+        index: int,
+        kind: AttentionKind,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """See BlockAttention."""
+        keys, values = self._kv.pools[index].unbind()
+        scale = self._config.head_dim**-0.5
+        return layer(hidden, rotation, self._plan(kind), keys, values, scale)
 
     def _plan(self, kind: AttentionKind) -> TiledAttention:
         if kind not in self._plans:

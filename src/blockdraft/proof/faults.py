@@ -16,7 +16,7 @@ from torch import Tensor
 from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
-from blockdraft.models import attention, paged_attention
+from blockdraft.models import attention, fused, paged_attention
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate.choice import choices
 from blockdraft.speculate.verify import Verdict, rows_of, verify
@@ -172,6 +172,8 @@ def attention_by_company(engine: Engine) -> Iterator[None]:
         for owner, name, num_rows in ways:
             faulty = _rounding_by_rows(getattr(owner, name), num_rows)
             planted.enter_context(replaced(owner, name, faulty))
+        # A whole layer offers no place to plant it in; its parts have the same bits.
+        planted.enter_context(replaced(fused, "tiled_plan_in_force", lambda: None))
         yield
 
 

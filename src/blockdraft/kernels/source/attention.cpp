@@ -1,313 +1,26 @@
-// Attention over keys and values in tiles of 64 slots: the pages of a pool, or one long buffer.
-//
-// A query sees the keys of a range of absolute positions, tile by tile in the order of the
-// positions, with a running softmax in float32. Nothing else enters its value: neither the queries
-// beside it, nor the number of threads, nor what lies in slots that it does not see.
+// Attention by itself, for layers whose other parts are not fused.
 
-#include <vector>
-
-#include "tiles.h"
+#include "attention.h"
 
 namespace blockdraft {
-
-// What all layers of a forward share that look at keys alike.
-struct Plan {
-  int64_t num_rows;
-  int64_t num_spans;
-  const int64_t* spans;   // [num_spans, 3]: first row, number of rows, its first entry of `pages`
-  const int64_t* pages;   // null: the tiles of the one span lie side by side
-  const int64_t* ranges;  // [num_rows, 2]: first key seen and the one behind the last; or null
-  const float* bias;      // without ranges: added to the scores, [num_rows, num_keys]; or null
-  int64_t bias_stride;
-  int64_t num_keys;
-  const int64_t* slots;  // [num_rows]: where new keys and values go
-  int64_t num_threads;
-};
-
-struct Layer {
-  int64_t kv_heads;
-  int64_t group;  // query heads that share a K/V head
-  int64_t head_dim;
-  int64_t head_stride;  // values from one K/V head of the pool to the next
-  float scale;
-  float softcap;       // 0: none
-  const float* sinks;  // [heads] or null
-};
-
-struct Tensors {
-  void* output;  // [num_rows, heads, head_dim]
-  const void* queries;
-  int64_t query_row, query_head;
-  const void* new_keys;
-  int64_t key_row, key_head;
-  const void* new_values;
-  int64_t value_row, value_head;
-  void* keys;
-  void* values;
-};
-
 namespace {
 
-constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kMaxQueries = 32;
-constexpr int kBlock = 4;
-// Less work than this is done before other threads would have woken up.
-constexpr int64_t kMinParallelValues = 1 << 14;
-
 template <typename T>
-struct Rows {
-  T* values;
-  int64_t row_stride;
-  int64_t head_stride;
-
-  T* at(int64_t row, int64_t head) const { return values + row * row_stride + head * head_stride; }
-};
-
-// Queries `begin` to `end` of one span and one K/V head, counted row by row, in each by head.
-struct Part {
-  int64_t span;
-  int64_t kv_head;
-  int64_t begin;
-  int64_t end;
-};
-
-// The queries of a part and what they have gathered so far.
-struct State {
-  int64_t num;
-  Range ranges[kMaxQueries];
-  const float* bias[kMaxQueries];
-  Range in_tile[kMaxQueries];
-  float largest[kMaxQueries];
-  float total[kMaxQueries];
-  alignas(64) float queries[kMaxQueries * kMaxHeadDim];
-  alignas(64) float sums[kMaxQueries * kMaxHeadDim];
-  alignas(64) float scores[kMaxQueries * kTile];
-  alignas(64) float columns[kMaxHeadDim * kTile];
-};
-
-// The keys that a row sees. A bias of minus infinity at either end hides a key as a range does.
-Range range_of(const Plan& plan, int64_t row) {
-  if (plan.ranges != nullptr) return {plan.ranges[2 * row], plan.ranges[2 * row + 1]};
-  Range seen{0, plan.num_keys};
-  if (plan.bias == nullptr) return seen;
-  const float* bias = plan.bias + row * plan.bias_stride;
-  while (seen.end > 0 && bias[seen.end - 1] == -INFINITY) --seen.end;
-  while (seen.first < seen.end && bias[seen.first] == -INFINITY) ++seen.first;
-  return seen;
-}
-
-template <typename T>
-void begin(State& state, const Plan& plan, const Layer& layer, const Part& part,
-           const Rows<const T>& queries) {
-  const int64_t head_dim = layer.head_dim, first_row = plan.spans[3 * part.span];
-  state.num = part.end - part.begin;
-  for (int64_t i = 0; i < state.num; ++i) {
-    const int64_t row = first_row + (part.begin + i) / layer.group;
-    const int64_t head = part.kv_head * layer.group + (part.begin + i) % layer.group;
-    state.ranges[i] = range_of(plan, row);
-    const bool has_bias = plan.ranges == nullptr && plan.bias != nullptr;
-    state.bias[i] = has_bias ? plan.bias + row * plan.bias_stride : nullptr;
-    state.largest[i] = -INFINITY;
-    state.total[i] = 0.0f;
-    const T* query = queries.at(row, head);
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-      store(state.queries + i * head_dim + d, load(query + d) * layer.scale);
-      store(state.sums + i * head_dim + d, Lanes{});
-    }
-  }
-}
-
-// Turns the scores of a query with a tile into weights relative to the largest score so far.
-void weigh(State& state, const Layer& layer, int64_t index, int64_t tile_start) {
-  const Range seen = state.in_tile[index];
-  float* scores = state.scores + index * kTile;
-  if (layer.softcap != 0.0f)
-    for (int64_t i = seen.first; i < seen.end; ++i)
-      scores[i] = std::tanh(scores[i] / layer.softcap) * layer.softcap;
-  if (state.bias[index] != nullptr)
-    for (int64_t i = seen.first; i < seen.end; ++i) scores[i] += state.bias[index][tile_start + i];
-  for (int64_t i = 0; i < seen.first; ++i) scores[i] = -INFINITY;
-  for (int64_t i = seen.end; i < kTile; ++i) scores[i] = -INFINITY;
-  Lanes most = load(scores);
-  for (int i = 1; i < kTileLanes; ++i) most = largest(most, load(scores + i * kLanes));
-  const float in_tile = largest(most), before = state.largest[index];
-  const float now = in_tile > before ? in_tile : before;
-  const Lanes base = all(now == -INFINITY ? 0.0f : now);  // a bias may hide a whole tile
-  Lanes total{};
-  for (int i = 0; i < kTileLanes; ++i) {
-    const Lanes weight = exponential(load(scores + i * kLanes) - base);
-    store(scores + i * kLanes, weight);
-    total = total + weight;
-  }
-  if (now > before && before != -INFINITY) {
-    const Lanes factor = exponential(all(before - now));
-    state.total[index] *= factor[0];
-    float* sums = state.sums + index * layer.head_dim;
-    for (int64_t d = 0; d < layer.head_dim; d += kLanes) store(sums + d, load(sums + d) * factor);
-  }
-  state.largest[index] = now;
-  state.total[index] += sum(total);
-}
-
-// Blocks of queries share what is read; those keys that not all of a block see come singly, in
-// order. So a query's sums do not depend on the block.
-template <typename T>
-void add_tile(State& state, const T* values, int64_t head_dim) {
-  int64_t index = 0;
-  for (; index + kBlock <= state.num; index += kBlock) {
-    Range common{0, kTile};
-    for (int i = 0; i < kBlock; ++i) {
-      const Range own = state.in_tile[index + i];
-      common.first = own.first > common.first ? own.first : common.first;
-      common.end = own.end < common.end ? own.end : common.end;
-    }
-    if (common.first >= common.end) common = {kTile, kTile};
-    const auto alone = [&](bool is_before) {
-      for (int64_t i = index; i < index + kBlock; ++i) {
-        Range own = state.in_tile[i];
-        if (is_before)
-          own.end = own.end < common.first ? own.end : common.first;
-        else
-          own.first = own.first > common.end ? own.first : common.end;
-        add_values<T, 1>(state.sums + i * head_dim, state.scores + i * kTile, values, own,
-                         head_dim);
-      }
-    };
-    alone(true);
-    add_values<T, kBlock>(state.sums + index * head_dim, state.scores + index * kTile, values,
-                          common, head_dim);
-    alone(false);
-  }
-  for (; index < state.num; ++index)
-    add_values<T, 1>(state.sums + index * head_dim, state.scores + index * kTile, values,
-                     state.in_tile[index], head_dim);
-}
-
-template <typename T>
-void attend_tile(State& state, const Layer& layer, const T* keys, const T* values,
-                 int64_t tile_start) {
-  Range seen{kTile, 0};
-  for (int64_t i = 0; i < state.num; ++i) {
-    const Range own = state.ranges[i];
-    const int64_t first = own.first > tile_start ? own.first - tile_start : 0;
-    const int64_t end = own.end - tile_start < kTile ? own.end - tile_start : kTile;
-    state.in_tile[i] = first < end ? Range{first, end} : Range{kTile, kTile};
-    if (first >= end) continue;
-    seen.first = first < seen.first ? first : seen.first;
-    seen.end = end > seen.end ? end : seen.end;
-  }
-  if (seen.first >= seen.end) return;
-  transpose_keys(state.columns, keys, seen, layer.head_dim);
-  int64_t index = 0;
-  for (; index + kBlock <= state.num; index += kBlock)
-    multiply_keys<kBlock>(state.scores + index * kTile, state.queries + index * layer.head_dim,
-                          state.columns, layer.head_dim);
-  for (; index < state.num; ++index)
-    multiply_keys<1>(state.scores + index * kTile, state.queries + index * layer.head_dim,
-                     state.columns, layer.head_dim);
-  for (int64_t i = 0; i < state.num; ++i)
-    if (state.in_tile[i].first < state.in_tile[i].end) weigh(state, layer, i, tile_start);
-  add_tile(state, values, layer.head_dim);
-}
-
-template <typename T>
-void finish(State& state, const Plan& plan, const Layer& layer, const Part& part, T* output) {
-  const int64_t head_dim = layer.head_dim, heads = layer.kv_heads * layer.group;
-  for (int64_t i = 0; i < state.num; ++i) {
-    const int64_t row = plan.spans[3 * part.span] + (part.begin + i) / layer.group;
-    const int64_t head = part.kv_head * layer.group + (part.begin + i) % layer.group;
-    float factor = 1.0f, total = state.total[i];
-    if (layer.sinks != nullptr) {  // it takes its share and gives nothing
-      const float sink = layer.sinks[head], largest = state.largest[i];
-      const float most = sink > largest ? sink : largest;
-      factor = exponential(all(largest - most))[0];
-      total = total * factor + exponential(all(sink - most))[0];
-    }
-    factor /= total;
-    T* to = output + (row * heads + head) * head_dim;
-    for (int64_t d = 0; d < head_dim; d += kLanes)
-      store(to + d, load(state.sums + i * head_dim + d) * factor);
-  }
-}
-
-template <typename T>
-void attend_part(const Plan& plan, const Layer& layer, const Part& part,
-                 const Rows<const T>& queries, const T* keys, const T* values, T* output) {
-  State state;
-  begin(state, plan, layer, part, queries);
-  Range seen{INT64_MAX, 0};
-  for (int64_t i = 0; i < state.num; ++i) {
-    seen.first = state.ranges[i].first < seen.first ? state.ranges[i].first : seen.first;
-    seen.end = state.ranges[i].end > seen.end ? state.ranges[i].end : seen.end;
-  }
-  const int64_t* pages =
-      plan.pages == nullptr ? nullptr : plan.pages + plan.spans[3 * part.span + 2];
-  for (int64_t tile = seen.first / kTile; tile * kTile < seen.end; ++tile) {
-    const int64_t place = pages == nullptr ? tile : pages[tile];
-    const int64_t at = part.kv_head * layer.head_stride + place * kTile * layer.head_dim;
-    attend_tile(state, layer, keys + at, values + at, tile * kTile);
-  }
-  finish(state, plan, layer, part, output);
-}
-
-template <typename T>
-void write_rows(T* pool, const Rows<const T>& rows, const Plan& plan, const Layer& layer) {
-  for (int64_t row = 0; row < plan.num_rows; ++row)
-    for (int64_t head = 0; head < layer.kv_heads; ++head)
-      std::memcpy(pool + head * layer.head_stride + plan.slots[row] * layer.head_dim,
-                  rows.at(row, head), static_cast<size_t>(layer.head_dim) * sizeof(T));
-}
-
-// Few and equal parts where there are few queries, so that all threads have some.
-std::vector<Part> parts_of(const Plan& plan, const Layer& layer) {
-  std::vector<Part> parts;
-  const bool is_even = plan.num_spans * layer.kv_heads % plan.num_threads == 0;
-  for (int64_t span = 0; span < plan.num_spans; ++span) {
-    const int64_t num_queries = plan.spans[3 * span + 1] * layer.group;
-    int64_t most = kMaxQueries;
-    if (!is_even && num_queries < kMaxQueries * plan.num_threads)
-      most = (num_queries + plan.num_threads - 1) / plan.num_threads;
-    if (most > kMaxQueries) most = kMaxQueries;
-    for (int64_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head)
-      for (int64_t begin = 0; begin < num_queries; begin += most)
-        parts.push_back(
-            {span, kv_head, begin, begin + most < num_queries ? begin + most : num_queries});
-  }
-  return parts;
-}
-
-template <typename T>
-void attend(const Plan& plan, const Layer& layer, T* output, const Rows<const T>& queries, T* keys,
-            T* values) {
-  int64_t num_covered = 0;
-  for (int64_t span = 0; span < plan.num_spans; ++span) num_covered += plan.spans[3 * span + 1];
-  // Nobody asks what comes of rows that only fill up a forward, but it must be numbers.
-  const int64_t row_size = layer.kv_heads * layer.group * layer.head_dim;
-  for (int64_t i = num_covered * row_size; i < plan.num_rows * row_size; ++i) output[i] = T{};
+void run(const Plan& plan, const Layer& layer, T* output, const Rows<const T>& queries,
+         const Rows<const T>& new_keys, const Rows<const T>& new_values, T* keys, T* values) {
   const std::vector<Part> parts = parts_of(plan, layer);
-  const int64_t num_parts = static_cast<int64_t>(parts.size());
-#pragma omp parallel for schedule(dynamic, 1) num_threads(                                     \
-        plan.num_threads) if (num_parts > 1 && plan.num_keys * num_covered * layer.head_dim >= \
-                                                       kMinParallelValues)
-  for (int64_t i = 0; i < num_parts; ++i)
-    attend_part(plan, layer, parts[static_cast<size_t>(i)], queries, keys, values, output);
-}
-
-template <typename T>
-void run(const Plan& plan, const Layer& layer, const Tensors& tensors) {
-  T* keys = static_cast<T*>(tensors.keys);
-  T* values = static_cast<T*>(tensors.values);
-  if (plan.slots != nullptr) {
-    const auto rows = [](const void* from, int64_t row, int64_t head) {
-      return Rows<const T>{static_cast<const T*>(from), row, head};
-    };
-    write_rows(keys, rows(tensors.new_keys, tensors.key_row, tensors.key_head), plan, layer);
-    write_rows(values, rows(tensors.new_values, tensors.value_row, tensors.value_head), plan,
-               layer);
+  const int64_t work = plan.num_keys * num_covered(plan) * layer.head_dim;
+  (void)work;
+#pragma omp parallel num_threads(plan.num_threads) if (parts.size() > 1 && \
+                                                           work >= kMinParallelScores)
+  {
+    if (plan.slots != nullptr) {
+      write_rows(keys, new_keys, plan, layer);
+      write_rows(values, new_values, plan, layer);
+    }
+    attend(plan, layer, parts, output, queries, static_cast<const T*>(keys),
+           static_cast<const T*>(values));
   }
-  const Rows<const T> queries{static_cast<const T*>(tensors.queries), tensors.query_row,
-                              tensors.query_head};
-  attend(plan, layer, static_cast<T*>(tensors.output), queries, keys, values);
 }
 
 }  // namespace
@@ -321,12 +34,19 @@ void blockdraft_attend(int is_bfloat16, const blockdraft::Plan* plan,
                        int64_t query_row, int64_t query_head, const void* new_keys, int64_t key_row,
                        int64_t key_head, const void* new_values, int64_t value_row,
                        int64_t value_head, void* keys, void* values) {
-  const blockdraft::Tensors tensors{output,   queries,    query_row, query_head, new_keys, key_row,
-                                    key_head, new_values, value_row, value_head, keys,     values};
+  const auto run = [&](auto value) {
+    using T = decltype(value);
+    const auto rows = [](const void* from, int64_t row, int64_t head) {
+      return blockdraft::Rows<const T>{static_cast<const T*>(from), row, head};
+    };
+    blockdraft::run(*plan, *layer, static_cast<T*>(output), rows(queries, query_row, query_head),
+                    rows(new_keys, key_row, key_head), rows(new_values, value_row, value_head),
+                    static_cast<T*>(keys), static_cast<T*>(values));
+  };
   if (is_bfloat16)
-    blockdraft::run<blockdraft::BFloat16>(*plan, *layer, tensors);
+    run(blockdraft::BFloat16{});
   else
-    blockdraft::run<float>(*plan, *layer, tensors);
+    run(0.0f);
 }
 
 }  // extern "C"

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <type_traits>
 
 #ifdef __AVX512F__
 #include <immintrin.h>
@@ -91,6 +92,71 @@ inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #else
   return a * b + c;
 #endif
+}
+
+// Whether this build multiplies pairs of bfloat16 values, and adds both products in float32.
+#if defined(__AVX512F__) && defined(__AVX512BF16__)
+#define BLOCKDRAFT_HAS_PAIRS 1
+#else
+#define BLOCKDRAFT_HAS_PAIRS 0
+#endif
+
+// The values of a T that lie side by side in a lane for one multiplication.
+template <typename T>
+constexpr int64_t kStep = 1;
+template <>
+constexpr int64_t kStep<BFloat16> = BLOCKDRAFT_HAS_PAIRS ? 2 : 1;
+
+// A word is what a lane holds for one multiplication: kStep<T> values, one of them as float32.
+// Words are copied as they are; not every one is a number.
+
+// The 32 bits in every lane.
+inline Lanes spread(const void* from) {
+  int32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return (Lanes)(word - Ints{});
+}
+
+// The first word of the values in every lane.
+template <typename T>
+Lanes spread_word(const T* from) {
+  if constexpr (kStep<T> == 2 || sizeof(T) == sizeof(float)) {
+    return spread(from);
+  } else {
+    const uint32_t bits = static_cast<uint32_t>(from->bits) << 16;
+    return spread(&bits);
+  }
+}
+
+// The first `num` words of the values, zeros behind them.
+template <typename T>
+Lanes load_words(const T* from, int64_t num = kLanes) {
+  if constexpr (kStep<T> == 2) {
+    Lanes words{};
+    std::memcpy(&words, from, static_cast<size_t>(num) * sizeof(float));
+    return words;
+  } else {
+    return num == kLanes ? load(from) : load_some(from, num);
+  }
+}
+
+// a * b + c with words of T in a and b.
+template <typename T>
+Lanes multiply_step(Lanes a, Lanes b, Lanes c) {
+#if BLOCKDRAFT_HAS_PAIRS
+  if constexpr (kStep<T> == 2)
+    return (Lanes)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
+#endif
+  return multiply_add(a, b, c);
+}
+
+// Calls act(N) with `num`, from 1 to N, as a constant of the compiler.
+template <int N, typename Act>
+void with_constant(int64_t num, const Act& act) {
+  if (num == N)
+    act(std::integral_constant<int, N>{});
+  else if constexpr (N > 1)
+    with_constant<N - 1>(num, act);
 }
 
 inline Lanes largest(Lanes a, Lanes b) { return select(a > b, a, b); }

@@ -1,140 +1,13 @@
-// What a decoder layer does to rows between its matrix products. Every function gives each row the
-// value that it would have alone. Values are rounded to the tensor's type where transformers' own
-// layers round them.
+// What a decoder layer does to rows, part by part.
 
-#include "lanes.h"
+#include "rows.h"
 
-namespace blockdraft {
 namespace {
 
 // Less work than this is done before other threads would have woken up.
 constexpr int64_t kMinParallelValues = 1 << 15;
 
-template <typename T>
-float inverse_rms(const T* row, int64_t size, float eps) {
-  Lanes squares{};
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    const Lanes x = load(row + i);
-    squares = multiply_add(x, x, squares);
-  }
-  if (i < size) {
-    const Lanes x = load_some(row + i, size - i);
-    squares = multiply_add(x, x, squares);
-  }
-  return 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps);
-}
-
-// `rounds_first`: round before the weight is applied too, not only after it.
-template <typename T>
-void norm_row(T* to, const T* row, const T* weight, int64_t size, float eps, bool rounds_first) {
-  const float factor = inverse_rms(row, size, eps);
-  const auto normed = [&](Lanes x, Lanes w) {
-    const Lanes scaled = x * factor;
-    return (rounds_first ? rounded<T>(scaled) : scaled) * w;
-  };
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(to + i, normed(load(row + i), load(weight + i)));
-  if (i < size) {
-    const int64_t rest = size - i;
-    store_some(to + i, normed(load_some(row + i, rest), load_some(weight + i, rest)), rest);
-  }
-}
-
-template <typename T>
-void add_row(T* to, const T* a, const T* b, int64_t size) {
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(to + i, load(a + i) + load(b + i));
-  if (i < size) {
-    const int64_t rest = size - i;
-    store_some(to + i, load_some(a + i, rest) + load_some(b + i, rest), rest);
-  }
-}
-
-template <typename T>
-void norm(void* output, void* total, const void* input, const void* residual, const void* weight,
-          int64_t num_rows, int64_t size, float eps, bool rounds_first, int num_threads) {
-  (void)num_threads;
-#pragma omp parallel for num_threads(num_threads) if (num_rows * size >= kMinParallelValues)
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const T* own = static_cast<const T*>(input) + row * size;
-    if (residual != nullptr) {
-      T* sum_row = static_cast<T*>(total) + row * size;
-      add_row(sum_row, own, static_cast<const T*>(residual) + row * size, size);
-      own = sum_row;
-    }
-    norm_row(static_cast<T*>(output) + row * size, own, static_cast<const T*>(weight), size, eps,
-             rounds_first);
-  }
-}
-
-template <typename T>
-Lanes turned(Lanes own, Lanes other, Lanes cosine, Lanes sine) {
-  return rounded<T>(own * cosine) + rounded<T>(other * sine);
-}
-
-// Turns the two halves of a head by the same angles; the sign of the first half is in `sine`.
-template <typename T>
-void rotate_head(T* first, const T* cosine, const T* sine, int64_t half) {
-  T* second = first + half;
-  int64_t i = 0;
-  for (; i + kLanes <= half; i += kLanes) {
-    const Lanes x = load(first + i), y = load(second + i);
-    store(first + i, turned<T>(x, y, load(cosine + i), load(sine + i)));
-    store(second + i, turned<T>(y, x, load(cosine + half + i), load(sine + half + i)));
-  }
-  if (i == half) return;
-  const int64_t rest = half - i;
-  const auto some = [&](const T* from) { return load_some(from + i, rest); };
-  const Lanes x = some(first), y = some(second);
-  store_some(first + i, turned<T>(x, y, some(cosine), some(sine)), rest);
-  store_some(second + i, turned<T>(y, x, some(cosine + half), some(sine + half)), rest);
-}
-
-template <typename T>
-void rotate(void* heads, int64_t row_stride, const void* cosine, const void* sine,
-            const void* query_weight, const void* key_weight, int64_t num_rows, int64_t num_queries,
-            int64_t num_keys, int64_t head_dim, float eps, bool rounds_first, int num_threads) {
-  (void)num_threads;
-  const int64_t num_heads = num_queries + num_keys;
-#pragma omp parallel for num_threads(num_threads) if (num_rows * num_heads * head_dim >= \
-                                                          kMinParallelValues)
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const T* own_cosine = static_cast<const T*>(cosine) + row * head_dim;
-    const T* own_sine = static_cast<const T*>(sine) + row * head_dim;
-    for (int64_t index = 0; index < num_heads; ++index) {
-      T* head = static_cast<T*>(heads) + row * row_stride + index * head_dim;
-      const void* weight = index < num_queries ? query_weight : key_weight;
-      if (weight != nullptr)
-        norm_row(head, head, static_cast<const T*>(weight), head_dim, eps, rounds_first);
-      rotate_head(head, own_cosine, own_sine, head_dim / 2);
-    }
-  }
-}
-
-inline Lanes silu(Lanes x) { return x / (1.0f + exponential(-x)); }
-
-template <typename T>
-void gate(void* output, const void* input, int64_t num_rows, int64_t size, int num_threads) {
-  (void)num_threads;
-#pragma omp parallel for num_threads(num_threads) if (num_rows * size >= kMinParallelValues)
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const T* gates = static_cast<const T*>(input) + row * 2 * size;
-    const T* values = gates + size;
-    T* to = static_cast<T*>(output) + row * size;
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes)
-      store(to + i, rounded<T>(silu(load(gates + i))) * load(values + i));
-    if (i < size) {
-      const int64_t rest = size - i;
-      const Lanes opened = rounded<T>(silu(load_some(gates + i, rest)));
-      store_some(to + i, opened * load_some(values + i, rest), rest);
-    }
-  }
-}
-
 }  // namespace
-}  // namespace blockdraft
 
 extern "C" {
 
@@ -144,7 +17,9 @@ void blockdraft_norm(int is_bfloat16, void* output, void* total, const void* inp
                      const void* residual, const void* weight, int64_t num_rows, int64_t size,
                      float eps, int rounds_first, int num_threads) {
   const auto run = is_bfloat16 ? blockdraft::norm<blockdraft::BFloat16> : blockdraft::norm<float>;
-  run(output, total, input, residual, weight, num_rows, size, eps, rounds_first != 0, num_threads);
+  (void)num_threads;
+#pragma omp parallel num_threads(num_threads) if (num_rows * size >= kMinParallelValues)
+  run(output, total, input, residual, weight, num_rows, size, eps, rounds_first != 0);
 }
 
 // Rotates the first heads of each row in place, the queries' and then the keys', after a norm of
@@ -155,15 +30,21 @@ void blockdraft_rotate(int is_bfloat16, void* heads, int64_t row_stride, const v
                        float eps, int rounds_first, int num_threads) {
   const auto run =
       is_bfloat16 ? blockdraft::rotate<blockdraft::BFloat16> : blockdraft::rotate<float>;
+  (void)num_threads;
+  const int64_t num_values = num_rows * (num_queries + num_keys) * head_dim;
+  (void)num_values;
+#pragma omp parallel num_threads(num_threads) if (num_values >= kMinParallelValues)
   run(heads, row_stride, cosine, sine, query_weight, key_weight, num_rows, num_queries, num_keys,
-      head_dim, eps, rounds_first != 0, num_threads);
+      head_dim, eps, rounds_first != 0);
 }
 
 // silu(gate) * up of input [num_rows, 2 * size], gate before up.
 void blockdraft_gate(int is_bfloat16, void* output, const void* input, int64_t num_rows,
                      int64_t size, int num_threads) {
   const auto run = is_bfloat16 ? blockdraft::gate<blockdraft::BFloat16> : blockdraft::gate<float>;
-  run(output, input, num_rows, size, num_threads);
+  (void)num_threads;
+#pragma omp parallel num_threads(num_threads) if (num_rows * size >= kMinParallelValues)
+  run(output, input, num_rows, size);
 }
 
 }  // extern "C"

@@ -43,38 +43,50 @@ inline void transpose(Lanes rows[kLanes]) {
   }
 }
 
-// columns[d][key] of those keys of a tile that somebody sees; zeros for the others, which may lie
+// columns[word][key] of those keys of a tile that somebody sees; zeros for the others, which may lie
 // outside of the buffer.
 template <typename T>
 void transpose_keys(float* columns, const T* keys, Range seen, int64_t head_dim) {
+  const int64_t num_words = head_dim / kStep<T>;
   for (int64_t first = 0; first < kTile; first += kLanes) {
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const bool are_all_seen = seen.first <= first && first + kLanes <= seen.end;
+    for (int64_t word = 0; word < num_words; word += kLanes) {
+      const int64_t num = num_words - word < kLanes ? num_words - word : kLanes;
+      const T* from = keys + first * head_dim + word * kStep<T>;
       Lanes square[kLanes];
-      for (int64_t i = 0; i < kLanes; ++i) {
-        const int64_t key = first + i;
-        const bool is_seen = key >= seen.first && key < seen.end;
-        square[i] = is_seen ? load(keys + key * head_dim + d) : Lanes{};
+      if (are_all_seen && num == kLanes) {  // nothing to ask in between, as nearly always
+        for (int64_t i = 0; i < kLanes; ++i) square[i] = load_words(from + i * head_dim);
+      } else {
+        for (int64_t i = 0; i < kLanes; ++i) {
+          const bool is_seen = first + i >= seen.first && first + i < seen.end;
+          square[i] = is_seen ? load_words(from + i * head_dim, num) : Lanes{};
+        }
       }
       transpose(square);
-      for (int64_t i = 0; i < kLanes; ++i) store(columns + (d + i) * kTile + first, square[i]);
+      for (int64_t i = 0; i < num; ++i) store(columns + (word + i) * kTile + first, square[i]);
     }
   }
 }
 
-// scores[n][key] of N queries with all keys of a tile.
-template <int N>
-void multiply_keys(float* scores, const float* queries, const float* columns, int64_t head_dim) {
+// scores[n][key] of N queries, in words, with all keys of a tile.
+template <typename T, int N>
+void multiply_keys(float* scores, const float* queries, const float* columns, int64_t num_words) {
   Lanes sums[N][kTileLanes] = {};
-  for (int64_t d = 0; d < head_dim; ++d) {
+  for (int64_t word = 0; word < num_words; ++word) {
     Lanes keys[kTileLanes];
-    for (int i = 0; i < kTileLanes; ++i) keys[i] = load(columns + d * kTile + i * kLanes);
 #pragma GCC unroll 8  // the sums stay in registers
+    for (int i = 0; i < kTileLanes; ++i) keys[i] = load(columns + word * kTile + i * kLanes);
+#pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      const Lanes query = all(queries[n * head_dim + d]);
-      for (int i = 0; i < kTileLanes; ++i) sums[n][i] = multiply_add(query, keys[i], sums[n][i]);
+      const Lanes query = spread(queries + n * num_words + word);
+#pragma GCC unroll 8
+      for (int i = 0; i < kTileLanes; ++i)
+        sums[n][i] = multiply_step<T>(query, keys[i], sums[n][i]);
     }
   }
+#pragma GCC unroll 8
   for (int n = 0; n < N; ++n)
+#pragma GCC unroll 8
     for (int i = 0; i < kTileLanes; ++i) store(scores + n * kTile + i * kLanes, sums[n][i]);
 }
 
@@ -83,18 +95,24 @@ void multiply_keys(float* scores, const float* queries, const float* columns, in
 template <typename T, int N, int C>
 void add_values(float* sums, const float* weights, const T* values, Range keys, int64_t head_dim) {
   Lanes held[N][C];
+#pragma GCC unroll 8  // they stay in registers
   for (int n = 0; n < N; ++n)
+#pragma GCC unroll 8
     for (int c = 0; c < C; ++c) held[n][c] = load(sums + n * head_dim + c * kLanes);
   for (int64_t key = keys.first; key < keys.end; ++key) {
     Lanes value[C];
+#pragma GCC unroll 8
     for (int c = 0; c < C; ++c) value[c] = load(values + key * head_dim + c * kLanes);
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      const Lanes weight = all(weights[n * kTile + key]);
+      const Lanes weight = spread(weights + n * kTile + key);
+#pragma GCC unroll 8
       for (int c = 0; c < C; ++c) held[n][c] = multiply_add(weight, value[c], held[n][c]);
     }
   }
+#pragma GCC unroll 8
   for (int n = 0; n < N; ++n)
+#pragma GCC unroll 8
     for (int c = 0; c < C; ++c) store(sums + n * head_dim + c * kLanes, held[n][c]);
 }
 

@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
@@ -14,7 +14,7 @@ from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ContextSpan, DraftContexts, SeparateContexts
 from blockdraft.models.draft_kernels import kernel_draft
 from blockdraft.models.draft_masks import block_masks
-from blockdraft.models.packed import linear_of, packed_copy
+from blockdraft.models.packed import linear_of, packed_copy, plain_linears
 from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices
 from blockdraft.speculate.drafters.base import Watch
 
@@ -52,8 +52,10 @@ class DFlashDrafter:
         lm_head_weight: Tensor,
         contexts: DraftContexts | None = None,
     ) -> None:
-        self.model = packed_copy(model)
-        self._kernel_draft = kernel_draft(self.model)
+        self.contexts = contexts or SeparateContexts(model.new_context)
+        # In pages, kernels run the layers, from weights that they pack themselves.
+        self._kernel_draft = kernel_draft(model) if self.contexts.together else None
+        self.model = packed_copy(model, plain_linears if self._kernel_draft is None else _fusion)
         self._project_context = ContextProjection(self.model)
         self.embed_weight = embed_weight
         self.vocabulary_ids: Tensor | None = None
@@ -63,7 +65,6 @@ class DFlashDrafter:
         self._head = linear_of(lm_head_weight)
         self.max_draft_tokens = model.config.block_size - 1
         self.layer_ids = model.config.target_layer_ids
-        self.contexts = contexts or SeparateContexts(model.new_context)
         self.watch: Watch | None = None
         self.recorder: Recorder = NO_RECORDER
         self._known: dict[int, _Context] = {}
@@ -249,3 +250,7 @@ class DFlashDrafter:
         """Forget a sequence; unknown keys are fine, it may never have run."""
         self._known.pop(key, None)
         self.contexts.close(key)
+
+
+def _fusion(model: DraftModel) -> list[nn.Linear]:
+    return [model.fc]

@@ -1,0 +1,298 @@
+// Attention over keys and values in tiles of 64 slots: the pages of a pool, or one long buffer.
+//
+// A query sees the keys of a range of absolute positions, tile by tile in the order of the
+// positions, with a running softmax in float32. Nothing else enters its value: neither the queries
+// beside it, nor the number of threads, nor what lies in slots that it does not see.
+
+#pragma once
+
+#include <vector>
+
+#include "tiles.h"
+
+namespace blockdraft {
+
+// What all layers of a forward share that look at keys alike.
+struct Plan {
+  int64_t num_rows;
+  int64_t num_spans;
+  const int64_t* spans;   // [num_spans, 3]: first row, number of rows, its first entry of `pages`
+  const int64_t* pages;   // null: the tiles of the one span lie side by side
+  const int64_t* ranges;  // [num_rows, 2]: first key seen and the one behind the last; or null
+  const float* bias;      // without ranges: added to the scores, [num_rows, num_keys]; or null
+  int64_t bias_stride;
+  int64_t num_keys;
+  const int64_t* slots;  // [num_rows]: where new keys and values go
+  int64_t num_threads;
+};
+
+struct Layer {
+  int64_t kv_heads;
+  int64_t group;  // query heads that share a K/V head
+  int64_t head_dim;
+  int64_t head_stride;  // values from one K/V head of the pool to the next
+  float scale;
+  float softcap;       // 0: none
+  const float* sinks;  // [heads] or null
+};
+
+constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kMaxQueries = 32;
+constexpr int kBlock = 6;  // queries whose sums fit the registers together
+// Less work than this is done before other threads would have woken up.
+constexpr int64_t kMinParallelScores = 1 << 14;
+
+// Rows of heads somewhere in a tensor; strides count values.
+template <typename T>
+struct Rows {
+  T* values;
+  int64_t row_stride;
+  int64_t head_stride;
+
+  T* at(int64_t row, int64_t head) const { return values + row * row_stride + head * head_stride; }
+};
+
+// Queries `begin` to `end` of one span and one K/V head, counted row by row, in each by head.
+struct Part {
+  int64_t span;
+  int64_t kv_head;
+  int64_t begin;
+  int64_t end;
+};
+
+// The queries of a part and what they have gathered so far.
+struct State {
+  int64_t num;
+  Range ranges[kMaxQueries];
+  const float* bias[kMaxQueries];
+  Range in_tile[kMaxQueries];
+  float largest[kMaxQueries];
+  float total[kMaxQueries];
+  alignas(64) float queries[kMaxQueries * kMaxHeadDim];
+  alignas(64) float sums[kMaxQueries * kMaxHeadDim];
+  alignas(64) float scores[kMaxQueries * kTile];
+  alignas(64) float columns[kMaxHeadDim * kTile];
+};
+
+// The keys that a row sees. A bias of minus infinity at either end hides a key as a range does.
+inline Range range_of(const Plan& plan, int64_t row) {
+  if (plan.ranges != nullptr) return {plan.ranges[2 * row], plan.ranges[2 * row + 1]};
+  Range seen{0, plan.num_keys};
+  if (plan.bias == nullptr) return seen;
+  const float* bias = plan.bias + row * plan.bias_stride;
+  while (seen.end > 0 && bias[seen.end - 1] == -INFINITY) --seen.end;
+  while (seen.first < seen.end && bias[seen.first] == -INFINITY) ++seen.first;
+  return seen;
+}
+
+template <typename T>
+void begin(State& state, const Plan& plan, const Layer& layer, const Part& part,
+           const Rows<const T>& queries) {
+  const int64_t head_dim = layer.head_dim, first_row = plan.spans[3 * part.span];
+  state.num = part.end - part.begin;
+  for (int64_t i = 0; i < state.num; ++i) {
+    const int64_t row = first_row + (part.begin + i) / layer.group;
+    const int64_t head = part.kv_head * layer.group + (part.begin + i) % layer.group;
+    const bool is_known = i > 0 && (part.begin + i) % layer.group != 0;  // as the head before it
+    state.ranges[i] = is_known ? state.ranges[i - 1] : range_of(plan, row);
+    const bool has_bias = plan.ranges == nullptr && plan.bias != nullptr;
+    state.bias[i] = has_bias ? plan.bias + row * plan.bias_stride : nullptr;
+    state.largest[i] = -INFINITY;
+    state.total[i] = 0.0f;
+    const T* query = queries.at(row, head);
+    const int64_t num_words = head_dim / kStep<T>;
+    for (int64_t word = 0; word < num_words; word += kLanes) {
+      const int64_t num = num_words - word < kLanes ? num_words - word : kLanes;
+      store_some(state.queries + i * num_words + word, load_words(query + word * kStep<T>, num), num);
+    }
+    for (int64_t d = 0; d < head_dim; d += kLanes) store(state.sums + i * head_dim + d, Lanes{});
+  }
+}
+
+// Turns the scores of a query with a tile into weights relative to the largest score so far.
+inline void weigh(State& state, const Layer& layer, int64_t index, int64_t tile_start) {
+  const Range seen = state.in_tile[index];
+  float* scores = state.scores + index * kTile;
+  for (int i = 0; i < kTileLanes; ++i)
+    store(scores + i * kLanes, load(scores + i * kLanes) * layer.scale);
+  if (layer.softcap != 0.0f)
+    for (int64_t i = seen.first; i < seen.end; ++i)
+      scores[i] = std::tanh(scores[i] / layer.softcap) * layer.softcap;
+  if (state.bias[index] != nullptr)
+    for (int64_t i = seen.first; i < seen.end; ++i) scores[i] += state.bias[index][tile_start + i];
+  for (int64_t i = 0; i < seen.first; ++i) scores[i] = -INFINITY;
+  for (int64_t i = seen.end; i < kTile; ++i) scores[i] = -INFINITY;
+  Lanes most = load(scores);
+  for (int i = 1; i < kTileLanes; ++i) most = largest(most, load(scores + i * kLanes));
+  const float in_tile = largest(most), before = state.largest[index];
+  const float now = in_tile > before ? in_tile : before;
+  const Lanes base = all(now == -INFINITY ? 0.0f : now);  // a bias may hide a whole tile
+  Lanes total{};
+  for (int i = 0; i < kTileLanes; ++i) {
+    const Lanes weight = exponential(load(scores + i * kLanes) - base);
+    store(scores + i * kLanes, weight);
+    total = total + weight;
+  }
+  if (now > before && before != -INFINITY) {
+    const Lanes factor = exponential(all(before - now));
+    state.total[index] *= factor[0];
+    float* sums = state.sums + index * layer.head_dim;
+    for (int64_t d = 0; d < layer.head_dim; d += kLanes) store(sums + d, load(sums + d) * factor);
+  }
+  state.largest[index] = now;
+  state.total[index] += sum(total);
+}
+
+// Calls act(first query, number of queries as a constant) for blocks of queries, which share what is
+// read.
+template <typename Act>
+void in_blocks(int64_t num, const Act& act) {
+  for (int64_t first = 0; first < num; first += kBlock)
+    with_constant<kBlock>(num - first < kBlock ? num - first : kBlock,
+                          [&](auto constant) { act(first, constant); });
+}
+
+// Those keys that not all of a block see come singly, in order. So a query's sums do not depend on
+// the block.
+template <typename T>
+void add_tile(State& state, const T* values, int64_t head_dim) {
+  in_blocks(state.num, [&](int64_t first, auto num) {
+    Range common{0, kTile};
+    for (int i = 0; i < num; ++i) {
+      const Range own = state.in_tile[first + i];
+      common.first = own.first > common.first ? own.first : common.first;
+      common.end = own.end < common.end ? own.end : common.end;
+    }
+    if (common.first >= common.end) common = {kTile, kTile};
+    const auto alone = [&](bool is_before) {
+      for (int64_t i = first; i < first + num; ++i) {
+        Range own = state.in_tile[i];
+        if (is_before)
+          own.end = own.end < common.first ? own.end : common.first;
+        else
+          own.first = own.first > common.end ? own.first : common.end;
+        add_values<T, 1>(state.sums + i * head_dim, state.scores + i * kTile, values, own,
+                         head_dim);
+      }
+    };
+    alone(true);
+    add_values<T, num>(state.sums + first * head_dim, state.scores + first * kTile, values, common,
+                       head_dim);
+    alone(false);
+  });
+}
+
+template <typename T>
+void attend_tile(State& state, const Layer& layer, const T* keys, const T* values,
+                 int64_t tile_start) {
+  Range seen{kTile, 0};
+  for (int64_t i = 0; i < state.num; ++i) {
+    const Range own = state.ranges[i];
+    const int64_t first = own.first > tile_start ? own.first - tile_start : 0;
+    const int64_t end = own.end - tile_start < kTile ? own.end - tile_start : kTile;
+    state.in_tile[i] = first < end ? Range{first, end} : Range{kTile, kTile};
+    if (first >= end) continue;
+    seen.first = first < seen.first ? first : seen.first;
+    seen.end = end > seen.end ? end : seen.end;
+  }
+  if (seen.first >= seen.end) return;
+  transpose_keys(state.columns, keys, seen, layer.head_dim);
+  const int64_t num_words = layer.head_dim / kStep<T>;
+  in_blocks(state.num, [&](int64_t first, auto num) {
+    multiply_keys<T, num>(state.scores + first * kTile, state.queries + first * num_words,
+                          state.columns, num_words);
+  });
+  for (int64_t i = 0; i < state.num; ++i)
+    if (state.in_tile[i].first < state.in_tile[i].end) weigh(state, layer, i, tile_start);
+  add_tile(state, values, layer.head_dim);
+}
+
+template <typename T>
+void finish(State& state, const Plan& plan, const Layer& layer, const Part& part, T* output) {
+  const int64_t head_dim = layer.head_dim, heads = layer.kv_heads * layer.group;
+  for (int64_t i = 0; i < state.num; ++i) {
+    const int64_t row = plan.spans[3 * part.span] + (part.begin + i) / layer.group;
+    const int64_t head = part.kv_head * layer.group + (part.begin + i) % layer.group;
+    float factor = 1.0f, total = state.total[i];
+    if (layer.sinks != nullptr) {  // it takes its share and gives nothing
+      const float sink = layer.sinks[head], largest = state.largest[i];
+      const float most = sink > largest ? sink : largest;
+      factor = exponential(all(largest - most))[0];
+      total = total * factor + exponential(all(sink - most))[0];
+    }
+    factor /= total;
+    T* to = output + (row * heads + head) * head_dim;
+    for (int64_t d = 0; d < head_dim; d += kLanes)
+      store(to + d, load(state.sums + i * head_dim + d) * factor);
+  }
+}
+
+template <typename T>
+void attend_part(const Plan& plan, const Layer& layer, const Part& part,
+                 const Rows<const T>& queries, const T* keys, const T* values, T* output) {
+  State state;
+  begin(state, plan, layer, part, queries);
+  Range seen{INT64_MAX, 0};
+  for (int64_t i = 0; i < state.num; ++i) {
+    seen.first = state.ranges[i].first < seen.first ? state.ranges[i].first : seen.first;
+    seen.end = state.ranges[i].end > seen.end ? state.ranges[i].end : seen.end;
+  }
+  const int64_t* pages =
+      plan.pages == nullptr ? nullptr : plan.pages + plan.spans[3 * part.span + 2];
+  for (int64_t tile = seen.first / kTile; tile * kTile < seen.end; ++tile) {
+    const int64_t place = pages == nullptr ? tile : pages[tile];
+    const int64_t at = part.kv_head * layer.head_stride + place * kTile * layer.head_dim;
+    attend_tile(state, layer, keys + at, values + at, tile * kTile);
+  }
+  finish(state, plan, layer, part, output);
+}
+
+// Few and equal parts where there are few queries, so that all threads have some.
+inline std::vector<Part> parts_of(const Plan& plan, const Layer& layer) {
+  std::vector<Part> parts;
+  const bool is_even = plan.num_spans * layer.kv_heads % plan.num_threads == 0;
+  for (int64_t span = 0; span < plan.num_spans; ++span) {
+    const int64_t num_queries = plan.spans[3 * span + 1] * layer.group;
+    int64_t most = kMaxQueries;
+    if (!is_even && num_queries < kMaxQueries * plan.num_threads)
+      most = (num_queries + plan.num_threads - 1) / plan.num_threads;
+    if (most > kMaxQueries) most = kMaxQueries;
+    for (int64_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head)
+      for (int64_t begin = 0; begin < num_queries; begin += most)
+        parts.push_back(
+            {span, kv_head, begin, begin + most < num_queries ? begin + most : num_queries});
+  }
+  return parts;
+}
+
+inline int64_t num_covered(const Plan& plan) {
+  int64_t num = 0;
+  for (int64_t span = 0; span < plan.num_spans; ++span) num += plan.spans[3 * span + 1];
+  return num;
+}
+
+// What follows shares its work among the threads of the region that calls it.
+
+template <typename T>
+void write_rows(T* pool, const Rows<const T>& rows, const Plan& plan, const Layer& layer) {
+#pragma omp for schedule(static)
+  for (int64_t head = 0; head < layer.kv_heads; ++head)
+    for (int64_t row = 0; row < plan.num_rows; ++row)
+      std::memcpy(pool + head * layer.head_stride + plan.slots[row] * layer.head_dim,
+                  rows.at(row, head), static_cast<size_t>(layer.head_dim) * sizeof(T));
+}
+
+template <typename T>
+void attend(const Plan& plan, const Layer& layer, const std::vector<Part>& parts, T* output,
+            const Rows<const T>& queries, const T* keys, const T* values) {
+  // Nobody asks what comes of rows that only fill up a forward, but it must be numbers.
+  const int64_t row_size = layer.kv_heads * layer.group * layer.head_dim;
+#pragma omp single nowait
+  for (int64_t i = num_covered(plan) * row_size; i < plan.num_rows * row_size; ++i) output[i] = T{};
+  const int64_t num_parts = static_cast<int64_t>(parts.size());
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t i = 0; i < num_parts; ++i)
+    attend_part(plan, layer, parts[static_cast<size_t>(i)], queries, keys, values, output);
+}
+
+}  // namespace blockdraft
