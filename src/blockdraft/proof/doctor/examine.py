@@ -25,9 +25,6 @@ from blockdraft.proof.doctor.offline import Offline, measure_offline
 from blockdraft.proof.doctor.pair import Pair, read_pair
 from blockdraft.proof.doctor.run_checks import measure_reuse, reuse_check, tau_checks
 
-OFFLINE_PER_CATEGORY = 2
-"""Answers of each category that are guessed again with changed configs."""
-
 OnStage = Callable[[str, float], None]
 """Is told what begins, and what share of the examination is done."""
 
@@ -138,7 +135,7 @@ def _measure(pair: Pair, memory: Check, on_stage: OnStage, *, quick: bool) -> _M
 
 
 def _run(pair: Pair, on_stage: OnStage) -> _Measured:
-    on_stage("loading", 0.05)
+    on_stage("loading", 0.06)
     options = asdict(replace(pair.config, adaptive=False, drafter=str(pair.drafter_folder)))
     llm = LLM(**options)
     compute_every_prompt(llm.engine)
@@ -147,25 +144,15 @@ def _run(pair: Pair, on_stage: OnStage) -> _Measured:
     answers: list[ProbeAnswer] = []
     for index, one in enumerate(encoded):
         answers += run_probe(llm.engine, [one], llm.tokenizer.eos_ids)
-        on_stage("decoding 20 prompts", 0.2 + 0.6 * (index + 1) / len(encoded))
-    on_stage("reusing a prompt", 0.8)
+        on_stage("decoding 20 prompts", 0.2 + 0.5 * (index + 1) / len(encoded))
+    on_stage("reusing a prompt", 0.7)
     long_ids = [token for _, ids in encoded for token in ids]
     reuse = measure_reuse(llm.engine, long_ids, llm.tokenizer.eos_ids)
-    on_stage("trying other configs", 0.85)
+    on_stage("trying other configs", 0.73)
     rope = shape_checks.target_rope(pair)
-    offline = measure_offline(llm.engine, _few(answers), rope, pair.num_tokens)
+    offline = measure_offline(llm.engine, answers, rope, pair.num_tokens)
     return _Measured(
         offline=offline,
         reuse=reuse_check(llm.engine, reuse),
         acceptance=acceptance_by_category(answers),
     )
-
-
-def _few(answers: list[ProbeAnswer]) -> list[ProbeAnswer]:
-    """The first answers of each category that are long enough to guess anything."""
-    chosen: dict[str, list[ProbeAnswer]] = {}
-    for answer in answers:
-        own = chosen.setdefault(answer.prompt.category, [])
-        if len(answer.output_ids) > 1 and len(own) < OFFLINE_PER_CATEGORY:
-            own.append(answer)
-    return [answer for own in chosen.values() for answer in own]

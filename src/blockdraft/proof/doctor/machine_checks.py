@@ -1,4 +1,4 @@
-"""Is there enough machine for the pair, and is it free?"""
+"""Whether there is enough machine for the pair, and whether it is free."""
 
 import os
 import platform
@@ -71,7 +71,7 @@ def _kv(pair: Pair) -> str:
 
 def needed_bytes(pair: Pair) -> float:
     """Weights of both, twice where they are packed on a CPU, and the K/V memory if it is given."""
-    numbers = sum(weight.numel() for weight in pair.target.parameters())
+    numbers = sum(int(weight.numel()) for weight in pair.target.parameters())
     if pair.refusal is None:
         with torch.device("meta"):
             drafter = DraftModel(DraftConfig(**pair.fields))
@@ -79,7 +79,8 @@ def needed_bytes(pair: Pair) -> float:
     on_cpu = torch.device(pair.device).type == "cpu"
     packs = on_cpu and (pair.dtype == torch.float32 or supports_bfloat16())
     copies = 2 if packs else 1
-    return numbers * pair.dtype.itemsize * copies + (pair.config.memory or 0.0) * GIB
+    kv = (pair.config.memory or 0.0) * GIB
+    return float(numbers * pair.dtype.itemsize * copies) + kv
 
 
 def _free_bytes(pair: Pair) -> int | None:

@@ -2,12 +2,14 @@
 
 A wrong value raises no error; it only makes guesses worse. So the drafter guesses behind every
 token of answers that are known, from features of the target computed once, and the same again with
-layer ids one lower or higher, or with the target's rotation. What does better by far was meant.
+layer ids one lower or higher, or with the target's rotation. What does better was meant.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -25,9 +27,11 @@ from blockdraft.proof.lone import lone_sequence
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 
 AS_CONFIGURED = "as configured"
-LEAST_GAIN = 1.1
-"""A variant must reach so many times the tau, and on most texts, to be called better."""
-MOST_TEXTS = 0.75
+LEAST_GAIN = 0.02
+"""Of tau, below which no variant is called better."""
+STANDARD_ERRORS = 3.0
+"""By which the mean gain over the texts must differ from nothing: with 20 texts, chance does that
+less than once in 200 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,17 @@ class Offline:
 
     def tau(self, variant: str) -> float:
         """Mean over the texts."""
-        return sum(self.taus[variant]) / len(self.taus[variant])
+        return fmean(self.taus[variant])
 
     def is_better(self, variant: str) -> bool:
-        """True if a variant does better by far, on most texts; one that was not tried does not."""
-        if not self.taus.get(variant):
+        """True if a variant does better beyond chance; one that was not tried does not."""
+        if len(self.taus.get(variant, ())) < 2:
             return False
-        pairs = list(zip(self.taus[variant], self.taus[AS_CONFIGURED], strict=True))
-        share = sum(other > own for other, own in pairs) / len(pairs)
-        return share >= MOST_TEXTS and self.tau(variant) >= LEAST_GAIN * self.tau(AS_CONFIGURED)
+        usual = self.taus[AS_CONFIGURED]
+        gains = [other - own for other, own in zip(self.taus[variant], usual, strict=True)]
+        error = stdev(gains) / sqrt(len(gains))
+        least = max(LEAST_GAIN * fmean(usual), STANDARD_ERRORS * error)
+        return fmean(gains) > least
 
     def change(self, variant: str) -> str:
         """Both figures in words."""

@@ -1,4 +1,4 @@
-"""Is the target the one that the drafter was trained for, and is it asked in the same way?"""
+"""Whether the target is that of the training, and is asked in the same way."""
 
 from collections.abc import Mapping
 from typing import Any
