@@ -49,10 +49,13 @@ def doctor(
     Exits with 0 if no line is out of order, and with 1 if one is.
     """
     config = options.llm_config(ctx.params)
-    with stage_progress() as on_stage:
-        from blockdraft.proof.doctor.examine import examine
+    # They load torch: not for --help, nor for a mistyped option.
+    from blockdraft.proof.doctor.examine import examine
+    from blockdraft.proof.doctor.pair import read_pair
 
-        found = examine(config, thinking=thinking, quick=quick, on_stage=on_stage)
+    pair = read_pair(config, thinking)
+    with stage_progress() as on_stage:
+        found = examine(pair, on_stage, quick=quick)
     if as_json:
         print_json(found.to_dict())
     else:

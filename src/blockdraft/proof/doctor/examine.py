@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import BlockdraftError
 from blockdraft.core.machine import busy_cores
@@ -22,7 +21,7 @@ from blockdraft.llm import LLM
 from blockdraft.proof.doctor import machine_checks, shape_checks, target_checks
 from blockdraft.proof.doctor.check import Check, verdict
 from blockdraft.proof.doctor.offline import Offline, measure_offline
-from blockdraft.proof.doctor.pair import Pair, read_pair
+from blockdraft.proof.doctor.pair import Pair
 from blockdraft.proof.doctor.run_checks import measure_reuse, reuse_check, tau_checks
 
 OnStage = Callable[[str, float], None]
@@ -73,19 +72,12 @@ class Examination:
         }
 
 
-def examine(
-    config: LLMConfig, *, thinking: Thinking = "template", quick: bool = False, on_stage: OnStage
-) -> Examination:
-    """Look a pair over; with `quick` nothing is loaded and nothing decoded.
-
-    Raises:
-        ConfigError, ModelError: there is no pair to look at.
-    """
-    begun = perf_counter()
-    on_stage("reading", 0.0)
+def examine(pair: Pair, on_stage: OnStage, *, quick: bool = False) -> Examination:
+    """Look a pair over; with `quick` nothing is loaded and nothing decoded."""
+    begun, config = perf_counter(), pair.config
+    on_stage("looking around", 0.0)
     # Before anything of ours computes.
     busy = busy_cores()
-    pair = read_pair(config, thinking)
     memory = machine_checks.memory_check(pair)
     on_stage("comparing hashes", 0.02)
     target = [

@@ -16,7 +16,7 @@ from blockdraft.proof.doctor.check import Check
 from blockdraft.proof.doctor.pair import Pair
 
 REUSED_PAGES = 2
-TOLERANCE = 0.2
+TOLERANCE = 0.15
 """How far tau of a category may stay behind what is expected: five answers of 64 tokens, other
 roundings than where it was measured, and so other words."""
 USELESS_TAU = 1.1
