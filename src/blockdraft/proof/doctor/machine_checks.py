@@ -22,7 +22,7 @@ BUSY = 0.3
 def threads_check(config: LLMConfig) -> Check:
     """Threads against the cores that the scheduler gives this process."""
     name, cores = "threads", machine.num_cpus()
-    threads = config.num_threads or min(torch.get_num_threads(), cores)
+    threads = _num_threads(config)
     found = f"{threads} threads, {cores} cores" + _quota(cores)
     if threads > cores:
         remedy = f"give --threads {cores}: threads that wait for each other take all the time"
@@ -31,6 +31,11 @@ def threads_check(config: LLMConfig) -> Check:
         remedy = "give --threads, or unset OMP_NUM_THREADS"
         return Check(name, "warning", found, remedy)
     return Check(name, "ok", found)
+
+
+def _num_threads(config: LLMConfig) -> int:
+    """As LLM sets them."""
+    return config.num_threads or min(torch.get_num_threads(), machine.num_cpus())
 
 
 def _quota(cores: int) -> str:
@@ -44,10 +49,10 @@ def busy_check(config: LLMConfig, busy: float | None) -> Check:
     if busy is None:
         return Check(name, "unknown", "the system does not say what else runs")
     found = f"{busy:.1f} of {cores} cores busy"
-    threads = config.num_threads or min(torch.get_num_threads(), cores)
-    if busy > BUSY and threads > cores - busy:
-        left = max(1, round(cores - busy))
-        remedy = f"end them, or give --threads {left}; speed suffers, acceptance does not"
+    left = max(1, round(cores - busy))
+    if busy > BUSY and _num_threads(config) > cores - busy:
+        fewer = f", or give --threads {left}" if _num_threads(config) > left else ""
+        remedy = f"end them{fewer}; speed suffers, acceptance does not"
         return Check(name, "warning", found, remedy)
     return Check(name, "ok", found)
 

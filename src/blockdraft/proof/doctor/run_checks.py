@@ -96,7 +96,7 @@ def tau_checks(pair: Pair, measured: Mapping[str, AcceptanceStats]) -> list[Chec
 
 def _tau_check(category: str, stats: AcceptanceStats, expected: object) -> Check:
     name, tau = f"tau, {category}", stats.acceptance_length
-    if not isinstance(expected, int | float):
+    if not isinstance(expected, int | float) or expected <= 0:
         if tau < USELESS_TAU:
             return Check(
                 name,
@@ -105,7 +105,8 @@ def _tau_check(category: str, stats: AcceptanceStats, expected: object) -> Check
                 "the lines above say why, or the drafter is not one for this target",
             )
         return Check(name, "unknown", f"{tau:.2f}; the drafter does not say what to expect")
-    found = f"{tau:.2f}, expected {expected:.2f} ({tau / expected - 1:+.0%})"
+    change = round(tau / expected - 1, 2) + 0.0  # no "-0%"
+    found = f"{tau:.2f}, expected {expected:.2f} ({change:+.0%})"
     if tau < (1 - TOLERANCE) * expected:
         remedy = "mend the lines that are out; if none is, get target and drafter again"
         return Check(name, "out", found, remedy)
