@@ -75,7 +75,7 @@ class LLM:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.folder = resolve_model(target)
-        self.drafter_folder = _drafter_folder(self.config, self.folder)
+        self.drafter_folder = resolve_drafter(self.config, self.folder)
         self.tokenizer = load_tokenizer(self.folder)
         self.engine = load_engine(
             self.config, self.folder, self.drafter_folder, self.dtype, self.device
@@ -243,7 +243,12 @@ def _are_ids(prompt: object) -> bool:
     return isinstance(prompt, Sequence) and all(isinstance(token_id, int) for token_id in prompt)
 
 
-def _drafter_folder(config: LLMConfig, target_folder: Path) -> Path | None:
+def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
+    """The drafter's folder; None if nothing is to be drafted, or none is known for the target.
+
+    Raises:
+        ModelError: it cannot be found.
+    """
     if config.drafter is None or not config.drafts:
         return None
     if config.drafter != "auto":

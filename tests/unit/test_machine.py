@@ -2,7 +2,8 @@ import os
 
 import pytest
 
-from blockdraft.core.machine import memory_bytes, num_cpus
+from blockdraft.core import machine as module
+from blockdraft.core.machine import busy_cores, free_memory_bytes, memory_bytes, num_cpus
 
 GIB = 2**30
 
@@ -58,3 +59,51 @@ def test_memory_of_an_older_container(tmp_path, text, expected):
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text(text, encoding="ascii")
     assert memory_bytes(tmp_path) == expected
+
+
+def write_meminfo(folder, gib):
+    folder.mkdir(exist_ok=True)
+    text = f"MemTotal: 99 kB\nMemAvailable:   {gib * 2**20} kB\n"
+    (folder / "meminfo").write_text(text, encoding="ascii")
+    return folder
+
+
+def test_free_memory_is_that_of_the_machine_or_what_a_container_leaves(tmp_path):
+    proc = write_meminfo(tmp_path / "proc", 6)
+    assert free_memory_bytes(tmp_path, proc) == 6 * GIB
+    for name, value in (("max", "max"), ("current", 3 * GIB)):
+        (tmp_path / f"memory.{name}").write_text(f"{value}\n", encoding="ascii")
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {GIB}\n", encoding="ascii")
+    assert free_memory_bytes(tmp_path, proc) == 6 * GIB
+    (tmp_path / "memory.max").write_text(f"{4 * GIB}\n", encoding="ascii")
+    assert free_memory_bytes(tmp_path, proc) == 2 * GIB
+    assert free_memory_bytes(tmp_path, tmp_path / "none") is None
+
+
+def test_free_memory_of_an_older_container(tmp_path):
+    proc = write_meminfo(tmp_path / "proc", 6)
+    (tmp_path / "memory").mkdir()
+    for name, value in (("limit", 4 * GIB), ("usage", 3 * GIB)):
+        (tmp_path / "memory" / f"memory.{name}_in_bytes").write_text(f"{value}", encoding="ascii")
+    stat = tmp_path / "memory" / "memory.stat"
+    stat.write_text(f"total_inactive_file {GIB}\n", encoding="ascii")
+    assert free_memory_bytes(tmp_path, proc) == 2 * GIB
+
+
+def test_busy_cores_are_those_that_this_process_may_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2}, raising=False)
+    path = tmp_path / "stat"
+
+    def write(*cores):
+        # user nice system idle iowait irq softirq steal guest guest_nice
+        lines = [f"cpu{n} {u} 0 0 {i} 0 0 0 0 {u} 0" for n, (u, i) in enumerate(cores)]
+        path.write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, "intr 5"]), "ascii")
+
+    def pass_time(seconds):
+        # Half of the time of the first, all of the second, which is not ours, none of the third.
+        write((150, 150), (300, 100), (100, 200))
+
+    write((100, 100), (100, 100), (100, 100))
+    monkeypatch.setattr(module, "sleep", pass_time)
+    assert busy_cores(proc=tmp_path) == pytest.approx(0.5)
+    assert busy_cores(proc=tmp_path / "none") is None

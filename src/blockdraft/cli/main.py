@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from blockdraft.cli import bench, models
 from blockdraft.cli.chat import chat
 from blockdraft.cli.data import data
+from blockdraft.cli.doctor import doctor
 from blockdraft.cli.explain import explain
 from blockdraft.cli.generate import generate
 from blockdraft.cli.prove import prove
@@ -81,6 +82,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(prove)
 app.command()(explain)
+app.command()(doctor)
 app.command()(serve)
 app.command()(data)
 app.command()(train)

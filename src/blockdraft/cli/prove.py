@@ -3,11 +3,9 @@
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +13,7 @@ import typer
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import check_before_loading
 from blockdraft.cli.output import DIFFERS, print_json
+from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import write_whole
@@ -145,7 +144,7 @@ def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, A
             write_whole(html, make_page(certificate))
         return certificate
 
-    with _progress() as on_progress:
+    with stage_progress() as on_progress:
         proof = Proof(llm, asked.config, corpus, own, on_progress=on_progress, on_stage=certify)
         try:
             proof.run()
@@ -159,39 +158,6 @@ def _exit_code(certificate: Mapping[str, Any]) -> int:
     if certificate["failures"] or any(change["area"] == "outputs" for change in changed):
         return DIFFERS
     return INTERRUPTED if certificate["partial"] else 0
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar with the time left, on standard error; a line a stage where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _StageLines().show
-        return
-    columns = TextColumn("{task.description:>20}"), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("loading", total=1.0)
-        yield lambda stage, share: bar.update(task, description=stage, completed=share)
-
-
-class _StageLines:
-    """Says on standard error when a stage begins, how much is done, and what that leaves."""
-
-    def __init__(self) -> None:
-        self._stage = ""
-        self._started_at = perf_counter()
-
-    def show(self, stage: str, share: float) -> None:
-        """Print a line for a stage that was not shown yet."""
-        if stage == self._stage:
-            return
-        self._stage = stage
-        seconds = perf_counter() - self._started_at
-        left = f", about {seconds * (1 - share) / share:.0f} s left" if share else ""
-        print(f"blockdraft: {share:4.0%} {stage}{left}", file=sys.stderr)
 
 
 def _print_report(certificate: Mapping[str, Any]) -> None:

@@ -2,10 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from blockdraft.core.errors import ConfigError
 
 DEFAULT_TARGET = "smollm2-135m"
+
+Thinking = Literal["template", "on", "off"]
+"""What a chat template is told of thinking; "template" leaves its own default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,10 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 
 _CGROUP = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
 _UNLIMITED_BYTES = 2**60
 """Version 1 says "no limit" with a number close to the largest."""
 
@@ -32,6 +34,75 @@ def memory_bytes(cgroup: Path = _CGROUP) -> int:
         lambda: _number((cgroup / "memory" / "memory.limit_in_bytes").read_text(encoding="ascii")),
     )
     return physical if limit is None or limit > _UNLIMITED_BYTES else min(physical, int(limit))
+
+
+def free_memory_bytes(cgroup: Path = _CGROUP, proc: Path = _PROC) -> int | None:
+    """What can still be taken without swapping, or what the container leaves of it.
+
+    None where the system does not say.
+    """
+    try:
+        lines = (proc / "meminfo").read_text(encoding="ascii").splitlines()
+        (kib,) = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError):
+        return None
+    left = _first(
+        lambda: _left(cgroup, "memory.max", "memory.current", "inactive_file"),
+        lambda: _left(
+            cgroup / "memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    )
+    return kib * 1024 if left is None else min(kib * 1024, int(left))
+
+
+def busy_cores(seconds: float = 0.5, proc: Path = _PROC) -> float | None:
+    """How many of this process's cores others keep busy: it sleeps that long and looks.
+
+    None where the system does not say.
+    """
+    before = _core_times(proc)
+    sleep(seconds)
+    after = _core_times(proc)
+    if not before or before.keys() != after.keys():
+        return None
+    shares = []
+    for core, (idle, total) in after.items():
+        passed = total - before[core][1]
+        shares.append(1 - (idle - before[core][0]) / passed if passed else 0.0)
+    return sum(shares)
+
+
+def _core_times(proc: Path) -> dict[int, tuple[int, int]]:
+    """(idle, total) ticks of each core that this process may use; empty where unknown."""
+    if not hasattr(os, "sched_getaffinity"):
+        return {}
+    own, times = os.sched_getaffinity(0), {}
+    try:
+        for line in (proc / "stat").read_text(encoding="ascii").splitlines():
+            name, *ticks = line.split()
+            number = name.removeprefix("cpu")
+            if name.startswith("cpu") and number.isdigit() and int(number) in own:
+                # The last two, of guests, are counted among the others already.
+                spent = [int(tick) for tick in ticks[:8]]
+                times[int(number)] = (spent[3] + spent[4], sum(spent))
+    except (OSError, ValueError, IndexError):
+        return {}
+    return times
+
+
+def _left(folder: Path, limit: str, used: str, reclaimable: str) -> float | None:
+    """Bytes of a container's limit that are not in use, or that its file cache can give up."""
+    most = _number((folder / limit).read_text(encoding="ascii"))
+    if most is None or most > _UNLIMITED_BYTES:
+        return None
+    stat = dict(
+        line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    )
+    taken = float((folder / used).read_text(encoding="ascii"))
+    return max(0.0, most - taken + float(stat[reclaimable]))
 
 
 def cpu_features() -> str:
@@ -65,6 +136,6 @@ def _first(*readings: Callable[[], float | None]) -> float | None:
     for read in readings:
         try:
             return read()
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError):
             continue
     return None

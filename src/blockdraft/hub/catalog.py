@@ -41,13 +41,18 @@ class HubRepo:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model with a name. `drafter` is the name of the drafter trained for a target."""
+    """A model with a name.
+
+    drafter: the name of the drafter trained for a target. thinking: of a drafter, how its training
+    answers were made, where that is known and the target's chat template has the switch.
+    """
 
     name: str
     role: Literal["target", "drafter"]
     source: WheelFile | PackageFolder | HubRepo
     about: str
     drafter: str | None = None
+    thinking: Literal["on", "off"] | None = None
 
 
 _DEFAULT_DRAFTER = "smollm2-135m-dflash"
@@ -81,6 +86,9 @@ _PUBLISHED_PAIRS = (
     ("openai/gpt-oss-20b", "z-lab/gpt-oss-20b-DFlash"),
 )
 
+_WITHOUT_THINKING = frozenset({"z-lab/Qwen3-4B-DFlash-b16", "z-lab/Qwen3-8B-DFlash-b16"})
+"""Their users report that acceptance more than halves with thinking (z-lab/dflash, issue 133)."""
+
 
 def _published_entries() -> list[CatalogEntry]:
     entries = []
@@ -88,7 +96,8 @@ def _published_entries() -> list[CatalogEntry]:
         where = "on the Hugging Face hub"
         entries.append(CatalogEntry(target, "target", HubRepo(target), where, drafter))
         about = f"DFlash drafter for {target}, {where}"
-        entries.append(CatalogEntry(drafter, "drafter", HubRepo(drafter), about))
+        thinking: Literal["off"] | None = "off" if drafter in _WITHOUT_THINKING else None
+        entries.append(CatalogEntry(drafter, "drafter", HubRepo(drafter), about, thinking=thinking))
     return entries
 
 

@@ -153,7 +153,30 @@ def write_checkpoint(
     _replace(folder / WEIGHTS_NAME, lambda path: save_file(on_cpu, path, {"format": "pt"}))
     _replace(folder / CONFIG_NAME, _json_writer(config))
     if provenance is not None:
-        _replace(folder / PROVENANCE_NAME, _json_writer(provenance))
+        write_provenance(folder, provenance)
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """What the trainer wrote of how a drafter was made; empty if nothing is known.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    path = folder / PROVENANCE_NAME
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path} ({error}); copy it again, or delete it") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds no JSON object; copy it again, or delete it")
+    return content
+
+
+def write_provenance(folder: Path, content: Mapping[str, Any]) -> None:
+    """Replace what `read_provenance` reads, in one move."""
+    _replace(folder / PROVENANCE_NAME, _json_writer(content))
 
 
 def _weight_files(folder: Path) -> Iterable[Path]:

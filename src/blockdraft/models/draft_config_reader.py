@@ -14,6 +14,9 @@ AttentionKind = Literal["full_attention", "sliding_attention"]
 
 ARCHITECTURE = "DFlashDraftModel"
 
+DEFAULT_ROPE_THETA = 10000.0
+"""Where a config names none, as in transformers."""
+
 _NESTED_KEYS = frozenset(
     {
         "mask_token_id",
@@ -261,7 +264,7 @@ def _read_rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     rope["rope_type"] = rope.pop("rope_type", None) or rope.get("type") or "default"
     rope.pop("type", None)
     theta = (scaling.get("rope_theta"), parameters.get("rope_theta"), raw.get("rope_theta"))
-    rope["rope_theta"] = next((value for value in theta if value is not None), 10000.0)
+    rope["rope_theta"] = next((value for value in theta if value is not None), DEFAULT_ROPE_THETA)
     partial = rope.pop("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise ModelError(

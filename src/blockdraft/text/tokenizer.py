@@ -9,6 +9,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer as Backend
 from transformers import AutoConfig, AutoTokenizer
 
+from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ModelError, RequestError
 
 Message = Mapping[str, Any]
@@ -30,6 +31,11 @@ _RESERVED_OPTIONS = frozenset(
     }
 )
 """Arguments of transformers that are no variables of a template."""
+
+
+def thinking_options(thinking: Thinking) -> dict[str, bool]:
+    """Variables for a chat template that has the switch."""
+    return {} if thinking == "template" else {THINKING_SWITCH: thinking == "on"}
 
 
 class Tokenizer:

@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from blockdraft.core.config import Thinking
 from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.files import check_output_folder, write_whole
@@ -25,7 +26,7 @@ from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.answers import Answer, Job, Writer
-from blockdraft.train.data_config import DataConfig, Thinking
+from blockdraft.train.data_config import DataConfig
 from blockdraft.train.engine_answers import writer_for
 from blockdraft.train.identity import target_sha256, template_sha256
 from blockdraft.train.overlap import Overlap

@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from blockdraft.core.config import DEFAULT_TARGET
+from blockdraft.core.config import DEFAULT_TARGET, Thinking
 from blockdraft.core.errors import ConfigError
 from blockdraft.train.settings import check_kinds, require, to_dict
-
-Thinking = Literal["template", "on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.jsonl import bad_row, prompt_text, read_jsonl
 from blockdraft.text.kinds import loops
+from blockdraft.text.tokenizer import thinking_options
 from blockdraft.train.answers import Job, Writer
-from blockdraft.train.data_config import Thinking
 
 OPENINGS: Mapping[str, Sequence[str]] = {
     "self_chat": ("", "How", "What", "Why", "Explain", "Describe", "Give me", "Can you", "List"),
@@ -199,9 +200,8 @@ def prompt_ids(
         messages.append({"role": "user", "content": turn})
         if answer is not None:
             messages.append({"role": "assistant", "content": answer})
-    known = {} if thinking == "template" else {"enable_thinking": thinking == "on"}
     encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=True, **known
+        messages, add_generation_prompt=True, return_dict=True, **thinking_options(thinking)
     )
     return tuple(encoded["input_ids"])
 

@@ -27,6 +27,7 @@ from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.loss import LossVocabulary, PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
+from blockdraft.train.origin import describe_target, write_expected
 from blockdraft.train.parallel import Processes
 from blockdraft.train.prepare import check_disk, limit_vocabulary, load_drafter, read_data
 from blockdraft.train.report import write_report
@@ -112,6 +113,7 @@ class _Run:
         loaded = load_target_model(
             config.target, resolve_dtype(config.dtype, config.device), config.device
         )
+        self.loaded = loaded
         decoder_layers(loaded)  # Refused at once if there are none to read features from.
         if config.distill_share > 0:
             check_plain_head(loaded, "distillation", "set distill_share=0")
@@ -133,6 +135,7 @@ class _Run:
         self.events = None
         if processes.is_main:
             self.events = _event_log(config, self.step)
+            self.target_facts = describe_target(config, loaded.dtype)
             self.held_out = HeldOut(self.target, held_out, config.eval_sequences)
             self.real_decoding = real_decoding(config, loaded, held_out)
         self.clock = RunClock(self._seconds_before)
@@ -224,6 +227,7 @@ class _Run:
                 saving.last = self._now()
         self._save()
         self._evaluate()
+        self._expect()
         rows = evaluations(self.config.out)
         return TrainResult(
             drafter=self.config.out / BEST,
@@ -330,6 +334,12 @@ class _Run:
             self.model.train()
         self.processes.wait()
 
+    def _expect(self) -> None:
+        """Write beside the best drafter what its users may expect of it; the others wait."""
+        if self.processes.is_main and self.config.tau_limit:
+            write_expected(self.config.out / BEST, self.config, self.loaded, self.clock.tick)
+        self.processes.wait()
+
     def _measure(self) -> dict[str, Any]:
         metrics = self.held_out.evaluate(self.model, self.clock.tick)
         real = self.real_decoding.measure(self.model, self.clock.tick)
@@ -356,7 +366,13 @@ class _Run:
             "held_out": self.num_held_out,
             "passes": self.num_sequences,
         }
-        facts = provenance(self.config, data=data, result=row)
+        facts = provenance(
+            self.config,
+            target=self.target_facts,
+            drafter=self.model.config.to_dict(),
+            data=data,
+            result=row,
+        )
         for name in (LAST, BEST) if is_best else (LAST,):
             self.model.save_pretrained(out / name, facts)
         self._log(row)

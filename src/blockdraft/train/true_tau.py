@@ -1,7 +1,8 @@
 """The truth while training: tau and speed-up of real decoding, by the engine that serves."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from transformers import AutoTokenizer, PreTrainedModel
@@ -11,6 +12,7 @@ from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine, Progress
 from blockdraft.engine.load import make_target
+from blockdraft.engine.probe import decode_alone
 from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.models.draft import DraftModel
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
@@ -74,19 +76,8 @@ class RealDecoding:
         if not self._prompts:
             return TrueTau(tau={}, speedup={})
         sums: dict[str, _Sums] = defaultdict(_Sums)
-        model = self._model
-        copy = DraftModel(drafter.config).to(device=model.device, dtype=model.dtype)
-        copy.load_state_dict(drafter.state_dict())
-        copy.draft_vocabulary = drafter.draft_vocabulary
-        try:
-            target, contexts = make_target(LLMConfig(max_concurrency=1), model, copy)
-        except ModelError as error:
-            raise ModelError(f"{error}; or set tau_limit=0, without real decoding") from error
-        with target.released_after():
-            embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-            guesses = DFlashDrafter(copy.eval(), embedding.weight, head.weight, contexts)
-            served = Engine(target, guesses)
-            plain = Engine(target, NoDrafter())
+        with serving(self._model, drafter) as served:
+            plain = Engine(served.target, NoDrafter())
             for name, prompt_ids in self._prompts:
                 drafted = self._decode(served, prompt_ids, tick)
                 oracle = self._decode(plain, prompt_ids, tick)
@@ -105,11 +96,26 @@ class RealDecoding:
     def _decode(
         self, engine: Engine, prompt_ids: Sequence[int], tick: Callable[[], object]
     ) -> Progress:
-        key = engine.add(prompt_ids, self._params, eos_ids=self._eos_ids)
-        while engine.has_work:
-            engine.step()
-            tick()
-        return engine.take(key)
+        return decode_alone(engine, prompt_ids, self._params, self._eos_ids, tick)
+
+
+@contextmanager
+def serving(model: PreTrainedModel, drafter: DraftModel) -> Iterator[Engine]:
+    """An engine of a target and a copy of a drafter; afterwards the target is as it was.
+
+    Raises:
+        ModelError: the target cannot be served.
+    """
+    copy = DraftModel(drafter.config).to(device=model.device, dtype=model.dtype)
+    copy.load_state_dict(drafter.state_dict())
+    copy.draft_vocabulary = drafter.draft_vocabulary
+    try:
+        target, contexts = make_target(LLMConfig(max_concurrency=1), model, copy)
+    except ModelError as error:
+        raise ModelError(f"{error}; or set tau_limit=0, without real decoding") from error
+    with target.released_after():
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        yield Engine(target, DFlashDrafter(copy.eval(), embedding.weight, head.weight, contexts))
 
 
 def _decode_seconds(progress: Progress) -> float:

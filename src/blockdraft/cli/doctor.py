@@ -1,0 +1,83 @@
+"""`blockdraft doctor`: the silent mismatches behind low acceptance, line by line."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blockdraft.cli import options
+from blockdraft.cli.output import print_json
+from blockdraft.cli.stages import stage_progress
+from blockdraft.core.config import LLMConfig, Thinking
+from blockdraft.proof.doctor.check import SIGNS, Mark, verdict
+
+if TYPE_CHECKING:
+    from blockdraft.proof.doctor.examine import Examination
+
+_LLM = LLMConfig()
+
+OUT_OF_ORDER = 1
+"""Exit status if a line is out."""
+_COLORS: Mapping[Mark, str] = {
+    "ok": "green",
+    "warning": "yellow",
+    "out": "bold red",
+    "unknown": "dim",
+}
+
+
+def doctor(
+    ctx: typer.Context,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Read only: load nothing, decode nothing.")
+    ] = False,
+    thinking: Annotated[
+        Thinking,
+        typer.Option(help="How you ask; template: as the chat template does by itself."),
+    ] = "template",
+    target: options.Target = _LLM.target,
+    drafter: options.Drafter = str(_LLM.drafter),
+    dtype: options.Dtype = _LLM.dtype,
+    device: options.Device = _LLM.device,
+    exact: options.Exact = options.EXACT,
+    num_threads: options.NumThreads = _LLM.num_threads,
+    memory: options.Memory = _LLM.memory,
+    as_json: options.Json = False,
+) -> None:
+    """Find what silently costs acceptance: in the pair, in how it is asked, on this machine.
+
+    Exits with 0 if no line is out of order, and with 1 if one is.
+    """
+    config = options.llm_config(ctx.params)
+    # They load torch: not for --help, nor for a mistyped option.
+    from blockdraft.proof.doctor.examine import examine
+    from blockdraft.proof.doctor.pair import read_pair
+
+    pair = read_pair(config, thinking)
+    with stage_progress() as on_stage:
+        found = examine(pair, on_stage, quick=quick)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print(found)
+    if not found.in_order:
+        raise typer.Exit(OUT_OF_ORDER)
+
+
+def _print(found: "Examination") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    print(f"{found.pair.config.target} drafted by {found.pair.drafter_folder}")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for check in found.checks:
+        said = Text(check.found)
+        if check.remedy:
+            said.append(f"\n→ {check.remedy}", style="bold" if check.mark == "out" else "")
+        mark = Text(f"{SIGNS[check.mark]} {check.mark}", style=_COLORS[check.mark])
+        table.add_row(mark, Text(check.name), said)
+    console.print(table)
+    print(verdict(found.checks))
+    print(f"{found.seconds:.0f} s")

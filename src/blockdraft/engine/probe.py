@@ -1,0 +1,127 @@
+"""Twenty bundled prompts by which a pair is known: what drafting gains on each kind of them.
+
+Measured when a drafter has been trained, and written beside its weights, so that anybody can
+measure again and compare.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockdraft.core.config import Thinking
+from blockdraft.core.jsonl import prompt_text, read_all
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.engine import Engine, Progress
+from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.text.tokenizer import Tokenizer, thinking_options
+
+BUNDLED = Path(__file__).with_name("probe.jsonl")
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePrompt:
+    """A user's turn, and what kind of task it is."""
+
+    id: str
+    category: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """A prompt with the target's greedy answer, drafted in whole blocks."""
+
+    prompt: ProbePrompt
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    acceptance: AcceptanceStats
+
+
+def read_probe(path: Path = BUNDLED) -> list[ProbePrompt]:
+    """The prompts of the bundled file.
+
+    Raises:
+        ConfigError: the file is missing or damaged.
+    """
+    return read_all(
+        path,
+        lambda row, number: ProbePrompt(
+            str(row["id"]), str(row["category"]), prompt_text(row, path, number)
+        ),
+    )
+
+
+def encode_probe(
+    tokenizer: Tokenizer, prompts: Iterable[ProbePrompt], thinking: Thinking = "template"
+) -> list[tuple[ProbePrompt, list[int]]]:
+    """Token ids of each prompt, in the chat template where there is one.
+
+    Raises:
+        RequestError: the template refuses a user's turn.
+    """
+    if not tokenizer.has_chat_template:
+        return [(prompt, tokenizer.encode(prompt.text)) for prompt in prompts]
+    options = thinking_options(thinking)
+    return [
+        (prompt, tokenizer.encode_chat([{"role": "user", "content": prompt.text}], options))
+        for prompt in prompts
+    ]
+
+
+def decode_alone(
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    eos_ids: frozenset[int],
+    tick: Callable[[], object] = lambda: None,
+) -> Progress:
+    """Decode one prompt in an engine in which nothing else runs; `tick` is called every step."""
+    key = engine.add(prompt_ids, params, eos_ids=eos_ids)
+    while engine.has_work:
+        engine.step()
+        tick()
+    return engine.take(key)
+
+
+def run_probe(
+    engine: Engine,
+    encoded: Iterable[tuple[ProbePrompt, Sequence[int]]],
+    eos_ids: frozenset[int],
+    tick: Callable[[], object] = lambda: None,
+) -> list[ProbeAnswer]:
+    """Answer every prompt greedily, one by one, drafting whole blocks.
+
+    Raises:
+        RequestError: a prompt does not fit the target's context.
+    """
+    engine.use_fixed_depth(engine.drafter.max_draft_tokens)
+    params = SamplingParams(max_tokens=MAX_TOKENS)
+    answers = []
+    for prompt, prompt_ids in encoded:
+        progress = decode_alone(engine, prompt_ids, params, eos_ids, tick)
+        output_ids = tuple(progress.sequence.output_ids)
+        answers.append(ProbeAnswer(prompt, tuple(prompt_ids), output_ids, progress.acceptance))
+    return answers
+
+
+def acceptance_by_category(answers: Iterable[ProbeAnswer]) -> dict[str, AcceptanceStats]:
+    """Counts of each category, in the order of the prompts."""
+    sums: dict[str, AcceptanceStats] = defaultdict(AcceptanceStats)
+    for answer in answers:
+        sums[answer.prompt.category].add(answer.acceptance)
+    return dict(sums)
+
+
+def describe_probe(answers: Sequence[ProbeAnswer]) -> Mapping[str, Any]:
+    """What is written beside a drafter: tau of each category, and how it was measured."""
+    return {
+        "max_tokens": MAX_TOKENS,
+        "num_prompts": len(answers),
+        "tau": {
+            name: round(stats.acceptance_length, 4)
+            for name, stats in acceptance_by_category(answers).items()
+        },
+    }

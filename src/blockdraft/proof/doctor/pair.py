@@ -1,0 +1,131 @@
+"""What a pair's files say of it, before anything is loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from blockdraft.core.config import LLMConfig, Thinking
+from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.hub.catalog import CATALOG, catalog_name
+from blockdraft.hub.resolve import resolve_model
+from blockdraft.llm import resolve_drafter
+from blockdraft.models.checkpoint import read_config, read_provenance
+from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.draft_config_reader import read_fields
+from blockdraft.models.loading import (
+    check_pair,
+    resolve_device,
+    resolve_dtype,
+    target_without_weights,
+)
+from blockdraft.text.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A pair as it is written down.
+
+    config, thinking: how it is to be run. target: its modules without weights. raw: the drafter's
+    config.json; `fields`: what it comes to, and `trained`: what its trainer says that it was; empty
+    if they cannot be read. facts: its provenance, empty without. refusal: why it cannot run.
+    """
+
+    config: LLMConfig
+    thinking: Thinking
+    device: str
+    dtype: torch.dtype
+    target_folder: Path
+    drafter_folder: Path
+    target: PreTrainedModel
+    tokenizer: Tokenizer
+    raw: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    trained: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    refusal: str | None
+
+    @property
+    def target_config(self) -> Any:
+        """Of the language model."""
+        return self.target.config.get_text_config()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the target's embedding."""
+        return int(self.target.get_input_embeddings().weight.shape[0])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the tokenizer knows; rows beyond are padding."""
+        return self.tokenizer.backend.get_vocab_size(with_added_tokens=True)
+
+    def fact(self, part: str, name: str) -> Any:
+        """A value of the provenance; None if it is not there."""
+        values = self.facts.get(part)
+        return values.get(name) if isinstance(values, Mapping) else None
+
+    @property
+    def known_thinking(self) -> str | None:
+        """What the template was told when the drafter was trained: its own word, or our list's."""
+        told = self.fact("target", "thinking")
+        if told is not None:
+            return str(told)
+        name = catalog_name(str(self.config.drafter)) or catalog_name(str(self.drafter_folder))
+        return CATALOG[name].thinking if name else None
+
+
+def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
+    """Read all that says what a pair is; its weights stay where they are.
+
+    Raises:
+        ConfigError: there is no drafter, or the chat template cannot be told about thinking.
+        ModelError: a model cannot be found, or what it is cannot be read at all.
+    """
+    target_folder = resolve_model(config.target)
+    drafter_folder = resolve_drafter(config, target_folder)
+    if drafter_folder is None:
+        raise ConfigError("there is no drafter to examine; name one with --drafter")
+    tokenizer = load_tokenizer(target_folder)
+    if thinking != "template" and not tokenizer.has_thinking_switch:
+        raise ConfigError(
+            f"--thinking is {thinking}, but the chat template of {config.target} has no such "
+            "switch; leave it out"
+        )
+    device = resolve_device(config.device)
+    target = target_without_weights(target_folder)
+    raw, facts = read_config(drafter_folder), read_provenance(drafter_folder)
+    fields, refusal = _read_shape(raw, target)
+    written = facts.get("drafter")
+    trained, _ = _read_shape(written, target) if isinstance(written, Mapping) else ({}, None)
+    return Pair(
+        config=config,
+        thinking=thinking,
+        device=device,
+        dtype=resolve_dtype(config.dtype, device),
+        target_folder=target_folder,
+        drafter_folder=drafter_folder,
+        target=target,
+        tokenizer=tokenizer,
+        raw=raw,
+        fields=fields,
+        trained=trained,
+        facts=facts,
+        refusal=refusal,
+    )
+
+
+def _read_shape(
+    raw: Mapping[str, Any], target: PreTrainedModel
+) -> tuple[Mapping[str, Any], str | None]:
+    """(fields of DraftConfig, why they do not do)."""
+    fields: Mapping[str, Any] = {}
+    try:
+        fields = read_fields(raw)
+        check_pair(target, DraftConfig(**fields))
+    except ModelError as error:
+        return fields, str(error)
+    return fields, None

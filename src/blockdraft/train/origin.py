@@ -1,0 +1,82 @@
+"""What a drafter was made for, and what may be expected of it: facts that its users compare with.
+
+`blockdraft doctor` reads them, years later perhaps, on another machine.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from blockdraft.core.config import Thinking
+from blockdraft.core.errors import RequestError
+from blockdraft.engine.probe import describe_probe, encode_probe, read_probe, run_probe
+from blockdraft.models.checkpoint import read_provenance, write_provenance
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.fingerprint import weights_sha256
+from blockdraft.text.tokenizer import load_tokenizer
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.identity import template_sha256
+from blockdraft.train.shards import read_manifest
+from blockdraft.train.true_tau import serving
+
+MIXED = "mixed"
+
+logger = logging.getLogger(__name__)
+
+
+def describe_target(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """The target by its weights, precision and chat template; what is not known is None.
+
+    `thinking` is what the template was told when the answers were made; answers that come as plain
+    files do not say.
+
+    Raises:
+        ConfigError: a manifest of answers is damaged.
+        ModelError: the target's weights cannot be read.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
+    manifests = [read_manifest(path) for path in config.data if path.is_dir()]
+    told = {
+        run["config"].get("thinking", "template")
+        for manifest in manifests
+        for run in (manifest["runs"] if manifest else ())
+    }
+    return {
+        "weights_sha256": weights_sha256(config.target),
+        "dtype": str(dtype).removeprefix("torch."),
+        "template_sha256": template_sha256(tokenizer) if tokenizer.chat_template else None,
+        "thinking": MIXED if len(told) > 1 else next(iter(told), None),
+    }
+
+
+def write_expected(
+    folder: Path, config: TrainConfig, model: PreTrainedModel, tick: Callable[[], object]
+) -> None:
+    """Probe the drafter in a folder, and add tau of each category to its provenance.
+
+    Nothing happens if it is there already, or if the target cannot take the bundled prompts.
+
+    Raises:
+        ModelError: the target cannot be served.
+    """
+    facts = read_provenance(folder)
+    if "expected" in facts:
+        return
+    tokenizer = load_tokenizer(config.target)
+    told = facts["target"]["thinking"]
+    thinking: Thinking = told if told in ("on", "off") else "template"
+    drafter = DraftModel.from_pretrained(folder, model.dtype, model.device)
+    try:
+        encoded = encode_probe(tokenizer, read_probe(), thinking)
+        with serving(model, drafter) as engine:
+            answers = run_probe(engine, encoded, tokenizer.eos_ids, tick)
+    except RequestError as error:
+        logger.warning("what to expect of the drafter is not known: %s", error)
+        return
+    write_provenance(
+        folder, facts | {"expected": {"thinking": thinking, **describe_probe(answers)}}
+    )
