@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from blockdraft import ConfigError
+from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.responses import EventStream
-from blockdraft.server.run import bind
 from tests.serving import PATIENCE, chat_body, error_of, read_events, running_server, wait_until
 from tests.small_llm import assert_nothing_left, load_llm
 
