@@ -244,7 +244,8 @@ def test_messages_may_come_in_parts_and_with_fields_that_clients_send_back(serve
     whole = server.chat().json()["choices"][0]["message"]
     again = server.post(CHAT, **{**chat_body(), "messages": messages}).json()
     assert again["choices"][0]["message"] == whole
-    turns = [*MESSAGES, {**whole, "tool_calls": None, "annotations": []}, *MESSAGES]
+    added = {"tool_calls": None, "annotations": [], "provider_specific_fields": {"refusal": None}}
+    turns = [*MESSAGES, {**whole, **added}, *MESSAGES]
     assert server.post(CHAT, **{**chat_body(), "messages": turns}).status_code == 200
 
 
