@@ -21,7 +21,8 @@ _LIMITS = {
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0.5, 2),
 }
-_MEND = ("prompt", "messages")
+_LENGTHS = ("max_tokens", "max_completion_tokens")
+_CONTEXT = 8192
 _seen = 0
 
 
@@ -29,10 +30,18 @@ _seen = 0
 def map_body(context, body):
     """Bring every second request for an answer into the ranges that no schema tells."""
     global _seen
-    if not isinstance(body, dict) or not any(name in body for name in _MEND):
+    if not isinstance(body, dict) or not ("prompt" in body or "messages" in body):
         return body
     _seen += 1
-    return body if _seen % 2 else _mended(body)
+    return _shortened(body if _seen % 2 else _mended(body))
+
+
+def _shortened(body):
+    """No answer that fills the context, which takes minutes."""
+    lengths = [body[name] for name in _LENGTHS if body.get(name) is not None]
+    if not lengths or any(isinstance(length, int) and 8 < length < _CONTEXT for length in lengths):
+        return {**body, "max_tokens": 8} | {n: 8 for n in _LENGTHS if body.get(n) is not None}
+    return body
 
 
 def _mended(body):
@@ -41,7 +50,6 @@ def _mended(body):
         value = mended.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             mended[name] = type(value)(min(max(value, least), most))
-    mended.setdefault("max_tokens", 8)
     if mended.get("max_completion_tokens") is not None:
         mended["max_tokens"] = mended["max_completion_tokens"]
     for name in ("model", "logit_bias", "stop_token_ids", "tools", "tool_choice", "best_of"):
