@@ -72,6 +72,7 @@ class _Child:
                 signal.signal(number, handler)
             if self._process is not None:
                 self._end_group(self._process)
+                self._process.wait()
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self._pending.append(number)
