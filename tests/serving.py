@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 
 from blockdraft import LLM
+from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.guard import Traffic
-from blockdraft.server.run import DrainingServer, bind, make_service
+from blockdraft.server.run import DrainingServer, make_service
 from blockdraft.server.service import Service
 from tests.small_llm import assert_nothing_left
 

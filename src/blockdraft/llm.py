@@ -1,10 +1,8 @@
 """Text in, text out."""
 
-import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Literal, cast, overload
 
 import torch
@@ -17,8 +15,7 @@ from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
 from blockdraft.engine.measuring import Meter, measured
 from blockdraft.engine.samples import Job, Samples
-from blockdraft.hub.catalog import find_drafter
-from blockdraft.hub.resolve import resolve_model
+from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.models.loading import resolve_device, resolve_dtype
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Message, load_tokenizer
@@ -27,8 +24,6 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 
 Prompts = list[str] | list[list[int]] | list[tuple[int, ...]]
-
-logger = logging.getLogger(__name__)
 
 _DEFAULTS = LLMConfig()
 
@@ -241,22 +236,3 @@ def _is_single(prompts: object) -> bool:
 
 def _are_ids(prompt: object) -> bool:
     return isinstance(prompt, Sequence) and all(isinstance(token_id, int) for token_id in prompt)
-
-
-def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
-    """The drafter's folder; None if nothing is to be drafted, or none is known for the target.
-
-    Raises:
-        ModelError: it cannot be found.
-    """
-    if config.drafter is None or not config.drafts:
-        return None
-    if config.drafter != "auto":
-        return resolve_model(config.drafter)
-    name = find_drafter(config.target) or find_drafter(str(target_folder))
-    if name is None:
-        logger.warning(
-            "no drafter is known for %s: decoding plainly; --drafter names one", config.target
-        )
-        return None
-    return resolve_model(name)

@@ -38,5 +38,5 @@ def _touch_pages(llm: LLM) -> None:
     assert isinstance(engine.drafter, DFlashDrafter)
     assert isinstance(engine.drafter.contexts, PagedContexts)
     for kv in (engine.target.kv, engine.drafter.contexts.kv):
-        for layer in kv._layers:
+        for layer in kv.pools:
             layer.zero_()

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
+from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
-from blockdraft.server.run import bind
 from tests.serving import PATIENCE, chat_body
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 

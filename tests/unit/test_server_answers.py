@@ -244,7 +244,8 @@ def test_messages_may_come_in_parts_and_with_fields_that_clients_send_back(serve
     whole = server.chat().json()["choices"][0]["message"]
     again = server.post(CHAT, **{**chat_body(), "messages": messages}).json()
     assert again["choices"][0]["message"] == whole
-    turns = [*MESSAGES, {**whole, "tool_calls": None, "annotations": []}, *MESSAGES]
+    added = {"tool_calls": None, "annotations": [], "provider_specific_fields": {"refusal": None}}
+    turns = [*MESSAGES, {**whole, **added}, *MESSAGES]
     assert server.post(CHAT, **{**chat_body(), "messages": turns}).status_code == 200
 
 
@@ -292,8 +293,22 @@ def test_the_model_is_listed(server):
     assert (model["id"], model["max_model_len"]) == (MODEL, CONTEXT)
     assert server.client.get(f"/v1/models/{MODEL}").json() == model
     assert set(server.client.get("/version").json()) == {"version"}
-    assert server.client.get("/openapi.json").status_code == 200
     assert server.client.get("/docs").status_code == 404
+
+
+def test_the_description_of_the_routes_has_their_errors_as_they_are(server):
+    described = server.client.get("/openapi.json").json()
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        answers = described["paths"][path]["post"]["responses"]
+        assert set(answers) == {"200", "4XX", "5XX"}
+        schema = answers["4XX"]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}
+    error = described["components"]["schemas"]["ErrorDetail"]["properties"]
+    assert set(error) == {"message", "type", "param", "code"}
+    answers = described["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert set(answers) == {"application/json", "text/event-stream"}
+    metrics = described["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+    assert set(metrics) == {"text/plain"}
 
 
 def test_characters_are_never_split_in_a_stream(server, other):

@@ -336,6 +336,7 @@ def test_bad_tokens_are_refused(server, path, body, param):
 def test_both_numbers_of_a_context_that_is_too_long_are_told(server):
     error = error_of(server.complete([5] * 600, max_tokens=7), 400)
     assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith("this model's maximum context length is ")
     assert re.search(rf"600 tokens.* 7 .*{CONTEXT} tokens", error["message"])
 
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from blockdraft import ConfigError
+from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.responses import EventStream
-from blockdraft.server.run import bind
 from tests.serving import PATIENCE, chat_body, error_of, read_events, running_server, wait_until
 from tests.small_llm import assert_nothing_left, load_llm
 
@@ -160,6 +160,14 @@ def test_prompts_are_logged_only_if_asked_for(llm, caplog):
         server.chat("the secret word")
     assert "secret word" in caplog.text
     assert repr(text) in caplog.text
+
+
+def test_a_path_writes_no_line_of_its_own_into_the_log(llm, caplog):
+    caplog.set_level("INFO", "blockdraft")
+    with running_server(llm) as server:
+        assert server.client.get("/v1/models/a%0Ablockdraft:%20b%1B%5B2J%C3%A9").status_code == 404
+    (line,) = [line for line in caplog.messages if "/v1/models/" in line]
+    assert line.startswith("GET /v1/models/a%0Ablockdraft%3A%20b%1B%5B2J%C3%A9 404 ")
 
 
 def test_other_pages_may_ask_only_if_allowed(llm):

@@ -4,19 +4,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from blockdraft.cli import options
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
+from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
+from blockdraft.server.engines.config import EngineConfig
 
 _CONFIG = LLMConfig()
 _SERVE = ServeConfig()
 _MIB = 2**20
 KEY_VARIABLE = "BLOCKDRAFT_API_KEY"
+PYTHON_VARIABLE = "BLOCKDRAFT_ENGINE_PYTHON"
+OWN_ENGINE: Literal["blockdraft"] = "blockdraft"
 UNFINISHED = 1
 """Exit status if requests were cut off by the end of the server."""
 _SERVER_PACKAGES = frozenset({"fastapi", "prometheus_client", "uvicorn"})
@@ -46,6 +50,63 @@ Origins = Annotated[
 LogPrompts = Annotated[
     bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")
 ]
+EngineChoice = Annotated[
+    Literal["blockdraft", "vllm", "sglang"],
+    typer.Option(help="Who computes; another engine is started on the same pair."),
+]
+_OTHER = "Another engine"
+Python = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-python",
+        envvar=PYTHON_VARIABLE,
+        help="Interpreter of the environment that holds it.",
+        show_default="our own",
+        rich_help_panel=_OTHER,
+    ),
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--tensor-parallel",
+        "--tensor-parallel-size",
+        help="Devices that share each layer.",
+        rich_help_panel=_OTHER,
+    ),
+]
+PipelineParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--pipeline-parallel",
+        "--pipeline-parallel-size",
+        help="Groups of layers on devices of their own.",
+        rich_help_panel=_OTHER,
+    ),
+]
+DataParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--data-parallel",
+        "--data-parallel-size",
+        help="Copies of the model.",
+        rich_help_panel=_OTHER,
+    ),
+]
+DraftTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--num-draft-tokens",
+        help="Tokens to draft a step, without the anchor.",
+        show_default="a whole block",
+        rich_help_panel=_OTHER,
+    ),
+]
+Extra = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- OPTIONS]", help="Options of another engine's own.", show_default=False
+    ),
+]
 
 
 def serve(
@@ -69,11 +130,27 @@ def serve(
     max_body: MaxBody = _SERVE.max_body / _MIB,
     cors_origins: Origins = None,
     log_prompts: LogPrompts = _SERVE.log_prompts,
+    engine: EngineChoice = OWN_ENGINE,
+    python: Python = None,
+    tensor_parallel: TensorParallel = None,
+    pipeline_parallel: PipelineParallel = None,
+    data_parallel: DataParallel = None,
+    num_draft_tokens: DraftTokens = None,
+    extra: Extra = None,
 ) -> None:
     """Serve a target with its drafter to OpenAI's clients."""
-    # The signature declares the options; those of the two configs are read by their names.
+    # The signature declares the options; those of the configs are read by their names.
     config = _serve_config(ctx.params, _read_keys(ctx, api_key_file, api_key))
     llm_config = options.llm_config(ctx.params)
+    given = _given(ctx)
+    if engine == OWN_ENGINE:
+        _refuse_engine_options(ctx.params, given)
+        _serve_ourselves(llm_config, config)
+    else:
+        _serve_with(llm_config, config, _engine_config(ctx.params), given)
+
+
+def _serve_ourselves(llm_config: LLMConfig, config: ServeConfig) -> None:
     try:
         from blockdraft.server import run  # needs packages that only a server needs
     except ModuleNotFoundError as error:
@@ -82,9 +159,47 @@ def serve(
         raise ConfigError(
             f"a server needs the package {error.name}; pip install 'blockdraft[serve]'"
         ) from error
-    with run.bind(config) as sock:
+    with bind(config) as sock:
         if not run.serve(options.load_llm(llm_config), config, sock):
             raise typer.Exit(UNFINISHED)
+
+
+def _serve_with(
+    llm_config: LLMConfig, config: ServeConfig, engine: EngineConfig, given: Mapping[str, str]
+) -> None:
+    from blockdraft.server.engines.run import serve_with
+    from blockdraft.server.engines.wish import Wish
+
+    if status := serve_with(Wish(llm_config, config, engine, given)):
+        raise typer.Exit(status)
+
+
+def _given(ctx: typer.Context) -> dict[str, str]:
+    """How the options that stand on the command line are spelled, by the names of their values."""
+    names = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
+    return {
+        name: spelling
+        for name, spelling in names.items()
+        if name is not None and _is_on_command_line(ctx, name)
+    }
+
+
+def _is_on_command_line(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse_engine_options(values: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    for field in fields(EngineConfig):
+        if field.name != "engine" and field.name in given:
+            what = values["extra"][0] if field.name == "extra" else given[field.name]
+            raise ConfigError(f"{what} is for another engine; add --engine vllm or leave it out")
+
+
+def _engine_config(values: Mapping[str, Any]) -> EngineConfig:
+    chosen = {f.name: values[f.name] for f in fields(EngineConfig)}
+    chosen["extra"] = tuple(chosen["extra"] or ())
+    return EngineConfig(**{name: value for name, value in chosen.items() if value is not None})
 
 
 def _serve_config(values: Mapping[str, Any], keys: tuple[str, ...]) -> ServeConfig:
@@ -98,8 +213,7 @@ def _serve_config(values: Mapping[str, Any], keys: tuple[str, ...]) -> ServeConf
 
 def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[str, ...]:
     """The keys of a file, one a line, and the one of the environment."""
-    source = ctx.get_parameter_source("api_key")
-    if source is not None and source.name == "COMMANDLINE":
+    if _is_on_command_line(ctx, "api_key"):
         raise ConfigError(
             f"an API key on the command line is seen by everybody; use {KEY_VARIABLE} or "
             "--api-key-file"

@@ -5,8 +5,16 @@ import logging
 import re
 from pathlib import Path
 
+from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ModelError
-from blockdraft.hub.catalog import CATALOG, CatalogEntry, HubRepo, PackageFolder, WheelFile
+from blockdraft.hub.catalog import (
+    CATALOG,
+    CatalogEntry,
+    HubRepo,
+    PackageFolder,
+    WheelFile,
+    find_drafter,
+)
 from blockdraft.hub.folder import missing_parts
 from blockdraft.hub.prepare import prepare_wheel_model
 
@@ -39,6 +47,30 @@ def resolve_model(name: str) -> Path:
         f"there is no model {name!r}: it is no catalog name, no folder and no hub id org/name; "
         f"{_suggestion(name) or '`blockdraft models` lists the known names'}"
     )
+
+
+def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
+    """Return the folder of the drafter that a configuration asks for, None for plain decoding.
+
+    Args:
+        config: its drafter "auto" is the one known for its target; without one a line in the log
+            says so.
+        target_folder: what the target was resolved to.
+
+    Raises:
+        ModelError: see `resolve_model`.
+    """
+    if config.drafter is None or not config.drafts:
+        return None
+    if config.drafter != "auto":
+        return resolve_model(config.drafter)
+    name = find_drafter(config.target) or find_drafter(str(target_folder))
+    if name is None:
+        logger.warning(
+            "no drafter is known for %s: decoding plainly; --drafter names one", config.target
+        )
+        return None
+    return resolve_model(name)
 
 
 def _embedded(entry: CatalogEntry, source: WheelFile | PackageFolder) -> Path:

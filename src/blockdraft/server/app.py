@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from blockdraft.core.errors import BlockdraftError, RequestError
+from blockdraft.server.describe import ERRORS, METRICS, STREAM, unavailable
 from blockdraft.server.errors import (
     ApiError,
     answer_error,
@@ -42,7 +43,13 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def create_app(service: Service, traffic: Traffic) -> FastAPI:
     """The app around a service. `traffic` tells whether the server is about to end."""
     # The interactive pages would be fetched from elsewhere, and this server works offline.
-    app = FastAPI(title="blockdraft", version=version("blockdraft"), docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="blockdraft",
+        version=version("blockdraft"),
+        docs_url=None,
+        redoc_url=None,
+        responses=ERRORS,
+    )
     _add_openai_routes(app, service)
     _add_token_routes(app, service)
     _add_health_routes(app, service, traffic)
@@ -68,13 +75,13 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
 
 
 def _add_openai_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await _answer(
             request, lambda: service.chat(body, _caller(request)), bool(body.stream), "messages"
         )
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=STREAM)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         return await _answer(
             request, lambda: service.complete(body, _caller(request)), bool(body.stream), "prompt"
@@ -121,7 +128,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
 
 
 def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None:
-    @app.get("/health")
+    @app.get("/health", responses=unavailable("draining or dead"))
     async def health() -> JSONResponse:
         death = service.engine.death
         if death is not None:
@@ -130,7 +137,7 @@ def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None
             return JSONResponse({"status": "draining", "active": traffic.num_active - 1}, 503)
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready")
+    @app.get("/ready", responses=unavailable("a new request would be refused"))
     async def ready() -> JSONResponse:
         is_full = service.engine.load().num_waiting >= max(1, service.config.max_waiting)
         is_ready = service.engine.death is None and not traffic.is_draining and not is_full
@@ -140,7 +147,7 @@ def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None
     async def show_version() -> dict[str, str]:
         return {"version": version("blockdraft")}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=Response, responses=METRICS)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=_METRICS_TYPE)
 

@@ -21,6 +21,8 @@ from blockdraft.core.errors import (
 
 _SHOWN = 60
 RETRY_AFTER_DRAIN = 10
+_TOO_LONG = "this model's maximum context length is exceeded"
+"""Begins as OpenAI's own message: clients (litellm) know the error by these words, not its code."""
 
 
 class ApiError(Exception):
@@ -86,6 +88,7 @@ def as_api_error(error: BaseException, *, prompt_param: str | None = None) -> Ap
     message = " ".join(str(error).split())
     if isinstance(error, ContextTooLong):
         param = error.param or prompt_param
+        message = f"{_TOO_LONG}: {message}"
         return ApiError(400, message, param=param, code="context_length_exceeded")
     if isinstance(error, RequestError):
         return ApiError(400, message, param=error.param or prompt_param, code="invalid_value")

@@ -6,6 +6,7 @@ import hmac
 import logging
 from collections.abc import Callable
 from time import perf_counter
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -92,20 +93,14 @@ class Guard:
         except Exception as error:
             # What is wrong with a request has been answered by the app's own handlers.
             if not isinstance(error, ApiError):
-                logger.exception("%s %s failed", scope["method"], scope["path"])
+                logger.exception("%s failed", _line(scope))
             if not reply.has_begun:
                 await as_api_error(error).response()(scope, receive, reply)
         finally:
             self._traffic.leave()
             if reply.status >= 400:
                 self._count_refused(reply.status)
-            logger.info(
-                "%s %s %d %.3f s",
-                scope["method"],
-                scope["path"],
-                reply.status,
-                perf_counter() - started,
-            )
+            logger.info("%s %d %.3f s", _line(scope), reply.status, perf_counter() - started)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -197,6 +192,11 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive_again
+
+
+def _line(scope: Scope) -> str:
+    """What was asked, without characters that would begin a line of the log or move its cursor."""
+    return f"{scope['method']} {quote(scope['path'])}"
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

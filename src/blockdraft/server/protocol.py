@@ -106,6 +106,7 @@ class ChatMessage(_Strict):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    provider_specific_fields: dict[str, Any] | None = None  # litellm adds them to answers
 
 
 class JsonSchemaFormat(_Strict):

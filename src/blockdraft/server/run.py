@@ -1,4 +1,4 @@
-"""A server process: binds, loads, serves, drains."""
+"""A server process: serves a loaded pair, and drains."""
 
 import asyncio
 import logging
@@ -9,7 +9,6 @@ from types import FrameType
 
 import uvicorn
 
-from blockdraft.core.errors import ConfigError
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.llm import LLM
 from blockdraft.server.app import create_app
@@ -20,7 +19,6 @@ from blockdraft.server.service import ServedModel, Service, fingerprint
 
 _CLOSING_SECONDS = 3
 """Connections get so long to take what was sent, when everything else has ended."""
-_BACKLOG = 2048
 
 logger = logging.getLogger(__name__)
 
@@ -67,31 +65,6 @@ def _fingerprint(llm: LLM, drafter: str | None) -> str:
     changing = None if config.exact else drafter
     settings = (config.target, str(llm.dtype), llm.device, config.exact, changing)
     return fingerprint(version("blockdraft"), *settings)
-
-
-def bind(config: ServeConfig) -> socket.socket:
-    """Take the address, before anything slow is done; connections wait until the server runs.
-
-    Raises:
-        ConfigError: it cannot be taken.
-    """
-    try:
-        family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((config.host, config.port))
-            # Only who listens keeps others away from the address.
-            sock.listen(_BACKLOG)
-        except OSError:
-            sock.close()
-            raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {reason}; give another --host or --port"
-        ) from error
-    return sock
 
 
 class DrainingServer(uvicorn.Server):

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.hub.catalog import CATALOG, catalog_name
-from blockdraft.hub.resolve import resolve_model
-from blockdraft.llm import resolve_drafter
+from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.models.checkpoint import read_config, read_provenance
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.draft_config_reader import read_fields

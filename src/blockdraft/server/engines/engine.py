@@ -1,0 +1,104 @@
+"""What is known of another engine: its command line, and what it cannot do."""
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.server.engines.config import EngineConfig, EngineName
+from blockdraft.server.engines.wish import Pair, Wish
+
+_PROBE = """
+import importlib.util, sys
+spec = importlib.util.find_spec(sys.argv[1])
+# Any folder of that name is found too, but has no origin.
+sys.exit(spec is None or spec.origin is None)
+"""
+_PROBE_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program to run.
+
+    environment: what is set for it beside our own environment; may hold secrets.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How to speak to an engine.
+
+    entry: arguments of its interpreter that start its server.
+    arguments: what follows them.
+    environment: variables that carry what must not stand in a command line.
+    refused: options of ours that it cannot honor, by the configs' fields, and what to do instead.
+    """
+
+    name: EngineName
+    module: str
+    entry: tuple[str, ...]
+    arguments: Callable[[Wish, Pair], list[str]]
+    environment: Callable[[Wish], dict[str, str]]
+    refused: Mapping[str, str]
+
+    def check(self, wish: Wish) -> None:
+        """Refuse what the engine cannot honor, and an engine that is not there.
+
+        Raises:
+            ConfigError: the first such option, or where the engine was looked for.
+        """
+        for field, remedy in self.refused.items():
+            if field in wish.given:
+                raise ConfigError(f"{wish.given[field]} cannot be kept by {self.name}: {remedy}")
+        if wish.llm.exact and "exact" in wish.given:
+            raise ConfigError(
+                f"{wish.given['exact']} on cannot be kept by {self.name}: whether drafted text "
+                "equals plain text is up to it; leave it out"
+            )
+        if wish.llm.dtype == "float64":
+            raise ConfigError(f"dtype is float64; {self.name} has auto, bfloat16 and float32")
+        self._check_installed(wish.engine)
+
+    def command(self, wish: Wish, pair: Pair) -> Command:
+        """The program that serves a pair.
+
+        Raises:
+            ConfigError: an option that was handed on stands in the command already.
+        """
+        arguments = self.arguments(wish, pair)
+        _check_extra(arguments, wish.engine.extra)
+        line = (wish.engine.python, *self.entry, *arguments, *wish.engine.extra)
+        return Command(line, self.environment(wish))
+
+    def _check_installed(self, config: EngineConfig) -> None:
+        probe = [config.python, "-c", _PROBE, self.module]
+        try:
+            found = subprocess.run(probe, capture_output=True, timeout=_PROBE_SECONDS).returncode
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = getattr(error, "strerror", None) or "it does not answer"
+            raise ConfigError(
+                f"cannot run the interpreter {config.python}: {reason}; give that of the "
+                f"environment that holds {self.name}"
+            ) from error
+        if found:
+            raise ConfigError(
+                f"{self.name} is not installed for {config.python}; install it in an environment "
+                "of its own and give its interpreter with --engine-python or "
+                "BLOCKDRAFT_ENGINE_PYTHON"
+            )
+
+
+def _check_extra(arguments: Sequence[str], extra: Sequence[str]) -> None:
+    """Refuse an option twice: the engine would take the last, and we wait at the first's address.
+
+    Engines read dashes and underscores alike.
+    """
+    ours = {argument for argument in arguments if argument.startswith("--")}
+    for argument in extra:
+        option = argument.split("=")[0].replace("_", "-")
+        if option in ours:
+            raise ConfigError(f"{option} stands in the engine's command already; leave it out")

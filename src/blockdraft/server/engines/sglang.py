@@ -1,0 +1,64 @@
+"""SGLang's command line, as its documentation has it; it was not run."""
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.server.engines.engine import Engine
+from blockdraft.server.engines.wish import Pair, Wish
+
+
+def _arguments(wish: Wish, pair: Pair) -> list[str]:
+    serve, engine = wish.serve, wish.engine
+    arguments = [
+        *("--model-path", str(pair.target)),
+        *("--served-model-name", serve.model_name or wish.llm.target),
+        *("--host", serve.host),
+        *("--port", str(serve.port)),
+        *("--dtype", wish.llm.dtype),
+        *("--tensor-parallel-size", str(engine.tensor_parallel)),
+        *("--pipeline-parallel-size", str(engine.pipeline_parallel)),
+        *("--data-parallel-size", str(engine.data_parallel)),
+        "--enable-metrics",
+    ]
+    if pair.drafter is not None:
+        if engine.pipeline_parallel > 1:
+            raise ConfigError(
+                f"pipeline_parallel is {engine.pipeline_parallel}; sglang drafts on one stage "
+                "only; leave it out, or give --drafter none"
+            )
+        # Here the anchor counts: its draft tokens are the slots of a block.
+        arguments += [
+            *("--speculative-algorithm", "DFLASH"),
+            *("--speculative-draft-model-path", str(pair.drafter)),
+            *("--speculative-num-draft-tokens", str(pair.num_draft_tokens + 1)),
+        ]
+    if "max_concurrency" in wish.given:
+        arguments += ["--max-running-requests", str(wish.llm.max_concurrency)]
+    return arguments
+
+
+def _environment(wish: Wish) -> dict[str, str]:
+    if wish.serve.api_keys:
+        raise ConfigError(
+            "an API key is given; sglang takes it from its command line, where everybody sees it, "
+            "or from a file: write `api-key: KEY` to a YAML file and add `-- --config FILE`"
+        )
+    return {}
+
+
+SGLANG = Engine(
+    name="sglang",
+    module="sglang",
+    entry=("-m", "sglang.launch_server"),
+    arguments=_arguments,
+    environment=_environment,
+    refused={
+        "device": "add `-- --device NAME`",
+        "num_threads": "set OMP_NUM_THREADS",
+        "memory": "it counts a share of the device's memory; add `-- --mem-fraction-static SHARE`",
+        "max_waiting": "add `-- --max-queued-requests NUMBER`",
+        "request_seconds": "its requests have no such limit; leave it out",
+        "drain_seconds": "it ends running requests in its own way; leave it out",
+        "max_body": "its requests have no limit of size; leave it out",
+        "cors_origins": "it lets the pages of every origin ask; leave it out",
+        "log_prompts": "add `-- --log-requests --log-requests-level 2`",
+    },
+)

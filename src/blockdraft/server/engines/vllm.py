@@ -1,0 +1,67 @@
+"""vLLM's command line (its version 0.32)."""
+
+import json
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.server.engines.engine import Engine
+from blockdraft.server.engines.wish import Pair, Wish
+
+_GIB = 2**30
+
+
+def _arguments(wish: Wish, pair: Pair) -> list[str]:
+    serve, engine = wish.serve, wish.engine
+    arguments = [
+        *("--model", str(pair.target)),
+        *("--served-model-name", serve.model_name or wish.llm.target),
+        *("--host", serve.host),
+        *("--port", str(serve.port)),
+        *("--dtype", wish.llm.dtype),
+        *("--tensor-parallel-size", str(engine.tensor_parallel)),
+        *("--pipeline-parallel-size", str(engine.pipeline_parallel)),
+        *("--data-parallel-size", str(engine.data_parallel)),
+        *("--shutdown-timeout", str(round(serve.drain_seconds))),
+    ]
+    if pair.drafter is not None:
+        # The anchor does not count: a block of B slots has B - 1 of these tokens.
+        drafts = {
+            "method": "dflash",
+            "model": str(pair.drafter),
+            "num_speculative_tokens": pair.num_draft_tokens,
+        }
+        arguments += ["--speculative-config", json.dumps(drafts)]
+    if "max_concurrency" in wish.given:
+        arguments += ["--max-num-seqs", str(wish.llm.max_concurrency)]
+    if wish.llm.memory is not None:
+        arguments += ["--kv-cache-memory-bytes", str(int(wish.llm.memory * _GIB))]
+    if serve.cors_origins:
+        arguments += ["--allowed-origins", json.dumps(serve.cors_origins)]
+    return arguments
+
+
+def _environment(wish: Wish) -> dict[str, str]:
+    keys = wish.serve.api_keys
+    if len(keys) > 1:
+        raise ConfigError(
+            f"{len(keys)} API keys are given; vllm takes one without showing it to everybody in "
+            "its command line; leave one"
+        )
+    return {"VLLM_API_KEY": keys[0]} if keys else {}
+
+
+VLLM = Engine(
+    name="vllm",
+    module="vllm",
+    # `vllm serve` asks for the version of a package named vllm, which its build for CPUs is not.
+    entry=("-m", "vllm.entrypoints.openai.api_server"),
+    arguments=_arguments,
+    environment=_environment,
+    refused={
+        "device": "it computes where it was built for; install the build for that device",
+        "num_threads": "on a CPU set VLLM_CPU_OMP_THREADS_BIND, such as 0-3",
+        "max_waiting": "its queue has no limit; leave it out",
+        "request_seconds": "its requests have no time limit; leave it out",
+        "max_body": "its requests have no limit of size; leave it out",
+        "log_prompts": "add `-- --enable-log-requests --enable-log-outputs` and its log level",
+    },
+)

@@ -1,0 +1,73 @@
+"""What a user asks of another engine, before it is put into that engine's words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError
+from blockdraft.hub.resolve import resolve_drafter, resolve_model
+from blockdraft.server.config import ServeConfig
+from blockdraft.server.engines.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Folders of a target and its drafter, and how many tokens to draft a step.
+
+    num_draft_tokens: without the anchor, so one less than the slots of a block; 0 without a
+    drafter.
+    """
+
+    target: Path
+    drafter: Path | None
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """All options of `blockdraft serve` that another engine has to honor.
+
+    given: how the user spelled the options that were given on the command line, by the names of
+    the configs' fields.
+    """
+
+    llm: LLMConfig
+    serve: ServeConfig
+    engine: EngineConfig
+    given: Mapping[str, str]
+
+
+def resolve_pair(wish: Wish) -> Pair:
+    """Find both models, and check that they belong together.
+
+    Raises:
+        ConfigError: there is nothing to draft with, or a block is not as long.
+        ModelError: a model cannot be found, or the drafter was made for another target.
+    """
+    target = resolve_model(wish.llm.target)
+    drafter = resolve_drafter(wish.llm, target)
+    wanted = wish.engine.num_draft_tokens
+    if drafter is None:
+        if wanted is not None:
+            raise ConfigError(f"num_draft_tokens is {wanted}, but there is no drafter; name one")
+        return Pair(target, None, 0)
+    most = _block_size(target, drafter) - 1
+    if wanted is not None and wanted > most:
+        raise ConfigError(
+            f"num_draft_tokens is {wanted}; this drafter guesses at most {most} tokens a step, "
+            "the slots of its block without the anchor"
+        )
+    return Pair(target, drafter, wanted or most)
+
+
+def _block_size(target: Path, drafter: Path) -> int:
+    """Slots of a block, with the anchor, of a drafter that fits the target."""
+    # They load torch, which the mistakes before this do not need.
+    from blockdraft.models.checkpoint import read_config
+    from blockdraft.models.draft_config import DraftConfig
+    from blockdraft.models.loading import check_pair, target_without_weights
+
+    config = DraftConfig.from_dict(read_config(drafter))
+    check_pair(target_without_weights(target), config)
+    return config.block_size
