@@ -202,9 +202,9 @@ def measure(step: Step, num_steps: int) -> dict[str, Any]:
     seconds = [parts_of_step(step, number, timing) for number in range(1, num_steps + 1)]
     rates = product_rates(step)
     best = max(rates.values())
-    names = ("target", "drafter and head", "update")
+    names = ["target", "drafter and head", "update"]
     if step.config.feature_cache is not None:
-        names = names[1:]
+        names.remove("target")
     parts = {name: _share([row[name] for row in flops], seconds, name, best) for name in names}
     totals = [sum(row[name] for name in names) for row in flops]
     times = [sum(row[name] for name in names) for row in seconds]

@@ -157,13 +157,21 @@ class StateCache:
             parts |= {index: computed[row, : self._length(index)] for row, index in enumerate(some)}
         return parts
 
+    def missing(self) -> list[int]:
+        """The examples whose states are not in the folder yet."""
+        return (self._filled == 0).nonzero().squeeze(1).tolist()
+
+    def put(self, index: int, states: Tensor) -> None:
+        """Keep the states [S, (K + 1) * D] of an example in the folder."""
+        self._states[self._starts[index] : self._starts[index + 1]] = states
+        # Only now: a killed run leaves no example that counts as filled and is not.
+        self._filled[index] = 1
+
     def _cached(self, rows: Sequence[Row], device: torch.device) -> dict[int, Tensor]:
         indices = [index for row in rows for index in row]
         missing = [index for index in indices if not self._filled[index]]
         for index, part in self._alone([missing], device).items():
-            self._states[self._starts[index] : self._starts[index + 1]] = part
-            # Only now: a killed run leaves no row that counts as filled and is not.
-            self._filled[index] = 1
+            self.put(index, part)
         return {i: self._states[self._starts[i] : self._starts[i + 1]] for i in indices}
 
     def _length(self, index: int) -> int:
