@@ -9,7 +9,7 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -25,7 +25,7 @@ from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.answers import Answer, Job, Writer
-from blockdraft.train.data_config import DataConfig, Thinking
+from blockdraft.train.data_config import DataConfig
 from blockdraft.train.engine_answers import writer_for
 from blockdraft.train.identity import target_sha256, template_sha256
 from blockdraft.train.overlap import Overlap
@@ -83,8 +83,7 @@ def generate_data(
     manifest = _history(config)
     device = resolve_device(config.device)
     folder = resolve_model(config.target)
-    asks = bool(config.num_self_written) or not all(prompt.is_plain for prompt in prompts)
-    stop_ids, tokenizer = _load_tokenizer(folder, config.thinking if asks else None)
+    stop_ids, tokenizer = load_tokenizers(config, folder, prompts)
     answered = _answered(config.output / ANSWERS)
     manifest = _with_run(manifest, config, folder, tokenizer)
     model = load_target_model(folder, resolve_dtype(config.dtype, device), device)
@@ -158,21 +157,23 @@ def _read_dataset(name: str) -> list[Prompt]:
     ]
 
 
-def _load_tokenizer(
-    folder: Path, thinking: Thinking | None
+def load_tokenizers(
+    config: DataConfig, folder: Path, prompts: Sequence[Prompt]
 ) -> tuple[frozenset[int], PreTrainedTokenizerBase]:
     """The ids that end an answer, and transformers' own tokenizer.
 
-    `thinking` is what its template will be told, None if nothing is asked in it.
+    Raises:
+        ConfigError: its template cannot ask the prompts as it is told.
+        ModelError: it has no template, and not all of the prompts are plain text.
     """
     loaded = load_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    if thinking is not None:
+    if config.num_self_written or not all(prompt.is_plain for prompt in prompts):
         if not loaded.has_chat_template:
             raise ModelError(
                 f"{folder} has no chat template to ask in; use a chat model, or give plain text"
             )
-        check_template(tokenizer, thinking)
+        check_template(tokenizer, config.thinking)
     return loaded.eos_ids, tokenizer
 
 
