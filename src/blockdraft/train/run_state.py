@@ -26,6 +26,7 @@ _FREE = {
     *("max_minutes", "max_steps", "threads", "tensorboard"),
     *("eval_minutes", "eval_steps", "save_minutes", "save_steps"),
     *("tau_prompts", "tau_limit", "tau_max_tokens"),
+    *("shard_target", "device_map"),
 }
 """How long to train and what to look at may change between the parts of a run; what is trained may
 not."""

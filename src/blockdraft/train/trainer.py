@@ -109,15 +109,25 @@ class _Run:
             if folder is not None:
                 check_output_folder(folder)
         self.examples, held_out = read_data(config)
+        if config.shard_target:
+            processes.check_sharing()
         loaded = load_target_model(
-            config.target, resolve_dtype(config.dtype, config.device), config.device
+            config.target,
+            resolve_dtype(config.dtype, config.device),
+            "cpu" if config.shard_target else config.device,
+            config.device_map,
         )
         decoder_layers(loaded)  # Refused at once if there are none to read features from.
         if config.distill_share > 0:
             check_plain_head(loaded, "distillation", "set distill_share=0")
         self.model = load_drafter(config, loaded, [*self.examples, *held_out]).train()
         self.num_parameters = sum(p.numel() for p in self.model.parameters())
-        self.target = FrozenTarget(loaded, self.model.config.target_layer_ids)
+        most = None
+        if config.shard_target:
+            held = processes.share_layers(loaded)
+            logger.info("of the target's parameters this process holds %d", held)
+            most = processes.most
+        self.target = FrozenTarget(loaded, self.model.config.target_layer_ids, most)
         self._open_states()
         counts = count_answer_tokens(self.examples)
         self.vocabulary = PartialVocabulary(
@@ -131,9 +141,10 @@ class _Run:
         self._resume()
         self.num_held_out = len(held_out)
         self.events = None
+        if processes.is_main or config.shard_target:
+            self.held_out = HeldOut(self.target, held_out, config.eval_sequences)
         if processes.is_main:
             self.events = _event_log(config, self.step)
-            self.held_out = HeldOut(self.target, held_out, config.eval_sequences)
             self.real_decoding = real_decoding(config, loaded, held_out)
         self.clock = RunClock(self._seconds_before)
         self.progress = 0.0
@@ -278,15 +289,15 @@ class _Run:
     def _gradients(self, part: _Part, scale: float) -> StepStats:
         """Add the gradient of this process's rows to the model's."""
         own = self.processes.share_of_rows(len(part.rows))
-        rows = part.rows[own]
+        rows, batch = part.rows[own], part.batch.rows(own)
+        states = self.states.get(rows, batch)
         if not rows:
             return StepStats(0.0, 0.0, 0)
-        batch = part.batch.rows(own)
         return accumulate_gradients(
             self.model,
             self.target,
             batch,
-            self.states.get(rows, batch),
+            states,
             Anchors(part.anchors.positions[own], part.anchors.keep[own]),
             part.vocabulary,
             self.config,
