@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +13,6 @@ from blockdraft.cli import options
 from blockdraft.cli.data import progress_printer
 from blockdraft.cli.output import print_json
 from blockdraft.core.errors import ConfigError
-from blockdraft.hub.resolve import resolve_model
 
 if TYPE_CHECKING:
     from blockdraft.train.config_file import RunFile
@@ -87,25 +85,14 @@ def _write_answers(config: "DataConfig", num_processes: int) -> None:
 
 
 def _read(arguments: Sequence[str]) -> "RunFile":
-    """The run of a command line, with models by their folders."""
+    """The run of a command line, whose prompts may not overlap our benchmark's."""
     from blockdraft.bench.workload import BUNDLED
-    from blockdraft.models.loading import resolve_device
-    from blockdraft.train.config_file import read_run
+    from blockdraft.train.config_file import resolve_run
 
-    files = [text for text in arguments if "=" not in text]
-    if len(files) > 1:
-        raise ConfigError(f"{files[1]!r} is a second file; give one, and settings as key=value")
-    settings = [text for text in arguments if "=" in text]
-    run = read_run(Path(files[0]) if files else None, settings)
-    config = replace(run.train, device=resolve_device(run.train.device))
-    config = replace(config, target=resolve_model(str(config.target)))
-    # A folder stays as it was written: a run goes on only with the settings that it began with.
-    if config.init_from is not None and not config.init_from.is_dir():
-        config = replace(config, init_from=resolve_model(str(config.init_from)))
-    answers = run.answers
-    if answers is not None:
-        answers = replace(answers, exclude=(BUNDLED, *answers.exclude))
-    return replace(run, train=config, answers=answers)
+    run = resolve_run(arguments)
+    if run.answers is None:
+        return run
+    return replace(run, answers=replace(run.answers, exclude=(BUNDLED, *run.answers.exclude)))
 
 
 def _print_plan(run: "RunFile", *, as_json: bool) -> None:
