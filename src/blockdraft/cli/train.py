@@ -44,7 +44,7 @@ def train(
         return
     rank, count = _launched()
     if run.answers is not None:
-        _write_answers(run.answers, count)
+        _write_answers(run, run.answers, count)
     if dry_run:
         from blockdraft.train.plan import write_untrained
 
@@ -71,11 +71,13 @@ def _launched() -> tuple[int, int]:
     return rank, count
 
 
-def _write_answers(config: "DataConfig", num_processes: int) -> None:
+def _write_answers(run: "RunFile", config: "DataConfig", num_processes: int) -> None:
     from blockdraft.train.data import generate_data
+    from blockdraft.train.plan import check_before_answers
     from blockdraft.train.texts import are_written
 
     if num_processes == 1:
+        check_before_answers(run.train, config)
         generate_data(config, progress_printer())
     elif not are_written(config):
         raise ConfigError(

@@ -15,7 +15,6 @@ from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.loading import (
-    check_pair,
     load_target_model,
     resolve_dtype,
     target_without_weights,
@@ -28,6 +27,8 @@ from blockdraft.train.drafter import with_block_size
 from blockdraft.train.prepare import (
     BYTES_PER_PARAMETER,
     check_disk,
+    check_start,
+    check_target,
     limit_vocabulary,
     load_drafter,
     read_data,
@@ -102,6 +103,7 @@ def plan_run(config: TrainConfig, answers: DataConfig | None = None) -> Plan:
     check_output_folder(config.out)
     texts = count_texts(config, answers)
     target = target_without_weights(config.target)
+    check_target(config, target)
     layers = decoder_layers(target)
     shape = planned_shape(config, target, texts.examples)
     with torch.device("meta"):
@@ -132,6 +134,18 @@ def plan_run(config: TrainConfig, answers: DataConfig | None = None) -> Plan:
     )
 
 
+def check_before_answers(config: TrainConfig, answers: DataConfig) -> None:
+    """Find what would stop the run once its answers are written, before the first one is.
+
+    Raises:
+        ConfigError, ModelError: as `plan_run`, as far as it can be told without answers.
+    """
+    check_output_folder(config.out)
+    target = target_without_weights(config.target)
+    check_target(config, target)
+    planned_shape(config, target, count_texts(config, answers).examples)
+
+
 def planned_shape(
     config: TrainConfig, target: PreTrainedModel, examples: Sequence[Example]
 ) -> DraftConfig:
@@ -139,7 +153,7 @@ def planned_shape(
     if config.init_from is None:
         return shape_of(config, target, examples)
     shape = with_block_size(DraftConfig.from_dict(read_config(config.init_from)), config.block_size)
-    check_pair(target, shape)
+    check_start(target, shape, examples)
     return shape
 
 
@@ -237,6 +251,7 @@ def write_untrained(config: TrainConfig) -> Path:
         if needs_weights
         else target_without_weights(config.target)
     )
+    check_target(config, target)
     model = load_drafter(config, target, [*train, *held_out])
     limit_vocabulary(model, config, train)
     folder = config.out / "untrained"

@@ -13,7 +13,6 @@ import torch
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import check_output_folder
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
-from blockdraft.models.supported import decoder_layers
 from blockdraft.train.blocks import Anchors, sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import (
@@ -28,12 +27,17 @@ from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.loss import LossVocabulary, PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.parallel import Processes
-from blockdraft.train.prepare import check_disk, limit_vocabulary, load_drafter, read_data
+from blockdraft.train.prepare import (
+    check_disk,
+    check_target,
+    limit_vocabulary,
+    load_drafter,
+    read_data,
+)
 from blockdraft.train.report import write_report
 from blockdraft.train.run_log import append_log, evaluations, forget_after, score
 from blockdraft.train.run_state import RunClock, load_state, provenance, save_state
 from blockdraft.train.step import StepStats, accumulate_gradients, num_possible_slots
-from blockdraft.train.support import check_plain_head
 from blockdraft.train.true_tau import real_decoding
 
 if TYPE_CHECKING:
@@ -117,9 +121,7 @@ class _Run:
             "cpu" if config.shard_target else config.device,
             config.device_map,
         )
-        decoder_layers(loaded)  # Refused at once if there are none to read features from.
-        if config.distill_share > 0:
-            check_plain_head(loaded, "distillation", "set distill_share=0")
+        check_target(config, loaded)
         self.model = load_drafter(config, loaded, [*self.examples, *held_out]).train()
         self.num_parameters = sum(p.numel() for p in self.model.parameters())
         most = None
