@@ -297,6 +297,15 @@ def test_a_cache_of_other_examples_is_not_read(tmp_path, monkeypatch):
     assert calls == [2]
 
 
+def test_a_cache_takes_its_disk_at_once(tmp_path):
+    """What is mapped cannot be told later that there is no room."""
+    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
+    StateCache(target, examples, tmp_path, "tiny")
+    num_tokens = sum(map(len, examples))
+    taken = (tmp_path / "states.bin").stat().st_blocks * 512
+    assert taken >= num_tokens * (len(LAYER_IDS) + 1) * target.hidden_size * 4
+
+
 def test_a_cache_of_another_precision_is_not_read(tmp_path):
     examples = states_examples()
     batch = collate(examples[:1])

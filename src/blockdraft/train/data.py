@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.core.files import check_output_folder, write_whole
+from blockdraft.core.files import check_output_folder, full_disk_refused, write_whole
 from blockdraft.core.jsonl import bad_row, read_jsonl
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
@@ -75,10 +75,16 @@ def generate_data(
     """Answer everything that is not answered yet, and write the shards; returns their folder.
 
     Raises:
-        ConfigError: prompts are missing or broken, or the folder holds other answers.
+        ConfigError: prompts are missing or broken, the folder holds other answers, or its disk is
+            full.
         ModelError: the target cannot be loaded.
     """
     check_output_folder(config.output)
+    with full_disk_refused(config.output):
+        return _generate(config, report)
+
+
+def _generate(config: DataConfig, report: Callable[[DataProgress], None]) -> Path:
     prompts, counts = gather_prompts(config)
     manifest = _history(config)
     device = resolve_device(config.device)

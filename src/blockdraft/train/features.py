@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.files import full_disk_refused, reserve_disk
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.dataset import Batch, Example, Row, collate
 
@@ -140,8 +141,10 @@ class StateCache:
         if not key_path.exists() or key_path.read_text(encoding="utf-8") != content:
             for path in (key_path, *paths):
                 path.unlink(missing_ok=True)
-            key_path.write_text(content, encoding="utf-8")
-        # Sparse files: disk is taken as states are written, and fresh flags read as zero.
+            with full_disk_refused(folder):
+                reserve_disk(paths[0], self._starts[-1] * self._width * dtype.itemsize)
+                key_path.write_text(content, encoding="utf-8")
+        # Fresh flags read as zero.
         size = self._starts[-1] * self._width
         flat = torch.from_file(str(paths[0]), shared=True, size=size, dtype=dtype)
         self._states = flat.view(-1, self._width)

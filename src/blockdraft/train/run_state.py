@@ -1,5 +1,6 @@
 """What a run leaves behind: a state to continue from, and where its drafter comes from."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -60,10 +61,10 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     # torch's own writer says RuntimeError when the disk is full.
     except (OSError, RuntimeError) as error:
         part.unlink(missing_ok=True)
-        reason = str(error).split("\n")[0]
+        reason, free = str(error).split("\n")[0], shutil.disk_usage(path.parent).free
         raise ConfigError(
-            f"cannot write {path}: {reason}; make room and start again, which goes on from the "
-            "state before"
+            f"cannot write {path}: {reason}; its disk has {free / 2**20:.0f} MiB free; make room "
+            "and start again, which goes on from the state before"
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.files import check_output_folder
+from blockdraft.core.files import check_output_folder, full_disk_refused
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.blocks import Anchors, sample_anchors
 from blockdraft.train.config import TrainConfig
@@ -85,7 +85,8 @@ def train(config: TrainConfig) -> TrainResult:
     config = dataclasses.replace(config, device=resolve_device(config.device))
     processes = Processes(config.device)
     try:
-        return _Run(config, processes).run()
+        with full_disk_refused(config.out):
+            return _Run(config, processes).run()
     finally:
         processes.close()
 
