@@ -175,6 +175,7 @@ def test_the_page_stays_small_and_safe(tmp_path):
         {
             "step": 1500,
             "minutes": 1.0,
+            "tokens": 3_000_000,
             "held_out": held_out,
             "true_tau": {"all": 1.9, "a<": 1.9},
             "speedup": {"all": 1.5},
@@ -185,6 +186,7 @@ def test_the_page_stays_small_and_safe(tmp_path):
     assert "<b>" not in text
     assert "a&lt;" in text
     assert "-5.0%" in text
+    assert "over millions of tokens seen" in text
     assert text.count(",") < 8 * (MAX_POINTS + 2)
 
 

@@ -65,6 +65,8 @@ def test_a_run_leaves_a_drafter_with_its_history(config, caplog):
     rows = logged(config.out)
     assert [row["step"] for row in rows] == list(range(1, 11))
     assert rows[-1]["nll"] < rows[0]["nll"]
+    # Ten steps of four answers of 30 tokens to prompts of 6 to 10.
+    assert 36 * 40 <= result.evaluations[-1]["tokens"] <= 40 * 40
     assert "held out: tau" in caplog.text
     page = (config.out / "index.html").read_text(encoding="utf-8")
     assert "<polyline" in page

@@ -139,7 +139,7 @@ class _Run:
         limit_vocabulary(self.model, config, self.examples)
         self.optimizer = DraftOptimizer(self.model, config)
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.step = self.epoch = self.next_batch = self.num_sequences = 0
+        self.step = self.epoch = self.next_batch = self.num_sequences = self.num_tokens = 0
         self._batches: tuple[int, list[list[Row]]] | None = None
         self._resume()
         self.num_held_out = len(held_out)
@@ -176,6 +176,7 @@ class _Run:
         self.generator.set_state(state["generator"])
         self.step, self.epoch = state["step"], state["epoch"]
         self.next_batch, self.num_sequences = state["next_batch"], state["num_sequences"]
+        self.num_tokens = state["num_tokens"]
         if state["num_examples"] != len(self.examples):
             # Files that grew give another order: begin a new pass rather than mix two.
             self.epoch, self.next_batch = self.epoch + 1, 0
@@ -193,6 +194,7 @@ class _Run:
             "epoch": self.epoch,
             "next_batch": self.next_batch,
             "num_sequences": self.num_sequences,
+            "num_tokens": self.num_tokens,
             "num_examples": len(self.examples),
             "seconds": self.clock.tick(),
         }
@@ -265,6 +267,7 @@ class _Run:
         self.step += 1
         num_sequences = sum(len(row) for part in parts for row in part.rows)
         self.num_sequences += num_sequences
+        self.num_tokens += sum(len(self.examples[i]) for p in parts for row in p.rows for i in row)
         if self.processes.is_main:
             seconds = time.monotonic() - begin
             self._log_step(StepStats(nll, distill, int(count)), lr, norm, seconds, num_sequences)
@@ -315,6 +318,7 @@ class _Run:
             "epoch": self.epoch,
             "minutes": round(self.clock.tick() / 60, 3),
             "sequences": self.num_sequences,
+            "tokens": self.num_tokens,
             "nll": round(stats.nll, 4),
             "distill": round(stats.distill, 4),
             "lr": lr,
@@ -351,6 +355,7 @@ class _Run:
             "step": self.step,
             "minutes": round(self.clock.tick() / 60, 3),
             "sequences": self.num_sequences,
+            "tokens": self.num_tokens,
             "held_out": dataclasses.asdict(metrics),
             "true_tau": dict(real.tau),
             "speedup": dict(real.speedup),
