@@ -131,7 +131,9 @@ def fill_features(base: TrainConfig, arms: Iterable[str]) -> None:
     for start in range(0, len(todo), FEATURE_BATCH):
         part = todo[start : start + FEATURE_BATCH]
         states = whole.states(collate([examples[i] for i in part], base.device).token_ids)
-        by_layer = dict(zip((*every, None), states.split(whole.hidden_size, dim=-1), strict=True))
+        by_layer = dict(
+            zip((*every, None), torch.split(states, whole.hidden_size, -1), strict=True)
+        )
         for number, cache in caches.items():
             wanted = torch.cat([by_layer[index] for index in (*ids[number], None)], dim=-1)
             for row, index in enumerate(part):
@@ -186,8 +188,10 @@ def measure(
 
 def table(out: Path) -> str:
     """All finished arms, as Markdown."""
-    heads = ("arm", "M parameters", "steps", "passes over texts", "offline tau", "true tau")
-    heads = (*heads, "without loops", "speed-up")
+    heads = (
+        *("arm", "M parameters", "steps", "texts seen", "offline tau"),
+        *("true tau", "without loops", "speed-up"),
+    )
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
     for name in ARMS:
         if (out / name / RESULT).exists():
