@@ -101,12 +101,15 @@ def keep_settings(args: argparse.Namespace) -> None:
 
 
 def write_answers(path: Path, number: int) -> None:
-    """About that many of the recipe's answers, taken evenly."""
+    """About that many of the recipe's answers, taken evenly.
+
+    Short ones first, since the first held-out one is all that a run looks at before its first step.
+    """
     if path.exists():
         return
     files = sorted(RECIPE.glob("answers-*.jsonl.gz"))
     examples = read_examples(files, min_response_len=8, max_len=512)
-    chosen = examples[:: max(1, len(examples) // number)]
+    chosen = sorted(examples[:: max(1, len(examples) // number)], key=len)
     lines = [json.dumps(dataclasses.asdict(example)) + "\n" for example in chosen]
     write_whole(path, "".join(lines))
 

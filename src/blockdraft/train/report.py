@@ -14,7 +14,7 @@ from blockdraft.train.run_log import read_log, score
 PAGE = "index.html"
 MAX_POINTS = 400
 """Points of a curve; more would only make the page heavy."""
-WIDTH, HEIGHT, LEFT, BOTTOM = 560, 240, 48, 28
+WIDTH, HEIGHT, LEFT, BOTTOM = 560, 240, 56, 28
 COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 
 Curve = Sequence[tuple[float, float]]
@@ -23,7 +23,7 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1180px; color: #1f2937;
   padding: 0 1rem; background: #fff }
 .charts { display: flex; flex-wrap: wrap; gap: 1.5rem }
-figure { margin: 0 } figcaption { font-weight: 600 } svg { background: #f9fafb }
+figure { margin: 0; width: 560px } figcaption { font-weight: 600 } svg { background: #f9fafb }
 table { border-collapse: collapse; margin: 1rem 0 }
 td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #e5e7eb }
 """
@@ -45,7 +45,10 @@ def write_report(folder: Path) -> Path:
         ),
         (
             "The same over millions of tokens seen: what more training may bring",
-            _tau_curves(evaluations, lambda row: row["tokens"] / 1e6),
+            _tau_curves(
+                [row for row in evaluations if "tokens" in row],
+                lambda row: round(row["tokens"] / 1e6, 3),
+            ),
         ),
         ("Acceptance length in real decoding, by set", _by_set(evaluations, "true_tau")),
         ("Speed-up over plain decoding, by set", _by_set(evaluations, "speedup")),

@@ -20,7 +20,7 @@ longer ticks on the way."""
 
 _STATE_KEYS = {
     *("config", "optimizer", "generator", "step", "epoch", "next_batch", "num_sequences"),
-    *("num_tokens", "num_examples", "seconds"),
+    *("num_examples", "seconds"),
 }
 
 _FREE = {

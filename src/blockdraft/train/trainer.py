@@ -176,7 +176,7 @@ class _Run:
         self.generator.set_state(state["generator"])
         self.step, self.epoch = state["step"], state["epoch"]
         self.next_batch, self.num_sequences = state["next_batch"], state["num_sequences"]
-        self.num_tokens = state["num_tokens"]
+        self.num_tokens = state.get("num_tokens", 0)  # older states do not count them
         if state["num_examples"] != len(self.examples):
             # Files that grew give another order: begin a new pass rather than mix two.
             self.epoch, self.next_batch = self.epoch + 1, 0
