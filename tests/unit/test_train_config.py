@@ -44,6 +44,9 @@ def test_values_are_read_as_in_toml():
         ("pack_len=100", "at least max_len, 1024"),
         ("optimizer=sgd", "one of muon, adamw"),
         ("lr", "has no value"),
+        ("shard_target=true", "tau_limit is 4, and real decoding needs the whole target"),
+        ("device_map=auto", "set tau_limit=0"),
+        ("device_map=cuda:7", "one of auto, balanced, balanced_low_0, sequential or unset"),
     ],
 )
 def test_a_bad_setting_is_refused(setting, reason):

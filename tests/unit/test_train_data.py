@@ -136,6 +136,20 @@ def test_a_killed_run_goes_on_and_keeps_whole_rows(folder, tmp_path):
     assert {"command", "git_commit", "versions", "machine", "config"} <= set(runs[0])
 
 
+def test_a_full_disk_is_said(folder, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    prompts, output = prompts_of(tmp_path, 3), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("blockdraft.train.data.write_shards", full)
+        result = data(folder, output, "--prompts", prompts)
+    assert result.exit_code == 2
+    assert "its disk is full; make room and start again" in result.stderr
+    assert data(folder, output, "--prompts", prompts).exit_code == 0
+    assert len(ids_in(output)) == 3
+
+
 def test_too_long_prompts_are_left_out_and_said_so(folder, tmp_path):
     path, output = tmp_path / "prompts.jsonl", tmp_path / "out"
     path.write_text('{"prompt": "hi"}\n' + json.dumps({"prompt": "x" * 60}) + "\n")

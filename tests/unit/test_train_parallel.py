@@ -10,7 +10,11 @@ import sys
 import pytest
 import torch
 
+from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft import DraftModel
+from blockdraft.models.loading import target_without_weights
+from blockdraft.models.supported import decoder_layers
+from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
 from tests.train_runs import logged, small_config
 
@@ -30,23 +34,36 @@ def launch(config, count):
             command,
             env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(count)
     ]
 
 
+WAYS = {
+    "rows": {},
+    "packed rows, two batches a step": {"accumulate": 2, "pack_len": 1024},
+    "a last batch of one row": {"batch_sequences": 3},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "pack_len": 1024}], ids=str)
-def test_two_processes_give_the_losses_of_one(tmp_path, changes):
-    config = small_config(tmp_path, max_steps=8, save_steps=4, **changes)
+@pytest.mark.parametrize("shared", [False, True], ids=["whole target", "shared target"])
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_give_the_losses_of_one(tmp_path, way, shared):
+    config = small_config(tmp_path, max_steps=8, save_steps=4, **WAYS[way])
+    if way == "a last batch of one row":
+        assert len(read_data(config)[0]) % 3 == 1  # so that a process has none
     alone = train(config)
-    parted = dataclasses.replace(config, out=tmp_path / "parted")
+    parted = dataclasses.replace(config, out=tmp_path / "parted", shard_target=shared)
+    if shared and way != "rows":
+        parted = dataclasses.replace(parted, feature_cache=tmp_path / "cache")
     processes = launch(parted, 2)
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    outputs = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert json.loads(outputs[0])["steps"] == 8
-    assert outputs[1] == ""
+    assert json.loads(outputs[0][0])["steps"] == 8
+    assert outputs[1][0] == ""
     one, two = logged(config.out), logged(parted.out)
     assert [row["step"] for row in two] == list(range(1, 9))
     for a, b in zip(one, two, strict=True):
@@ -58,3 +75,24 @@ def test_two_processes_give_the_losses_of_one(tmp_path, changes):
     )
     for name, value in weights.items():
         torch.testing.assert_close(others[name], value, atol=1e-3, rtol=1e-2)
+    if shared:
+        model = target_without_weights(config.target)
+        layers = sum(p.numel() for p in decoder_layers(model).parameters())
+        rest = sum(p.numel() for p in model.parameters()) - layers
+        assert f"this process holds {layers // 2 + rest}" in outputs[0][1]
+
+
+def test_a_target_cannot_be_shared_with_nobody(tmp_path):
+    config = small_config(tmp_path, shard_target=True)
+    with pytest.raises(ConfigError, match="start several with torchrun"):
+        train(config)
+    assert not config.out.exists()
+
+
+def test_a_device_map_changes_nothing_but_the_place(tmp_path):
+    config = small_config(tmp_path, max_steps=2)
+    plain = train(config)
+    mapped = train(dataclasses.replace(config, out=tmp_path / "mapped", device_map="auto"))
+    assert [r["nll"] for r in logged(mapped.drafter.parent)] == [
+        r["nll"] for r in logged(plain.drafter.parent)
+    ]

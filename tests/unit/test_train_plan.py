@@ -100,17 +100,46 @@ def test_from_prompts_to_a_working_pair(config, tmp_path):
     )
     with path.open("a", encoding="utf-8") as file:
         file.write(f'[answers]\nprompts = ["{tmp_path}/prompts.jsonl"]\nmax_tokens = 24\n')
-    unknown = run(path, "--plan")
-    assert unknown.exit_code == 0
-    assert "Without answers" in unknown.stdout
+    before = run(path, "data=[]", "--plan", "--json")
+    assert before.exit_code == 0, before.output
+    expected = json.loads(before.stdout)["plan"]
+    assert expected["answers"]["expected"] == 16
+    people = run(path, "data=[]", "--plan")
+    assert "begins by writing 16 answers" in people.stdout
+    assert not (tmp_path / "run").exists()
     result = run(path, "data=[]")
     assert result.exit_code == 0, result.output
     assert result.stdout.strip().endswith("run/drafter")
     assert "tau before" in result.stderr
     assert (tmp_path / "run" / "answers" / "manifest.json").exists()
+    after = json.loads(run(path, "data=[]", "--plan", "--json").stdout)["plan"]
+    assert after["answers"]["expected"] == 0
+    assert after["parameters"] == expected["parameters"]
+    # No more than was expected, and each prompt's tokens were counted.
+    assert 16 < after["tokens"]["of_answers"] <= expected["tokens"]["of_answers"]
+    assert after["tokens"]["all"] <= expected["tokens"]["all"]
     again = run(path, "data=[]", "--json")
     facts = json.loads(again.stdout)
     assert facts["best"]["true_tau"]["all"] >= 1
+
+
+def test_a_plan_before_the_answers_counts_turns_samples_and_limits(config, tmp_path):
+    rows = [{"turns": ["one", "two"]}, {"turns": ["three"]}]
+    rows += [{"prompt": f"say {n}"} for n in range(8)]
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
+    path = run_file(tmp_path / "run.toml", config)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f'[answers]\nprompts = ["{tmp_path}/prompts.jsonl"]\nsamples = 3\n')
+        file.write("temperatures = [0.0, 0.7]\nmax_tokens = 24\n")
+    for changes, number in (((), 44), (("answers.max_turns=1",), 40), (("answers.limit=5",), 22)):
+        result = run(path, "--plan", "--json", *changes)
+        assert result.exit_code == 0, result.output
+        plan = json.loads(result.stdout)["plan"]
+        assert plan["answers"]["expected"] == number
+        # The answers of `data` are there already, and are counted besides.
+        assert plan["answers"]["train"] + plan["answers"]["held_out"] == 24 + number
 
 
 def test_several_processes_want_their_answers_first(config, tmp_path, monkeypatch):
@@ -146,6 +175,7 @@ def test_the_page_stays_small_and_safe(tmp_path):
         {
             "step": 1500,
             "minutes": 1.0,
+            "tokens": 3_000_000,
             "held_out": held_out,
             "true_tau": {"all": 1.9, "a<": 1.9},
             "speedup": {"all": 1.5},
@@ -156,6 +186,7 @@ def test_the_page_stays_small_and_safe(tmp_path):
     assert "<b>" not in text
     assert "a&lt;" in text
     assert "-5.0%" in text
+    assert "over millions of tokens seen" in text
     assert text.count(",") < 8 * (MAX_POINTS + 2)
 
 

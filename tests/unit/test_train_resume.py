@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft import DraftModel
@@ -108,10 +109,37 @@ def test_a_disk_that_fills_up_leaves_the_state_before(config, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(ConfigError, match="No space left on device; make room"):
+    with pytest.raises(ConfigError, match=r"No space left on device; .* MiB free; make room"):
         train(dataclasses.replace(config, max_steps=12))
     assert (config.out / "state.pt").read_bytes() == before
     assert not list(config.out.glob("*.part"))
+
+
+def fails(error):
+    def write(*args, **kwargs):
+        raise error
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+    ],
+    ids=["system", "safetensors"],
+)
+def test_a_full_disk_is_said_whatever_was_written(config, monkeypatch, error):
+    monkeypatch.setattr(DraftModel, "save_pretrained", fails(error))
+    with pytest.raises(ConfigError, match="its disk is full; make room and start again"):
+        train(config)
+
+
+def test_other_errors_are_not_taken_for_a_full_disk(config, monkeypatch):
+    monkeypatch.setattr(trainer, "append_log", fails(OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output"):
+        train(config)
 
 
 def test_a_finished_run_is_not_measured_again(config):

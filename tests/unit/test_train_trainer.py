@@ -65,6 +65,8 @@ def test_a_run_leaves_a_drafter_with_its_history(config, caplog):
     rows = logged(config.out)
     assert [row["step"] for row in rows] == list(range(1, 11))
     assert rows[-1]["nll"] < rows[0]["nll"]
+    # Ten steps of four answers of 30 tokens to prompts of 6 to 10.
+    assert 36 * 40 <= result.evaluations[-1]["tokens"] <= 40 * 40
     assert "held out: tau" in caplog.text
     page = (config.out / "index.html").read_text(encoding="utf-8")
     assert "<polyline" in page
@@ -295,6 +297,15 @@ def test_a_cache_of_other_examples_is_not_read(tmp_path, monkeypatch):
     assert calls == []
     StateCache(target, examples[:3], tmp_path, "tiny").get([[0], [1]], batch)
     assert calls == [2]
+
+
+def test_a_cache_takes_its_disk_at_once(tmp_path):
+    """What is mapped cannot be told later that there is no room."""
+    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
+    StateCache(target, examples, tmp_path, "tiny")
+    num_tokens = sum(map(len, examples))
+    taken = (tmp_path / "states.bin").stat().st_blocks * 512
+    assert taken >= num_tokens * (len(LAYER_IDS) + 1) * target.hidden_size * 4
 
 
 def test_a_cache_of_another_precision_is_not_read(tmp_path):

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +13,6 @@ from blockdraft.cli import options
 from blockdraft.cli.data import progress_printer
 from blockdraft.cli.output import print_json
 from blockdraft.core.errors import ConfigError
-from blockdraft.hub.resolve import resolve_model
 
 if TYPE_CHECKING:
     from blockdraft.train.config_file import RunFile
@@ -46,7 +44,7 @@ def train(
         return
     rank, count = _launched()
     if run.answers is not None:
-        _write_answers(run.answers, count)
+        _write_answers(run, run.answers, count)
     if dry_run:
         from blockdraft.train.plan import write_untrained
 
@@ -73,14 +71,15 @@ def _launched() -> tuple[int, int]:
     return rank, count
 
 
-def _write_answers(config: "DataConfig", num_processes: int) -> None:
-    from blockdraft.bench.workload import BUNDLED
+def _write_answers(run: "RunFile", config: "DataConfig", num_processes: int) -> None:
     from blockdraft.train.data import generate_data
-    from blockdraft.train.shards import read_manifest
+    from blockdraft.train.plan import check_before_answers
+    from blockdraft.train.texts import are_written
 
     if num_processes == 1:
-        generate_data(replace(config, exclude=(BUNDLED, *config.exclude)), progress_printer())
-    elif "shards" not in (read_manifest(config.output) or {}):
+        check_before_answers(run.train, config)
+        generate_data(config, progress_printer())
+    elif not are_written(config):
         raise ConfigError(
             f"{config.output} holds no finished answers, and {num_processes} processes would write "
             "them again and again; write them first, with `blockdraft data` or one process"
@@ -88,21 +87,14 @@ def _write_answers(config: "DataConfig", num_processes: int) -> None:
 
 
 def _read(arguments: Sequence[str]) -> "RunFile":
-    """The run of a command line, with models by their folders."""
-    from blockdraft.models.loading import resolve_device
-    from blockdraft.train.config_file import read_run
+    """The run of a command line, whose prompts may not overlap our benchmark's."""
+    from blockdraft.bench.workload import BUNDLED
+    from blockdraft.train.config_file import resolve_run
 
-    files = [text for text in arguments if "=" not in text]
-    if len(files) > 1:
-        raise ConfigError(f"{files[1]!r} is a second file; give one, and settings as key=value")
-    settings = [text for text in arguments if "=" in text]
-    run = read_run(Path(files[0]) if files else None, settings)
-    config = replace(run.train, device=resolve_device(run.train.device))
-    config = replace(config, target=resolve_model(str(config.target)))
-    # A folder stays as it was written: a run goes on only with the settings that it began with.
-    if config.init_from is not None and not config.init_from.is_dir():
-        config = replace(config, init_from=resolve_model(str(config.init_from)))
-    return replace(run, train=config)
+    run = resolve_run(arguments)
+    if run.answers is None:
+        return run
+    return replace(run, answers=replace(run.answers, exclude=(BUNDLED, *run.answers.exclude)))
 
 
 def _print_plan(run: "RunFile", *, as_json: bool) -> None:
@@ -111,16 +103,17 @@ def _print_plan(run: "RunFile", *, as_json: bool) -> None:
     settings: dict[str, Any] = run.train.to_dict()
     if run.answers is not None:
         settings["answers"] = run.answers.to_dict()
-    written = run.answers is None or run.answers.output.is_dir()
-    figures = plan_run(run.train) if written else None
+    figures = plan_run(run.train, run.answers)
     if as_json:
-        print_json({"settings": settings, "plan": figures and figures.to_dict()})
+        print_json({"settings": settings, "plan": figures.to_dict()})
         return
     _print_table("Settings", {name: _shown(value) for name, value in settings.items()})
-    if figures is None:
-        typer.echo("Without answers there is no more to say: they are written when the run starts.")
-    else:
-        _print_table("Plan", _plan_rows(figures))
+    _print_table("Plan", _plan_rows(figures))
+    if expected := figures.texts.num_expected:
+        typer.echo(
+            f"The run begins by writing {expected} answers, which takes time of its own. Until "
+            "then they are counted as long as they may be, and none as a loop or a repetition."
+        )
 
 
 def _shown(value: object) -> str:
@@ -130,14 +123,15 @@ def _shown(value: object) -> str:
 
 
 def _plan_rows(plan: "Plan") -> Mapping[str, str]:
-    facts, memory = plan.to_dict(), plan.memory
+    facts, memory, texts = plan.to_dict(), plan.memory, plan.texts
+    at_most = "at most " if texts.num_expected else ""
     return {
         "drafter": f"{plan.num_parameters / 1e6:.1f} M parameters, {plan.drafter.num_hidden_layers}"
         f" layers, blocks of {plan.drafter.block_size}, features of layers "
         f"{', '.join(map(str, plan.drafter.target_layer_ids))}",
         "target": f"{plan.target_parameters / 1e6:.1f} M parameters",
-        "answers": f"{plan.num_examples} to train on, {plan.num_held_out} held out",
-        "tokens": f"{plan.num_tokens}, {plan.num_answer_tokens} of them answers",
+        "answers": f"{at_most}{texts.num_train} to train on, {texts.num_held_out} held out",
+        "tokens": f"{at_most}{texts.num_tokens}, {texts.num_answer_tokens} of them answers",
         "memory, at least": f"{sum(memory.values()) / 2**20:.0f} MiB: "
         + ", ".join(f"{name} {size / 2**20:.0f}" for name, size in memory.items()),
         "a step": f"{plan.step_flops / 1e12:.2f} TFLOP, about {plan.step_seconds:.2f} s here",

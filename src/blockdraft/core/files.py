@@ -1,9 +1,12 @@
 """Files that a command leaves behind."""
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import BlockdraftError, ConfigError
 
 
 def check_output_folder(folder: Path) -> None:
@@ -28,3 +31,35 @@ def write_whole(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
+
+
+def reserve_disk(path: Path, num_bytes: int) -> None:
+    """Make a file of zeros for which the disk is taken at once, where the system can do that.
+
+    Without that, a full disk ends the process when a mapped file is written to, without a word.
+    """
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+
+
+@contextmanager
+def full_disk_refused(folder: Path) -> Iterator[None]:
+    """Say what to do when the disk of `folder` fills up while something is written there.
+
+    Raises:
+        ConfigError: instead of the error of whichever library was writing.
+    """
+    try:
+        yield
+    except BlockdraftError:
+        raise
+    # safetensors has a type of its own and no number, only the system's words.
+    except Exception as error:
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if not is_full and os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise ConfigError(
+            f"cannot write to {folder}: its disk is full; make room and start again, which goes on "
+            "from what is there"
+        ) from error

@@ -52,8 +52,12 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def load_target_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
+def load_target_model(
+    folder: Path, dtype: torch.dtype, device: str = "cpu", device_map: str | None = None
+) -> PreTrainedModel:
     """Load a causal LM from a folder, in evaluation mode.
+
+    With `device_map` transformers spreads it over the devices that there are.
 
     Raises:
         ModelError: transformers cannot load it.
@@ -61,9 +65,13 @@ def load_target_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> 
     transformers_logging.disable_progress_bar()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            device_map=device_map,
         )
-        model = model.to(device).eval()
+        model = (model if device_map else model.to(device)).eval()
     # transformers raises any type for a broken folder; all mean the same to a user.
     except Exception as error:
         raise _unusable(folder, error) from error

@@ -55,7 +55,8 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     layers = getattr(model.get_decoder(), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(
-            f"{type(model).__name__} is not supported: it keeps no list of decoder layers"
+            f"{type(model).__name__} is not supported: it keeps no list of decoder layers, so its "
+            "hidden states cannot be read; use a model whose decoder has `layers`"
         )
     return layers
 

@@ -53,6 +53,10 @@ class TrainConfig:
         save_minutes, save_steps: the state is saved when either has passed.
         tensorboard: write event files into `out` too; needs the package tensorboard.
         threads: torch threads; None keeps torch's choice.
+        shard_target: each of several processes holds a share of the target's layers (FSDP2).
+        device_map: spreads the target of a single process over its devices, as transformers reads
+            it, such as "auto". With either, real decoding is left to a machine that has room for
+            the whole target: tau_limit has to be 0.
 
     Raises:
         ConfigError: a value is of the wrong kind or out of range.
@@ -112,6 +116,8 @@ class TrainConfig:
     device: str = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     threads: int | None = None
+    shard_target: bool = False
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
 
     def __post_init__(self) -> None:
         check_kinds(self)
@@ -147,6 +153,19 @@ class TrainConfig:
             raise ConfigError("attention=flex has no gradient on a CPU; use auto or dense")
         if self.init_from is not None and self.init != "random":
             raise ConfigError("init_from and init=target exclude each other; leave one out")
+
+        self._check_spread()
+
+    def _check_spread(self) -> None:
+        if not self.shard_target and self.device_map is None:
+            return
+        if self.shard_target and self.device_map is not None:
+            raise ConfigError("shard_target and device_map exclude each other; leave one out")
+        if self.tau_limit:
+            raise ConfigError(
+                f"tau_limit is {self.tau_limit}, and real decoding needs the whole target on one "
+                "device; set tau_limit=0, or leave shard_target and device_map out"
+            )
 
     @property
     def is_sparse(self) -> bool:

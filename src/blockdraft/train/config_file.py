@@ -3,11 +3,13 @@
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.hub.resolve import resolve_model
+from blockdraft.models.loading import resolve_device
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.settings import from_toml
@@ -55,6 +57,25 @@ def read_run(path: Path | None, overrides: Sequence[str]) -> RunFile:
     if missing:
         raise ConfigError(f"settings lack {', '.join(missing)}; give each as key=value")
     return _assemble(settings, answers)
+
+
+def resolve_run(arguments: Sequence[str]) -> RunFile:
+    """The run of a command line, [RUN.toml] [KEY=VALUE].., with models by their folders.
+
+    Raises:
+        ConfigError: see `read_run`; or two files, an unknown model or device.
+    """
+    files = [text for text in arguments if "=" not in text]
+    if len(files) > 1:
+        raise ConfigError(f"{files[1]!r} is a second file; give one, and settings as key=value")
+    settings = [text for text in arguments if "=" in text]
+    run = read_run(Path(files[0]) if files else None, settings)
+    config = replace(run.train, device=resolve_device(run.train.device))
+    config = replace(config, target=resolve_model(str(config.target)))
+    # A folder stays as it was written: a run goes on only with the settings that it began with.
+    if config.init_from is not None and not config.init_from.is_dir():
+        config = replace(config, init_from=resolve_model(str(config.init_from)))
+    return replace(run, train=config)
 
 
 def _assemble(settings: dict[str, Any], answers: dict[str, Any]) -> RunFile:

@@ -9,7 +9,7 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -17,10 +17,9 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from blockdraft.core.config import Thinking
 from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.core.files import check_output_folder, write_whole
+from blockdraft.core.files import check_output_folder, full_disk_refused, write_whole
 from blockdraft.core.jsonl import bad_row, read_jsonl
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
@@ -76,16 +75,21 @@ def generate_data(
     """Answer everything that is not answered yet, and write the shards; returns their folder.
 
     Raises:
-        ConfigError: prompts are missing or broken, or the folder holds other answers.
+        ConfigError: prompts are missing or broken, the folder holds other answers, or its disk is
+            full.
         ModelError: the target cannot be loaded.
     """
     check_output_folder(config.output)
+    with full_disk_refused(config.output):
+        return _generate(config, report)
+
+
+def _generate(config: DataConfig, report: Callable[[DataProgress], None]) -> Path:
     prompts, counts = gather_prompts(config)
     manifest = _history(config)
     device = resolve_device(config.device)
     folder = resolve_model(config.target)
-    asks = bool(config.num_self_written) or not all(prompt.is_plain for prompt in prompts)
-    stop_ids, tokenizer = _load_tokenizer(folder, config.thinking if asks else None)
+    stop_ids, tokenizer = load_tokenizers(config, folder, prompts)
     answered = _answered(config.output / ANSWERS)
     manifest = _with_run(manifest, config, folder, tokenizer)
     model = load_target_model(folder, resolve_dtype(config.dtype, device), device)
@@ -159,21 +163,23 @@ def _read_dataset(name: str) -> list[Prompt]:
     ]
 
 
-def _load_tokenizer(
-    folder: Path, thinking: Thinking | None
+def load_tokenizers(
+    config: DataConfig, folder: Path, prompts: Sequence[Prompt]
 ) -> tuple[frozenset[int], PreTrainedTokenizerBase]:
     """The ids that end an answer, and transformers' own tokenizer.
 
-    `thinking` is what its template will be told, None if nothing is asked in it.
+    Raises:
+        ConfigError: its template cannot ask the prompts as it is told.
+        ModelError: it has no template, and not all of the prompts are plain text.
     """
     loaded = load_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    if thinking is not None:
+    if config.num_self_written or not all(prompt.is_plain for prompt in prompts):
         if not loaded.has_chat_template:
             raise ModelError(
                 f"{folder} has no chat template to ask in; use a chat model, or give plain text"
             )
-        check_template(tokenizer, thinking)
+        check_template(tokenizer, config.thinking)
     return loaded.eos_ids, tokenizer
 
 

@@ -5,7 +5,7 @@ Shapes: b sequences, S tokens, K features, D the target's hidden size.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.files import full_disk_refused, reserve_disk
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.dataset import Batch, Example, Row, collate
 
@@ -29,11 +30,20 @@ class FrozenTarget:
     States of a text are [b, S, (K + 1) * D]: the outputs of the layers `layer_ids` side by side
     (the residual stream, as decoding takes them), then the final state that the head reads.
 
+    Where processes share its layers, a forward is one of all processes: `most` then says how many
+    any of them wants, and those that want fewer make up for it.
+
     Raises:
-        ModelError: the model keeps no list of layers, or an id is out of range.
+        ModelError: the model keeps no list of layers, or an id is out of range, or a device map
+            leaves its embedding or head without values.
     """
 
-    def __init__(self, model: PreTrainedModel, layer_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layer_ids: Sequence[int],
+        most: Callable[[int], int] | None = None,
+    ) -> None:
         self._decoder: nn.Module = model.get_decoder()
         layers = decoder_layers(model)
         if max(layer_ids) >= len(layers):
@@ -45,8 +55,16 @@ class FrozenTarget:
         # On a CPU the fused kernel is slower than plain products in whole forwards (12 texts of
         # 256 tokens, bfloat16, 2 cores: 2350 tokens a second against 2900).
         model.set_attn_implementation("eager" if model.device.type == "cpu" else "sdpa")
+        self.is_shared = most is not None
+        self.most = most or (lambda number: number)
         self.embed_weight: Tensor = model.get_input_embeddings().weight
-        self.lm_head_weight: Tensor = model.get_output_embeddings().weight
+        head: Tensor = model.get_output_embeddings().weight
+        if self.embed_weight.is_meta or head.is_meta:
+            raise ModelError(
+                f"{type(model).__name__} does not fit: device_map left its embedding or head out "
+                "of memory; use more devices"
+            )
+        self.lm_head_weight: Tensor = head.to(self.embed_weight.device)
         self.hidden_size: int = self.embed_weight.shape[1]
         self.layer_ids = tuple(layer_ids)
         self._captured: dict[int, Tensor] = {}
@@ -66,14 +84,20 @@ class FrozenTarget:
         if token_ids.device.type == "cpu":
             # Scores of many texts at once leave the caches; a few texts fill the cores already.
             rows = max(1, CPU_TOKENS // token_ids.shape[1])
-        return torch.cat([self._states(part) for part in torch.split(token_ids, rows)])
+        parts = torch.split(token_ids, rows)
+        num_forwards = self.most(len(parts))
+        states = torch.cat([self._states(part) for part in parts])
+        for _ in range(num_forwards - len(parts)):
+            self._states(token_ids[:1, :1])
+        return states
 
     def _states(self, token_ids: Tensor) -> Tensor:
         # No mask: rows are causal, so nothing real looks at the padding.
         last = self._decoder(input_ids=token_ids, use_cache=False).last_hidden_state
         parts = [self._captured[index] for index in self.layer_ids]
         self._captured.clear()
-        return torch.cat([*parts, last], dim=-1)
+        # Layers may lie on several devices.
+        return torch.cat([part.to(token_ids.device) for part in (*parts, last)], dim=-1)
 
     def split(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """States -> context features [b, S, K * D] and final states [b, S, D]."""
@@ -97,12 +121,12 @@ class StateCache:
         self._target = target
         self._examples = examples
         self._folder = folder
+        self._width = (len(target.layer_ids) + 1) * target.hidden_size
         if folder is None:
             return
         self._starts = [0]
         for example in examples:
             self._starts.append(self._starts[-1] + len(example))
-        self._width = (len(target.layer_ids) + 1) * target.hidden_size
         self._open(folder, key)
 
     def _open(self, folder: Path, key: str) -> None:
@@ -117,8 +141,10 @@ class StateCache:
         if not key_path.exists() or key_path.read_text(encoding="utf-8") != content:
             for path in (key_path, *paths):
                 path.unlink(missing_ok=True)
-            key_path.write_text(content, encoding="utf-8")
-        # Sparse files: disk is taken as states are written, and fresh flags read as zero.
+            with full_disk_refused(folder):
+                reserve_disk(paths[0], self._starts[-1] * self._width * dtype.itemsize)
+                key_path.write_text(content, encoding="utf-8")
+        # Fresh flags read as zero.
         size = self._starts[-1] * self._width
         flat = torch.from_file(str(paths[0]), shared=True, size=size, dtype=dtype)
         self._states = flat.view(-1, self._width)
@@ -129,15 +155,17 @@ class StateCache:
     def get(self, rows: Sequence[Row], batch: Batch) -> Tensor:
         """States [b, S, (K + 1) * D] of the rows of examples of which `batch` was made.
 
-        What stands in the padding is arbitrary but finite.
+        What stands in the padding is arbitrary but finite. Where processes share the target all
+        of them call, also without rows.
         """
         device = batch.token_ids.device
-        if self._folder is None and all(len(row) == 1 for row in rows):
+        is_plain = self._folder is None and not self._target.is_shared
+        if rows and is_plain and all(len(row) == 1 for row in rows):
             return self._target.states(batch.token_ids)
         states_of = self._alone if self._folder is None else self._cached
         parts = states_of(rows, device)
-        first = next(iter(parts.values()))
-        states = first.new_zeros(*batch.token_ids.shape, first.shape[-1])
+        like = next(iter(parts.values())) if parts else self._target.embed_weight
+        states = like.new_zeros(*batch.token_ids.shape, self._width)
         for number, row in enumerate(rows):
             start = 0
             for index in row:
@@ -150,20 +178,32 @@ class StateCache:
         """States of each example, none of which sees another."""
         indices = sorted((index for row in rows for index in row), key=self._length)
         parts: dict[int, Tensor] = {}
-        for start in range(0, len(indices), ALONE_EXAMPLES):
+        starts = range(0, len(indices), ALONE_EXAMPLES)
+        num_calls = self._target.most(len(starts))
+        for start in starts:
             some = indices[start : start + ALONE_EXAMPLES]
             batch = collate([self._examples[index] for index in some], device)
             computed = self._target.states(batch.token_ids)
             parts |= {index: computed[row, : self._length(index)] for row, index in enumerate(some)}
+        for _ in range(num_calls - len(starts)):
+            self._target.states(torch.zeros(1, 1, dtype=torch.long, device=device))
         return parts
+
+    def missing(self) -> list[int]:
+        """The examples whose states are not in the folder yet."""
+        return (self._filled == 0).nonzero().squeeze(1).tolist()
+
+    def put(self, index: int, states: Tensor) -> None:
+        """Keep the states [S, (K + 1) * D] of an example in the folder."""
+        self._states[self._starts[index] : self._starts[index + 1]] = states
+        # Only now: a killed run leaves no example that counts as filled and is not.
+        self._filled[index] = 1
 
     def _cached(self, rows: Sequence[Row], device: torch.device) -> dict[int, Tensor]:
         indices = [index for row in rows for index in row]
         missing = [index for index in indices if not self._filled[index]]
         for index, part in self._alone([missing], device).items():
-            self._states[self._starts[index] : self._starts[index + 1]] = part
-            # Only now: a killed run leaves no row that counts as filled and is not.
-            self._filled[index] = 1
+            self.put(index, part)
         return {i: self._states[self._starts[i] : self._starts[i + 1]] for i in indices}
 
     def _length(self, index: int) -> int:

@@ -1,9 +1,9 @@
 """Several processes that train one drafter, started by `torchrun` or `accelerate launch`.
 
-Every process holds the drafter and the target, takes its share of a batch's rows, and adds its
-gradients to those of the others. The collectives of torch.distributed are called directly:
-DistributedDataParallel expects one backward pass a step, and a step here has one for each group of
-blocks.
+Every process holds the drafter, takes its share of a batch's rows, and adds its gradients to those
+of the others. The collectives of torch.distributed are called directly: DistributedDataParallel
+expects one backward pass a step, and a step here has one for each group of blocks. The target is
+held whole, or its layers are shared out by FSDP2.
 """
 
 import os
@@ -13,6 +13,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.models.supported import decoder_layers
 
 PATIENCE = timedelta(hours=2)
 """Others wait while the first process evaluates."""
@@ -70,6 +77,35 @@ class Processes:
             return
         for gradient in gradients:
             dist.all_reduce(gradient)
+
+    def most(self, number: int) -> int:
+        """The largest of the processes' numbers."""
+
+        def largest(tensor: Tensor) -> None:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+
+        return int(self._together([number], largest)[0])
+
+    def check_sharing(self) -> None:
+        """Raise ConfigError if there is nobody to share the target's layers with."""
+        if self.count == 1:
+            raise ConfigError(
+                "shard_target shares the target among processes, and there is one; start several "
+                "with torchrun, or leave it out"
+            )
+
+    def share_layers(self, model: PreTrainedModel) -> int:
+        """Leave each process a share of each decoder layer, and all of what is beside them.
+
+        The weights of a layer come together for its forward, so a forward is one of all processes.
+        Returns how many of the model's parameters this process holds.
+        """
+        mesh = init_device_mesh(self._device, (self.count,))
+        for layer in decoder_layers(model.requires_grad_(False)):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        model.to(self._device)
+        held = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+        return sum(p.numel() for p in held)
 
     def wait(self) -> None:
         """Until all have come here."""

@@ -1,7 +1,7 @@
 """What a run will be and take, told before it starts."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,27 @@ from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.loading import (
-    check_pair,
     load_target_model,
     resolve_dtype,
     target_without_weights,
 )
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.data_config import DataConfig
 from blockdraft.train.dataset import Example
 from blockdraft.train.drafter import with_block_size
 from blockdraft.train.prepare import (
     BYTES_PER_PARAMETER,
     check_disk,
+    check_start,
+    check_target,
     limit_vocabulary,
     load_drafter,
     read_data,
     shape_of,
 )
 from blockdraft.train.run_state import provenance
+from blockdraft.train.texts import Texts, count_texts
 
 SHARE_REACHED = 0.4
 """Of the rate of a large matrix product; what a training step reaches of it is less, and how much
@@ -51,10 +54,7 @@ class Plan:
     drafter: DraftConfig
     num_parameters: int
     target_parameters: int
-    num_examples: int
-    num_held_out: int
-    num_tokens: int
-    num_answer_tokens: int
+    texts: Texts
     steps_per_epoch: int
     memory: Mapping[str, int]
     step_flops: int
@@ -69,16 +69,20 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        rows = self.num_steps / max(1, self.steps_per_epoch)
+        rows, texts = self.num_steps / max(1, self.steps_per_epoch), self.texts
         return {
             "drafter": self.drafter.to_dict(),
             "parameters": self.num_parameters,
             "target_parameters": self.target_parameters,
-            "answers": {"train": self.num_examples, "held_out": self.num_held_out},
-            "tokens": {"all": self.num_tokens, "of_answers": self.num_answer_tokens},
+            "answers": {
+                "train": texts.num_train,
+                "held_out": texts.num_held_out,
+                "expected": texts.num_expected,
+            },
+            "tokens": {"all": texts.num_tokens, "of_answers": texts.num_answer_tokens},
             "steps": {"expected": self.num_steps, "per_pass": self.steps_per_epoch},
             "passes": rows,
-            "tokens_seen": round(rows * self.num_tokens),
+            "tokens_seen": round(rows * texts.num_tokens),
             "memory_bytes": dict(self.memory) | {"sum": sum(self.memory.values())},
             "step_flops": self.step_flops,
             "flops_per_second": self.flops_per_second,
@@ -87,25 +91,29 @@ class Plan:
         }
 
 
-def plan_run(config: TrainConfig) -> Plan:
+def plan_run(config: TrainConfig, answers: DataConfig | None = None) -> Plan:
     """The figures of a run. Loads no weights; checks what can be checked without.
+
+    `answers` are those that the run will write first, if they are not there yet.
 
     Raises:
         ConfigError: settings or data are not usable, or a disk is too small.
         ModelError: target and drafter do not fit.
     """
-    train, held_out = read_data(config)
+    check_output_folder(config.out)
+    texts = count_texts(config, answers)
     target = target_without_weights(config.target)
+    check_target(config, target)
     layers = decoder_layers(target)
-    shape = planned_shape(config, target, [*train, *held_out])
+    shape = planned_shape(config, target, texts.examples)
     with torch.device("meta"):
         num_parameters = sum(p.numel() for p in DraftModel(shape).parameters())
     target_parameters = sum(p.numel() for p in target.parameters())
-    num_tokens = sum(map(len, train))
     width = (shape.num_features + 1) * shape.target_hidden_size
-    check_disk(config, num_parameters, num_tokens, width)
-    mean_len = num_tokens / len(train)
-    rows = len(train) if config.pack_len is None else num_tokens / config.pack_len
+    # Expected answers are counted too long: they refuse no disk.
+    check_disk(config, num_parameters, 0 if texts.num_expected else texts.num_tokens, width)
+    mean_len = texts.num_tokens / texts.num_train
+    rows = texts.num_train if config.pack_len is None else texts.num_tokens / config.pack_len
     step_rows = config.batch_sequences * config.accumulate
     row_tokens = mean_len if config.pack_len is None else config.pack_len
     own = sum(p.numel() for layer in layers for p in layer.parameters())
@@ -116,10 +124,7 @@ def plan_run(config: TrainConfig) -> Plan:
         drafter=shape,
         num_parameters=num_parameters,
         target_parameters=target_parameters,
-        num_examples=len(train),
-        num_held_out=len(held_out),
-        num_tokens=num_tokens,
-        num_answer_tokens=sum(len(example.response_ids) for example in train),
+        texts=texts,
         steps_per_epoch=max(1, round(rows / step_rows)),
         memory=_memory(config, shape, num_parameters, target_parameters, row_tokens),
         step_flops=flops,
@@ -129,14 +134,26 @@ def plan_run(config: TrainConfig) -> Plan:
     )
 
 
+def check_before_answers(config: TrainConfig, answers: DataConfig) -> None:
+    """Find what would stop the run once its answers are written, before the first one is.
+
+    Raises:
+        ConfigError, ModelError: as `plan_run`, as far as it can be told without answers.
+    """
+    check_output_folder(config.out)
+    target = target_without_weights(config.target)
+    check_target(config, target)
+    planned_shape(config, target, count_texts(config, answers).examples)
+
+
 def planned_shape(
-    config: TrainConfig, target: PreTrainedModel, examples: list[Example]
+    config: TrainConfig, target: PreTrainedModel, examples: Sequence[Example]
 ) -> DraftConfig:
     """The drafter's shape; the target may be without weights."""
     if config.init_from is None:
         return shape_of(config, target, examples)
     shape = with_block_size(DraftConfig.from_dict(read_config(config.init_from)), config.block_size)
-    check_pair(target, shape)
+    check_start(target, shape, examples)
     return shape
 
 
@@ -234,6 +251,7 @@ def write_untrained(config: TrainConfig) -> Path:
         if needs_weights
         else target_without_weights(config.target)
     )
+    check_target(config, target)
     model = load_drafter(config, target, [*train, *held_out])
     limit_vocabulary(model, config, train)
     folder = config.out / "untrained"

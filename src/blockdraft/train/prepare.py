@@ -1,7 +1,7 @@
 """What a run needs to know and to check before the long work starts."""
 
+import logging
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.loading import check_pair, resolve_dtype
+from blockdraft.models.supported import check_supported
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import (
     Example,
@@ -23,6 +24,9 @@ from blockdraft.train.dataset import (
 from blockdraft.train.drafter import copy_target_layers, draft_config_for, with_block_size
 from blockdraft.train.identity import target_sha256
 from blockdraft.train.shards import read_manifest
+from blockdraft.train.support import check_plain_head
+
+logger = logging.getLogger(__name__)
 
 BYTES_PER_PARAMETER = 16
 """On disk in a state: masters, averages and at most two moments, in float32."""
@@ -64,6 +68,20 @@ def check_same_target(config: TrainConfig) -> None:
             )
 
 
+def check_target(config: TrainConfig, target: PreTrainedModel) -> None:
+    """Refuse a target that no drafter could be trained for, or not as it is asked for.
+
+    The target may be without weights.
+
+    Raises:
+        ModelError: its hidden states cannot be read, or it could not decode with a drafter; or its
+            logits are not those that distillation would follow.
+    """
+    check_supported(target, (), exact=False)
+    if config.distill_share > 0:
+        check_plain_head(target, "distillation", "set distill_share=0")
+
+
 def shape_of(
     config: TrainConfig, target: PreTrainedModel, examples: Sequence[Example]
 ) -> DraftConfig:
@@ -77,7 +95,11 @@ def shape_of(
     if mask_token_id is None:
         tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
         mask_token_id = unused_special_token(tokenizer.all_special_ids, examples)
-    _check_mask_token(mask_token_id, count_answer_tokens(examples))
+    if used := count_answer_tokens(examples)[mask_token_id]:
+        raise ConfigError(
+            f"mask_token_id {mask_token_id} occurs {used} times in the answers, so a masked slot "
+            "would look like a word; choose a token that no text uses, or leave it unset"
+        )
     return draft_config_for(
         target.config,
         num_layers=config.num_layers,
@@ -87,12 +109,18 @@ def shape_of(
     )
 
 
-def _check_mask_token(mask_token_id: int, counts: Counter[int]) -> None:
-    if counts[mask_token_id]:
-        raise ConfigError(
-            f"mask_token_id {mask_token_id} occurs {counts[mask_token_id]} times in the answers, "
-            "so a masked slot would look like a word; choose a token that no text uses, or leave "
-            "it unset"
+def check_start(target: PreTrainedModel, shape: DraftConfig, examples: Sequence[Example]) -> None:
+    """Check a drafter to continue from, and warn of a mask token that the texts use.
+
+    Raises:
+        ModelError: drafter and target do not fit each other.
+    """
+    check_pair(target, shape)
+    if used := count_answer_tokens(examples)[shape.mask_token_id]:
+        logger.warning(
+            "the drafter's mask token %d occurs %d times in the answers, where a masked slot looks "
+            "like a word; a new drafter would take another token",
+            *(shape.mask_token_id, used),
         )
 
 
@@ -111,7 +139,7 @@ def load_drafter(
     if config.init_from is not None:
         model = DraftModel.from_pretrained(config.init_from, dtype, config.device)
         model.config = with_block_size(model.config, config.block_size)
-        check_pair(target, model.config)
+        check_start(target, model.config, examples)
         return model
     shape = shape_of(config, target, examples)
     torch.manual_seed(config.seed)

@@ -4,7 +4,7 @@ It is written anew at every evaluation, so it can be watched while the run goes 
 """
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from blockdraft.train.run_log import read_log, score
 PAGE = "index.html"
 MAX_POINTS = 400
 """Points of a curve; more would only make the page heavy."""
-WIDTH, HEIGHT, LEFT, BOTTOM = 560, 240, 48, 28
+WIDTH, HEIGHT, LEFT, BOTTOM = 560, 240, 56, 28
 COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 
 Curve = Sequence[tuple[float, float]]
@@ -23,7 +23,7 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1180px; color: #1f2937;
   padding: 0 1rem; background: #fff }
 .charts { display: flex; flex-wrap: wrap; gap: 1.5rem }
-figure { margin: 0 } figcaption { font-weight: 600 } svg { background: #f9fafb }
+figure { margin: 0; width: 560px } figcaption { font-weight: 600 } svg { background: #f9fafb }
 table { border-collapse: collapse; margin: 1rem 0 }
 td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #e5e7eb }
 """
@@ -41,7 +41,14 @@ def write_report(folder: Path) -> Path:
         ),
         (
             "Acceptance length: offline, in real decoding, and if slots were independent",
-            _tau_curves(evaluations),
+            _tau_curves(evaluations, lambda row: row["step"]),
+        ),
+        (
+            "The same over millions of tokens seen: what more training may bring",
+            _tau_curves(
+                [row for row in evaluations if "tokens" in row],
+                lambda row: round(row["tokens"] / 1e6, 3),
+            ),
         ),
         ("Acceptance length in real decoding, by set", _by_set(evaluations, "true_tau")),
         ("Speed-up over plain decoding, by set", _by_set(evaluations, "speedup")),
@@ -53,7 +60,8 @@ def write_report(folder: Path) -> Path:
     text = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
         f"<style>{_STYLE}</style><h1>{name}</h1>{_table(evaluations)}"
-        f'<div class="charts">{drawn}</div><p>All curves are over steps.</p></html>\n'
+        f'<div class="charts">{drawn}</div>'
+        "<p>Curves are over steps unless they say otherwise.</p></html>\n"
     )
     write_whole(folder / PAGE, text)
     return folder / PAGE
@@ -63,13 +71,15 @@ def _curve(rows: Iterable[Mapping[str, Any]], name: str) -> Curve:
     return [(row["step"], row[name]) for row in rows if name in row]
 
 
-def _tau_curves(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    curves: dict[str, Curve] = {
-        label: [(row["step"], row["held_out"][name]) for row in evaluations]
+def _tau_curves(
+    evaluations: Sequence[Mapping[str, Any]], across: Callable[[Mapping[str, Any]], float]
+) -> dict[str, Curve]:
+    curves = {
+        label: [(across(row), row["held_out"][name]) for row in evaluations]
         for label, name in (("offline", "tau"), ("independent slots", "marginal_tau"))
     }
-    curves["real"] = _by_set(evaluations, "true_tau").get("all", [])
-    return curves
+    taus = [(across(row), row["true_tau"].get("all")) for row in evaluations]
+    return curves | {"real": [(x, tau) for x, tau in taus if tau is not None]}
 
 
 def _by_set(evaluations: Sequence[Mapping[str, Any]], name: str) -> dict[str, Curve]:

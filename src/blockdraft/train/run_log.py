@@ -3,10 +3,15 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import write_whole
 from blockdraft.core.jsonl import read_jsonl
+from blockdraft.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from blockdraft.train.event_log import EventLog
 
 LOG = "log.jsonl"
 
@@ -39,3 +44,20 @@ def forget_after(folder: Path, step: int) -> None:
     rows = [row for row in read_log(folder) if row["step"] <= step]
     if (folder / LOG).exists():
         write_whole(folder / LOG, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def open_event_log(config: TrainConfig, step: int) -> "EventLog | None":
+    """TensorBoard's log of a run, if it is wanted.
+
+    Raises:
+        ConfigError: tensorboard is not installed.
+    """
+    if not config.tensorboard:
+        return None
+    try:
+        from blockdraft.train.event_log import EventLog
+    except ImportError as error:
+        raise ConfigError(
+            "tensorboard=true needs the package tensorboard; pip install tensorboard"
+        ) from error
+    return EventLog(config.out, step)

@@ -1,7 +1,8 @@
 """What a run leaves behind: a state to continue from, and where its drafter comes from."""
 
+import shutil
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -26,9 +27,23 @@ _FREE = {
     *("max_minutes", "max_steps", "threads", "tensorboard"),
     *("eval_minutes", "eval_steps", "save_minutes", "save_steps"),
     *("tau_prompts", "tau_limit", "tau_max_tokens"),
+    *("shard_target", "device_map"),
 }
 """How long to train and what to look at may change between the parts of a run; what is trained may
 not."""
+
+
+@dataclass
+class Interval:
+    """What is done again when minutes or steps have passed; times are (seconds, step)."""
+
+    minutes: float
+    steps: int | None
+    last: tuple[float, int]
+
+    def is_due(self, now: tuple[float, int]) -> bool:
+        by_steps = self.steps is not None and now[1] - self.last[1] >= self.steps
+        return by_steps or now[0] - self.last[0] > 60 * self.minutes
 
 
 class RunClock:
@@ -59,10 +74,10 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     # torch's own writer says RuntimeError when the disk is full.
     except (OSError, RuntimeError) as error:
         part.unlink(missing_ok=True)
-        reason = str(error).split("\n")[0]
+        reason, free = str(error).split("\n")[0], shutil.disk_usage(path.parent).free
         raise ConfigError(
-            f"cannot write {path}: {reason}; make room and start again, which goes on from the "
-            "state before"
+            f"cannot write {path}: {reason}; its disk has {free / 2**20:.0f} MiB free; make room "
+            "and start again, which goes on from the state before"
         ) from error
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import Field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
 from blockdraft.core.errors import ConfigError
 
@@ -55,7 +55,7 @@ def from_toml(kind: Any, value: Any) -> Any:
     TOML has no word for a value that is unset: it is "none" where a field may be so. What does not
     fit is returned as it is, for `check_kinds` to refuse.
     """
-    if isinstance(kind, UnionType):
+    if _is_union(kind):
         if value == "none" and type(None) in get_args(kind):
             return None
         fitting = [one for one in get_args(kind) if _is_of(from_toml(one, value), one)]
@@ -66,11 +66,16 @@ def from_toml(kind: Any, value: Any) -> Any:
     return Path(value) if kind is Path and isinstance(value, str) else value
 
 
+def _is_union(kind: Any) -> bool:
+    # A union with a Literal is of the older kind.
+    return get_origin(kind) in (UnionType, Union)
+
+
 def _is_of(value: object, kind: Any) -> bool:
     """True if a value is of a field's type; a whole number passes for a float, a bool for none."""
     if get_origin(kind) is Literal:
         return value in get_args(kind)
-    if isinstance(kind, UnionType):
+    if _is_union(kind):
         return any(_is_of(value, one) for one in get_args(kind))
     if get_origin(kind) is tuple:
         return isinstance(value, tuple) and all(_is_of(v, get_args(kind)[0]) for v in value)
@@ -84,7 +89,7 @@ def _is_of(value: object, kind: Any) -> bool:
 def _described(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
-    if isinstance(kind, UnionType):
+    if _is_union(kind):
         return " or ".join(_described(one) for one in get_args(kind))
     if get_origin(kind) is tuple:
         return f"a list, each {_described(get_args(kind)[0])}"

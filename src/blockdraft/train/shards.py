@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.files import check_output_folder, write_whole
+from blockdraft.core.files import check_output_folder, full_disk_refused, write_whole
 from blockdraft.core.jsonl import read_jsonl
 from blockdraft.text.kinds import loops
 
@@ -176,11 +176,10 @@ def join_data(sources: Sequence[Path], output: Path, *, rows_per_shard: int) -> 
                 "answers of one target and one chat template"
             )
     output.mkdir(parents=True, exist_ok=True)
-    written = write_shards(
-        output, _without_repeats(sources), rows_per_shard=rows_per_shard, drop_truncated=False
-    )
-    runs = [run for manifest in manifests for run in manifest["runs"]]
-    write_manifest(output, manifests[0] | written | {"runs": runs})
+    rows, runs = _without_repeats(sources), [run for one in manifests for run in one["runs"]]
+    with full_disk_refused(output):
+        written = write_shards(output, rows, rows_per_shard=rows_per_shard, drop_truncated=False)
+        write_manifest(output, manifests[0] | written | {"runs": runs})
     return output
 
 

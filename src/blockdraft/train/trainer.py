@@ -6,14 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from blockdraft.core.errors import ConfigError
-from blockdraft.core.files import check_output_folder
+from blockdraft.core.files import check_output_folder, full_disk_refused
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
-from blockdraft.models.supported import decoder_layers
 from blockdraft.train.blocks import Anchors, sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import (
@@ -29,16 +27,24 @@ from blockdraft.train.loss import LossVocabulary, PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected
 from blockdraft.train.parallel import Processes
-from blockdraft.train.prepare import check_disk, limit_vocabulary, load_drafter, read_data
+from blockdraft.train.prepare import (
+    check_disk,
+    check_target,
+    limit_vocabulary,
+    load_drafter,
+    read_data,
+)
 from blockdraft.train.report import write_report
-from blockdraft.train.run_log import append_log, evaluations, forget_after, score
-from blockdraft.train.run_state import RunClock, load_state, provenance, save_state
+from blockdraft.train.run_log import (
+    append_log,
+    evaluations,
+    forget_after,
+    open_event_log,
+    score,
+)
+from blockdraft.train.run_state import Interval, RunClock, load_state, provenance, save_state
 from blockdraft.train.step import StepStats, accumulate_gradients, num_possible_slots
-from blockdraft.train.support import check_plain_head
 from blockdraft.train.true_tau import real_decoding
-
-if TYPE_CHECKING:
-    from blockdraft.train.event_log import EventLog
 
 logger = logging.getLogger(__name__)
 
@@ -82,22 +88,10 @@ def train(config: TrainConfig) -> TrainResult:
     config = dataclasses.replace(config, device=resolve_device(config.device))
     processes = Processes(config.device)
     try:
-        return _Run(config, processes).run()
+        with full_disk_refused(config.out):
+            return _Run(config, processes).run()
     finally:
         processes.close()
-
-
-@dataclass
-class _Interval:
-    """What is done again when minutes or steps have passed; times are (seconds, step)."""
-
-    minutes: float
-    steps: int | None
-    last: tuple[float, int]
-
-    def is_due(self, now: tuple[float, int]) -> bool:
-        by_steps = self.steps is not None and now[1] - self.last[1] >= self.steps
-        return by_steps or now[0] - self.last[0] > 60 * self.minutes
 
 
 class _Run:
@@ -110,16 +104,24 @@ class _Run:
             if folder is not None:
                 check_output_folder(folder)
         self.examples, held_out = read_data(config)
+        if config.shard_target:
+            processes.check_sharing()
         loaded = load_target_model(
-            config.target, resolve_dtype(config.dtype, config.device), config.device
+            config.target,
+            resolve_dtype(config.dtype, config.device),
+            "cpu" if config.shard_target else config.device,
+            config.device_map,
         )
         self.loaded = loaded
-        decoder_layers(loaded)  # Refused at once if there are none to read features from.
-        if config.distill_share > 0:
-            check_plain_head(loaded, "distillation", "set distill_share=0")
+        check_target(config, loaded)
         self.model = load_drafter(config, loaded, [*self.examples, *held_out]).train()
         self.num_parameters = sum(p.numel() for p in self.model.parameters())
-        self.target = FrozenTarget(loaded, self.model.config.target_layer_ids)
+        most = None
+        if config.shard_target:
+            held = processes.share_layers(loaded)
+            logger.info("of the target's parameters this process holds %d", held)
+            most = processes.most
+        self.target = FrozenTarget(loaded, self.model.config.target_layer_ids, most)
         self._open_states()
         counts = count_answer_tokens(self.examples)
         self.vocabulary = PartialVocabulary(
@@ -128,15 +130,16 @@ class _Run:
         limit_vocabulary(self.model, config, self.examples)
         self.optimizer = DraftOptimizer(self.model, config)
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.step = self.epoch = self.next_batch = self.num_sequences = 0
+        self.step = self.epoch = self.next_batch = self.num_sequences = self.num_tokens = 0
         self._batches: tuple[int, list[list[Row]]] | None = None
         self._resume()
         self.num_held_out = len(held_out)
         self.events = None
-        if processes.is_main:
-            self.events = _event_log(config, self.step)
-            self.target_facts = describe_target(config, loaded.dtype)
+        if processes.is_main or config.shard_target:
             self.held_out = HeldOut(self.target, held_out, config.eval_sequences)
+        if processes.is_main:
+            self.events = open_event_log(config, self.step)
+            self.target_facts = describe_target(config, loaded.dtype)
             self.real_decoding = real_decoding(config, loaded, held_out)
         self.clock = RunClock(self._seconds_before)
         self.progress = 0.0
@@ -165,6 +168,7 @@ class _Run:
         self.generator.set_state(state["generator"])
         self.step, self.epoch = state["step"], state["epoch"]
         self.next_batch, self.num_sequences = state["next_batch"], state["num_sequences"]
+        self.num_tokens = state.get("num_tokens", 0)  # older states do not count them
         if state["num_examples"] != len(self.examples):
             # Files that grew give another order: begin a new pass rather than mix two.
             self.epoch, self.next_batch = self.epoch + 1, 0
@@ -182,6 +186,7 @@ class _Run:
             "epoch": self.epoch,
             "next_batch": self.next_batch,
             "num_sequences": self.num_sequences,
+            "num_tokens": self.num_tokens,
             "num_examples": len(self.examples),
             "seconds": self.clock.tick(),
         }
@@ -209,8 +214,8 @@ class _Run:
         )
         if self.step == 0:
             self._evaluate()
-        evaluation = _Interval(self.config.eval_minutes, self.config.eval_steps, self._now())
-        saving = _Interval(self.config.save_minutes, self.config.save_steps, self._now())
+        evaluation = Interval(self.config.eval_minutes, self.config.eval_steps, self._now())
+        saving = Interval(self.config.save_minutes, self.config.save_steps, self._now())
         self._decide_progress()
         while self.progress < 1:
             self._next_step()
@@ -255,6 +260,7 @@ class _Run:
         self.step += 1
         num_sequences = sum(len(row) for part in parts for row in part.rows)
         self.num_sequences += num_sequences
+        self.num_tokens += sum(len(self.examples[i]) for p in parts for row in p.rows for i in row)
         if self.processes.is_main:
             seconds = time.monotonic() - begin
             self._log_step(StepStats(nll, distill, int(count)), lr, norm, seconds, num_sequences)
@@ -282,15 +288,15 @@ class _Run:
     def _gradients(self, part: _Part, scale: float) -> StepStats:
         """Add the gradient of this process's rows to the model's."""
         own = self.processes.share_of_rows(len(part.rows))
-        rows = part.rows[own]
+        rows, batch = part.rows[own], part.batch.rows(own)
+        states = self.states.get(rows, batch)
         if not rows:
             return StepStats(0.0, 0.0, 0)
-        batch = part.batch.rows(own)
         return accumulate_gradients(
             self.model,
             self.target,
             batch,
-            self.states.get(rows, batch),
+            states,
             Anchors(part.anchors.positions[own], part.anchors.keep[own]),
             part.vocabulary,
             self.config,
@@ -305,6 +311,7 @@ class _Run:
             "epoch": self.epoch,
             "minutes": round(self.clock.tick() / 60, 3),
             "sequences": self.num_sequences,
+            "tokens": self.num_tokens,
             "nll": round(stats.nll, 4),
             "distill": round(stats.distill, 4),
             "lr": lr,
@@ -347,6 +354,7 @@ class _Run:
             "step": self.step,
             "minutes": round(self.clock.tick() / 60, 3),
             "sequences": self.num_sequences,
+            "tokens": self.num_tokens,
             "held_out": dataclasses.asdict(metrics),
             "true_tau": dict(real.tau),
             "speedup": dict(real.speedup),
@@ -382,15 +390,3 @@ class _Run:
         append_log(self.config.out, row)
         if self.events is not None:
             self.events.add(row)
-
-
-def _event_log(config: TrainConfig, step: int) -> "EventLog | None":
-    if not config.tensorboard:
-        return None
-    try:
-        from blockdraft.train.event_log import EventLog
-    except ImportError as error:
-        raise ConfigError(
-            "tensorboard=true needs the package tensorboard; pip install tensorboard"
-        ) from error
-    return EventLog(config.out, step)

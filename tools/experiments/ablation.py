@@ -1,0 +1,248 @@
+"""What each choice of the trainer is worth: arms of equal time on the default target.
+
+    python tools/experiments/ablation.py [--minutes 3] [--answers 1500] [--out runs/ablation]
+        [--arms base,block-16] [--prompts FILE]...
+
+Every arm is the base with one thing changed. All train on the same answers from features that are
+computed once, so that minutes go into the drafter. Measured at the end of each, outside its
+minutes: the acceptance length offline on held-out answers, and acceptance length and speed-up of
+real greedy decoding with whole blocks, on the prompts of held-out answers or on those of the files
+given. What is done is not done again, and an arm that was broken off goes on; the table of all
+finished arms is printed at the end. The input fusion of EAGLE is no arm: the draft model has no
+such way in.
+"""
+
+import argparse
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blockdraft.core.environment import describe_environment
+from blockdraft.core.files import write_whole
+from blockdraft.hub.resolve import resolve_model
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_config import default_target_layer_ids
+from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.dataset import Example, collate, read_examples
+from blockdraft.train.evaluate import HeldOut
+from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.prepare import read_data
+from blockdraft.train.trainer import LAST, train
+from blockdraft.train.true_tau import real_decoding
+
+RECIPE = Path("recipes/smollm2-135m")
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "base": {},
+    "layers-1": {"num_layers": 1},
+    "layers-3": {"num_layers": 3},
+    "block-16": {"block_size": 16},
+    "features-1": {"num_features": 1},
+    "features-3": {"num_features": 3},
+    "decay": {"position_weights": "decay", "decay_gamma": 4.0},
+    "cross-entropy": {"distill_share": 0.0},
+    "distillation": {"distill_share": 1.0},
+    "adamw": {"optimizer": "adamw"},
+    "adamw-lr-1e-3": {"optimizer": "adamw", "lr": 1e-3},
+    "from-target": {"init": "target"},
+}
+"""The base has 5 layers, blocks of 8, 5 features, D-PACE, half distillation, Muon, random weights.
+"""
+FEATURE_BATCH = 16
+RESULT = "result.json"
+
+
+def base_config(args: argparse.Namespace) -> TrainConfig:
+    """What all arms share. Small batches: in minutes, steps count more than their size."""
+    device = resolve_device(args.device)
+    return TrainConfig(
+        target=resolve_model("smollm2-135m"),
+        data=(args.out / "answers.jsonl",),
+        out=args.out,
+        held_out_share=0.06,
+        max_len=512,
+        batch_sequences=16,
+        num_anchors=32,
+        max_minutes=args.minutes,
+        warmup_steps=10,
+        ema_decay=0.95,
+        # Measured after the arm instead: what is left here costs a second or two.
+        eval_sequences=1,
+        eval_minutes=1e6,
+        tau_limit=0,
+        save_minutes=1.0,
+        device=device,
+    )
+
+
+def arm_config(base: TrainConfig, name: str) -> TrainConfig:
+    """The base with one thing changed."""
+    config = dataclasses.replace(base, out=base.out / name, **ARMS[name])
+    return dataclasses.replace(config, feature_cache=_cache_folder(base, config.num_features))
+
+
+def _cache_folder(base: TrainConfig, num_features: int) -> Path:
+    return base.out / f"features-{num_features}"
+
+
+def keep_settings(args: argparse.Namespace) -> None:
+    """Refuse a folder whose arms were made otherwise."""
+    settings = {"minutes": args.minutes, "answers": args.answers, "device": args.device}
+    path = args.out / "settings.json"
+    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != settings:
+        raise SystemExit(f"{path} is of arms made otherwise; give these settings or another --out")
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(settings))
+
+
+def write_answers(path: Path, number: int) -> None:
+    """About that many of the recipe's answers, taken evenly.
+
+    Short ones first, since the first held-out one is all that a run looks at before its first step.
+    """
+    if path.exists():
+        return
+    files = sorted(RECIPE.glob("answers-*.jsonl.gz"))
+    examples = read_examples(files, min_response_len=8, max_len=512)
+    chosen = sorted(examples[:: max(1, len(examples) // number)], key=len)
+    lines = [json.dumps(dataclasses.asdict(example)) + "\n" for example in chosen]
+    write_whole(path, "".join(lines))
+
+
+def fill_features(base: TrainConfig, arms: Iterable[str]) -> None:
+    """Compute what the arms read of the target, all of it in one forward a text."""
+    configs = [arm_config(base, name) for name in arms]
+    examples, _ = read_data(base)
+    dtype = resolve_dtype(base.dtype, base.device)
+    model = load_target_model(base.target, dtype, base.device)
+    num_layers = model.config.num_hidden_layers
+    ids = {c.num_features: default_target_layer_ids(num_layers, c.num_features) for c in configs}
+    every = tuple(sorted({index for some in ids.values() for index in some}))
+    caches = {
+        number: StateCache(
+            FrozenTarget(model, some), examples, _cache_folder(base, number), str(base.target)
+        )
+        for number, some in ids.items()
+    }
+    whole = FrozenTarget(model, every)
+    todo = sorted({i for c in caches.values() for i in c.missing()}, key=lambda i: len(examples[i]))
+    for start in range(0, len(todo), FEATURE_BATCH):
+        part = todo[start : start + FEATURE_BATCH]
+        states = whole.states(collate([examples[i] for i in part], base.device).token_ids)
+        by_layer = dict(
+            zip((*every, None), torch.split(states, whole.hidden_size, -1), strict=True)
+        )
+        for number, cache in caches.items():
+            wanted = torch.cat([by_layer[index] for index in (*ids[number], None)], dim=-1)
+            for row, index in enumerate(part):
+                cache.put(index, wanted[row, : len(examples[index])])
+        print(f"features of {start + len(part)} of {len(todo)} answers", flush=True)
+
+
+def run_arm(base: TrainConfig, name: str, args: argparse.Namespace) -> None:
+    """Train and measure one arm, unless its result is there."""
+    config = arm_config(base, name)
+    path = config.out / RESULT
+    if path.exists():
+        return
+    result = train(config)
+    _, held_out = read_data(config)
+    trained = DraftModel.from_pretrained(
+        config.out / LAST, resolve_dtype(config.dtype, config.device), config.device
+    )
+    figures = measure(config, trained, held_out, args)
+    row = {
+        **describe_environment(),
+        "changes": dict(ARMS[name]),
+        "parameters": sum(p.numel() for p in trained.parameters()),
+        "steps": result.num_steps,
+        "sequences": result.evaluations[-1]["sequences"],
+        **figures,
+    }
+    write_whole(path, json.dumps(row, indent=1) + "\n")
+
+
+def measure(
+    config: TrainConfig, drafter: DraftModel, held_out: Sequence[Example], args: argparse.Namespace
+) -> dict[str, Any]:
+    """Offline and in real decoding."""
+    config = dataclasses.replace(
+        config,
+        tau_prompts=tuple(args.prompts),
+        tau_limit=args.tau_limit,
+        tau_max_tokens=args.tau_max_tokens,
+    )
+    dtype = resolve_dtype(config.dtype, config.device)
+    model = load_target_model(config.target, dtype, config.device)
+    real = real_decoding(config, model, held_out).measure(drafter, lambda: None)
+    target = FrozenTarget(model, drafter.config.target_layer_ids)
+    offline = HeldOut(target, held_out, args.eval_sequences).evaluate(drafter)
+    return {
+        "offline": dataclasses.asdict(offline),
+        "true_tau": dict(real.tau),
+        "speedup": dict(real.speedup),
+    }
+
+
+def table(out: Path) -> str:
+    """All finished arms, as Markdown."""
+    heads = (
+        *("arm", "M parameters", "steps", "texts seen", "offline tau"),
+        *("true tau", "without loops", "speed-up"),
+    )
+    lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
+    for name in ARMS:
+        if (out / name / RESULT).exists():
+            row = json.loads((out / name / RESULT).read_text(encoding="utf-8"))
+            cells = (
+                name,
+                f"{row['parameters'] / 1e6:.1f}",
+                str(row["steps"]),
+                str(row["sequences"]),
+                f"{row['offline']['tau']:.3f}",
+                f"{row['true_tau']['all']:.3f}",
+                f"{row['true_tau'].get('all without loops', float('nan')):.3f}",
+                f"{row['speedup']['all']:.2f}",
+            )
+            lines.append(" | ".join(cells))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=3.0, help="of training, for each arm")
+    parser.add_argument("--answers", type=int, default=1500)
+    parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
+    parser.add_argument("--arms", default=",".join(ARMS), help="with commas, or all of them")
+    parser.add_argument("--prompts", type=Path, action="append", default=[])
+    parser.add_argument("--tau-limit", type=int, default=2, help="prompts of each set")
+    parser.add_argument("--tau-max-tokens", type=int, default=64)
+    parser.add_argument("--eval-sequences", type=int, default=32)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    arms = args.arms.split(",")
+    if unknown := [name for name in arms if name not in ARMS]:
+        parser.error(f"arm {unknown[0]!r} is unknown; known are {', '.join(ARMS)}")
+    keep_settings(args)
+    write_answers(args.out / "answers.jsonl", args.answers)
+    base = base_config(args)
+    left = [name for name in arms if not (args.out / name / RESULT).exists()]
+    if left:
+        fill_features(base, left)
+    for name in left:
+        print(f"arm {name}", flush=True)
+        run_arm(base, name, args)
+        # What a finished arm would go on from; a few of them fill a disk.
+        shutil.rmtree(args.out / name / "drafter")
+        (args.out / name / "state.pt").unlink()
+    print(table(args.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""A training step of the default drafter against this machine's arithmetic rate.
+
+    python tools/experiments/train_floor.py [--run recipes/smollm2-135m/train.toml] [--steps 5]
+        [key=value ...]
+
+The floor of a step is its floating-point operations over the rate of matrix products, the best of
+those that the step makes and a large square one. Operations are counted by torch while a step runs:
+matrix products, and attention by the scores that it makes, masked ones included. What the backward
+of attention computes a second time to save memory is not counted, since it is not needed. The parts
+of a step are timed apart: the target's forward, forward and backward of the drafter with the head,
+the update. Medians. Prints one JSON object.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from blockdraft.core.environment import describe_environment
+from blockdraft.hub.resolve import resolve_model
+from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
+from blockdraft.train.blocks import Anchors, sample_anchors
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.config_file import read_run
+from blockdraft.train.dataset import Batch, collate_rows, count_answer_tokens, epoch_batches
+from blockdraft.train.features import FrozenTarget
+from blockdraft.train.loss import LossVocabulary, PartialVocabulary
+from blockdraft.train.optimizer import DraftOptimizer
+from blockdraft.train.prepare import load_drafter, read_data
+from blockdraft.train.step import StepStats, accumulate_gradients, num_possible_slots
+
+RATE_SECONDS = 1.0
+"""Spent on each shape."""
+MIN_PRODUCTS = 5
+SQUARE = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """One batch and what is drawn for it."""
+
+    batch: Batch
+    anchors: Anchors
+    vocabulary: LossVocabulary
+
+
+class Step:
+    """A step of a run in its three parts, each a call of its own."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        examples, held_out = read_data(config)
+        loaded = load_target_model(
+            config.target, resolve_dtype(config.dtype, config.device), config.device
+        )
+        self.model = load_drafter(config, loaded, [*examples, *held_out]).train()
+        self.target = FrozenTarget(loaded, self.model.config.target_layer_ids)
+        self.vocabulary = PartialVocabulary(
+            self.target.lm_head_weight,
+            count_answer_tokens(examples),
+            config.num_frequent,
+            config.num_random,
+        )
+        self.optimizer = DraftOptimizer(self.model, config)
+        self.examples = examples
+        self.batches = epoch_batches(
+            examples, config.batch_sequences, config.seed, 0, config.pack_len
+        )
+        self.generator = torch.Generator().manual_seed(config.seed)
+
+    def draw(self, number: int) -> Drawn:
+        """The batch with that number."""
+        rows = self.batches[number % len(self.batches)]
+        batch = collate_rows(
+            [[self.examples[i] for i in row] for row in rows],
+            self.config.device,
+            self.config.pack_len,
+        )
+        anchors = sample_anchors(batch, self.config.num_anchors, self.generator)
+        return Drawn(batch, anchors, self.vocabulary.draw(batch.token_ids, self.generator))
+
+    def states(self, drawn: Drawn) -> torch.Tensor:
+        """The target's forward."""
+        return self.target.states(drawn.batch.token_ids)
+
+    def gradients(self, drawn: Drawn, states: torch.Tensor) -> StepStats:
+        """Forward and backward of the drafter, and the head."""
+        slots = num_possible_slots(drawn.anchors, self.model.config.block_size)
+        stats = accumulate_gradients(
+            self.model,
+            self.target,
+            drawn.batch,
+            states,
+            drawn.anchors,
+            drawn.vocabulary,
+            self.config,
+            1.0 / max(1, slots),
+        )
+        self.optimizer.collect()
+        return stats
+
+    def update(self) -> None:
+        """The optimizer."""
+        self.optimizer.step(0.5)
+
+
+def attention_flops(q: Any, k: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """Scores and their sum over the values: [b, h, q, d] against keys."""
+    b, heads, queries, head_dim = q
+    return int(4 * b * heads * queries * k[2] * head_dim)
+
+
+def attention_gradient_flops(
+    grad: Any, q: Any, k: Any, *args: Any, out_shape: Any = None, **kwargs: Any
+) -> int:
+    """Two products for each of the two of the forward."""
+    return 2 * attention_flops(q, k)
+
+
+def counted(work: Callable[[], Any]) -> tuple[Any, int]:
+    """(result, floating-point operations)."""
+    aten: Any = torch.ops.aten
+    # Torch has formulas for the kernels of GPUs only.
+    kernels = {
+        aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_gradient_flops,
+    }
+    with FlopCounterMode(display=False, custom_mapping=kernels) as counter:
+        result = work()
+    return result, counter.get_total_flops()
+
+
+def timed(work: Callable[[], Any], device: str) -> tuple[Any, float]:
+    """(result, seconds)."""
+    _finish(device)
+    start = perf_counter()
+    result = work()
+    _finish(device)
+    return result, perf_counter() - start
+
+
+def _finish(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+def parts_of_step(
+    step: Step, number: int, do: Callable[[Callable[[], Any]], tuple[Any, float]]
+) -> dict[str, float]:
+    """What `do` says of each part of the step with that number."""
+    drawn = step.draw(number)
+    states, of_target = do(lambda: step.states(drawn))
+    stats, of_drafter = do(lambda: step.gradients(drawn, states))
+    _, of_update = do(step.update)
+    return {
+        "target": of_target,
+        "drafter and head": of_drafter,
+        "update": of_update,
+        "slots": stats.num_slots,
+        "sequences": len(drawn.batch.token_ids),
+    }
+
+
+def product_rates(step: Step) -> dict[str, float]:
+    """Floating-point operations a second of matrix products, by shape."""
+    shape, config = step.model.config, step.config
+    rows = config.batch_sequences * config.anchors_per_forward * shape.block_size
+    v = len(step.draw(0).vocabulary.head)
+    d = shape.hidden_size
+    shapes = [(rows, d, shape.intermediate_size), (rows, d, v), (SQUARE, SQUARE, SQUARE)]
+    return {" x ".join(map(str, sizes)): _rate(sizes, config) for sizes in shapes}
+
+
+def _rate(sizes: tuple[int, int, int], config: TrainConfig) -> float:
+    m, k, n = sizes
+    dtype = resolve_dtype(config.dtype, config.device)
+    left = torch.ones(m, k, dtype=dtype, device=config.device)
+    right = torch.ones(n, k, dtype=dtype, device=config.device).T
+    start, times = perf_counter(), [timed(lambda: left @ right, config.device)[1]]
+    while len(times) < MIN_PRODUCTS or perf_counter() - start < RATE_SECONDS:
+        times.append(timed(lambda: left @ right, config.device)[1])
+    return 2 * m * k * n / min(times)
+
+
+def measure(step: Step, num_steps: int) -> dict[str, Any]:
+    """Operations, seconds and shares; medians over steps."""
+    parts_of_step(step, 0, counted)  # the first step sets up much
+    flops = [parts_of_step(step, number, counted) for number in range(1, num_steps + 1)]
+
+    def timing(work: Callable[[], Any]) -> tuple[Any, float]:
+        return timed(work, step.config.device)
+
+    # The same batches in the same order, so that counts and times belong together.
+    seconds = [parts_of_step(step, number, timing) for number in range(1, num_steps + 1)]
+    rates = product_rates(step)
+    best = max(rates.values())
+    names = ["target", "drafter and head", "update"]
+    if step.config.feature_cache is not None:
+        names.remove("target")
+    parts = {name: _share([row[name] for row in flops], seconds, name, best) for name in names}
+    totals = [sum(row[name] for name in names) for row in flops]
+    times = [sum(row[name] for name in names) for row in seconds]
+    return {
+        "flops_per_second_by_shape": rates,
+        "step": {
+            "flops": median(totals),
+            "seconds": median(times),
+            "floor_seconds": median(totals) / best,
+            "share_of_floor": median(t / best / s for t, s in zip(totals, times, strict=True)),
+        },
+        "parts": parts,
+        "slots_per_second": median(
+            row["slots"] / time for row, time in zip(seconds, times, strict=True)
+        ),
+        "sequences_per_second": median(
+            row["sequences"] / time for row, time in zip(seconds, times, strict=True)
+        ),
+    }
+
+
+def _share(
+    flops: list[float], seconds: list[dict[str, float]], name: str, rate: float
+) -> Mapping[str, float]:
+    times = [row[name] for row in seconds]
+    return {
+        "flops": median(flops),
+        "seconds": median(times),
+        "share_of_floor": median(f / rate / s for f, s in zip(flops, times, strict=True)),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path, default=Path("recipes/smollm2-135m/train.toml"))
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="win over the file")
+    args = parser.parse_args()
+    config = read_run(args.run, args.settings).train
+    config = dataclasses.replace(
+        config, target=resolve_model(str(config.target)), device=resolve_device(config.device)
+    )
+    if config.init_from is not None and not config.init_from.is_dir():
+        config = dataclasses.replace(config, init_from=resolve_model(str(config.init_from)))
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    step = Step(config)
+    report = describe_environment() | {
+        "threads": torch.get_num_threads(),
+        "config": config.to_dict(),
+        "steps": args.steps,
+        **measure(step, args.steps),
+    }
+    json.dump(report, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()
