@@ -266,7 +266,7 @@ def test_the_self_test_finds_an_attention_that_sees_how_many_rows_there_are(
 
 
 def runs_whole(layer: Any) -> bool:
-    return vars(layer)["forward"]._whole is not None
+    return bool(vars(layer)["forward"].runs_whole)
 
 
 @needs_kernels
@@ -286,6 +286,27 @@ def test_a_whole_layer_has_the_bits_of_its_parts(
             assert torch.equal(target.logits_of_split(ids, split), expected), split
         monkeypatch.setattr(fused, "tiled_plan_in_force", lambda: None)
         assert torch.equal(target.logits_of_split(ids, (len(ids),)), expected)
+
+
+@needs_kernels
+def test_a_whole_layer_with_other_bits_runs_in_parts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A planted fault: scores are scaled twice."""
+    real = DecoderLayer.__call__
+
+    def faulty(layer: DecoderLayer, *args: Any) -> Tensor:
+        return real(layer, *args[:-1], 2 * args[-1])
+
+    model = make("llama")
+    with speed_up(model):
+        if not runs_whole(decoder_layers(model)[0]):
+            pytest.skip("no products by kernels on this CPU")
+    monkeypatch.setattr(DecoderLayer, "__call__", faulty)
+    with speed_up(model):
+        assert not any(runs_whole(layer) for layer in decoder_layers(model))
+        assert all(uses_kernels(layer) for layer in decoder_layers(model))
+    assert "runs in parts" in caplog.text
 
 
 @needs_kernels

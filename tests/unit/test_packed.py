@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from blockdraft.kernels import products
+from blockdraft.kernels.library import library
 from blockdraft.models import packed
 from blockdraft.models.exact import ROW_RULES, supports_bfloat16
 from blockdraft.models.packed import (
@@ -56,6 +58,71 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
         together = linear(x)
         for num_rows in range(multiple, 65, multiple):
             assert torch.equal(linear(x[:num_rows].clone()), together[:num_rows]), num_rows
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 2), (47, 34), (49, 33), (96, 576)], ids=str)
+def test_products_by_kernels_for_any_number_of_rows(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """With a bias that lies elsewhere in steps, which is read as what it is."""
+    weight, x = weight_of(shape, dtype), rows_of(40, shape[1], dtype)
+    bias = rows_of(shape[0], 3, dtype)[:, 1]
+    linear = PackedLinear(weight, bias)
+    if linear.by_kernels is None:
+        pytest.skip("this CPU multiplies such weights otherwise")
+    with torch.inference_mode():
+        together = linear(x)
+        torch.testing.assert_close(together, F.linear(x, weight, bias.contiguous()))
+        for num_rows in range(1, 41):
+            assert torch.equal(linear(x[-num_rows:]), together[-num_rows:]), num_rows
+
+
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+def test_a_bias_in_steps_is_read_as_what_it_is(dtype: torch.dtype, without_kernels: None) -> None:
+    weight, x = weight_of((96, 64), dtype), rows_of(6, 64, dtype)
+    bias = rows_of(96, 3, dtype)[:, 1]
+    with torch.inference_mode():
+        found = PackedLinear(weight, bias)(x)
+    torch.testing.assert_close(found, F.linear(x, weight, bias.contiguous()))
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+def test_products_that_are_wrong_are_left_to_torch(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A planted fault: one input of one output is lost."""
+    weight, x = weight_of((200, 576), dtype), rows_of(6, 576, dtype)
+    if PackedLinear(weight).by_kernels is None:
+        pytest.skip("this CPU multiplies otherwise")
+    real = products._in_panels
+
+    def faulty(weight: torch.Tensor, step: int) -> torch.Tensor:
+        weight = weight.clone()
+        weight[150, weight[150].abs().argmax()] = 0.0
+        return real(weight, step)
+
+    monkeypatch.setattr(products, "_in_panels", faulty)
+    linear = PackedLinear(weight)
+    assert linear.by_kernels is None
+    assert "is wrong on this machine" in caplog.text
+    with torch.inference_mode():
+        torch.testing.assert_close(linear(x), F.linear(x, weight))
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+def test_what_kernels_cannot_read_is_refused() -> None:
+    linear = PackedLinear(weight_of((96, 64), torch.float32))
+    if linear.by_kernels is None:
+        pytest.skip("this CPU multiplies otherwise")
+    with pytest.raises(RuntimeError, match="meta"):
+        linear(torch.empty(2, 64, device="meta"))
+    with pytest.raises(RuntimeError, match="gradients"):
+        linear(torch.ones(2, 64, requires_grad=True))
+    with pytest.raises(RuntimeError, match="sizes"):
+        linear(torch.ones(2, 32))
 
 
 def test_only_what_the_kernels_read_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,15 +39,23 @@ class DecoderLayer:
         rounds_first: bool,
     ) -> None:
         (norm, eps), (mlp_norm, mlp_eps) = norms
-        query, key, head_eps = head_norms if head_norms is not None else (None, None, 0.0)
+        norm, mlp_norm = norm.contiguous(), mlp_norm.contiguous()
+        query, key, head_eps = None, None, 0.0
+        if head_norms is not None:
+            query, key, head_eps = (
+                head_norms[0].contiguous(),
+                head_norms[1].contiguous(),
+                head_norms[2],
+            )
         held = [t for t in (norm, mlp_norm, query, key) if t is not None]
-        check_alike(*held)
+        check_alike(*held, *(product.weight for product in products))
         qkv, o, gate_up, down = (product.struct for product in products)
         check_sizes(norm.numel() == mlp_norm.numel() == qkv.inputs == o.outputs == down.outputs)
         check_sizes(gate_up.inputs == qkv.inputs and gate_up.outputs == 2 * down.inputs)
         self._kernels = kernels
         self._held = (products, held)
         self._like = norm
+        self._head_sizes = {weight.numel() for weight in held[2:]}
         self._weights = Weights(
             qkv, o, gate_up, down, norm.data_ptr(), mlp_norm.data_ptr(),
             None if query is None else query.data_ptr(), None if key is None else key.data_ptr(),
@@ -74,6 +82,7 @@ class DecoderLayer:
         check_alike(self._like, hidden, cos, signed_sin, keys, values)
         kv_heads, head_dim = keys.shape[0], keys.shape[-1]
         heads = self._weights.o.inputs // head_dim
+        check_sizes(heads % kv_heads == 0 and self._head_sizes <= {head_dim})
         check_sizes(self._weights.qkv.outputs == (heads + 2 * kv_heads) * head_dim)
         check_sizes(hidden.numel() == attention.num_rows * self._weights.qkv.inputs)
         check_sizes(cos.numel() == signed_sin.numel() == attention.num_rows * head_dim)

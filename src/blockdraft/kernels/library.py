@@ -122,7 +122,7 @@ def _loaded() -> Library:
     path = build()
     try:
         return Library(str(path))
-    except (OSError, AttributeError) as reason:  # half a file, or another library's
+    except OSError as reason:  # no library, or half of one
         logger.warning("%s does not load and is compiled again: %s", path, reason)
         path.unlink(missing_ok=True)
         return Library(str(build()))

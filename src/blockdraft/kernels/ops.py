@@ -89,6 +89,7 @@ def rotate_heads_(
     query_weight, key_weight, eps = norms if norms is not None else (None, None, 0.0)
     check_alike(heads, cos, signed_sin, *([] if norms is None else norms[:2]))
     num_angles = heads.numel() // num_heads
+    check_sizes(norms is None or norms[0].numel() == norms[1].numel() == head_dim)
     check_sizes(cos.numel() == signed_sin.numel() == num_angles)
     kernels.rotate(
         IS_BFLOAT16[heads.dtype], heads.data_ptr(), num_heads * head_dim, cos.data_ptr(),
@@ -208,11 +209,14 @@ def check_alike(tensor: Tensor, *others: Tensor) -> None:
     """Refuse what the kernels would read as other numbers than it is.
 
     Raises:
-        RuntimeError: the types differ, as torch's own operations would say.
+        RuntimeError: types or devices differ, as torch's own operations would say.
     """
     for other in others:
-        if other.dtype != tensor.dtype:
-            raise RuntimeError(f"expected {tensor.dtype} throughout, and found {other.dtype}")
+        if other.dtype != tensor.dtype or other.device != tensor.device:
+            raise RuntimeError(
+                f"expected {tensor.dtype} on {tensor.device} throughout, "
+                f"and found {other.dtype} on {other.device}"
+            )
 
 
 def check_sizes(are_right: bool) -> None:

@@ -6,6 +6,7 @@ so its bits do not depend on the rows beside it.
 """
 
 import ctypes
+import logging
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,12 @@ from blockdraft.kernels.ops import IS_BFLOAT16, check_alike, check_sizes, kernel
 
 PANEL = 48
 """Outputs that lie together, as in products.h."""
+MAX_ERROR = 64 * torch.finfo(torch.float32).eps
+"""A sum may differ from torch's by this share of its absolute values, before it is rounded."""
+CHECKED_AT_ONCE = 4096
+"""Outputs whose weights are held in float32 for that."""
+
+logger = logging.getLogger(__name__)
 
 
 class PackedProduct:
@@ -26,14 +33,16 @@ class PackedProduct:
 
     def __init__(self, kernels: Library, step: int, weight: Tensor, bias: Tensor | None) -> None:
         self._kernels = kernels
-        self._weight = _in_panels(weight.detach(), step)
-        self._bias = None if bias is None else bias.detach().contiguous()
+        self.weight = _in_panels(weight.detach(), step)
+        self._bias = (
+            None if bias is None else bias.detach().clone(memory_format=torch.contiguous_format)
+        )
         if self._bias is not None:
-            check_alike(self._weight, self._bias)
+            check_alike(self.weight, self._bias)
             check_sizes(self._bias.numel() == weight.shape[0])
         self._flag = IS_BFLOAT16[weight.dtype]
         self.struct = Product(
-            self._weight.data_ptr(),
+            self.weight.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             weight.shape[1],
             weight.shape[0],
@@ -42,9 +51,15 @@ class PackedProduct:
         self._address = ctypes.addressof(self.struct)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., inputs] -> [..., outputs]."""
+        """[..., inputs] -> [..., outputs].
+
+        Raises:
+            RuntimeError: x has another type, device or size, or wants a gradient.
+        """
+        if x.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("packed weights have no gradients")
         x, inputs = x.contiguous(), self.struct.inputs
-        check_alike(self._weight, x)
+        check_alike(self.weight, x)
         check_sizes(x.shape[-1] == inputs)
         output = x.new_empty((*x.shape[:-1], self.struct.outputs))
         self._kernels.multiply(
@@ -62,11 +77,41 @@ def packed_product(weight: Tensor, bias: Tensor | None = None) -> PackedProduct 
     step: int = kernels.product_step(IS_BFLOAT16[weight.dtype])
     if not step or weight.shape[1] % step:
         return None
-    return PackedProduct(kernels, step, weight, bias)
+    product = PackedProduct(kernels, step, weight, bias)
+    if not _is_right(product, weight, bias):
+        logger.warning("a product by kernels is wrong on this machine: it is left to torch")
+        return None
+    return product
+
+
+@torch.inference_mode()
+def _is_right(product: PackedProduct, weight: Tensor, bias: Tensor | None) -> bool:
+    """True if one row gives what torch gives, which reads the weight itself; sums may round."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, weight.shape[1], generator=generator).to(weight.dtype)
+    found = product(x)[0].float()
+    for start in range(0, weight.shape[0], CHECKED_AT_ONCE):
+        part = slice(start, start + CHECKED_AT_ONCE)
+        rows = weight[part].float()
+        added = 0.0 if bias is None else bias[part].float()
+        expected, sizes = (
+            F.linear(x.float(), rows)[0] + added,
+            F.linear(x.float().abs(), rows.abs()),
+        )
+        allowed = torch.finfo(weight.dtype).eps * expected.abs() + MAX_ERROR * sizes[0]
+        if not bool(((found[part] - expected).abs() <= allowed).all()):
+            return False
+    return True
 
 
 def _in_panels(weight: Tensor, step: int) -> Tensor:
     """[outputs, inputs] -> [panels, inputs / step, PANEL, step], filled up with zeros."""
     outputs, inputs = weight.shape
-    filled = F.pad(weight, (0, 0, 0, -outputs % PANEL))
-    return filled.view(-1, PANEL, inputs // step, step).transpose(1, 2).contiguous()
+    panels = weight.new_zeros(-(-outputs // PANEL), inputs // step, PANEL, step)
+    num_whole = outputs // PANEL
+    whole = weight[: num_whole * PANEL].reshape(num_whole, PANEL, inputs // step, step)
+    panels[:num_whole] = whole.transpose(1, 2)
+    if rest := outputs % PANEL:
+        last = weight[num_whole * PANEL :].reshape(rest, inputs // step, step)
+        panels[num_whole, :, :rest] = last.transpose(0, 1)
+    return panels

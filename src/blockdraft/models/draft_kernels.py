@@ -127,4 +127,4 @@ def kernel_draft(model: DraftModel) -> KernelDraft | None:
 
 
 def _norm(norm: RMSNorm) -> _Norm:
-    return _Norm(norm.weight.detach(), norm.eps)
+    return _Norm(norm.weight.detach().contiguous(), norm.eps)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.kernels.ops import kernels_for
 from blockdraft.models.layer_operations import KernelOperations, LayerOperations, Rotation
@@ -28,7 +30,7 @@ from blockdraft.models.packed import (
     replace_forward,
     side_by_side,
 )
-from blockdraft.models.paged_attention import TiledPlan, tiled_plan_in_force
+from blockdraft.models.paged_attention import Span, TiledPlan, tiled_plan_in_force
 from blockdraft.models.supported import decoder_layers
 
 FUSED_KINDS = frozenset(
@@ -96,6 +98,15 @@ class FusedLayer:
         self.operations = operations
         self._whole = operations.whole_layer((self._qkv, self._o, self._gate_up, self._down))
 
+    @property
+    def runs_whole(self) -> bool:
+        """True if a forward over pages runs the layer in one call."""
+        return self._whole is not None
+
+    def use_parts(self) -> None:
+        """Compute by kernels, part by part."""
+        self._whole = None
+
     def use_torch(self, operations: LayerOperations) -> None:
         """Compute what is between the products by torch."""
         self.operations, self._whole = operations, None
@@ -116,23 +127,47 @@ class FusedLayer:
         rotation = self._signs(position_embeddings)
         plan = tiled_plan_in_force()
         if self._whole is not None and plan is not None:
-            return self._run_whole(self._whole, plan, hidden_states, rotation)
-        operations = self.operations
-        qkv = self._qkv(operations.norm(hidden_states))
-        heads = qkv.view(*qkv.shape[:-1], sum(operations.num_heads), -1)
-        q, k, v = operations.rotate(heads, rotation)
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self._attention.layer_idx)
-        attend = AttentionInterface()[self._attention.config._attn_implementation]
-        attended, _ = attend(self._attention, q, k, v, attention_mask, **(self._constants | kwargs))
-        hidden, normed = operations.add_and_norm(hidden_states, self._o(attended.flatten(2)))
-        return hidden + self._down(operations.gated(self._gate_up(normed)))
+            return self.run_whole(plan, self._attention.layer_idx, hidden_states, rotation)
 
-    def _run_whole(
-        self, layer: DecoderLayer, plan: TiledPlan, hidden: Tensor, rotation: Rotation
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if past_key_values is not None:
+                k, v = past_key_values.update(k, v, self._attention.layer_idx)
+            function = AttentionInterface()[self._attention.config._attn_implementation]
+            arguments = self._constants | kwargs
+            attended: Tensor = function(self._attention, q, k, v, attention_mask, **arguments)[0]
+            return attended
+
+        return self._run(hidden_states, rotation, attend)
+
+    def run_whole(self, plan: TiledPlan, index: int, hidden: Tensor, rotation: Rotation) -> Tensor:
+        """The `index`-th layer of the plan's pages in one call, with a signed rotation."""
+        assert self._whole is not None
+        return plan.run_layer(self._whole, index, hidden, rotation, *self._scale_and_window)
+
+    def run_parts(self, plan: TiledPlan, index: int, hidden: Tensor, rotation: Rotation) -> Tensor:
+        """The same part by part."""
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return plan.attend(index, q[0], k[0], v[0], *self._scale_and_window)[None]
+
+        return self._run(hidden, rotation, attend)
+
+    @property
+    def _scale_and_window(self) -> tuple[float, int | None]:
+        return self._constants["scaling"], self._constants.get("sliding_window")
+
+    def _run(
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        scale, window = self._constants["scaling"], self._constants.get("sliding_window")
-        return plan.run_layer(layer, self._attention.layer_idx, hidden, rotation, scale, window)
+        operations = self.operations
+        qkv = self._qkv(operations.norm(hidden))
+        heads = qkv.view(*qkv.shape[:-1], sum(operations.num_heads), -1)
+        attended = attend(*operations.rotate(heads, rotation))
+        hidden, normed = operations.add_and_norm(hidden, self._o(attended.flatten(2)))
+        return hidden + self._down(operations.gated(self._gate_up(normed)))
 
 
 def speed_up(model: PreTrainedModel) -> ExitStack:
@@ -171,6 +206,7 @@ def fuse_layers(model: PreTrainedModel) -> ExitStack:
                 logger.info("layer %d of %s keeps its slower form", index, type(model).__name__)
                 continue
             replace_forward(layer, fused, undo)
+            _check_whole(fused, layer.self_attn)
         return undo.pop_all()
 
 
@@ -246,6 +282,25 @@ def _use_kernels(
     if not error <= KERNEL_ERROR * torch.finfo(expected.dtype).eps * expected.abs().max():
         logger.info("%s keeps torch's operations: kernels give others", type(layer).__name__)
         fused.use_torch(by_torch)
+
+
+def _check_whole(fused: FusedLayer, attention: Any) -> None:
+    """Leave a layer in parts if in one call it has other bits. They run over a page each."""
+    kernels = kernels_for(attention.q_proj.weight)
+    if not fused.runs_whole or kernels is None:
+        return
+    hidden, rotation = _probe_input(attention)
+    rotation = RotationSigns()(rotation)
+    _, kv_heads, _ = fused.operations.num_heads
+    found = []
+    for run in (fused.run_whole, fused.run_parts):
+        kv = PagedKV([(kv_heads, attention.head_dim)], 2, dtype=hidden.dtype, device=hidden.device)
+        slots = torch.arange(PAGE_SIZE, PAGE_SIZE + NUM_PROBE_TOKENS)
+        plan = TiledPlan(kernels, kv, [Span(0, NUM_PROBE_TOKENS, 0, [1])], slots)
+        found.append(torch.cat([run(plan, 0, hidden, rotation).flatten(), kv.pools[0].flatten()]))
+    if not torch.equal(*found):
+        logger.warning("a whole layer by kernels is wrong on this machine: it runs in parts")
+        fused.use_parts()
 
 
 def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:

@@ -140,4 +140,4 @@ def is_silu(activation: object) -> bool:
 
 
 def _weight_and_eps(norm: Any) -> tuple[Tensor, float]:
-    return norm.weight.detach(), norm.variance_epsilon
+    return norm.weight.detach().contiguous(), norm.variance_epsilon

@@ -34,7 +34,11 @@ class PackedLinear:
         """The layer as our kernels compute it; None if oneDNN does."""
         if self.by_kernels is None:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-            self._bias = None if bias is None else bias.detach()
+            # Its own and side by side: the library takes strides for what they are not.
+            bias = (
+                None if bias is None else bias.detach().clone(memory_format=torch.contiguous_format)
+            )
+            self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""

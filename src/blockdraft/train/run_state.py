@@ -42,6 +42,7 @@ class Interval:
     last: tuple[float, int]
 
     def is_due(self, now: tuple[float, int]) -> bool:
+        """True if it is time again."""
         by_steps = self.steps is not None and now[1] - self.last[1] >= self.steps
         return by_steps or now[0] - self.last[0] > 60 * self.minutes
 

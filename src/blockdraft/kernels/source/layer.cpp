@@ -76,9 +76,10 @@ void run(const Weights& weights, const Plan& plan, const Layer& layer, T* output
 
 extern "C" {
 
-// The inputs that lie side by side in a packed weight, or 0 where other libraries multiply better.
+// The inputs that lie side by side in a packed weight, or 0 where other libraries multiply better:
+// on machines with narrower registers or with matrix registers, and where this build has one thread.
 int64_t blockdraft_product_step(int is_bfloat16) {
-#ifdef __AVX512F__
+#if defined(__AVX512F__) && defined(_OPENMP) && !defined(__AMX_BF16__)
   if (!is_bfloat16) return blockdraft::kStep<float>;
   return BLOCKDRAFT_HAS_PAIRS ? blockdraft::kStep<blockdraft::BFloat16> : 0;
 #else

@@ -25,7 +25,7 @@ struct Product {
 
 // Up to 16 outputs of a row; none if `num_outputs` is not positive.
 template <typename T>
-void finish(T* to, Lanes sum, const T* bias, int64_t num_outputs) {
+void put_sums(T* to, Lanes sum, const T* bias, int64_t num_outputs) {
   if (num_outputs <= 0) return;
   const bool is_whole = num_outputs >= kLanes;
   if (bias != nullptr) sum = sum + (is_whole ? load(bias) : load_some(bias, num_outputs));
@@ -58,7 +58,7 @@ void multiply_panel(T* output, const T* rows, const T* panel, const T* bias, con
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int i = 0; i < kPanelLanes; ++i)
-      finish(output + m * product.outputs + i * kLanes, sums[m][i],
+      put_sums(output + m * product.outputs + i * kLanes, sums[m][i],
              bias == nullptr ? nullptr : bias + i * kLanes, num_outputs - i * kLanes);
 }
 
