@@ -38,6 +38,16 @@ def test_a_drafter_that_is_no_good_costs_next_to_nothing(rate, num):
     assert controller.summary().mean_depth < 0.1
 
 
+def test_where_the_best_drafts_would_not_pay_nothing_is_probed():
+    crowded = Machine(base=0.001)
+    controller = adaptive(crowded)
+    result = simulate(controller, crowded, always(*CODE), 32, seconds=10)
+    assert not any(depth for plan in result.plans for depth in plan)
+    assert controller.summary().num_probes == 0
+    # The same controller finds out when the crowd has gone.
+    assert simulate(controller, CPU, always(*CODE), 1, seconds=10).over_plain < 0.8
+
+
 @pytest.mark.parametrize("num", [1, 4, 32])
 def test_the_shipped_drafter_is_never_slower_than_plain(num):
     result = simulate(adaptive(CPU), CPU, always(*SHIPPED), num)

@@ -25,6 +25,14 @@ def test_a_curve_goes_through_its_points_and_on_with_the_last_slope():
     assert float(CostCurve([(8, 0.01)])(1000)) == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("points", [FORWARD, [(8, 0.01)]])
+def test_one_size_costs_the_same_alone(points):
+    curve = CostCurve(points)
+    curve.record(5, 0.018)
+    sizes = [*range(1, 200), 24_576, 30_000]
+    assert [curve.at(size) for size in sizes] == pytest.approx(curve(sizes).tolist(), rel=1e-12)
+
+
 def test_noise_in_a_calibration_never_makes_more_rows_cheaper():
     curve = CostCurve([(1, 0.016), (2, 0.019), (4, 0.015), (8, 0.018)])
     seconds = curve(np.arange(1, 100))

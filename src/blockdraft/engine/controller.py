@@ -48,6 +48,9 @@ their share of the time, and starts again after a success."""
 _PROBE_DEPTH = 3
 """Tokens that a probed sequence drafts beyond its best depth."""
 _PROBED_SEQUENCES = 8
+_HOPED_RATE = 0.9
+"""Acceptance by position that a probe can hope to find, as in a text that repeats itself. Where
+even that would not pay there is nothing to find."""
 _SURE_GAIN = 1.25
 """From this gain on no plain step is spent on comparison: no error of the costs is so large."""
 
@@ -204,6 +207,10 @@ class _Probes:
         self.num_probes += 1
         return True
 
+    def postpone(self) -> None:
+        """Nothing could come of it."""
+        self._wait = self._left = min(2 * self._wait, _FORGOTTEN_STEPS)
+
     def settle(self, success: bool, saving: float) -> None:
         """Take the outcome of the probe: it lost `saving` seconds less than was paid."""
         self._budget += saving
@@ -252,7 +259,7 @@ class AdaptiveDepth(Controller):
         self._num_steps = 0
         self._step: _Step | None = None
         self._news = True
-        """A sequence came, or was tested. Without it, what was plain goes on."""
+        """All is new, or a sequence was tested. Without it, plain goes on until a probe is due."""
         self._switch = _Switch()
         self._probes = _Probes()
 
@@ -261,21 +268,28 @@ class AdaptiveDepth(Controller):
         self._num_steps += 1
         depths = [0] * len(candidates)
         self._step = None
-        if any(candidate.limit for candidate in candidates):
-            plain = Plan(depths, len(depths), float(self._costs.forward(len(depths))))
-            self._step = self._choose(plain, candidates, num_other_rows)
+        limit = max((candidate.limit for candidate in candidates), default=0)
+        if limit:
+            plain = Plan(depths, len(depths), self._costs.plain(len(depths)))
+            self._step = self._choose(plain, candidates, limit, num_other_rows)
             depths = self._step.plan.depths
         self._used.update(depths)
         return depths
 
-    def _choose(self, plain: Plan, candidates: Sequence[Candidate], num_other_rows: int) -> _Step:
-        for candidate in candidates:
-            self._track(candidate.key)
+    def _choose(
+        self, plain: Plan, candidates: Sequence[Candidate], limit: int, num_other_rows: int
+    ) -> _Step:
+        if any(candidate.key not in self._tracked for candidate in candidates):
+            self._welcome(candidates)
         self._probes.pass_step(plain.seconds)
         if not (self._switch.on or self._news or self._probes.due):
             self._switch.update(1.0)
             return _Step(plain, plain, plain, num_other_rows)
+        if not (self._switch.on or self._news or self._is_promising(plain, limit)):
+            self._probes.postpone()
+            return _Step(plain, plain, plain, num_other_rows)
         self._news = False
+        self._forget_old(candidates)
         economy = Economy(self._costs, self._survival(candidates), num_other_rows)
         best = economy.best()
         gain = best.rate / plain.rate
@@ -286,6 +300,20 @@ class AdaptiveDepth(Controller):
             self._probe(step, economy, candidates)
         return step
 
+    def _is_promising(self, plain: Plan, limit: int) -> bool:
+        """Drafting would pay if nearly all was kept: of one sequence, or of all."""
+        num = len(plain.depths)
+        for num_drafting in {1, num}:
+            kept = 0.0
+            for depth in range(1, limit + 1):
+                kept += num_drafting * _HOPED_RATE**depth
+                seconds = self._costs.forward(num + num_drafting * depth)
+                seconds += self._costs.draft(num_drafting, 1 + depth)
+                seconds += self._costs.absorb(num_drafting)
+                if num + kept >= (1 + _MARGIN) * plain.rate * seconds:
+                    return True
+        return False
+
     def _survival(self, candidates: Sequence[Candidate]) -> Floats:
         """[n, largest limit], 0 beyond a sequence's own limit."""
         limits = np.array([candidate.limit for candidate in candidates])
@@ -294,14 +322,16 @@ class AdaptiveDepth(Controller):
         survival: Floats = np.array(rates, np.float64).cumprod(axis=1)
         return survival * (np.arange(longest) < limits[:, None])
 
-    def _track(self, key: int) -> None:
-        tracked = self._tracked.get(key)
-        if tracked is None:
-            self._tracked[key] = _Tracked(self._everyone)
-            self._news = True
-            self._probes.hurry()
-        elif self._num_steps - tracked.tested_at > _FORGOTTEN_STEPS:
-            tracked.acceptance = self._everyone
+    def _welcome(self, candidates: Sequence[Candidate]) -> None:
+        for candidate in candidates:
+            self._tracked.setdefault(candidate.key, _Tracked(self._everyone))
+        self._probes.hurry()
+
+    def _forget_old(self, candidates: Sequence[Candidate]) -> None:
+        for candidate in candidates:
+            tracked = self._tracked[candidate.key]
+            if self._num_steps - tracked.tested_at > _FORGOTTEN_STEPS:
+                tracked.acceptance = self._everyone
 
     def _probe(self, step: _Step, economy: Economy, candidates: Sequence[Candidate]) -> None:
         """Change the step into a probe, if there is something to learn and it can be afforded."""

@@ -1,13 +1,15 @@
 """What a step costs on this machine, what drafting brings, and which depths pay. All is learned."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-_KNOTS: Floats = np.array(sorted(m << e for m in (1, 3) for e in range(14)), np.float64)
+_KNOTS = sorted(float(m << e) for m in (1, 3) for e in range(14))
 """1, 2, 3, 4, 6, 8, 12 ... 24,576: sizes at which a cost is kept; between them it is a line."""
 
 _LARGEST_SURPRISE = 0.25
@@ -34,7 +36,7 @@ class CostCurve:
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
         self.level = 1.0
         self._seconds = _through(sorted(points))
-        self._weights = np.full(len(_KNOTS), _SMALLEST_WEIGHT)
+        self._weights = [_SMALLEST_WEIGHT] * len(_KNOTS)
         self._monotone = _isotonic(self._seconds, self._weights)
 
     def __call__(self, sizes: ArrayLike) -> Floats:
@@ -43,18 +45,24 @@ class CostCurve:
         seconds: Floats = np.interp(sizes, _KNOTS, self._monotone) * (sizes > 0)
         return self.level * seconds
 
+    def at(self, size: int) -> float:
+        """Seconds for one positive size: the same, without the calls of numpy."""
+        left, share = _place(size)
+        low, high = self._monotone[left : left + 2]
+        return self.level * (low + share * (high - low))
+
     def record(self, size: int, seconds: float) -> None:
         """Learn from one measurement."""
-        surprise = seconds / float(self(size)) - 1
+        # After every step of the engine, and right behind a forward: cheap, so no arrays.
+        surprise = seconds / self.at(size) - 1
         surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         self.level *= 1 + _LEVEL_GAIN * surprise
-        right = min(max(int(np.searchsorted(_KNOTS, size)), 1), len(_KNOTS) - 1)
-        span = _KNOTS[right] - _KNOTS[right - 1]
-        share = min((size - _KNOTS[right - 1]) / span, 1.0)
-        around, shares = slice(right - 1, right + 1), np.array([1 - share, share])
-        self._seconds[around] *= 1 + shares * surprise / self._weights[around]
-        self._weights = np.maximum(self._weights * _KEPT_WEIGHT, _SMALLEST_WEIGHT)
-        self._weights[around] += shares
+        left, share = _place(size)
+        self._seconds[left] *= 1 + (1 - share) * surprise / self._weights[left]
+        self._seconds[left + 1] *= 1 + share * surprise / self._weights[left + 1]
+        self._weights = [max(weight * _KEPT_WEIGHT, _SMALLEST_WEIGHT) for weight in self._weights]
+        self._weights[left] += 1 - share
+        self._weights[left + 1] += share
         self._monotone = _isotonic(self._seconds, self._weights)
 
 
@@ -77,6 +85,10 @@ class StepCosts:
     def forward(self, num_rows: ArrayLike) -> Floats:
         """A target forward of so many rows, with all that plain decoding does beside it."""
         return self._forward(num_rows)
+
+    def plain(self, num_sequences: int) -> float:
+        """A step of plain decoding."""
+        return self._forward.at(num_sequences)
 
     def draft(self, num_sequences: ArrayLike, num_slots: ArrayLike) -> Floats:
         """A draft forward of sequences with `num_slots` each, anchor included; 0 for none.
@@ -107,26 +119,32 @@ class StepCosts:
         self._absorb += (measured - self._absorb) * (_LEVEL_GAIN if self._absorb else 1.0)
 
 
-def _through(points: Sequence[tuple[int, float]]) -> Floats:
+def _place(size: int) -> tuple[int, float]:
+    """The knot at or before a size, and how far it is to the next one, 1 at most."""
+    left = min(max(bisect_left(_KNOTS, size) - 1, 0), len(_KNOTS) - 2)
+    return left, min((size - _KNOTS[left]) / (_KNOTS[left + 1] - _KNOTS[left]), 1.0)
+
+
+def _through(points: Sequence[tuple[int, float]]) -> list[float]:
     """Seconds at the knots: straight lines through the sorted points."""
     sizes, seconds = (np.array(values, np.float64) for values in zip(*points, strict=True))
     at_knots: Floats = np.interp(_KNOTS, sizes, seconds)
     if len(points) > 1:
         slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
-        at_knots += slope * np.maximum(_KNOTS - sizes[-1], 0.0)
-    return at_knots
+        at_knots += slope * np.maximum(np.array(_KNOTS) - sizes[-1], 0.0)
+    return at_knots.tolist()
 
 
-def _isotonic(values: Floats, weights: Floats) -> Floats:
+def _isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     """The nearest sequence that never falls: weighted least squares, pooling adjacent violators."""
-    if (np.diff(values) >= 0).all():
-        return values.copy()
+    if all(value <= following for value, following in pairwise(values)):
+        return list(values)
     pools: list[tuple[float, float, int]] = []  # mean, weight, length
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+    for value, weight in zip(values, weights, strict=True):
         mean, total, length = value, weight, 1
         while pools and pools[-1][0] > mean:
             earlier, its_weight, its_length = pools.pop()
             mean = (mean * total + earlier * its_weight) / (total + its_weight)
             total, length = total + its_weight, length + its_length
         pools.append((mean, total, length))
-    return np.repeat([mean for mean, _, _ in pools], [length for _, _, length in pools])
+    return [mean for mean, _, length in pools for _ in range(length)]
