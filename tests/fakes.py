@@ -35,9 +35,6 @@ class FakeDrafter:
     def absorb(self, key: int, start: int, features: Tensor) -> None:
         raise AssertionError("a drafter without layer_ids gets no features")
 
-    def num_written(self, key: int) -> int:
-        raise AssertionError("a drafter without layer_ids has no context")
-
     def close(self, key: int) -> None:
         """Nothing to forget."""
 

@@ -13,8 +13,10 @@ from transformers import PreTrainedModel
 from blockdraft.core.request import FinishReason, SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.stats import AcceptanceStats
-from blockdraft.models.draft_context import ContextKV, LayerKV
+from blockdraft.models.draft_context import ContextKV, ContextSpan, LayerKV
+from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.target import Target
+from blockdraft.models.waiting_features import Waiting
 from blockdraft.proof.distribution import LEAST_P, p_value
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Drafter
@@ -176,16 +178,36 @@ def check_draft_context(engine: Engine, key: int) -> None:
         features = _plain_features(engine.target, sequence.token_ids[: known.end], drafter)
         positions = torch.arange(known.end)[None]
         expected = drafter.model.project_context(features, positions)
+        waits = drafter.contexts.due(ContextSpan(key, 0, known.end))
+        assert all(waiting.start >= known.num_written for waiting in waits)
+        for waiting in waits:
+            behind = slice(waiting.start, waiting.end)
+            own = torch.cat(waiting.parts)[None]
+            assert own.shape[1] == waiting.end - waiting.start
+            found = drafter.model.project_context(own, positions[:, behind])
+            _check_close(found, expected, behind)
         if known.num_written:
             view = drafter.contexts.view([key], [known.num_written])
             assert view.num_context == known.num_written
             found = [_held(view, layer, k[:, :, :0]) for layer, (k, _) in enumerate(expected)]
             _check_close(found, expected, slice(0, known.num_written))
-        if known.waiting:
-            behind = slice(known.num_written, known.end)
-            waiting = torch.cat(known.waiting)[None]
-            found = drafter.model.project_context(waiting, positions[:, behind])
-            _check_close(found, expected, behind)
+        if isinstance(drafter.contexts, PagedContexts):
+            _check_written_early(drafter.contexts, key, known.end, waits, expected)
+
+
+def _check_written_early(
+    contexts: PagedContexts, key: int, end: int, waits: list[Waiting], expected: list[LayerKV]
+) -> None:
+    """What does not wait is written, in pages that somebody else drafted from or that were due."""
+    waiting = {p for piece in waits for p in range(piece.start, piece.end)}
+    written = [p for p in range(end) if p not in waiting]
+    slots = torch.tensor(
+        [contexts.pages.slots(key, p, p + 1)[0] for p in written], dtype=torch.long
+    )
+    for layer, (k, v) in enumerate(expected):
+        keys, values = contexts.kv.pools[layer].flatten(2, 3)[:, :, slots]
+        torch.testing.assert_close(keys, k[0][:, written], rtol=0.0, atol=1e-9)
+        torch.testing.assert_close(values, v[0][:, written], rtol=0.0, atol=1e-9)
 
 
 def _plain_features(target: Any, token_ids: list[int], drafter: DFlashDrafter) -> torch.Tensor:

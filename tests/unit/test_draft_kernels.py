@@ -56,17 +56,20 @@ class Case:
             assert pages.reserve(index, length + SIZES[index])
             for pool in contexts.kv.pools:
                 pool[:, :, list(pages.page_ids(index))] = torch.nan
+            contexts.keep(index, 0, self.features[index][0])
+            due = contexts.due(ContextSpan(index, 0, length))
             positions = torch.arange(length)[None]
-            projected = self.model.project_context(self.features[index], positions)
-            contexts.append([ContextSpan(index, 0, length)], projected)
+            contexts.write(due, self.model.project_context(self.features[index], positions))
         lengths, sizes = ([values[i] for i in chosen] for values in (LENGTHS, SIZES))
         width = max(sizes)
-        draft = kernel_draft(self.model)
+        draft = kernel_draft(self.model, contexts)
         assert draft is not None
         hidden = draft(
             self.embeddings[chosen][:, :width],
             torch.tensor([list(range(length, length + width)) for length in lengths]),
-            contexts.blocks(chosen, lengths, sizes),
+            chosen,
+            lengths,
+            sizes,
         )
         return [hidden[place, : SIZES[index]] for place, index in enumerate(chosen)]
 
@@ -98,7 +101,12 @@ def test_blocks_by_kernels_are_those_of_the_model(
 
 
 def test_other_drafters_are_left_to_torch() -> None:
-    assert kernel_draft(tiny_drafter(torch.float32)) is not None
-    assert kernel_draft(tiny_drafter(torch.float64)) is None
-    assert kernel_draft(tiny_drafter(torch.float32, hidden_act="gelu")) is None
-    assert kernel_draft(tiny_drafter(torch.float32, head_dim=24)) is None
+    def by_kernels(model: DraftModel) -> bool:
+        return (
+            kernel_draft(model, PagedContexts(model.config, Pages(2), model.fc.weight)) is not None
+        )
+
+    assert by_kernels(tiny_drafter(torch.float32))
+    assert not by_kernels(tiny_drafter(torch.float64))
+    assert not by_kernels(tiny_drafter(torch.float32, hidden_act="gelu"))
+    assert not by_kernels(tiny_drafter(torch.float32, head_dim=24))

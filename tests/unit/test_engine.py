@@ -208,7 +208,7 @@ class Failing:
         return result
 
 
-PHASES = ("prepare", "project", "append", "draft", "forward", "layer", "verify")
+PHASES = ("prepare", "project", "write", "draft", "forward", "layer", "verify")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
@@ -224,7 +224,7 @@ def test_a_step_that_failed_is_made_again(
     holder, name = {
         "prepare": (drafter, "prepare"),
         "project": (drafter.model, "context_inputs"),
-        "append": (drafter.contexts, "append"),
+        "write": (drafter.contexts, "write"),
         "draft": (drafter, "draft"),
         "forward": (target, "forward"),
         "layer": (target.layers[2], "forward"),

@@ -18,8 +18,10 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, DraftBlock, Row
 from blockdraft.engine.controller import Candidate, FixedDepth
 from blockdraft.engine.engine import Engine
-from blockdraft.models.draft_context import ContextSpan, LayerKV
+from blockdraft.models.draft_context import LayerKV
+from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.target import TargetOutput
+from blockdraft.models.waiting_features import Waiting, WaitingFeatures
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
@@ -49,9 +51,11 @@ class Slots:
         self.content = [-1] * (pages.num_pages * PAGE_SIZE)
 
     def write(self, key: int, start: int, values: Sequence[int]) -> None:
-        table = self.pages.page_ids(key)
-        for position, value in enumerate(values, start):
-            self.content[table[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE] = value
+        self.write_at(self.pages.slots(key, start, start + len(values)), values)
+
+    def write_at(self, slots: Sequence[int], values: Sequence[int]) -> None:
+        for slot, value in zip(slots, values, strict=True):
+            self.content[slot] = value
 
     def read(self, key: int, num_tokens: int) -> list[int]:
         found: list[int] = []
@@ -94,26 +98,26 @@ class SlotTarget:
         self.memory.close(key)
 
 
-class SlotContexts:
+class SlotContexts(PagedContexts):
     """Draft contexts of all sequences; keys are tokens, values positions."""
 
-    together = True
-
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: Pages, limit: int) -> None:
         self.token_ids, self.positions = Slots(pages), Slots(pages)
+        self.pages = pages
+        self.waiting = WaitingFeatures(limit)
+        pages.on_forget = self.waiting.drop
 
-    def append(self, spans: Sequence[ContextSpan], context_kv: Sequence[LayerKV]) -> None:
+    def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
         token_ids, positions = (t.flatten().tolist() for t in context_kv[0])
         done = 0
-        for span in spans:
-            end = done + span.end - span.start
-            self.token_ids.write(span.key, span.start, token_ids[done:end])
-            self.positions.write(span.key, span.start, positions[done:end])
+        for waiting in due:
+            end = done + waiting.end - waiting.start
+            first = waiting.holder * PAGE_SIZE + waiting.start % PAGE_SIZE
+            for slots, values in ((self.token_ids, token_ids), (self.positions, positions)):
+                slots.write_at(range(first, first + end - done), values[done:end])
             done = end
+            self.waiting.drop(waiting.holder)
         assert done == len(token_ids)
-
-    def close(self, key: int) -> None:
-        """The pages belong to the target's memory."""
 
 
 class SlotDrafter(DFlashDrafter):
@@ -165,7 +169,9 @@ class Traffic:
         self.pages = Pages(num_pages, reuse=reuse)
         drafter: Drafter = NoDrafter()
         if drafts:
-            drafter = SlotDrafter(SlotContexts(self.pages), random.Random(seed))
+            drafter = SlotDrafter(
+                SlotContexts(self.pages, self.draw.choice([30, 300, 3000])), random.Random(seed)
+            )
         self.engine = Engine(
             SlotTarget(self.pages),
             drafter,
@@ -240,6 +246,9 @@ def test_no_page_is_lost(seed: int, num_pages: int, reuse: bool, drafts: bool) -
     assert traffic.engine.scheduler.num_preempted > 0 or num_pages == 40
     if drafts:
         assert not traffic.engine.drafter._known
+        waiting = traffic.engine.drafter.contexts.waiting
+        assert set(waiting._of) <= set(traffic.pages._digest_of)  # nobody holds any page now
+        assert waiting.num_tokens == sum(w.end - w.start for w in waiting._of.values())
 
 
 def test_all_but_the_anchor_of_a_preempted_sequence_is_taken_over() -> None:
@@ -261,7 +270,7 @@ def test_all_but_the_anchor_of_a_preempted_sequence_is_taken_over() -> None:
     engine.scheduler._preempt(sequence)
     while engine.has_work:
         engine.step()
-    assert traffic.pages.num_reused_tokens == PAGE_SIZE
+    assert traffic.pages.num_reused_tokens == 2 * PAGE_SIZE  # by the other, and back
     assert engine.take(key).sequence.output_ids == plain_output(prompt, 20)
 
 

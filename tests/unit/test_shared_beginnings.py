@@ -40,18 +40,12 @@ def add(scheduler, key, token_ids, **params):
 
 
 def step(scheduler):
-    """Schedule, and commit as the engine does; returns the new tokens of each sequence.
-
-    What a step gives the drafter is written into its context in the next one.
-    """
+    """Schedule, and commit as the engine does; returns the new tokens of each sequence."""
     rows = {row.sequence.key: len(row.new_ids) for row in scheduler.schedule()}
     for sequence in scheduler.running:
-        num_before = sequence.num_cached
         sequence.num_cached += rows[sequence.key]
         if sequence.num_cached == len(sequence.token_ids):
-            with_context = scheduler.draft_context and sequence.may_draft
-            num_written = num_before if with_context else sequence.num_cached
-            scheduler.memory.publish(sequence.key, sequence.token_ids, num_written)
+            scheduler.memory.publish(sequence.key, sequence.token_ids, sequence.num_cached)
             sequence.append(7)
     return rows
 
@@ -90,8 +84,6 @@ def test_samples_of_one_prompt_compute_it_once(draft_context):
         add(scheduler, key, range(NUM_PROMPT))
     assert step(scheduler) == {0: 2 * PAGE_SIZE}
     assert step(scheduler) == {0: PAGE_SIZE + 5}
-    if draft_context:
-        assert step(scheduler) == {0: 1}
     # The others take three pages over, and compute what is left of the prompt.
     assert step(scheduler) == {0: 1, 1: 5, 2: 5, 3: 5}
     scheduler.memory.check_integrity()

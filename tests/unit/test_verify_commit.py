@@ -29,7 +29,6 @@ class Recorder(Unlimited):
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.end = 0
 
     @property
     def memory(self) -> "Recorder":
@@ -40,10 +39,6 @@ class Recorder(Unlimited):
 
     def absorb(self, key: int, start: int, features: torch.Tensor) -> None:
         self.calls.append(("absorb", key, start, features[:, 0].tolist()))
-        self.end = start + len(features)
-
-    def num_written(self, key: int) -> int:
-        return self.end - 2
 
     def publish(self, key: int, token_ids: list[int], num_tokens: int) -> None:
         self.calls.append(("publish", key, list(token_ids), num_tokens))
@@ -146,7 +141,7 @@ def test_both_caches_end_before_the_anchor() -> None:
     assert recorder.calls == [
         ("truncate", 8, 6),
         ("absorb", 8, 3, [0.0, 1.0, 2.0]),
-        ("publish", 8, [2, 2, 2, 1, 3, 5, 7], 4),
+        ("publish", 8, [2, 2, 2, 1, 3, 5, 7], 6),
     ]
     assert (output.num_drafted, output.num_accepted) == (4, 2)
     assert output.finish_reason is None
@@ -196,9 +191,12 @@ def test_nothing_is_committed_after_the_end(
     assert len(output.logprobs) == len(expected)
     assert output.finish_reason == row.sequence.finish_reason == reason
     assert row.sequence.output_ids == [1, *expected]
-    (published, *closed) = recorder.calls
-    assert published[:2] == ("publish", 8)
-    assert published[3] <= row.sequence.num_cached < 4 + len(expected)
+    (absorbed, published, *closed) = recorder.calls
+    num_cached = row.sequence.num_cached
+    # What is published, others may draft from.
+    assert absorbed == ("absorb", 8, 3, [float(i) for i in range(num_cached - 3)])
+    assert published == ("publish", 8, row.sequence.token_ids, num_cached)
+    assert num_cached == 3 + len(expected)
     assert closed == [("close", 8), ("close", 8)]
 
 

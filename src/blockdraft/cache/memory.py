@@ -14,7 +14,7 @@ class Memory(Protocol):
     def open(self, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
         """Start a sequence; returns how many of its first tokens need not be computed again.
 
-        `with_context`: the draft context of its tokens is written too.
+        `with_context`: the drafter has absorbed these tokens too.
         """
 
     def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:

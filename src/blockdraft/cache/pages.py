@@ -10,7 +10,7 @@ their memory is needed, the longest unused first.
 import hashlib
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 PAGE_SIZE = 64
@@ -35,7 +35,8 @@ class _Table:
 class Pages:
     """A fixed number of pages, shared by all sequences; a sequence is addressed by its key.
 
-    With `reuse` off nothing enters the prefix chain.
+    With `reuse` off nothing enters the prefix chain. `on_forget` is told each page whose content
+    nobody can reach any more.
     """
 
     def __init__(self, num_pages: int, *, reuse: bool = True) -> None:
@@ -43,6 +44,7 @@ class Pages:
         self.num_pages = num_pages
         self.reuse = reuse
         self.num_reused_tokens = 0
+        self.on_forget: Callable[[int], None] = lambda page_id: None
         self._free = list(range(num_pages - 1, SCRATCH_PAGE, -1))
         self._tables: dict[int, _Table] = {}
         self._num_holders = [0] * num_pages
@@ -158,6 +160,7 @@ class Pages:
         else:
             page_id, _ = self._idle.popitem(last=False)
             del self._page_of[self._digest_of.pop(page_id)]
+            self.on_forget(page_id)
         self._num_holders[page_id] = 1
         return page_id
 
@@ -172,6 +175,7 @@ class Pages:
                 self._idle[page_id] = None
             else:
                 self._free.append(page_id)
+                self.on_forget(page_id)
 
 
 def even_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:

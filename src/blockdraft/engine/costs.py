@@ -132,7 +132,8 @@ def _through(points: Sequence[tuple[int, float]]) -> list[float]:
     if len(points) > 1:
         slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
         at_knots += slope * np.maximum(np.array(_KNOTS) - sizes[-1], 0.0)
-    return at_knots.tolist()
+    through: list[float] = at_knots.tolist()
+    return through
 
 
 def _isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:

@@ -96,9 +96,9 @@ def make_target(
 
 def _num_pages(config: LLMConfig, model: PreTrainedModel, draft_model: DraftModel | None) -> int:
     """As many pages as the memory holds, but no more than all sequences can ever fill."""
-    size = page_bytes(layer_shapes(model), model.dtype)
+    size: float = page_bytes(layer_shapes(model), model.dtype)
     if draft_model is not None:
-        size += page_bytes(PagedContexts.shapes(draft_model.config), draft_model.fc.weight.dtype)
+        size += PagedContexts.page_bytes(draft_model.config, draft_model.fc.weight.dtype)
     max_context = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
     most = max(MIN_PAGES, 1 + config.max_concurrency * -(-max_context // PAGE_SIZE))
     budget = _memory_bytes(config, model.device)

@@ -118,13 +118,11 @@ class Scheduler:
         """True if a running prompt will soon leave it more than the `num_reused` tokens of now.
 
         Soon: at least half of the tokens that the running one still has to compute are shared, so
-        that a short prompt does not wait for the end of a much longer one. Pages with draft context
-        are there a step after the prompt's end.
+        that a short prompt does not wait for the end of a much longer one.
         """
         with_context = self._with_context(sequence)
         for other in [] if sequence.is_scoring else self.running:
-            is_pending = other.is_prefilling or (with_context and other.num_output == 1)
-            if is_pending and self._with_context(other) == with_context:
+            if other.is_prefilling and self._with_context(other) == with_context:
                 gain = self.memory.num_shared(sequence.token_ids, other.token_ids) - num_reused
                 if gain > 0 and 2 * gain >= len(other.token_ids) - other.num_cached:
                     return True

@@ -12,12 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.layer import DecoderLayer
-from blockdraft.kernels.library import Library
-from blockdraft.models.draft_config import AttentionKind
+from blockdraft.models.waiting_features import Waiting, WaitingFeatures
 
 LayerKV = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [b, kv_heads, tokens, head_dim]."""
+
+MAX_WAITING = 4096
+"""Tokens whose features may wait where no memory was planned for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,46 +50,26 @@ class ContextKV(Protocol):
         """
 
 
-class BlockAttention(Protocol):
-    """Attention of the blocks of a draft forward over their contexts and themselves, by kernels."""
-
-    def attend(
-        self, kernels: Library, layer: int, kind: AttentionKind, q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:
-        """[heads of each, slots of all blocks, head_dim] -> [slots, heads, head_dim]."""
-
-    def run_layer(
-        self,
-        layer: DecoderLayer,
-        index: int,
-        kind: AttentionKind,
-        hidden: Tensor,
-        rotation: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """A whole layer, the `index`-th of the drafter; see DecoderLayer. [slots, D] each way."""
-
-
 class DraftContexts(Protocol):
-    """The contexts of all sequences, addressed by their keys.
+    """The contexts of all sequences, addressed by their keys, and the features that wait for them.
 
     `together`: several sequences may share a draft forward.
     """
 
     together: bool
+    waiting: WaitingFeatures
 
-    def append(self, spans: Sequence[ContextSpan], context_kv: Sequence[LayerKV]) -> None:
-        """Write per layer (k, v), each [1, kv_heads, tokens, head_dim], span after span."""
+    def keep(self, key: int, start: int, features: Tensor) -> None:
+        """Let features [new, num_features * hidden] wait, of the tokens from `start` on."""
+
+    def due(self, span: ContextSpan) -> list[Waiting]:
+        """What must be written before someone drafts from these tokens."""
+
+    def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
+        """Write per layer (k, v), each [1, kv_heads, tokens, head_dim]; they wait no longer."""
 
     def view(self, keys: Sequence[int], lengths: Sequence[int]) -> ContextKV:
         """The first `lengths` tokens of each sequence, for one draft forward."""
-
-    def blocks(
-        self, keys: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
-    ) -> BlockAttention | None:
-        """Attention of a block of each sequence behind its first `lengths` tokens, by kernels.
-
-        A block has `sizes` slots that count, and is filled up to the longest. None: use `view`.
-        """
 
     def close(self, key: int) -> None:
         """Forget a sequence."""
@@ -191,20 +172,33 @@ class SeparateContexts:
     together = False
 
     def __init__(self, new_context: Callable[[], DraftContext]) -> None:
+        self.waiting = WaitingFeatures(MAX_WAITING)
         self._new_context = new_context
         self._contexts: dict[int, DraftContext] = {}
 
-    def append(self, spans: Sequence[ContextSpan], context_kv: Sequence[LayerKV]) -> None:
-        """See `DraftContexts.append`."""
+    def keep(self, key: int, start: int, features: Tensor) -> None:
+        """See `DraftContexts.keep`."""
+        self.waiting.keep(key, start, features)
+
+    def due(self, span: ContextSpan) -> list[Waiting]:
+        """See `DraftContexts.due`."""
+        return self.waiting.of([span.key])
+
+    def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
+        """See `DraftContexts.write`."""
         done = 0
-        for span in spans:
-            if span.key not in self._contexts:
-                self._contexts[span.key] = self._new_context()
-            context, end = self._contexts[span.key], done + span.end - span.start
-            # An append that failed is made again.
-            context.truncate(span.start)
-            context.append([(k[:, :, done:end], v[:, :, done:end]) for k, v in context_kv])
+        for waiting in due:
+            key, end = waiting.holder, done + waiting.end - waiting.start
+            if key not in self._contexts:
+                self._contexts[key] = self._new_context()
+            # A write that failed is made again.
+            self._contexts[key].truncate(waiting.start)
+            self._contexts[key].append(
+                [(k[:, :, done:end], v[:, :, done:end]) for k, v in context_kv]
+            )
             done = end
+        for waiting in due:
+            self.waiting.drop(waiting.holder)
 
     def view(self, keys: Sequence[int], lengths: Sequence[int]) -> ContextKV:
         """See `DraftContexts.view`."""
@@ -212,9 +206,7 @@ class SeparateContexts:
         assert [len(context)] == list(lengths)
         return context
 
-    def blocks(self, keys: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]) -> None:
-        """See `DraftContexts.blocks`: by torch, as fits any model."""
-
     def close(self, key: int) -> None:
         """See `DraftContexts.close`."""
+        self.waiting.drop(key)
         self._contexts.pop(key, None)

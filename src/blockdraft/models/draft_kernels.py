@@ -4,6 +4,7 @@ The same computation as `DraftModel.forward`. Sums are in float32 throughout, so
 it in the last bits; the choice of the target decides what is kept, so output never depends on them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,9 @@ from blockdraft.kernels.ops import (
     rotate_heads_,
 )
 from blockdraft.models.draft import DraftLayer, DraftModel, RMSNorm
-from blockdraft.models.draft_context import BlockAttention
 from blockdraft.models.layer_operations import Rotation, is_silu, whole_layer
 from blockdraft.models.packed import PackedLinear, can_pack, side_by_side
+from blockdraft.models.paged_context import PagedBlocks, PagedContexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,10 @@ class _Layer:
 
 
 class KernelDraft:
-    """Calls like a draft model whose blocks know where to attend; see `kernel_draft`."""
+    """The draft forward of blocks behind contexts in pages; see `kernel_draft`."""
 
-    def __init__(self, model: DraftModel, kernels: Library) -> None:
+    def __init__(self, model: DraftModel, contexts: PagedContexts, kernels: Library) -> None:
+        self._contexts = contexts
         self._kernels = kernels
         self._rotation = model.rotary
         config = model.config
@@ -73,24 +75,35 @@ class KernelDraft:
         self._layers = [_Layer(layer, kernels) for layer in model.draft_layers()]
         # Behind each layer comes the first norm of the next one, or the last of all.
         self._norms = [*(layer.input_norm for layer in self._layers), _norm(model.norm)]
-        whole = [layer.whole for layer in self._layers]
-        self._whole = [layer for layer in whole if layer is not None]
-        assert len(self._whole) in (0, len(whole))
+        # All or none: their products differ in nothing but their weights.
+        self._whole = [layer.whole for layer in self._layers if layer.whole is not None]
 
-    def __call__(self, embeddings: Tensor, positions: Tensor, blocks: BlockAttention) -> Tensor:
-        """Embeddings [b, q, D] at positions [b, q] -> hidden states [b, q, D], normed."""
+    def __call__(
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        keys: Sequence[int],
+        lengths: Sequence[int],
+        sizes: Sequence[int],
+    ) -> Tensor:
+        """Embeddings [b, q, D] at positions [b, q] -> hidden states [b, q, D], normed.
+
+        The blocks stand behind the first `lengths` tokens of the sequences `keys`; of each, the
+        first `sizes` slots count.
+        """
+        blocks = self._contexts.blocks(keys, lengths, sizes)
         rotation = self._rotation(positions, embeddings.dtype)
         x = embeddings.reshape(-1, embeddings.shape[-1])
         run = self._run_whole if self._whole else self._run_parts
         return run(x, rotation, blocks).view(embeddings.shape)
 
-    def _run_whole(self, x: Tensor, rotation: Rotation, blocks: BlockAttention) -> Tensor:
+    def _run_whole(self, x: Tensor, rotation: Rotation, blocks: PagedBlocks) -> Tensor:
         for index, layer in enumerate(self._whole):
             x = blocks.run_layer(layer, index, self._kinds[index], x, rotation)
         norm = self._norms[-1]
         return rms_norm(self._kernels, x, norm.weight, norm.eps, rounds_first=False)
 
-    def _run_parts(self, x: Tensor, rotation: Rotation, blocks: BlockAttention) -> Tensor:
+    def _run_parts(self, x: Tensor, rotation: Rotation, blocks: PagedBlocks) -> Tensor:
         normed = rms_norm(
             self._kernels, x, self._norms[0].weight, self._norms[0].eps, rounds_first=False
         )
@@ -112,7 +125,7 @@ class KernelDraft:
         return add_rms_norm(self._kernels, update, x, norm.weight, norm.eps, rounds_first=False)
 
 
-def kernel_draft(model: DraftModel) -> KernelDraft | None:
+def kernel_draft(model: DraftModel, contexts: PagedContexts) -> KernelDraft | None:
     """The model's block forward by kernels; None if there are none for this type, size or device.
 
     Uses the weights of this moment.
@@ -123,7 +136,7 @@ def kernel_draft(model: DraftModel) -> KernelDraft | None:
     if kernels is None or not has_silu or not can_pack(weight):
         return None
     with torch.no_grad():
-        return KernelDraft(model, kernels)
+        return KernelDraft(model, contexts, kernels)
 
 
 def _norm(norm: RMSNorm) -> _Norm:

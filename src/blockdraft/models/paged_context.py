@@ -5,19 +5,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from blockdraft.cache.paged_kv import LayerShape, PagedKV
+from blockdraft.cache.paged_kv import LayerShape, PagedKV, page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages, even_tables
 from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.kernels.library import Library
 from blockdraft.kernels.ops import TiledAttention
 from blockdraft.models.draft_config import AttentionKind, DraftConfig
 from blockdraft.models.draft_context import ContextSpan, LayerKV
+from blockdraft.models.waiting_features import Waiting, WaitingFeatures
+
+WAITING_SHARE = 1 / 16
+"""Of the tokens that fit, so many may have features that wait: a few percent more memory."""
 
 
 class PagedContexts:
     """Draft keys and values that mirror the target's pages, for all sequences at once.
 
-    What a page taken over from the prefix chain holds is there already.
+    A page taken over from the prefix chain holds them already, or its features wait; whoever drafts
+    first writes them, for all who hold it.
     """
 
     together = True
@@ -29,19 +34,47 @@ class PagedContexts:
             self.shapes(config), pages.num_pages, dtype=weight.dtype, device=weight.device
         )
         self._device = weight.device
+        num_waiting = int(pages.num_tokens * WAITING_SHARE)
+        self.waiting = WaitingFeatures(max(PAGE_SIZE, num_waiting))
+        pages.on_forget = self.waiting.drop
 
     @staticmethod
     def shapes(config: DraftConfig) -> list[LayerShape]:
         """kv_heads and head_dim of each layer."""
         return [(config.num_key_value_heads, config.head_dim)] * config.num_hidden_layers
 
-    def append(self, spans: Sequence[ContextSpan], context_kv: Sequence[LayerKV]) -> None:
-        """Write the keys and values of the spans, one behind the other: [1, kv_heads, n, d]."""
-        slots = [s for span in spans for s in self.pages.slots(span.key, span.start, span.end)]
+    @staticmethod
+    def page_bytes(config: DraftConfig, dtype: torch.dtype) -> float:
+        """Memory for each page: its keys and values, and its share of the features that wait."""
+        features = PAGE_SIZE * config.num_features * config.target_hidden_size * dtype.itemsize
+        return page_bytes(PagedContexts.shapes(config), dtype) + WAITING_SHARE * features
+
+    def keep(self, key: int, start: int, features: Tensor) -> None:
+        """See `DraftContexts.keep`."""
+        page_ids, end = self.pages.page_ids(key), start + features.shape[0]
+        for at in (start, *range(start - start % PAGE_SIZE + PAGE_SIZE, end, PAGE_SIZE)):
+            index = at // PAGE_SIZE
+            part = features[at - start : (index + 1) * PAGE_SIZE - start]
+            self.waiting.keep(page_ids[index], at, part)
+
+    def due(self, span: ContextSpan) -> list[Waiting]:
+        """See `DraftContexts.due`."""
+        first, last = span.start // PAGE_SIZE, -(-span.end // PAGE_SIZE)
+        return self.waiting.of(self.pages.page_ids(span.key)[first:last])
+
+    def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
+        """See `DraftContexts.write`."""
+        slots = [
+            waiting.holder * PAGE_SIZE + position % PAGE_SIZE
+            for waiting in due
+            for position in range(waiting.start, waiting.end)
+        ]
         self.kv.clear_begun(slots)
         at = torch.tensor(slots, device=self._device)
         for layer, (k, v) in enumerate(context_kv):
             self.kv.write(layer, at, k[0], v[0])
+        for waiting in due:
+            self.waiting.drop(waiting.holder)
 
     def view(self, keys: Sequence[int], lengths: Sequence[int]) -> "PagedContextView":
         """The first `lengths` tokens of each sequence, for one draft forward."""
@@ -55,7 +88,10 @@ class PagedContexts:
     def blocks(
         self, keys: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
     ) -> "PagedBlocks":
-        """See `DraftContexts.blocks`."""
+        """Attention of a block of each sequence behind its first `lengths` tokens, by kernels.
+
+        A block has `sizes` slots that count, and is filled up to the longest.
+        """
         return PagedBlocks(self.kv, self._config, self.pages, keys, lengths, sizes)
 
     def close(self, key: int) -> None:
@@ -92,7 +128,9 @@ class PagedContextView:
 
 
 class PagedBlocks:
-    """BlockAttention over pages: the blocks' keys and values are written behind the contexts.
+    """Attention of blocks over their contexts in pages and over themselves, by kernels.
+
+    The blocks' keys and values are written behind the contexts.
 
     There is room: the target will write its own to these positions. What a block leaves there is
     overwritten when its tokens are committed, and seen by nobody else until then. Slots that only
@@ -131,7 +169,7 @@ class PagedBlocks:
     def attend(
         self, kernels: Library, layer: int, kind: AttentionKind, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """See BlockAttention."""
+        """[heads of each, slots of all blocks, head_dim] -> [slots, heads, head_dim]."""
         keys, values = self._kv.pools[layer].unbind()
         scale = q.shape[-1] ** -0.5
         return self._plan(kind).attend(kernels, q, keys, values, scale, new=(k, v))
@@ -144,7 +182,7 @@ class PagedBlocks:
         hidden: Tensor,
         rotation: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """See BlockAttention."""
+        """A whole layer, the `index`-th of the drafter; see DecoderLayer. [slots, D] each way."""
         keys, values = self._kv.pools[index].unbind()
         scale = self._config.head_dim**-0.5
         return layer(hidden, rotation, self._plan(kind), keys, values, scale)

@@ -109,14 +109,15 @@ def _commit_row(
     num_cached = sequence.num_cached + len(row.new_ids) + max(0, num_kept - 1)
     if sequence.finish_reason is None:
         target.truncate(sequence.key, num_cached)
-        if _has_context(sequence, drafter):
-            assert features is not None
-            num_new = num_cached - sequence.num_cached
-            drafter.absorb(sequence.key, sequence.num_cached, features[:num_new])
+    if sequence.finish_reason != "error" and _has_context(sequence, drafter):
+        # The last ones too: others may reuse what is published.
+        assert features is not None
+        num_new = num_cached - sequence.num_cached
+        drafter.absorb(sequence.key, sequence.num_cached, features[:num_new])
     sequence.num_cached = min(num_cached, len(sequence.token_ids) - 1)
     if num_kept and verdict.error is None:
         # Not before there is a choice: keys of a prompt may be no numbers, which none would follow.
-        _publish(sequence, target, drafter)
+        target.memory.publish(sequence.key, sequence.token_ids, sequence.num_cached)
     if sequence.finish_reason is not None:
         target.close(sequence.key)
         drafter.close(sequence.key)
@@ -127,11 +128,3 @@ def _commit_row(
 def _has_context(sequence: Sequence, drafter: Drafter) -> bool:
     """A sequence that may never draft needs no draft context: plain decoding stays free of it."""
     return bool(drafter.layer_ids) and sequence.may_draft
-
-
-def _publish(sequence: Sequence, target: Target, drafter: Drafter) -> None:
-    """Let others reuse what is written, in all the caches that they would look for it."""
-    num_tokens = sequence.num_cached
-    if _has_context(sequence, drafter):
-        num_tokens = drafter.num_written(sequence.key)
-    target.memory.publish(sequence.key, sequence.token_ids, num_tokens)

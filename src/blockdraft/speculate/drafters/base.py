@@ -32,13 +32,9 @@ class Drafter(Protocol):
     def absorb(self, key: int, start: int, features: Tensor) -> None:
         """Take the features [new, num_features * hidden] of newly cached tokens of a sequence.
 
-        `start` is the position of the first. A sequence may begin behind tokens whose context is
-        there already, see Memory.open.
+        `start` is the position of the first. A sequence may begin behind tokens that an earlier
+        one has absorbed, see Memory.open.
         """
-        ...
-
-    def num_written(self, key: int) -> int:
-        """How many of a sequence's first tokens are in its draft context."""
         ...
 
     def close(self, key: int) -> None:

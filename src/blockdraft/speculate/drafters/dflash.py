@@ -1,7 +1,7 @@
 """The block-diffusion drafter at work: one forward fills a block (DFlash, arXiv 2602.06036)."""
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +15,18 @@ from blockdraft.models.draft_context import ContextSpan, DraftContexts, Separate
 from blockdraft.models.draft_kernels import kernel_draft
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.packed import linear_of, packed_copy, plain_linears
+from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.waiting_features import Waiting
 from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices
 from blockdraft.speculate.drafters.base import Watch
-
-MAX_WAITING = 64
-"""Tokens of a sequence whose features may wait. They are projected when it drafts again; one that
-does not gets its context in pieces of this size, which is cheap, and can be reused by others."""
 
 
 @dataclass(slots=True)
 class _Context:
-    """How much of a sequence's context is written, and the features that wait behind it."""
+    """A sequence's first `num_written` tokens are certain to be written, more up to `end` wait."""
 
     num_written: int
-    num_waiting: int = 0
-    waiting: list[Tensor] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        return self.num_written + self.num_waiting
+    end: int
 
 
 class DFlashDrafter:
@@ -54,7 +47,9 @@ class DFlashDrafter:
     ) -> None:
         self.contexts = contexts or SeparateContexts(model.new_context)
         # In pages, kernels run the layers, from weights that they pack themselves.
-        self._kernel_draft = kernel_draft(model) if self.contexts.together else None
+        self._kernel_draft = None
+        if isinstance(self.contexts, PagedContexts):
+            self._kernel_draft = kernel_draft(model, self.contexts)
         self.model = packed_copy(model, plain_linears if self._kernel_draft is None else _fusion)
         self._project_context = ContextProjection(self.model)
         self.embed_weight = embed_weight
@@ -77,38 +72,48 @@ class DFlashDrafter:
 
     @torch.inference_mode()
     def prepare(self, batch: Batch) -> None:
-        """Project waiting features into the draft layers' keys and values, all in one pass."""
-        spans, features = [], []
-        for row in batch:
-            key = row.sequence.key
-            # Seen for the first time: what is cached was taken over, and has its context.
-            known = self._known.setdefault(key, _Context(row.sequence.num_cached))
-            if not known.waiting:
-                continue
-            if row.num_draft_tokens or known.num_waiting >= MAX_WAITING:
-                spans.append(ContextSpan(key, known.num_written, known.end))
-                features += known.waiting
+        """Project the features that this step drafts from, and the oldest where too many wait."""
+        due, num_prompt = self._due(batch)
         if self.recorder.measures:
-            self._record_prepare(batch, spans)
-        if not spans:
-            return
-        positions = torch.cat([torch.arange(span.start, span.end) for span in spans])
-        projected = self._project_context(
-            torch.cat(features)[None], positions.to(self.embed_weight.device)[None]
-        )
-        self.contexts.append(spans, projected)
-        for span in spans:
-            self._known[span.key] = _Context(span.end)
+            self._record_prepare(due, num_prompt)
+        if due:
+            positions = [p for waiting in due for p in range(waiting.start, waiting.end)]
+            projected = self._project_context(
+                torch.cat([part for waiting in due for part in waiting.parts])[None],
+                torch.tensor([positions], device=self.embed_weight.device),
+            )
+            self.contexts.write(due, projected)
+        for row in batch:
+            if row.num_draft_tokens:
+                known = self._known[row.sequence.key]
+                known.num_written = known.end
 
-    def _record_prepare(self, batch: Batch, spans: list[ContextSpan]) -> None:
-        """What is held, and what is about to be projected, of prompts and of generated tokens."""
+    def _due(self, batch: Batch) -> tuple[list[Waiting], int]:
+        """What must be written now, and how many tokens of it are known to be of prompts."""
+        due: dict[int, Waiting] = {}
+        num_prompt = 0
+        for row in batch:
+            if not row.num_draft_tokens:
+                continue
+            key, num_cached = row.sequence.key, row.sequence.num_cached
+            # Seen for the first time: all that is cached was taken over.
+            known = self._known.setdefault(key, _Context(0, num_cached))
+            for waiting in self.contexts.due(ContextSpan(key, known.num_written, known.end)):
+                # Sequences that share a page share what waits.
+                if due.setdefault(waiting.holder, waiting) is waiting:
+                    end = min(waiting.end, row.sequence.num_prompt)
+                    num_prompt += max(0, end - waiting.start)
+        for waiting in self.contexts.waiting.excess():
+            due.setdefault(waiting.holder, waiting)
+        return list(due.values()), num_prompt
+
+    def _record_prepare(self, due: list[Waiting], num_prompt: int) -> None:
+        """What is held, and what is about to be projected."""
         self.recorder.hold(
             context=sum(known.num_written for known in self._known.values()),
-            waiting=sum(known.num_waiting for known in self._known.values()),
+            waiting=self.contexts.waiting.num_tokens,
         )
-        prompts = {row.sequence.key: row.sequence.num_prompt for row in batch}
-        num_tokens = sum(span.end - span.start for span in spans)
-        num_prompt = sum(max(0, min(span.end, prompts[span.key]) - span.start) for span in spans)
+        num_tokens = sum(waiting.end - waiting.start for waiting in due)
         if num_prompt:
             self.recorder.add("draft_prefill", Work(num_prompt, forwards=num_prompt / num_tokens))
         if num_generated := num_tokens - num_prompt:
@@ -136,22 +141,19 @@ class DFlashDrafter:
         slots = [[row.sequence.token_ids[-1], *masked] for row in rows]
         positions = [list(range(length, length + size)) for length in lengths]
         ids = torch.tensor([slots, positions], device=device)
-        hidden = self._by_kernels(rows, lengths, ids)
-        if hidden is None:
-            hidden = self._by_torch(rows, lengths, ids)
+        run = self._by_torch if self._kernel_draft is None else self._by_kernels
+        hidden = run(rows, lengths, ids)
         if self.recorder.measures:
             self._record_draft(lengths, size)
         return self._guess(hidden[:, 1:], rows)
 
-    def _by_kernels(self, rows: list[Row], lengths: list[int], ids: Tensor) -> Tensor | None:
-        """Hidden states [b, slots, D] of token ids and positions [2, b, slots]; None without."""
-        if self._kernel_draft is None:
-            return None
+    def _by_kernels(self, rows: list[Row], lengths: list[int], ids: Tensor) -> Tensor:
+        """Hidden states [b, slots, D] of token ids and positions [2, b, slots]."""
+        assert self._kernel_draft is not None
+        keys = [row.sequence.key for row in rows]
         sizes = [1 + row.num_draft_tokens for row in rows]
-        blocks = self.contexts.blocks([row.sequence.key for row in rows], lengths, sizes)
-        if blocks is None:
-            return None
-        return self._kernel_draft(self.model.embed(ids[0], self.embed_weight), ids[1], blocks)
+        embeddings = self.model.embed(ids[0], self.embed_weight)
+        return self._kernel_draft(embeddings, ids[1], keys, lengths, sizes)
 
     def _by_torch(self, rows: list[Row], lengths: list[int], ids: Tensor) -> Tensor:
         """The same, filled up blocks visible."""
@@ -232,18 +234,18 @@ class DFlashDrafter:
     @torch.inference_mode()
     def absorb(self, key: int, start: int, features: Tensor) -> None:
         """Keep features [new, num_features * hidden] until the context is needed."""
-        known = self._known.setdefault(key, _Context(start))
+        known = self._known.setdefault(key, _Context(0, start))
         # A step that was interrupted is made again.
         new = features[known.end - start :]
         if new.shape[0]:
             with self.recorder.phase("capture"):
-                known.waiting.append(new.clone())
+                self.contexts.keep(key, known.end, new)
             if self.recorder.measures:
                 self.recorder.add("capture", Work(rows=new.shape[0]))
-            known.num_waiting += new.shape[0]
+            known.end += new.shape[0]
 
     def num_written(self, key: int) -> int:
-        """See Drafter.num_written."""
+        """How many of a sequence's first tokens are certain to be in its draft context."""
         return self._known[key].num_written if key in self._known else 0
 
     def close(self, key: int) -> None:

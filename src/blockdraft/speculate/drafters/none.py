@@ -21,9 +21,5 @@ class NoDrafter:
     def absorb(self, key: int, start: int, features: Tensor) -> None:
         """Nothing to keep."""
 
-    def num_written(self, key: int) -> int:
-        """Nothing is written."""
-        return 0
-
     def close(self, key: int) -> None:
         """Nothing to forget."""

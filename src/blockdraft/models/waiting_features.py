@@ -1,0 +1,64 @@
+"""Features of committed tokens that nobody has drafted from yet."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Features of a holder's tokens from position `start` up to `end`, in the parts that came."""
+
+    holder: int
+    start: int
+    end: int
+    parts: list[Tensor]
+
+
+class WaitingFeatures:
+    """Features by holder: whatever their keys and values will belong to, a page or a sequence.
+
+    They are projected when someone drafts from them, so what nobody drafts from costs no more than
+    its memory. That is bounded: when more than `limit` tokens wait, the oldest holders are due.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.num_tokens = 0
+        self._of: OrderedDict[int, Waiting] = OrderedDict()
+
+    def keep(self, holder: int, start: int, features: Tensor) -> None:
+        """Add [new, num_features * hidden] of the tokens from `start` on, behind those that wait.
+
+        They are copied: a view would keep the features of all sequences of its step in memory.
+        """
+        num_new = features.shape[0]
+        waiting = self._of.get(holder)
+        if waiting is None:
+            waiting = self._of[holder] = Waiting(holder, start, start, [])
+        assert waiting.end == start
+        waiting.parts.append(features.clone())
+        waiting.end += num_new
+        self.num_tokens += num_new
+
+    def of(self, holders: Iterable[int]) -> list[Waiting]:
+        """What waits of these holders."""
+        return [self._of[holder] for holder in holders if holder in self._of]
+
+    def excess(self) -> list[Waiting]:
+        """The oldest, as many as must go for the others to stay within the limit."""
+        num_tokens, due = self.num_tokens, []
+        for waiting in self._of.values():
+            if num_tokens <= self.limit:
+                break
+            due.append(waiting)
+            num_tokens -= waiting.end - waiting.start
+        return due
+
+    def drop(self, holder: int) -> None:
+        """Nothing of a holder waits any more; unknown ones are fine."""
+        waiting = self._of.pop(holder, None)
+        if waiting is not None:
+            self.num_tokens -= waiting.end - waiting.start
