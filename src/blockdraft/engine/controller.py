@@ -6,6 +6,7 @@ it and all before it. `AdaptiveDepth` learns both and takes the depths with the 
 second. 0 is plain decoding. No torch.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ _FORGOTTEN_STEPS = 256
 """A sequence that was not tested for so many steps is believed to be like all the others."""
 
 # Switching.
-_MARGIN = 0.03
+_MARGIN = 0.05
 _LARGEST_MARGIN = 0.24
 """Predicted gain that switches drafting on. Doubles when that soon proves to be an error."""
 _SOON = 256
@@ -47,7 +48,7 @@ _FIRST_WAIT = 4
 their share of the time, and starts again after a success."""
 _PROBE_DEPTH = 3
 """Tokens that a probed sequence drafts beyond its best depth."""
-_PROBED_SEQUENCES = 8
+_PROBED_SEQUENCES = 4
 _HOPED_RATE = 0.9
 """Acceptance by position that a probe can hope to find, as in a text that repeats itself. Where
 even that would not pay there is nothing to find."""
@@ -199,8 +200,10 @@ class _Probes:
         return self._left <= 0
 
     def afford(self, loss: float, plain_seconds: float) -> bool:
-        """Pay a probe that is predicted to lose so many seconds, if the budget allows."""
+        """Pay a probe that is predicted to lose so many seconds, or wait until the budget allows."""
         if loss > self._budget:
+            missing = (loss - self._budget) / (_PROBE_SHARE * plain_seconds)
+            self._left = min(math.ceil(missing), _FORGOTTEN_STEPS)
             return False
         self._budget -= loss
         self._longest_wait = 2 * loss / (_PROBE_SHARE * plain_seconds)
@@ -243,7 +246,7 @@ class _Step:
 class AdaptiveDepth(Controller):
     """Takes the depths that give the most tokens per second, plain decoding among them.
 
-    Drafting is switched on when it is predicted to gain 3 %, and off when plain decoding is best,
+    Drafting is switched on when it is predicted to gain 5 %, and off when plain decoding is best,
     or when the tokens of the last drafted steps were not worth their time. Rare probes look for
     what following the plan cannot show: a drafter that has become good, blocks that should be
     longer, and, where drafting gains little, what a plain step costs by now.

@@ -51,11 +51,13 @@ class PagedContexts:
 
     def keep(self, key: int, start: int, features: Tensor) -> None:
         """See `DraftContexts.keep`."""
-        page_ids, end = self.pages.page_ids(key), start + features.shape[0]
-        for at in (start, *range(start - start % PAGE_SIZE + PAGE_SIZE, end, PAGE_SIZE)):
-            index = at // PAGE_SIZE
-            part = features[at - start : (index + 1) * PAGE_SIZE - start]
-            self.waiting.keep(page_ids[index], at, part)
+        page_ids, index = self.pages.page_ids(key), start // PAGE_SIZE
+        room = (index + 1) * PAGE_SIZE - start
+        while features.shape[0] > room:
+            self.waiting.keep(page_ids[index], start, features[:room])
+            features = features[room:]
+            start, index, room = start + room, index + 1, PAGE_SIZE
+        self.waiting.keep(page_ids[index], start, features)
 
     def due(self, span: ContextSpan) -> list[Waiting]:
         """See `DraftContexts.due`."""

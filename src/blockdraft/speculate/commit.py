@@ -113,7 +113,9 @@ def _commit_row(
         # The last ones too: others may reuse what is published.
         assert features is not None
         num_new = num_cached - sequence.num_cached
-        drafter.absorb(sequence.key, sequence.num_cached, features[:num_new])
+        if num_new < features.shape[0]:
+            features = features[:num_new]
+        drafter.absorb(sequence.key, sequence.num_cached, features)
     sequence.num_cached = min(num_cached, len(sequence.token_ids) - 1)
     if num_kept and verdict.error is None:
         # Not before there is a choice: keys of a prompt may be no numbers, which none would follow.

@@ -247,10 +247,13 @@ void attend_part(const Plan& plan, const Layer& layer, const Part& part,
   finish(state, plan, layer, part, output);
 }
 
-// Few and equal parts where there are few queries, so that all threads have some.
+// Small and equal parts where there are few, so that all threads have some. Each part of a head reads
+// its keys anew, so many heads are better left whole: then no thread waits for more than a small
+// share of the time.
 inline std::vector<Part> parts_of(const Plan& plan, const Layer& layer) {
   std::vector<Part> parts;
-  const bool is_even = plan.num_spans * layer.kv_heads % plan.num_threads == 0;
+  const int64_t num_heads = plan.num_spans * layer.kv_heads;
+  const bool is_even = num_heads % plan.num_threads == 0 || num_heads >= 4 * plan.num_threads;
   for (int64_t span = 0; span < plan.num_spans; ++span) {
     const int64_t num_queries = plan.spans[3 * span + 1] * layer.group;
     int64_t most = kMaxQueries;

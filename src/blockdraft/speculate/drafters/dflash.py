@@ -234,15 +234,19 @@ class DFlashDrafter:
     @torch.inference_mode()
     def absorb(self, key: int, start: int, features: Tensor) -> None:
         """Keep features [new, num_features * hidden] until the context is needed."""
-        known = self._known.setdefault(key, _Context(0, start))
-        # A step that was interrupted is made again.
-        new = features[known.end - start :]
-        if new.shape[0]:
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Context(0, start)
+        if known.end > start:
+            # A step that was interrupted is made again.
+            features = features[known.end - start :]
+        num_new = features.shape[0]
+        if num_new:
             with self.recorder.phase("capture"):
-                self.contexts.keep(key, known.end, new)
+                self.contexts.keep(key, known.end, features)
             if self.recorder.measures:
-                self.recorder.add("capture", Work(rows=new.shape[0]))
-            known.end += new.shape[0]
+                self.recorder.add("capture", Work(rows=num_new))
+            known.end += num_new
 
     def num_written(self, key: int) -> int:
         """How many of a sequence's first tokens are certain to be in its draft context."""
