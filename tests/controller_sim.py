@@ -36,6 +36,7 @@ class Machine:
         """What a calibration finds; `error` tilts the costs of rows."""
         rows = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
         return StepCosts(
+            [(n, self.forward(n)) for n in rows[:4]],
             [(n, self.forward(n) * (1 + error * (n > 1))) for n in rows],
             [(n, self.draft(1, n)) for n in (2, 6, 16, 32, 96, 192, 512)],
         )

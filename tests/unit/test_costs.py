@@ -13,7 +13,11 @@ FORWARD = [(1, 0.016), (4, 0.0175), (16, 0.022), (64, 0.046)]
 
 
 def make_costs(**changes: list[tuple[int, float]]) -> StepCosts:
-    points = {"forward_points": FORWARD, "draft_points": [(6, 0.006), (96, 0.024)]}
+    points = {
+        "plain_points": FORWARD,
+        "forward_points": FORWARD,
+        "draft_points": [(6, 0.006), (96, 0.024)],
+    }
     return StepCosts(**(points | changes))
 
 
@@ -94,6 +98,19 @@ def test_one_outlier_moves_a_cost_by_a_few_percent_at_most():
     assert all(1 < new / old < 1.1 for old, new in zip(before, after, strict=True))
 
 
+def test_a_plain_step_and_a_forward_with_drafts_have_costs_of_their_own():
+    costs = make_costs()
+    for _ in range(300):
+        costs.record_plain(8, 0.022)
+        costs.record_forward(8, 0.018)
+    assert costs.plain(8) == pytest.approx(0.022, rel=0.03)
+    assert float(costs.forward(8)) == pytest.approx(0.018, rel=0.03)
+    for _ in range(150):
+        costs.record_plain(8, 0.044)
+    # A machine that slows the one down slows the other down.
+    assert float(costs.forward(8)) == pytest.approx(0.036, rel=0.1)
+
+
 def test_absorbing_is_free_until_it_was_measured():
     costs = make_costs()
     assert float(costs.absorb(8)) == 0.0
@@ -124,7 +141,8 @@ def test_the_best_plan_is_nearly_the_best_of_all(seed):
     luck = np.random.default_rng(seed)
     rates = luck.uniform(0.1, 0.98, (4, 1)) ** luck.uniform(0.5, 1.5, (4, 5))
     row, slot = luck.uniform(0.0001, 0.003), luck.uniform(0.00002, 0.001)
-    costs = StepCosts([(1, 0.016), (64, 0.016 + 63 * row)], [(1, 0.004), (200, 0.004 + 199 * slot)])
+    forward = [(1, 0.016), (64, 0.016 + 63 * row)]
+    costs = StepCosts(forward, forward, [(1, 0.004), (200, 0.004 + 199 * slot)])
     survival = rates.cumprod(axis=1)
     num_other_rows = 100 * (seed % 2)
     economy = Economy(costs, survival, num_other_rows)
@@ -135,7 +153,8 @@ def test_the_best_plan_is_nearly_the_best_of_all(seed):
 
 def test_prompt_rows_do_not_change_what_pays():
     survival = np.array([[0.5, 0.3, 0.1]] * 3)
-    costs = StepCosts([(1, 0.016), (512, 0.272)], [(6, 0.006), (96, 0.024)])
+    forward = [(1, 0.016), (512, 0.272)]
+    costs = StepCosts(forward, forward, [(6, 0.006), (96, 0.024)])
     alone, beside = (Economy(costs, survival, rows).best() for rows in (0, 400))
     assert alone.depths == beside.depths
     assert alone.seconds == pytest.approx(beside.seconds)

@@ -13,6 +13,7 @@ from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.base import Drafter
 
 FORWARD_ROWS = (1, 2, 4, 8, 16, 32, 64)
+PLAIN_SEQUENCES = (1, 2, 4, 8)
 DRAFT_SEQUENCES = (1, 2, 8)
 """Under a second on two cores; what is beyond is extrapolated, and then learned."""
 _KEYS = range(-100, -100 + max(DRAFT_SEQUENCES))
@@ -20,7 +21,7 @@ _KEYS = range(-100, -100 + max(DRAFT_SEQUENCES))
 
 
 def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
-    """Time forwards of the target by rows, and draft forwards by slots, on a token or two."""
+    """Time plain steps, forwards with drafts and draft forwards, on a token or two."""
     (sequence,) = _sequences(1)
     with _opened(target, drafter, [sequence]):
         # The sequence has drafted all rows but one; the logits of all are computed.
@@ -29,7 +30,9 @@ def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
         )
     batch = [Row(sequence, [0], drafter.max_draft_tokens) for sequence in _sequences(len(_KEYS))]
     with _opened(target, drafter, [row.sequence for row in batch]):
-        output = target.forward(batch, [[] for _ in batch])
+        plain = [Row(row.sequence, [0], 0) for row in batch]
+        plain_points = measure_points(lambda num: _forward(target, plain[:num]), PLAIN_SEQUENCES)
+        output = target.forward(plain, [[] for _ in plain])
         for row, features in zip(batch, output.features, strict=True):
             target.truncate(row.sequence.key, 0)
             row.sequence.token_ids.append(0)
@@ -40,7 +43,7 @@ def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
         sequence_points = measure_points(lambda num: drafter.draft(batch[:num]), DRAFT_SEQUENCES)
     num_slots = 1 + drafter.max_draft_tokens
     draft_points = [(num * num_slots, seconds) for num, seconds in sequence_points]
-    return StepCosts(forward_points, draft_points)
+    return StepCosts(plain_points, forward_points, draft_points)
 
 
 def _forward(target: Target, batch: Batch) -> None:

@@ -34,11 +34,13 @@ _PATIENCE = 8
 """Steps in a row without a gain that switch drafting off. A request's last steps have none."""
 _MEASURED_STEPS = 64
 """Steps that the measured gain looks back, half of which it must have seen."""
+_OUTLIER = 2.0
+"""A step counts as at most so many times its predicted seconds."""
 
 # Probing.
 _PROBE_SHARE = 1 / 128
-"""Share of the time that probes may cost, by prediction."""
-_FIRST_BUDGET = 0.1
+"""Share of the time that probes may cost: what is predicted is paid at first, then what it was."""
+_FIRST_BUDGET = 0.05
 _LARGEST_BUDGET = 0.25
 """Seconds that probes may cost at first, and that they may save up."""
 _SAVED_STEPS = 8
@@ -200,7 +202,7 @@ class _Probes:
         return self._left <= 0
 
     def afford(self, loss: float, plain_seconds: float) -> bool:
-        """Pay a probe that is predicted to lose so many seconds, or wait until the budget allows."""
+        """Pay a probe that is predicted to lose so many seconds, or wait until it can be paid."""
         if loss > self._budget:
             missing = (loss - self._budget) / (_PROBE_SHARE * plain_seconds)
             self._left = min(math.ceil(missing), _FORGOTTEN_STEPS)
@@ -295,7 +297,7 @@ class AdaptiveDepth(Controller):
         self._forget_old(candidates)
         economy = Economy(self._costs, self._survival(candidates), num_other_rows)
         best = economy.best()
-        gain = best.rate / plain.rate
+        gain = best.rate / plain.rate if best.num_drafting else 1.0
         self._switch.update(gain)
         followed = best if self._switch.on and gain > 1 else plain
         step = _Step(followed, plain, followed, num_other_rows)
@@ -390,12 +392,17 @@ class AdaptiveDepth(Controller):
         num_tokens = num + step.num_accepted
         if plan is not step.followed:
             saving = (num_tokens - plan.tokens) / step.followed.rate
+            if not step.num_other_rows:
+                # Not only what was predicted: the features of a prompt may have waited until now.
+                saving -= min(draft + forward + absorb, _OUTLIER * plan.seconds) - plan.seconds
             self._probes.settle(step.surprised, saving)
         # Prompt rows cost otherwise: only the last of them goes through the head.
         if step.num_other_rows:
             return
-        self._costs.record_forward(num + sum(plan.depths), forward)
-        if plan.num_drafting:
+        if not plan.num_drafting:
+            self._costs.record_plain(num, forward)
+        else:
+            self._costs.record_forward(num + sum(plan.depths), forward)
             self._costs.record_draft(plan.num_drafting, 1 + max(plan.depths), draft)
             if step.caught_up:
                 self._costs.record_absorb(plan.num_drafting, absorb)

@@ -53,10 +53,17 @@ class CostCurve:
 
     def record(self, size: int, seconds: float) -> None:
         """Learn from one measurement."""
+        self.move_level(self.record_shape(size, seconds))
+
+    def move_level(self, surprise: float) -> None:
+        """Follow a measurement that was off by this share of what was expected."""
+        self.level *= 1 + _LEVEL_GAIN * surprise
+
+    def record_shape(self, size: int, seconds: float) -> float:
+        """Learn from one measurement but its level; returns by what share it was off, in bounds."""
         # After every step of the engine, and right behind a forward: cheap, so no arrays.
         surprise = seconds / self.at(size) - 1
         surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
-        self.level *= 1 + _LEVEL_GAIN * surprise
         left, share = _place(size)
         self._seconds[left] *= 1 + (1 - share) * surprise / self._weights[left]
         self._seconds[left + 1] *= 1 + share * surprise / self._weights[left + 1]
@@ -64,31 +71,38 @@ class CostCurve:
         self._weights[left] += 1 - share
         self._weights[left + 1] += share
         self._monotone = _isotonic(self._seconds, self._weights)
+        return surprise
 
 
 class StepCosts:
     """Seconds of the phases of a step; sizes may be arrays.
 
-    forward_points: (rows of a target forward, seconds). draft_points: (slots of a draft forward,
-    all sequences together, anchors included, seconds). At least one of each.
+    plain_points: (sequences of a step that drafts nothing, seconds). forward_points: (rows of a
+    target forward that verifies drafts, seconds). draft_points: (slots of a draft forward, all
+    sequences together, anchors included, seconds). At least one of each.
+
+    Rows of one sequence share its keys, so drafts cost less than as many sequences, and each have a
+    curve. What a slower machine does to one of them, it does to all.
     """
 
     def __init__(
         self,
+        plain_points: Iterable[tuple[int, float]],
         forward_points: Iterable[tuple[int, float]],
         draft_points: Iterable[tuple[int, float]],
     ) -> None:
+        self._plain = CostCurve(plain_points)
         self._forward = CostCurve(forward_points)
         self._draft = CostCurve(draft_points)
         self._absorb = 0.0
 
-    def forward(self, num_rows: ArrayLike) -> Floats:
-        """A target forward of so many rows, with all that plain decoding does beside it."""
-        return self._forward(num_rows)
-
     def plain(self, num_sequences: int) -> float:
-        """A step of plain decoding."""
-        return self._forward.at(num_sequences)
+        """A step that drafts nothing."""
+        return self._forward.level * self._plain.at(num_sequences)
+
+    def forward(self, num_rows: ArrayLike) -> Floats:
+        """A target forward of so many rows, with all that a step does beside the draft."""
+        return self._forward(num_rows)
 
     def draft(self, num_sequences: ArrayLike, num_slots: ArrayLike) -> Floats:
         """A draft forward of sequences with `num_slots` each, anchor included; 0 for none.
@@ -102,8 +116,13 @@ class StepCosts:
         """Projecting the context features of one step's tokens of so many drafted sequences."""
         return self._forward.level * self._absorb * np.asarray(num_sequences, np.float64)
 
+    def record_plain(self, num_sequences: int, seconds: float) -> None:
+        """Learn from a step that drafted nothing."""
+        surprise = self._plain.record_shape(num_sequences, seconds / self._forward.level)
+        self._forward.move_level(surprise)
+
     def record_forward(self, num_rows: int, seconds: float) -> None:
-        """Learn from a target forward."""
+        """Learn from the target's part of a step with drafts."""
         self._forward.record(num_rows, seconds)
 
     def record_draft(self, num_sequences: int, num_slots: int, seconds: float) -> None:

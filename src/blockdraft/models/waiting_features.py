@@ -2,19 +2,39 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
+
+_JOINED = 64
+"""Tokens from which on parts are copied together. Before, they are views of their step's features,
+which copies nothing token by token, but keeps those of all its sequences in memory."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """Features of a holder's tokens from position `start` up to `end`, in the parts that came."""
+    """Features of a holder's tokens from position `start` up to `end`, in parts in their order."""
 
     holder: int
     start: int
     end: int
-    parts: list[Tensor]
+    parts: list[Tensor] = field(default_factory=list)
+    num_joined: int = 0
+    """Parts that are copies."""
+    num_viewed: int = 0
+    """Tokens in the others."""
+
+    def add(self, features: Tensor) -> None:
+        """Take those of the next tokens, [new, num_features * hidden]."""
+        num_new = features.shape[0]
+        self.parts.append(features)
+        self.end += num_new
+        self.num_viewed += num_new
+        if self.num_viewed >= _JOINED:
+            self.parts[self.num_joined :] = [torch.cat(self.parts[self.num_joined :])]
+            self.num_joined += 1
+            self.num_viewed = 0
 
 
 class WaitingFeatures:
@@ -30,18 +50,13 @@ class WaitingFeatures:
         self._of: OrderedDict[int, Waiting] = OrderedDict()
 
     def keep(self, holder: int, start: int, features: Tensor) -> None:
-        """Add [new, num_features * hidden] of the tokens from `start` on, behind those that wait.
-
-        They are copied: a view would keep the features of all sequences of its step in memory.
-        """
-        num_new = features.shape[0]
+        """Add [new, num_features * hidden] of the tokens from `start` on, behind what waits."""
         waiting = self._of.get(holder)
         if waiting is None:
-            waiting = self._of[holder] = Waiting(holder, start, start, [])
+            waiting = self._of[holder] = Waiting(holder, start, start)
         assert waiting.end == start
-        waiting.parts.append(features.clone())
-        waiting.end += num_new
-        self.num_tokens += num_new
+        waiting.add(features)
+        self.num_tokens += features.shape[0]
 
     def of(self, holders: Iterable[int]) -> list[Waiting]:
         """What waits of these holders."""
