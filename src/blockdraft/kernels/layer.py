@@ -40,13 +40,8 @@ class DecoderLayer:
     ) -> None:
         (norm, eps), (mlp_norm, mlp_eps) = norms
         norm, mlp_norm = norm.contiguous(), mlp_norm.contiguous()
-        query, key, head_eps = None, None, 0.0
-        if head_norms is not None:
-            query, key, head_eps = (
-                head_norms[0].contiguous(),
-                head_norms[1].contiguous(),
-                head_norms[2],
-            )
+        query, key, head_eps = head_norms or (None, None, 0.0)
+        query, key = (None if t is None else t.contiguous() for t in (query, key))
         held = [t for t in (norm, mlp_norm, query, key) if t is not None]
         check_alike(*held, *(product.weight for product in products))
         qkv, o, gate_up, down = (product.struct for product in products)

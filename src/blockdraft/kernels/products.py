@@ -25,6 +25,11 @@ CHECKED_AT_ONCE = 4096
 logger = logging.getLogger(__name__)
 
 
+def own_bias(bias: Tensor | None) -> Tensor | None:
+    """A copy side by side in memory: libraries take strides for what they are not."""
+    return None if bias is None else bias.detach().clone(memory_format=torch.contiguous_format)
+
+
 class PackedProduct:
     """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs].
 
@@ -34,9 +39,7 @@ class PackedProduct:
     def __init__(self, kernels: Library, step: int, weight: Tensor, bias: Tensor | None) -> None:
         self._kernels = kernels
         self.weight = _in_panels(weight.detach(), step)
-        self._bias = (
-            None if bias is None else bias.detach().clone(memory_format=torch.contiguous_format)
-        )
+        self._bias = own_bias(bias)
         if self._bias is not None:
             check_alike(self.weight, self._bias)
             check_sizes(self._bias.numel() == weight.shape[0])

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockdraft.kernels.products import packed_product
+from blockdraft.kernels.products import own_bias, packed_product
 from blockdraft.models.exact import supports_bfloat16
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -34,11 +34,7 @@ class PackedLinear:
         """The layer as our kernels compute it; None if oneDNN does."""
         if self.by_kernels is None:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-            # Its own and side by side: the library takes strides for what they are not.
-            bias = (
-                None if bias is None else bias.detach().clone(memory_format=torch.contiguous_format)
-            )
-            self._bias = bias
+            self._bias = own_bias(bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
