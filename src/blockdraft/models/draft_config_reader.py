@@ -138,6 +138,11 @@ class _Reader:
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:
+        """An integer that must be there, unless there is a default.
+
+        Raises:
+            ModelError: it is missing, or no integer.
+        """
         value = self.optional_integer(name)
         value = default if value is None else value
         if value is None:

@@ -77,12 +77,17 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unty
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        """Store keys and values of the owner's rows; returns those to attend over.
+
+        All are [rows, kv_heads, tokens, head_dim]: several tokens are prompts of newly filled
+        slots, which see themselves only, and one token is the next of every slot.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
         owner = self.owner
-        if key_states.shape[2] > 1:  # prompts of newly filled slots
+        if key_states.shape[2] > 1:
             length = key_states.shape[2]
             self.keys[owner.rows, :, :length] = key_states
             self.values[owner.rows, :, :length] = value_states

@@ -55,6 +55,7 @@ class _Tally:
         self.slots = sums[1] if self.slots is None else self.slots + sums[1]
 
     def metrics(self) -> HeldOutMetrics:
+        """What was added so far; there must be something."""
         assert self.right is not None
         assert self.slots is not None
         accuracy = self.right / self.slots.clamp(min=1)

@@ -205,6 +205,8 @@ def chunked_loss(
 
 
 class _ChunkedLoss(torch.autograd.Function):
+    """The loss chunk by chunk, each with its gradient at once: logits of one chunk are in memory."""
+
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, loss_of: Callable[[Tensor, slice], BlockLoss], size: int
