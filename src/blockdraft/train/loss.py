@@ -205,7 +205,7 @@ def chunked_loss(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The loss chunk by chunk, each with its gradient at once: logits of one chunk are in memory."""
+    """The loss chunk by chunk, each with its gradient: logits of one chunk at a time."""
 
     @staticmethod
     def forward(
