@@ -24,6 +24,10 @@ _FORGOTTEN_STEPS = 256
 """A sequence that was not tested for so many steps is believed to be like all the others."""
 
 # Switching.
+_TRUST = 0.88
+"""Of the rate that is predicted of drafts, so much is believed: the best of many plans was lucky in
+part, and steps without drafts are faster where none come between (the drafter's weights push the
+target's out of the caches). A predicted gain of 20 % was none with two sequences, see LOG.md."""
 _MARGIN = 0.05
 _LARGEST_MARGIN = 0.24
 """Predicted gain that switches drafting on. Doubles when that soon proves to be an error."""
@@ -34,6 +38,8 @@ _PATIENCE = 8
 """Steps in a row without a gain that switch drafting off. A request's last steps have none."""
 _MEASURED_STEPS = 64
 """Steps that the measured gain looks back, half of which it must have seen."""
+_IDLE_STEPS = 4
+"""Where nothing was weighed, one step of so many is learned from."""
 _OUTLIER = 2.0
 """A step counts as at most so many times its predicted seconds."""
 
@@ -98,11 +104,11 @@ class Controller:
     def record(self, key: int, num_drafted: int, num_accepted: int) -> None:
         """Take the outcome of one candidate of the last plan, before any cut at a stop."""
 
-    def record_times(self, *, draft: float, forward: float, absorb: float) -> None:
+    def record_times(self, *, schedule: float, absorb: float, draft: float, forward: float) -> None:
         """Take the seconds of the last planned step, after its outcomes.
 
-        draft: the draft forward. absorb: projecting the context features of what was committed.
-        forward: all the rest, the target's forward, verification and commit.
+        schedule: to decide what runs, the plan included. absorb: projecting the features of what
+        was committed. draft: the draft forward. forward: the target's, verification and commit.
         """
 
     def close(self, key: int) -> None:
@@ -239,6 +245,8 @@ class _Step:
     num_other_rows: int
     best_depths: dict[int, int] = field(default_factory=dict)
     """Of the sequences that a probe makes draft further, by key."""
+    is_idle: bool = False
+    """Drafting is off, and no other plan was looked at."""
     num_accepted: int = 0
     surprised: bool = False
     caught_up: bool = True
@@ -289,15 +297,15 @@ class AdaptiveDepth(Controller):
         self._probes.pass_step(plain.seconds)
         if not (self._switch.on or self._news or self._probes.due):
             self._switch.update(1.0)
-            return _Step(plain, plain, plain, num_other_rows)
+            return _Step(plain, plain, plain, num_other_rows, is_idle=True)
         if not (self._switch.on or self._news or self._is_promising(plain, limit)):
             self._probes.postpone()
-            return _Step(plain, plain, plain, num_other_rows)
+            return _Step(plain, plain, plain, num_other_rows, is_idle=True)
         self._news = False
         self._forget_old(candidates)
         economy = Economy(self._costs, self._survival(candidates), num_other_rows)
         best = economy.best()
-        gain = best.rate / plain.rate if best.num_drafting else 1.0
+        gain = _TRUST * best.rate / plain.rate if best.num_drafting else 1.0
         self._switch.update(gain)
         followed = best if self._switch.on and gain > 1 else plain
         step = _Step(followed, plain, followed, num_other_rows)
@@ -315,7 +323,7 @@ class AdaptiveDepth(Controller):
                 seconds = self._costs.forward(num + num_drafting * depth)
                 seconds += self._costs.draft(num_drafting, 1 + depth)
                 seconds += self._costs.absorb(num_drafting)
-                if num + kept >= (1 + _MARGIN) * plain.rate * seconds:
+                if _TRUST * (num + kept) >= (1 + _MARGIN) * plain.rate * seconds:
                     return True
         return False
 
@@ -383,7 +391,7 @@ class AdaptiveDepth(Controller):
             else:
                 tracked.probed_at = self._num_steps
 
-    def record_times(self, *, draft: float, forward: float, absorb: float) -> None:
+    def record_times(self, *, schedule: float, absorb: float, draft: float, forward: float) -> None:
         """See `Controller`."""
         step = self._step
         if step is None:
@@ -394,15 +402,20 @@ class AdaptiveDepth(Controller):
             saving = (num_tokens - plan.tokens) / step.followed.rate
             if not step.num_other_rows:
                 # Not only what was predicted: the features of a prompt may have waited until now.
-                saving -= min(draft + forward + absorb, _OUTLIER * plan.seconds) - plan.seconds
+                saving -= (
+                    min(schedule + absorb + draft + forward, _OUTLIER * plan.seconds) - plan.seconds
+                )
             self._probes.settle(step.surprised, saving)
         # Prompt rows cost otherwise: only the last of them goes through the head.
         if step.num_other_rows:
             return
         if not plan.num_drafting:
-            self._costs.record_plain(num, forward)
+            # Right behind a forward even this takes its time.
+            if not step.is_idle or self._num_steps % _IDLE_STEPS == 0:
+                self._costs.record_plain(num, forward)
         else:
-            self._costs.record_forward(num + sum(plan.depths), forward)
+            # Without drafts there would be no plan to make.
+            self._costs.record_forward(num + sum(plan.depths), schedule + forward)
             self._costs.record_draft(plan.num_drafting, 1 + max(plan.depths), draft)
             if step.caught_up:
                 self._costs.record_absorb(plan.num_drafting, absorb)
