@@ -135,6 +135,7 @@ def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, A
     description = describe_proof(llm, asked.config, asked.paths)
 
     def certify(findings: "Findings") -> dict[str, Any]:
+        """The certificate of what is known by now, written to the files that were asked for."""
         certificate = make_certificate(description, findings)
         if asked.before is not None:
             certificate |= {"replay": compare(asked.before, certificate)}
