@@ -42,6 +42,15 @@ def test_one_prompt_is_explained(pair):
     assert report["sampling"]["max_tokens"] == 16
 
 
+def test_an_answer_by_a_grammar_is_explained(pair):
+    asked = ["explain", *pair, "--max-tokens", 16, "--min-tokens", 4, "the abc"]
+    report = run_json(*asked, "--regex", "(ab|cd){9}")
+    assert set(report["prompts"][0]["text"]) <= set("abcd")
+    assert report["sampling"]["grammar"] == {"kind": "regex", "source": "(ab|cd){9}"}
+    assert report["sampling"]["min_tokens"] == 4
+    assert report["sums"]["causes"]["other"] == 0
+
+
 def test_the_streaming_is_timed_on_demand(pair):
     options = ["--stream", "--temperature", "0.8", "--stall-ms", "1000"]
     report = run_json("explain", *pair, *SHORT, *options, "the abc")
