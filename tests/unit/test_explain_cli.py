@@ -9,6 +9,7 @@ from blockdraft.core.jsonl import MOST_NAMED
 from blockdraft.proof.explain.prompts import read_questions
 from blockdraft.proof.explain.round import CAUSES
 from tests.command_line import refusal, run, run_json
+from tests.explain_sums import check_sums
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 SHORT = ["--max-tokens", 16, "--ignore-eos"]
@@ -86,6 +87,43 @@ def test_many_prompts_are_grouped_and_shown_with_examples(pair, tmp_path):
         )
         assert group["examples"]
         assert {example["cause"] for example in group["examples"]} <= set(CAUSES)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        [],
+        ["--temperature", "1", "--seed", "2"],
+        ["--temperature", "1", "--seed", "2", "--repetition-penalty", "1.5"],
+        ["--stop", "e", "--stop", "a"],
+    ],
+)
+def test_causes_add_up_to_the_rejections_of_the_rounds(pair, tmp_path, sampling):
+    texts = {
+        "prose": "the abc of the abc",
+        "code": "def f(x):\n    return x",
+        "json": '{"a": [1, 2',
+        "digits": "1 2 3 4 5",
+        "names": "Ada and Lin",
+    }
+    rows = [
+        {"category": category, "prompt": text + end}
+        for category, text in texts.items()
+        for end in ("", "!", "\n")
+    ]
+    path = write_rows(tmp_path / "p.jsonl", *rows)
+    report = run_json("explain", *pair, *SHORT, *sampling, "--jsonl", path)
+    assert len(report["groups"]) == len(texts)
+    assert check_sums(report) > len(rows)
+
+
+def test_a_rejection_that_is_not_counted_is_noticed(pair):
+    report = run_json("explain", *pair, *SHORT, "the abc")
+    check_sums(report)
+    one = next(one for one in report["prompts"][0]["rounds"] if one["rejection"] is not None)
+    one["rejection"]["cause"] = "vocabulary"
+    with pytest.raises(AssertionError):
+        check_sums(report)
 
 
 def test_bad_lines_are_all_named(pair, tmp_path):
