@@ -150,7 +150,7 @@ def _publish(
 
     report = make_report(explained, stall_limit)
     if html is not None:
-        write_whole(html, render_page(report, headline(llm)))
+        write_whole(html, render_page(report, " · ".join(headline(llm).splitlines())))
     if as_json:
         print_json(_described(llm, params) | report)
     else:
