@@ -30,7 +30,7 @@ def write_rows(path, *rows):
 def test_one_prompt_is_explained(pair):
     result = run("explain", *pair, *SHORT, "the abc")
     assert result.exit_code == 0, result.output
-    for part in ("drafted and kept", "rounds", "by kind of text", "by place in the block", "tau"):
+    for part in ("drafted and kept", "rounds", "[rejected]", "by kind of text", "by place in the block", "tau"):
         assert part in result.stdout
     assert "\x1b" not in result.stdout  # no terminal, no colors
     report = run_json("explain", *pair, *SHORT, "the abc")
@@ -124,6 +124,14 @@ def test_a_rejection_that_is_not_counted_is_noticed(pair):
     one["rejection"]["cause"] = "vocabulary"
     with pytest.raises(AssertionError):
         check_sums(report)
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(pair, tmp_path):
+    rows = [{"category": name, "prompt": "the abc"} for name in ("[bold]", "[/b]")]
+    result = run("explain", *pair, *SHORT, "--jsonl", write_rows(tmp_path / "p.jsonl", *rows))
+    assert result.exit_code == 0, result.output
+    for name in ("[bold]", "[/b]"):
+        assert f"\n{name} " in result.stdout
 
 
 def test_bad_lines_are_all_named(pair, tmp_path):
