@@ -48,8 +48,9 @@ def test_a_token_tells_its_round(page, report):
     assert page.locator("#answer .token.drafted").count() == kept
     page.locator("#answer .token").nth(rounds[2]["start"]).hover()
     assert page.locator("#panel h2").inner_text() == "Round 2"
-    assert page.locator("#panel .chip.own").count() == len(rounds[2]["token_ids"]) - (
-        rounds[2]["num_kept"]
+    assert (
+        page.locator("#panel .chip.own").count()
+        == len(rounds[2]["token_ids"]) - (rounds[2]["num_kept"])
     )
 
 

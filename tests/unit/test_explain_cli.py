@@ -30,7 +30,14 @@ def write_rows(path, *rows):
 def test_one_prompt_is_explained(pair):
     result = run("explain", *pair, *SHORT, "the abc")
     assert result.exit_code == 0, result.output
-    for part in ("drafted and kept", "rounds", "[rejected]", "by kind of text", "by place in the block", "tau"):
+    for part in (
+        "drafted and kept",
+        "rounds",
+        "[rejected]",
+        "by kind of text",
+        "by place in the block",
+        "tau",
+    ):
         assert part in result.stdout
     assert "\x1b" not in result.stdout  # no terminal, no colors
     report = run_json("explain", *pair, *SHORT, "the abc")

@@ -96,7 +96,7 @@ def test_an_engine_with_a_fault_exits_with_1(pair, monkeypatch, control):
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert found["verdict"] == "failed"
-    where = "draft context" if control.check == "draft context" else "cases differ drafted"
+    where = "draft context" if control.check == "draft context" else "outputs differ drafted"
     assert where in found["failures"][0]
 
 
