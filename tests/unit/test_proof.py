@@ -93,7 +93,8 @@ def test_every_control_is_caught(findings: Findings) -> None:
 
 
 def test_the_context_and_the_distributions_are_right(findings: Findings) -> None:
-    assert len(findings.contexts) == 2
+    assert len({context.case_id for context in findings.contexts}) == 2
+    assert all(context.case_id.endswith("/greedy") for context in findings.contexts)
     assert all(context.is_right for context in findings.contexts)
     assert [check.planted for check in findings.distributions].count(True) == 1
     assert len(findings.agreements) == 2

@@ -60,8 +60,8 @@ class Proof:
         self._done = 0.0
         self._cases = self.findings.plan.cases
         self._ways = ways_of(llm, adaptive=config.adaptive)
-        self._context_cases = [c for c in self._cases if len(c.prompt_ids) > 1]
-        self._context_cases = self._context_cases[: config.num_context_cases]
+        several = [case for case in self._cases if len(case.prompt_ids) > 1]
+        self._context_cases = greedy_cases(several, config.max_tokens, config.num_context_cases)
         self._greedy_cases = greedy_cases(self._cases, config.max_tokens, config.num_stock_prompts)
         self._total = self._all_work()
 
