@@ -157,5 +157,11 @@ def _replay(replay: Mapping[str, Any]) -> list[Line]:
     for change in replay["changes"]:
         if change["area"] != "outputs":
             name = f"{change['area']}: {change['name']}"
-            lines.append(Line(name, f"was {change['before']}, is {change['now']}", "note"))
+            before, now = (_short(change["area"], change[when]) for when in ("before", "now"))
+            lines.append(Line(name, f"was {before}, is {now}", "note"))
     return lines
+
+
+def _short(area: str, value: object) -> str:
+    """A hash is known by its beginning, and two whole ones fit no line."""
+    return str(value)[:12] if area == "hashes" else str(value)
