@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Batch, DraftBlock, Row
+from blockdraft.core.sequence import Batch, Constraint, DraftBlock, Row
 from blockdraft.engine.engine import Engine
 from blockdraft.proof.explain.record import recording
 from blockdraft.proof.explain.round import Round
@@ -58,11 +58,12 @@ def record(
     prompt: Collection[int] = (1, 2, 3),
     *,
     eos_ids: frozenset[int] = frozenset(),
+    constraint: Constraint | None = None,
 ) -> tuple[list[Round], list[StepOutput]]:
     """The rounds of one sequence, and what the engine said of it."""
     outputs: list[StepOutput] = []
     with recording(engine) as recorder:
-        engine.add(list(prompt), params, eos_ids=eos_ids)
+        engine.add(list(prompt), params, eos_ids=eos_ids, constraint=constraint)
         while engine.has_work:
             outputs += engine.step()
         (rounds,) = recorder.take()

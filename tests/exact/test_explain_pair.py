@@ -3,8 +3,11 @@
 import pytest
 
 from blockdraft import LLM, SamplingParams
+from blockdraft.bench.workload import BUNDLED
 from blockdraft.proof.explain.prompts import Question
 from blockdraft.proof.explain.report import encode_question, explain_all, num_different
+from tests.command_line import run_json
+from tests.explain_sums import check_sums
 
 QUESTION = Question("1", None, "Write a Python function that adds 2 numbers, and explain it.")
 NUM_TOKENS = 48
@@ -30,3 +33,14 @@ def test_the_default_pair_is_explained() -> None:
         assert sums.total.num_rejected == 1 + sums.num_rounds - num_whole > 0
         assert sums.total.causes["other"] == 0
         assert "code" in explanation.kinds
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_causes_add_up_on_every_kind_of_prompt(temperature: str) -> None:
+    sampling = ["--max-tokens", 64, "--temperature", temperature, "--seed", 1]
+    report = run_json("explain", "--jsonl", BUNDLED, *sampling)
+    assert len(report["groups"]) >= 4
+    assert all(group["sums"]["num_rejected"] > 0 for group in report["groups"])
+    assert check_sums(report) > len(report["prompts"])

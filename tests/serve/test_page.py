@@ -2,17 +2,14 @@
 
 import json
 import re
-import shutil
 
 import pytest
 
+from tests.browser import browser as browser
+from tests.browser import needs_browser, sync_api
 from tests.serve.pair import default_llm
 from tests.serving import MODEL, running_server
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-
-BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
-EXECUTABLE = next((path for name in BROWSERS if (path := shutil.which(name))), None)
 PATIENCE = 120_000.0
 """Milliseconds."""
 KEY = "a-key-of-this-test"
@@ -22,16 +19,8 @@ expect.set_options(timeout=PATIENCE)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.model,
-    pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium, as from the system's packages"),
+    needs_browser,
 ]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=EXECUTABLE)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

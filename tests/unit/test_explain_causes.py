@@ -2,9 +2,11 @@
 
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
+from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.proof.explain.cause import SURE
@@ -133,6 +135,35 @@ def test_a_minimum_length_parts_too():
     causes = [one.rejection.cause for one in rounds if one.rejection is not None]
     assert set(causes) == {"penalty"}
     assert rounds[-1].token_ids[-1] == 3
+
+
+class Never:
+    """A grammar that never allows one token."""
+
+    def __init__(self, token_id, vocab_size):
+        self.mask = np.arange(vocab_size) != token_id
+
+    def allowed(self, output_ids, ahead):
+        return self.mask
+
+
+def test_a_grammar_parts_too():
+    # Both want token 0; where it is forbidden, the one goes on with 1 and the other with 2.
+    params = SamplingParams(max_tokens=8, grammar=Grammar.regex("any"))
+    engine = constant_engine([5.0, 4.9, 0.0, -1.0], [5.0, -2.0, 0.0, -1.0])
+    rounds, _ = record(engine, params, (1, 2), constraint=Never(0, 4))
+    found = {one.rejection for one in rounds if one.rejection is not None}
+    assert {(one.cause, one.drafted_id, one.evidence.wanted_id) for one in found} == {
+        ("penalty", 2, 1)
+    }
+    # A token that nobody wanted parts nothing.
+    rounds, _ = record(
+        constant_engine([5.0, 9.0, 0.0, -1.0], [5.0, 1.0, 0.0, -1.0]),
+        params,
+        (1, 2),
+        constraint=Never(3, 4),
+    )
+    assert {one.rejection.cause for one in rounds if one.rejection is not None} == {"drafter_wrong"}
 
 
 def test_the_evidence_is_what_the_tables_say():

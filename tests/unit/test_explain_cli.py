@@ -9,6 +9,7 @@ from blockdraft.core.jsonl import MOST_NAMED
 from blockdraft.proof.explain.prompts import read_questions
 from blockdraft.proof.explain.round import CAUSES
 from tests.command_line import refusal, run, run_json
+from tests.explain_sums import check_sums
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 SHORT = ["--max-tokens", 16, "--ignore-eos"]
@@ -29,7 +30,14 @@ def write_rows(path, *rows):
 def test_one_prompt_is_explained(pair):
     result = run("explain", *pair, *SHORT, "the abc")
     assert result.exit_code == 0, result.output
-    for part in ("drafted and kept", "rounds", "by kind of text", "by place in the block", "tau"):
+    for part in (
+        "drafted and kept",
+        "rounds",
+        "[rejected]",
+        "by kind of text",
+        "by place in the block",
+        "tau",
+    ):
         assert part in result.stdout
     assert "\x1b" not in result.stdout  # no terminal, no colors
     report = run_json("explain", *pair, *SHORT, "the abc")
@@ -40,6 +48,15 @@ def test_one_prompt_is_explained(pair):
     assert list(report["sums"]["causes"]) == list(CAUSES)
     assert report["config"]["adaptive"] is False
     assert report["sampling"]["max_tokens"] == 16
+
+
+def test_an_answer_by_a_grammar_is_explained(pair):
+    asked = ["explain", *pair, "--max-tokens", 16, "--min-tokens", 4, "the abc"]
+    report = run_json(*asked, "--regex", "(ab|cd){9}")
+    assert set(report["prompts"][0]["text"]) <= set("abcd")
+    assert report["sampling"]["grammar"] == {"kind": "regex", "source": "(ab|cd){9}"}
+    assert report["sampling"]["min_tokens"] == 4
+    assert report["sums"]["causes"]["other"] == 0
 
 
 def test_the_streaming_is_timed_on_demand(pair):
@@ -77,6 +94,51 @@ def test_many_prompts_are_grouped_and_shown_with_examples(pair, tmp_path):
         )
         assert group["examples"]
         assert {example["cause"] for example in group["examples"]} <= set(CAUSES)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        [],
+        ["--temperature", "1", "--seed", "2"],
+        ["--temperature", "1", "--seed", "2", "--repetition-penalty", "1.5"],
+        ["--stop", "e", "--stop", "a"],
+    ],
+)
+def test_causes_add_up_to_the_rejections_of_the_rounds(pair, tmp_path, sampling):
+    texts = {
+        "prose": "the abc of the abc",
+        "code": "def f(x):\n    return x",
+        "json": '{"a": [1, 2',
+        "digits": "1 2 3 4 5",
+        "names": "Ada and Lin",
+    }
+    rows = [
+        {"category": category, "prompt": text + end}
+        for category, text in texts.items()
+        for end in ("", "!", "\n")
+    ]
+    path = write_rows(tmp_path / "p.jsonl", *rows)
+    report = run_json("explain", *pair, *SHORT, *sampling, "--jsonl", path)
+    assert len(report["groups"]) == len(texts)
+    assert check_sums(report) > len(rows)
+
+
+def test_a_rejection_that_is_not_counted_is_noticed(pair):
+    report = run_json("explain", *pair, *SHORT, "the abc")
+    check_sums(report)
+    one = next(one for one in report["prompts"][0]["rounds"] if one["rejection"] is not None)
+    one["rejection"]["cause"] = "vocabulary"
+    with pytest.raises(AssertionError):
+        check_sums(report)
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(pair, tmp_path):
+    rows = [{"category": name, "prompt": "the abc"} for name in ("[bold]", "[/b]")]
+    result = run("explain", *pair, *SHORT, "--jsonl", write_rows(tmp_path / "p.jsonl", *rows))
+    assert result.exit_code == 0, result.output
+    for name in ("[bold]", "[/b]"):
+        assert f"\n{name} " in result.stdout
 
 
 def test_bad_lines_are_all_named(pair, tmp_path):

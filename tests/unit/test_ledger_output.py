@@ -94,7 +94,7 @@ def test_the_picture_has_a_bar_for_each_line_on_one_scale():
         *("drafter", "target", "target", "target", "wasted", "host"),
         *("target", "target", "host"),
     ]
-    left, room = 170, 900 - 170 - 150
+    left, room = 170, 900 - 170 - 190
     widths = [float(width) for _, _, width in bars]
     assert widths[-1] == pytest.approx(room, abs=0.2)  # the longest ledger fills the picture
     assert sum(widths[:5]) == pytest.approx(widths[5], abs=0.5) == pytest.approx(0.6 * room, abs=1)

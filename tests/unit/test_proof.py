@@ -16,7 +16,7 @@ from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.context import check_context
 from blockdraft.proof.controls import CONTROLS
 from blockdraft.proof.corpus import ProofPrompt
-from blockdraft.proof.differences import first_difference
+from blockdraft.proof.differences import first_differences
 from blockdraft.proof.findings import Findings
 from blockdraft.proof.prove import Proof
 from blockdraft.proof.ways import CHUNKS, CROWD, DRAFTED, FROM_MEMORY, PLAIN, run
@@ -93,7 +93,8 @@ def test_every_control_is_caught(findings: Findings) -> None:
 
 
 def test_the_context_and_the_distributions_are_right(findings: Findings) -> None:
-    assert len(findings.contexts) == 2
+    assert len({context.case_id for context in findings.contexts}) == 2
+    assert all(context.case_id.endswith("/greedy") for context in findings.contexts)
     assert all(context.is_right for context in findings.contexts)
     assert [check.planted for check in findings.distributions].count(True) == 1
     assert len(findings.agreements) == 2
@@ -161,25 +162,29 @@ def test_a_difference_names_its_place(llm: LLM) -> None:
     case = plan_cases(llm, CORPUS, [], CONFIG).cases[0]
     output = run(llm, [case], PLAIN)[case]
     (sample,) = output
-    assert first_difference(case, output, output, bits=True) is None
+    assert first_differences(case, output, output, bits=True) == []
     ids = (*sample.token_ids[:4], sample.token_ids[4] + 1, *sample.token_ids[5:])
-    found = first_difference(case, (replace(sample, token_ids=ids),), output, bits=True)
-    assert found is not None
+    (found,) = first_differences(case, (replace(sample, token_ids=ids),), output, bits=True)
     assert (found.what, found.index, found.found) == ("token_ids", 4, ids[4])
     shorter = replace(sample, token_ids=sample.token_ids[:-1])
-    found = first_difference(case, (shorter,), output, bits=True)
-    assert found is not None
+    (found,) = first_differences(case, (shorter,), output, bits=True)
     assert (found.index, found.found) == (len(ids) - 1, None)
     moved = replace(sample.logprobs[2], logprob=sample.logprobs[2].logprob + 1e-7)
     bits = replace(sample, logprobs=(*sample.logprobs[:2], moved, *sample.logprobs[3:]))
-    found = first_difference(case, (bits,), output, bits=True)
-    assert found is not None
+    (found,) = first_differences(case, (bits,), output, bits=True)
     assert (found.what, found.index) == ("logprobs", 2)
-    assert first_difference(case, (bits,), output, bits=False) is None
+    assert first_differences(case, (bits,), output, bits=False) == []
     broken = replace(sample, error="no memory")
-    found = first_difference(case, (broken,), (broken,), bits=False)
-    assert found is not None
+    (found,) = first_differences(case, (broken,), (broken,), bits=False)
     assert (found.verdict, found.found) == ("error", "no memory")
+
+
+def test_each_sample_has_a_difference_of_its_own(llm: LLM) -> None:
+    case = plan_cases(llm, CORPUS, [], CONFIG).cases[0]
+    (sample,) = run(llm, [case], PLAIN)[case]
+    changed = replace(sample, text=sample.text + "!")
+    found = first_differences(case, (sample, changed, changed), (sample, sample, sample), bits=True)
+    assert [(one.sample, one.what) for one in found] == [(1, "text"), (2, "text")]
 
 
 def test_the_context_check_needs_drafts(llm: LLM) -> None:

@@ -10,13 +10,14 @@ from blockdraft.core.sequence import Sequence
 from blockdraft.proof import faults
 from blockdraft.proof.cases import Case
 from blockdraft.proof.corpus import ProofPrompt
-from blockdraft.proof.differences import first_difference
+from blockdraft.proof.differences import first_differences
 from blockdraft.proof.forced import (
     MOST_MARGIN,
     PRECISION,
     Noise,
     classify,
     forced_logits,
+    judged_differences,
     margin_of,
     max_margin,
     measure_noise,
@@ -51,6 +52,32 @@ def test_a_plain_output_is_made_of_choices(llm: LLM, sampling: dict[str, object]
     assert_nothing_left(llm)
 
 
+def test_a_minimum_length_is_followed_by_force_too(llm: LLM) -> None:
+    """An end that was wanted and not allowed yet says nothing against the token that came."""
+    case = make_case(llm)
+    end = llm.tokenizer.encode("a")[0]
+    params = replace(case.params, min_tokens=9, logit_bias={end: 100.0})
+    case = replace(case, params=params, stop_ids=frozenset({end}))
+    params = replace(params, stop_token_ids=(end,))
+    output = decode(llm, replace(case, params=params))
+    assert output[0].token_ids.index(end) == 9
+    assert max_margin(llm.engine, case, 0, output[0].token_ids) == 0.0
+
+
+def test_a_sample_is_judged_whatever_the_others_are(llm: LLM) -> None:
+    """A near-tie of the first sample does not hide what is wrong with the second."""
+    case = make_case(llm)
+    (sample,) = decode(llm, case)
+    rows = [*forced_logits(llm.engine, case.prompt_ids, sample.token_ids, 1)]
+    ids = list(sample.token_ids)
+    second, last = (int(token_id) for token_id in rows[-1].float().argsort()[[-2, 0]])
+    drafted = [replace(sample, token_ids=(*ids[:-1], other)) for other in (second, last)]
+    lead = max_margin(llm.engine, case, 0, drafted[0].token_ids)
+    noise = Noise(largest=lead, mean=0.0, num_positions=1, shapes=(1,))
+    found = judged_differences(llm.engine, case, tuple(drafted), (sample, sample), noise)
+    assert [one.verdict for one in found] == ["near-tie", "violation"]
+
+
 def test_all_shapes_give_the_same_bits_in_exact_mode(llm: LLM) -> None:
     case = make_case(llm)
     ids = decode(llm, case)[0].token_ids
@@ -77,8 +104,7 @@ def test_a_wrong_token_anywhere_is_a_violation(llm: LLM) -> None:
     ids = list(plain[0].token_ids)
     ids[-2] = (ids[-2] + 1) % llm.engine.target.vocab_size
     drafted = (replace(plain[0], token_ids=tuple(ids)),)
-    found = first_difference(case, drafted, plain, bits=False)
-    assert found is not None
+    (found,) = first_differences(case, drafted, plain, bits=False)
     assert found.index == len(ids) - 2
     judged = classify(llm.engine, case, found, drafted, noise)
     assert judged.verdict == "violation"
@@ -99,8 +125,7 @@ def test_noise_explains_no_other_end_after_the_same_tokens(llm: LLM) -> None:
         replace(plain[0], finish_reason="stop"),
         replace(plain[0], token_ids=plain[0].token_ids[:-1]),
     ):
-        found = first_difference(case, (changed,), plain, bits=False)
-        assert found is not None
+        (found,) = first_differences(case, (changed,), plain, bits=False)
         assert classify(llm.engine, case, found, (changed,), generous).verdict == "violation"
 
 

@@ -12,7 +12,7 @@ from blockdraft.bench.ledger_report import LINE_LABELS, figure_lines
 from blockdraft.core.recorder import Line
 from blockdraft.engine.account import Ledger
 
-_WIDTH, _LEFT, _RIGHT = 900, 170, 150
+_WIDTH, _LEFT, _RIGHT = 900, 170, 190
 """Of the picture, its labels, and the room for the numbers behind the longest bar."""
 _ROW, _BAR, _TOP = 24, 15, 34
 
@@ -48,6 +48,7 @@ body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--ground
 h1 { font-size: 1.3rem; margin: 0; } h2 { font-size: 1.05rem; margin: 1.6rem 0 .2rem; }
 p { margin: .2rem 0; } .faint { color: var(--faint); }
 svg { width: 100%; height: auto; display: block; margin-top: .4rem; }
+.scroll { overflow-x: auto; } .scroll svg { min-width: 42rem; }
 svg text { fill: var(--text); font-size: 14px; font-variant-numeric: tabular-nums; }
 svg .small { fill: var(--faint); font-size: 12px; }
 .grid { stroke: var(--grid); } .join { stroke: var(--faint); stroke-dasharray: 2 3; }
@@ -113,8 +114,8 @@ def waterfall(ledger: Ledger, scale: float) -> str:
     rows.append(_bar(len(lines), "sum", "host", total, f"{ledger.num_tokens} tokens"))
     summary = f"Waterfall of {len(lines)} lines, {_per_token(ledger):.2f} ms per token"
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{summary}">'
-        f"{_grid(scale, height)}{''.join(rows)}</svg>"
+        f'<div class="scroll"><svg viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'aria-label="{summary}">{_grid(scale, height)}{"".join(rows)}</svg></div>'
     )
 
 

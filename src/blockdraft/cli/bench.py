@@ -148,7 +148,7 @@ def _measure(
         for config, measurements in runs:
             how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
             title = f"{how}, at most {config.max_tokens} tokens"
-            Console().print(table(title, groups_of(measurements)))
+            Console(markup=False).print(table(title, groups_of(measurements)))
         print(LEGEND)
     for config, measurements in runs:
         if config.ledger:

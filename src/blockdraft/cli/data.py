@@ -110,6 +110,7 @@ def progress_printer() -> Callable[["DataProgress"], None]:
     shown = time.monotonic()
 
     def report(progress: "DataProgress") -> None:
+        """Print a line, unless the last one was printed just now."""
         nonlocal shown
         if time.monotonic() - shown >= REPORT_SECONDS:
             shown = time.monotonic()

@@ -34,6 +34,7 @@ def explain(
         Path | None, typer.Option(help="Explain every prompt of a JSONL file instead.")
     ] = None,
     max_tokens: options.MaxTokens = _PARAMS.max_tokens,
+    min_tokens: options.MinTokens = _PARAMS.min_tokens,
     temperature: options.Temperature = _PARAMS.temperature,
     top_p: options.TopP = _PARAMS.top_p,
     top_k: options.TopK = _PARAMS.top_k,
@@ -44,7 +45,12 @@ def explain(
     logit_bias: options.LogitBias = None,
     seed: options.Seed = _PARAMS.seed,
     stop: options.Stop = None,
+    stop_token_ids: options.StopTokenIds = None,
     ignore_eos: options.IgnoreEos = _PARAMS.ignore_eos,
+    json_schema: options.JsonSchemaFile = None,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
+    grammar: options.GrammarFile = None,
     speculative: options.Speculative = options.SPECULATIVE,
     target: options.Target = _CONFIG.target,
     drafter: options.Drafter = str(_CONFIG.drafter),
@@ -144,7 +150,7 @@ def _publish(
 
     report = make_report(explained, stall_limit)
     if html is not None:
-        write_whole(html, render_page(report, headline(llm)))
+        write_whole(html, render_page(report, " · ".join(headline(llm).splitlines())))
     if as_json:
         print_json(_described(llm, params) | report)
     else:

@@ -26,14 +26,15 @@ FILE_WIDTH = 160
 
 def _console() -> Console:
     width = None if sys.stdout.isatty() else FILE_WIDTH
-    return Console(file=sys.stdout, width=width, highlight=False)
+    # What users name their prompts is no markup.
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False)
 
 
 def print_drafts(explanation: Explanation) -> None:
     """The answer, with the drafts in it marked."""
     console = _console()
     console.print(draft_text(explanation), soft_wrap=True)
-    console.print(f"[{LEGEND}]", markup=False)
+    console.print(f"[{LEGEND}]")
 
 
 def print_one(explained: Explained, stall_limit: float | None) -> None:

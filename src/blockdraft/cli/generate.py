@@ -41,7 +41,7 @@ def generate(
     target: options.Target = _CONFIG.target,
     drafter: options.Drafter = str(_CONFIG.drafter),
     max_tokens: options.MaxTokens = _PARAMS.max_tokens,
-    min_tokens: Annotated[int, typer.Option(help="Least tokens.")] = _PARAMS.min_tokens,
+    min_tokens: options.MinTokens = _PARAMS.min_tokens,
     temperature: options.Temperature = _PARAMS.temperature,
     top_p: options.TopP = _PARAMS.top_p,
     top_k: options.TopK = _PARAMS.top_k,

@@ -45,6 +45,7 @@ Memory = Annotated[
 ]
 
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+MinTokens = Annotated[int, typer.Option(help="Least tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(help="Fewest tokens whose probability reaches this; 1: all.")]
 TopK = Annotated[int, typer.Option(help="Most likely tokens only; 0: all.")]

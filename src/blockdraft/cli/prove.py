@@ -21,7 +21,7 @@ from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
 from blockdraft.proof.page import make_page
 from blockdraft.proof.replay import compare, read_certificate, settings_of
-from blockdraft.proof.summary import MARKS, Mark, sections, verdict_line
+from blockdraft.proof.summary import MARKS, Mark, sections, setting_line, verdict_line
 
 if TYPE_CHECKING:
     from blockdraft.proof.findings import Findings
@@ -135,6 +135,7 @@ def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, A
     description = describe_proof(llm, asked.config, asked.paths)
 
     def certify(findings: "Findings") -> dict[str, Any]:
+        """The certificate of what is known by now, written to the files that were asked for."""
         certificate = make_certificate(description, findings)
         if asked.before is not None:
             certificate |= {"replay": compare(asked.before, certificate)}
@@ -166,9 +167,7 @@ def _print_report(certificate: Mapping[str, Any]) -> None:
     from rich.text import Text
 
     console = Console()
-    config = certificate["config"]
-    print(f"{config['target']} drafted by {certificate['drafter_folder']}")
-    print(f"{config['dtype']} on {config['device']}, {certificate['threads']} threads")
+    print(f"{certificate['config']['target']} {setting_line(certificate)}")
     for section in sections(certificate):
         table = Table(title=section.title, title_justify="left", box=None, show_header=False)
         for line in section.lines:

@@ -54,6 +54,7 @@ class _Sample:
         return bool(self.new_ids) or self.is_finished
 
     def receive(self, output: StepOutput) -> None:
+        """Note what a step has committed; its text was written while it was committed."""
         self.new_ids += output.token_ids
         self.logprobs += output.logprobs
         self.prompt_logprobs += output.prompt_logprobs

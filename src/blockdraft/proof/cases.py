@@ -49,12 +49,13 @@ LOGPROBS = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One request of a proof; its id is unique there."""
+    """One request of a proof; its id is unique there. `stop_ids` are the tokens that end it."""
 
     prompt: ProofPrompt
     prompt_ids: tuple[int, ...]
     setting: str
     params: SamplingParams
+    stop_ids: frozenset[int] = frozenset()
 
     @property
     def id(self) -> str:
@@ -93,7 +94,7 @@ def plan_cases(
     for index, prompt in enumerate([*corpus, *own]):
         try:
             ids = encode(llm, prompt)
-            found = [_case(prompt, ids, name, config) for name in _settings_of(index, config)]
+            found = [_case(llm, prompt, ids, name, config) for name in _settings_of(index, config)]
             for case in found:
                 llm.engine.check_prompt(case.prompt_ids, case.params)
         except RequestError as error:
@@ -130,8 +131,9 @@ def _settings_of(index: int, config: ProofConfig) -> list[str]:
 
 
 def _case(
-    prompt: ProofPrompt, prompt_ids: tuple[int, ...], setting: str, config: ProofConfig
+    llm: LLM, prompt: ProofPrompt, prompt_ids: tuple[int, ...], setting: str, config: ProofConfig
 ) -> Case:
     options = {"logprobs": LOGPROBS, **SETTINGS[setting]}
     params = SamplingParams(max_tokens=config.max_tokens, seed=config.seed, **options)
-    return Case(prompt, prompt_ids, setting, params)
+    stop_ids = frozenset() if params.ignore_eos else llm.tokenizer.eos_ids
+    return Case(prompt, prompt_ids, setting, params, stop_ids)

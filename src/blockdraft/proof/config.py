@@ -14,7 +14,7 @@ class ProofConfig:
     max_tokens: most tokens of an output. seed: of the sampled requests.
     num_settings: ways to sample that each prompt is decoded with, in rotation over the prompts.
     one_of_a_kind: take the first prompt of each kind of the corpus only.
-    num_context_cases, num_stock_prompts, num_noise_cases: cases whose draft context is computed
+    num_context_cases, num_stock_prompts, num_noise_cases: prompts whose draft context is computed
     again, prompts that transformers decodes too, and cases that measure the noise (exact off).
     num_control_cases: cases that a planted fault is tried on at most.
     num_draws: samples of each distribution. adaptive: decode with adaptive depth too.

@@ -11,9 +11,9 @@ from blockdraft.llm import LLM
 from blockdraft.proof import faults
 from blockdraft.proof.cases import Case
 from blockdraft.proof.context import check_context
-from blockdraft.proof.differences import Difference, first_difference
+from blockdraft.proof.differences import Difference
 from blockdraft.proof.faults import Fault
-from blockdraft.proof.forced import Noise, classify
+from blockdraft.proof.forced import Noise, judged_differences
 from blockdraft.proof.ways import DRAFTED, PLAIN, run
 
 MOST_PROMPT = 256
@@ -133,10 +133,8 @@ def _look_at_outputs(llm: LLM, control: Control, case: Case, noise: Noise | None
     with control.plant(llm.engine):
         plain = run(llm, [case], PLAIN)[case]
         drafted = run(llm, [case], DRAFTED)[case]
-    found = first_difference(case, drafted, plain, bits=noise is None)
-    if found is not None and noise is not None:
-        found = classify(llm.engine, case, found, drafted, noise)
-    return _described(found) if found is not None and found.is_failure else ""
+    found = judged_differences(llm.engine, case, drafted, plain, noise)
+    return next((_described(one) for one in found if one.is_failure), "")
 
 
 def _described(found: Difference) -> str:

@@ -11,7 +11,7 @@ DifferenceVerdict = Literal["difference", "near-tie", "violation", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference of a case.
+    """The first difference of a sample.
 
     what: the field that differs, at `index` where it is a row of things. `verdict` is "difference"
     in exact mode, where none is allowed; otherwise see `proof.forced`, which also gives `margin`,
@@ -33,20 +33,21 @@ class Difference:
         return self.verdict != "near-tie"
 
 
-def first_difference(
+def first_differences(
     case: Case, found: Output, expected: Output, *, bits: bool
-) -> Difference | None:
-    """The first difference of two outputs of a case, None if they are equal.
+) -> list[Difference]:
+    """The first difference of each sample of a case, of those that differ.
 
     `bits`: log-probabilities count too, to the last bit.
     """
+    differences = []
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-        for sample in (one, other):
-            if sample.error is not None:
-                return Difference(case.id, number, "error", None, sample.error, None, "error")
-        if place := _first_place(one, other, bits):
-            return Difference(case.id, number, *place)
-    return None
+        error = one.error if other.error is None else other.error
+        if error is not None:
+            differences.append(Difference(case.id, number, "error", None, error, None, "error"))
+        elif place := _first_place(one, other, bits):
+            differences.append(Difference(case.id, number, *place))
+    return differences
 
 
 def _first_place(found: Sample, expected: Sample, bits: bool) -> tuple[Any, ...] | None:

@@ -19,7 +19,7 @@ ProofVerdict = Literal["proven", "failed", "partial"]
 
 @dataclass(frozen=True, slots=True)
 class WayCheck:
-    """All cases of one way against plain decoding; `differences` holds the first of each case."""
+    """All cases of one way against plain decoding; `differences` holds the first of each output."""
 
     way: Way
     num_cases: int
@@ -52,7 +52,7 @@ class Findings:
     def failures(self) -> list[str]:
         """What speaks against the pair, or against the proof itself; one line each."""
         return [
-            *(f"{c.num_failures} cases differ {c.way.name}" for c in self.ways if c.num_failures),
+            *(f"{c.num_failures} outputs differ {c.way.name}" for c in self.ways if c.num_failures),
             *(f"draft context of {c.case_id} is wrong" for c in self.contexts if not c.is_right),
             *(f"fault not caught: {c.name}" for c in self.controls if c.is_failure),
             *(f"distribution {c.name} is wrong" for c in self.distributions if not c.is_right),

@@ -15,7 +15,7 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Tokens
 from blockdraft.engine.engine import Engine
 from blockdraft.proof.cases import Case
-from blockdraft.proof.differences import Difference, DifferenceVerdict
+from blockdraft.proof.differences import Difference, DifferenceVerdict, first_differences
 from blockdraft.proof.lone import lone_sequence
 from blockdraft.proof.ways import Output
 from blockdraft.speculate.choice import choices
@@ -80,6 +80,16 @@ def measure_noise(engine: Engine, cases: Sequence[tuple[Case, Output]]) -> Noise
     return Noise(max(moved, default=0.0), mean, len(moved), shapes)
 
 
+def judged_differences(
+    engine: Engine, case: Case, found: Output, plain: Output, noise: Noise | None
+) -> list[Difference]:
+    """The first difference of each sample; without noise, in exact mode, none is allowed."""
+    differences = first_differences(case, found, plain, bits=noise is None)
+    if noise is None:
+        return differences
+    return [classify(engine, case, one, found, noise) for one in differences]
+
+
 def classify(
     engine: Engine, case: Case, difference: Difference, drafted: Output, noise: Noise
 ) -> Difference:
@@ -101,13 +111,12 @@ def classify(
 def max_margin(engine: Engine, case: Case, sample_index: int, output_ids: Sequence[int]) -> float:
     """The largest margin, in logits, by which a token of an output is not the target's choice."""
     assert case.params.seed is not None
-    stop_ids = frozenset(case.params.stop_token_ids)
     sequence = Tokens(
         0,
         case.params,
         case.params.seed,
         sample_index,
-        stop_ids,
+        case.stop_ids,
         list(case.prompt_ids),
         len(case.prompt_ids),
     )

@@ -6,7 +6,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from blockdraft.proof.summary import MARKS, Line, Section, sections, verdict_line
+from blockdraft.proof.summary import (
+    MARKS,
+    Line,
+    Section,
+    sections,
+    setting_line,
+    verdict_line,
+)
 
 _CSS = Path(__file__).with_name("page.css")
 _MARK_WORDS = {"ok": "passed", "failed": "failed", "note": "not judged"}
@@ -51,13 +58,7 @@ def make_page(certificate: Mapping[str, Any]) -> str:
 
 
 def _subtitle(certificate: Mapping[str, Any]) -> str:
-    config = certificate["config"]
-    exact = "exact" if config["exact"] else "exact off"
-    return (
-        f"drafted by {certificate['drafter_folder']}; {config['dtype']} on {config['device']}, "
-        f"{certificate['threads']} threads, {exact}; {certificate['date']}, "
-        f"{certificate['seconds']:.0f} s"
-    )
+    return f"{setting_line(certificate)}; {certificate['date']}, {certificate['seconds']:.0f} s"
 
 
 def _section(section: Section) -> str:
@@ -83,7 +84,7 @@ def _differences(certificate: Mapping[str, Any]) -> str:
     ]
     if not rows:
         return ""
-    return _table("Differences", "The first of each case.", ("case", "found", "verdict"), rows)
+    return _table("Differences", "The first of each output.", ("case", "found", "verdict"), rows)
 
 
 def _facts(title: str, about: str, facts: Mapping[str, Any]) -> str:

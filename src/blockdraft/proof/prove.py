@@ -14,10 +14,9 @@ from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.context import check_context
 from blockdraft.proof.controls import CONTROLS, run_control, suitable_cases
 from blockdraft.proof.corpus import ProofPrompt
-from blockdraft.proof.differences import first_difference
 from blockdraft.proof.distribution import SAMPLINGS, check_planted, check_sampling
 from blockdraft.proof.findings import Findings, WayCheck, total_acceptance
-from blockdraft.proof.forced import classify, measure_noise
+from blockdraft.proof.forced import judged_differences, measure_noise
 from blockdraft.proof.ways import PLAIN, Way, run, ways_of
 
 WORK_OF_DRAW = 0.05
@@ -61,8 +60,8 @@ class Proof:
         self._done = 0.0
         self._cases = self.findings.plan.cases
         self._ways = ways_of(llm, adaptive=config.adaptive)
-        self._context_cases = [c for c in self._cases if len(c.prompt_ids) > 1]
-        self._context_cases = self._context_cases[: config.num_context_cases]
+        several = [case for case in self._cases if len(case.prompt_ids) > 1]
+        self._context_cases = greedy_cases(several, config.max_tokens, config.num_context_cases)
         self._greedy_cases = greedy_cases(self._cases, config.max_tokens, config.num_stock_prompts)
         self._total = self._all_work()
 
@@ -114,13 +113,10 @@ class Proof:
         outputs = run(self.llm, self._cases, way, self._finish)
         differences = []
         for case, output in outputs.items():
-            found = first_difference(
-                case, output, self.findings.plain[case], bits=self.llm.config.exact
+            plain = self.findings.plain[case]
+            differences += judged_differences(
+                self.llm.engine, case, output, plain, self.findings.noise
             )
-            if found is not None and self.findings.noise is not None:
-                found = classify(self.llm.engine, case, found, output, self.findings.noise)
-            if found is not None:
-                differences.append(found)
         num_tokens = sum(len(sample.token_ids) for output in outputs.values() for sample in output)
         acceptance = total_acceptance(list(outputs.values()))
         self.findings.ways.append(

@@ -31,17 +31,26 @@ class Section:
 
 def verdict_line(certificate: Mapping[str, Any]) -> str:
     """The verdict in one sentence."""
-    exact = certificate["config"]["exact"]
     verdict = certificate["verdict"]
+    if verdict == "proven" and certificate["config"]["exact"]:
+        return "PROVEN: drafted output equals plain output, bit for bit"
     if verdict == "proven":
-        return (
-            "PROVEN: drafted output equals plain output, bit for bit"
-            if exact
-            else "NO VIOLATION: with exact off, drafted output differs from plain in near-ties only"
-        )
+        near = certificate["num_differences"]
+        found = f"{near} near-ties, nothing else" if near else "no output differs"
+        return f"NO VIOLATION: drafted against plain, which exact off lets differ: {found}"
     if verdict == "partial":
         return "PARTIAL: the proof was interrupted; no fault was found until then"
     return "FAILED: " + "; ".join(certificate["failures"])
+
+
+def setting_line(certificate: Mapping[str, Any]) -> str:
+    """What was proven, and how it ran."""
+    config, threads = certificate["config"], certificate["threads"]
+    return (
+        f"drafted by {certificate['drafter_folder']}; {config['dtype']} on {config['device']}, "
+        f"{threads} {'thread' if threads == 1 else 'threads'}, "
+        f"{'exact' if config['exact'] else 'exact off'}"
+    )
 
 
 def sections(certificate: Mapping[str, Any]) -> list[Section]:
@@ -148,5 +157,11 @@ def _replay(replay: Mapping[str, Any]) -> list[Line]:
     for change in replay["changes"]:
         if change["area"] != "outputs":
             name = f"{change['area']}: {change['name']}"
-            lines.append(Line(name, f"was {change['before']}, is {change['now']}", "note"))
+            before, now = (_short(change["area"], change[when]) for when in ("before", "now"))
+            lines.append(Line(name, f"was {before}, is {now}", "note"))
     return lines
+
+
+def _short(area: str, value: object) -> str:
+    """A hash is known by its beginning, and two whole ones fit no line."""
+    return str(value)[:12] if area == "hashes" else str(value)

@@ -91,12 +91,13 @@ class Timeline:
         ]
 
     def to_dict(self, limit: float | None = None) -> dict[str, Any]:
-        """Plain values for JSON; times in seconds."""
+        """Plain values for JSON; times in seconds. A burst is [at, tokens]."""
         stalls = self.stalls(limit)
         return {
             "first_text": self.bursts[0].at if self.bursts else None,
             "tokens_per_second": self.tokens_per_second,
             "num_bursts": len(self.bursts),
+            "bursts": [[burst.at, burst.num_tokens] for burst in self.bursts],
             "burst_sizes": {str(size): count for size, count in self.burst_sizes.items()},
             "gap_median": self.quantile(0.5),
             "gap_p95": self.quantile(0.95),
