@@ -107,6 +107,18 @@ def test_tokens_arrive_and_rounds_tell_what_was_drafted(page):
     assert page.locator("#by-position tbody tr").count() > 0
     assert page.locator("#by-kind tbody tr").count() > 0
     assert page.locator("#said").inner_text().startswith("Answered: ")
+    expect(page.locator("#server-tau")).not_to_have_text("–")
+    assert figure(page, "server-tau") > 1
+
+
+def test_a_phone_need_not_scroll_sideways(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    answer_with(page, lambda speculative: "A" * 500)
+    page.get_by_text("Side by side").click()
+    ask(page, "B" * 500)
+    wait_for_end(page)
+    page.locator("aside summary").click()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_both_ways_side_by_side_give_the_same_text(page):

@@ -2,7 +2,9 @@
 
 import { Tally, keptDrafts } from "./tally.js";
 
-const HINT = "Point at the text, or focus it and use ← and →, to see its rounds.";
+const HINT = matchMedia("(hover: none)").matches
+  ? "Tap the text to see its rounds."
+  : "Point at the text, or focus it and use ← and →, to see its rounds.";
 let numAnswers = 0;
 
 export function make(name, className = "", text = "") {
