@@ -59,7 +59,7 @@ def page(browser, url):
     page = browser.new_page()
     page.set_default_timeout(PATIENCE)
     page.goto(url)
-    page.get_by_text("Settings").click()
+    expect(page.locator("#model")).to_contain_text("enter it under Settings")
     page.get_by_label("API key").fill(KEY)
     page.get_by_label("Most tokens").fill("60")
     expect(page.locator("#model")).to_have_text(MODEL)

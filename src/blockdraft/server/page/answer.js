@@ -105,7 +105,8 @@ export class Answer {
     const tau = this.tally.acceptanceLength;
     if (tau !== null) parts.push(`${shortNumber(tau, 2)} a round`);
     if (this.speed !== null) parts.push(`${shortNumber(this.speed)} a second`);
-    if (this.tally.numStalls) parts.push(`${this.tally.numStalls} stalls`);
+    const { numStalls } = this.tally;
+    if (numStalls) parts.push(numStalls === 1 ? "1 stall" : `${numStalls} stalls`);
     this.sums.textContent = parts.join(" · ");
   }
 

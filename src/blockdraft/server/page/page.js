@@ -159,6 +159,7 @@ async function watchServer() {
         serverFigures.show(await server.metrics(), performance.now());
       } catch (error) {
         needsKey = error.status === 401;
+        if (needsKey) place("settings").open = true;
         serverFigures.fail(error.message);
       }
     }
