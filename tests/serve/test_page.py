@@ -111,6 +111,18 @@ def test_tokens_arrive_and_rounds_tell_what_was_drafted(page):
     assert figure(page, "server-tau") > 1
 
 
+def test_what_a_round_was_is_told_in_sight_however_long_the_text_is(page):
+    answer_with(page, lambda speculative: "A\n" * 200)
+    ask(page, "B")
+    wait_for_end(page)
+    page.locator(".text").focus()
+    page.keyboard.press("Home")
+    page.evaluate("scrollTo(0, 0)")
+    assert page.locator(".detail").inner_text().startswith("The prompt’s round")
+    detail, form = page.locator(".detail").bounding_box(), page.locator("#ask").bounding_box()
+    assert 0 < detail["y"] <= detail["y"] + detail["height"] <= form["y"] + 1
+
+
 def test_a_phone_need_not_scroll_sideways(page):
     page.set_viewport_size({"width": 390, "height": 844})
     answer_with(page, lambda speculative: "A" * 500)

@@ -193,6 +193,10 @@ function connect() {
       submit();
     });
   }
+  const form = place("ask");
+  new ResizeObserver(() => {
+    document.documentElement.style.setProperty("--form-height", `${form.offsetHeight}px`);
+  }).observe(form);
   // The figures have a column of their own where there is room for one, and fold away elsewhere.
   const wide = matchMedia("(min-width: 56.01rem)");
   const unfold = () => {
