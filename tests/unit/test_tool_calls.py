@@ -62,6 +62,34 @@ def test_calls_are_found_however_the_text_is_cut(syntax, text, pieces, seed):
     assert parser.are_whole
 
 
+FRAGMENTS = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<tool",
+        '{"name": "look", "arguments": ',
+        '{"name": "sing", ',
+    ),
+    *('{"name": "look", "parameters": ', "{", "}", "}}", '"', "\\", ",", "a", "\n", " ", "{}"),
+]
+
+
+@pytest.mark.parametrize("syntax", [TAGGED, BARE], ids=["tagged", "bare"])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(syntax, is_cut):
+    draw, num_with_calls = random.Random(0), 0
+    for _ in range(3000):
+        begin = draw.choice(["", f"{syntax.begin}{syntax.head('look')}{{"])
+        text = begin + "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 14)))
+        at_once, bit_by_bit = ToolCallParser(syntax, NAMES), ToolCallParser(syntax, NAMES)
+        whole = joined([*at_once.push(text), *at_once.close(is_cut=is_cut)])
+        bits = [piece for letter in text for piece in bit_by_bit.push(letter)]
+        assert joined([*bits, *bit_by_bit.close(is_cut=is_cut)]) == whole, text
+        assert at_once.are_whole is bit_by_bit.are_whole
+        num_with_calls += any(isinstance(piece, ToolCall) for piece in whole)
+    assert 1000 < num_with_calls < 2000
+
+
 BROKEN = [
     (written(ToolCall("look", '{"a": NaN}')), '{"a": NaN}'),
     (written(ToolCall("look", "{three}")), "{three}"),
