@@ -63,6 +63,27 @@ def test_vllm_bench_reads_the_acceptance(server, tmp_path):
     assert result["spec_decode_acceptance_length"] == pytest.approx(1 + accepted / drafts)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_guidellm_reads_the_acceptance(server, tmp_path, path):
+    before = counter(server, "spec_decode_num_draft_tokens_total")
+    run_client(
+        *(find_client("guidellm"), "run", "--disable-console-interactive"),
+        *("--backend", f"kind=openai_http,target={server.url},model={MODEL},request_format={path}"),
+        *("--tokenizer", f"kind=huggingface_auto,model={default_llm().folder}"),
+        *("--data", "kind=synthetic_text,prompt_tokens=48,output_tokens=24"),
+        *("--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=8"),
+        *("--output", f"kind=json,path={tmp_path / 'out.json'}"),
+        cwd=tmp_path,
+    )
+    (found,) = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["benchmarks"]
+    assert found["metrics"]["request_totals"]["successful"] == 8
+    requests = found["requests"]["successful"]
+    assert {request["output_tokens"] for request in requests} == {24}
+    told = [request["response_metrics"]["speculative_decoding"] for request in requests]
+    num_drafted = sum(one["num_draft_tokens"] for one in told if one is not None)
+    assert num_drafted == counter(server, "spec_decode_num_draft_tokens_total") - before
+
+
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_lm_eval(server_with_key, tmp_path, batch_size):
     options = {

@@ -111,18 +111,34 @@ def test_required_calls_parse(client, choice):
         assert choice != WEATHER or call.function.name == "weather"
 
 
+def streamed_call(client):
+    """Pieces of the arguments as the package hands them out, and the call made of them."""
+    with client.chat.completions.stream(
+        model=MODEL,
+        messages=[{"role": "user", "content": "How is the weather in Paris?"}],
+        max_tokens=400,
+        temperature=0,
+        tools=TOOLS,
+        tool_choice=WEATHER,
+    ) as stream:
+        events = list(stream)
+        final = stream.get_final_completion().choices[0].message
+    kind = "tool_calls.function.arguments.delta"
+    deltas = [event.arguments_delta for event in events if event.type == kind]
+    assert not final.content
+    (call,) = final.tool_calls
+    return deltas, call.function
+
+
 def test_a_conversation_with_a_tool(client):
     whole = ask(client, "How is the weather in Paris?", tools=TOOLS, tool_choice=WEATHER)
     message = whole.choices[0].message
     (call,) = message.tool_calls
     assert list(PLACE["properties"]) == list(json.loads(call.function.arguments))
-    stream = ask(
-        client, "How is the weather in Paris?", tools=TOOLS, tool_choice=WEATHER, stream=True
-    )
-    deltas = [choice.delta for chunk in stream for choice in chunk.choices]
-    pieces = [piece for delta in deltas for piece in delta.tool_calls or []]
-    assert "".join(piece.function.arguments for piece in pieces) == call.function.arguments
-    assert not any(delta.content for delta in deltas)
+    deltas, streamed = streamed_call(client)
+    assert "".join(deltas) == streamed.arguments == call.function.arguments
+    assert streamed.name == call.function.name
+    assert len(deltas) > 1
     turns = [
         {"role": "user", "content": "How is the weather in Paris?"},
         message.model_dump(exclude_none=True),

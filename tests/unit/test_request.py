@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -76,9 +77,16 @@ def test_values_take_one_form() -> None:
 
 
 def test_the_borders_are_allowed() -> None:
-    SamplingParams(max_tokens=5, min_tokens=5, top_p=1.0, min_p=1.0, seed=MAX_SEED, n=MAX_SAMPLES)
-    SamplingParams(max_tokens=1, min_tokens=0, min_p=0.0, seed=0, logprobs=MAX_LOGPROBS, n=1)
-    SamplingParams(presence_penalty=-2.0, frequency_penalty=2.0, logit_bias={0: -100.0})
+    borders: list[dict[str, Any]] = [
+        {"max_tokens": 5, "min_tokens": 5, "top_p": 1.0, "min_p": 1.0, "seed": MAX_SEED},
+        {"max_tokens": 1, "min_tokens": 0, "min_p": 0.0, "seed": 0, "logprobs": MAX_LOGPROBS},
+        {"presence_penalty": -2.0, "frequency_penalty": 2.0, "logit_bias": {0: -100.0}},
+        {"n": 1},
+        {"n": MAX_SAMPLES},
+    ]
+    for values in borders:
+        params = SamplingParams(**values)
+        assert {name: getattr(params, name) for name in values} == values
 
 
 @pytest.mark.parametrize(

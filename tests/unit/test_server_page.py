@@ -69,7 +69,8 @@ def test_every_file_is_served_as_what_it_is(server, name):
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2Fweb.py", "%2e%2e", "web.py"])
 def test_nothing_else_is_served(server, name):
-    error_of(server.client.get(f"/page/{name}"), 404)
+    error = error_of(server.client.get(f"/page/{name}"), 404)
+    assert "page" in error["message"]
 
 
 def test_the_page_needs_no_key_and_what_it_asks_for_does(llm):

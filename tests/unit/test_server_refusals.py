@@ -294,7 +294,7 @@ def test_a_body_that_is_no_request_is_refused(server, body):
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
 def test_another_kind_of_body_is_refused(server, kind):
     response = server.client.post(TEXT, content=b"prompt=abc", headers={"content-type": kind})
-    error_of(response, 400)
+    assert error_of(response, 400)["code"] == "invalid_json"
 
 
 def test_an_unknown_model_is_not_found(server):
@@ -309,8 +309,9 @@ def test_an_unknown_model_is_not_found(server):
     ("method", "path", "status"),
     [("GET", "/nothing", 404), ("GET", CHAT, 405), ("POST", "/health", 405), ("PUT", TEXT, 405)],
 )
-def test_unknown_routes_have_the_same_envelope(server, method, path, status):
-    error_of(server.client.request(method, path), status)
+def test_an_unknown_route_is_named_in_the_same_envelope(server, method, path, status):
+    error = error_of(server.client.request(method, path), status)
+    assert error["message"].startswith(f"{method} {path}: ")
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,9 @@ def streamed(server, **fields: Any):
                     assert call["id"].startswith("call_")
                     assert call["type"] == "function"
                     found[2].append({"name": call["function"]["name"], "arguments": ""})
+                else:
+                    assert set(call) == {"index", "function"}
+                    assert set(call["function"]) == {"arguments"}
                 found[2][call["index"]]["arguments"] += call["function"]["arguments"]
             found[3] = choice["finish_reason"] or found[3]
     return [tuple(texts[index]) for index in sorted(texts)]
@@ -151,15 +154,28 @@ def test_calls_that_are_required_are_made(server, choice, fields):
             assert choice != CHOICES[2] or call["name"] == "find"
 
 
-def test_no_half_of_a_call_is_content(server):
-    fields = {"tools": TOOLS, "tool_choice": "required", "ignore_eos": False}
+def test_a_call_that_is_cut_has_the_arguments_so_far(server):
+    fields = {"tools": TOOLS, "tool_choice": named("find"), "ignore_eos": False}
+    ((_, _, (call,), end),) = everyway(server, **fields, max_tokens=400)
+    assert end == "tool_calls"
     seen = set()
     for max_tokens in range(1, 120, 25):
         ((text, _, calls, end),) = everyway(server, **fields, max_tokens=max_tokens)
-        assert text == ""
-        assert (end == "tool_calls") <= bool(calls)
-        seen.add(end)
-    assert "length" in seen
+        assert (text, end) == ("", "length")
+        assert all(call["arguments"].startswith(half["arguments"]) for half in calls)
+        seen.update(half["arguments"] for half in calls)
+    assert len(seen) > 2
+
+
+def test_arguments_are_streamed_while_they_are_written(server):
+    fields = {"tools": TOOLS, "tool_choice": named("find"), "max_tokens": 400, "ignore_eos": False}
+    events = server.events(CHAT, **chat_body(**fields))
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    pieces = [call["function"]["arguments"] for d in deltas for call in d.get("tool_calls", [])]
+    ((_, _, (call,), _),) = whole(server, **fields)
+    assert "".join(pieces) == call["arguments"]
+    # A step commits a block at most, and the model's tokens are single bytes.
+    assert max(map(len, pieces)) <= 1 + server.service.model.max_draft_tokens < len(pieces)
 
 
 def test_the_model_is_told_of_tools_unless_it_may_call_none(server):
@@ -193,7 +209,9 @@ SAID = [
     (f"{TWO} Done.", " Done.", BOTH, "tool_calls"),
     (written("sing", "{}"), written("sing", "{}"), [], "stop"),
     ("a < b <tool", "a < b <tool", [], "stop"),
-    (written("look", "{")[:-3], written("look", "{")[:-3], [], "stop"),
+    (written("look", "[1]"), written("look", "[1]"), [], "stop"),
+    (written("look", "{no}"), "", [{"name": "look", "arguments": "{no}"}], "stop"),
+    (f'<tool_call>{TAGGED.head("look")}{{"a', "", [{"name": "look", "arguments": '{"a'}], "stop"),
 ]
 
 
@@ -209,10 +227,14 @@ def test_calls_are_found_in_a_free_answer(server, monkeypatch, said, text, calls
     assert everyway(server, tools=TOOLS, **LONG) == [(text, "", calls, end)]
 
 
-def test_a_call_that_is_cut_is_left_out(server, monkeypatch):
+CUT = [('"arg', []), ('"age"', [{"name": "look", "arguments": '{"name": "abc", '}])]
+
+
+@pytest.mark.parametrize(("stop", "calls"), CUT)
+def test_a_stop_string_cuts_a_call_too(server, monkeypatch, stop, calls):
     saying(monkeypatch, f"Well.{written('look', LOOK)}")
-    fields = {"tools": TOOLS, "max_tokens": 400, "ignore_eos": False, "stop": ['"age"']}
-    assert everyway(server, **fields) == [("Well.", "", [], "stop")]
+    fields = {"tools": TOOLS, "max_tokens": 400, "ignore_eos": False, "stop": [stop]}
+    assert everyway(server, **fields) == [("Well.", "", calls, "stop")]
 
 
 def test_no_piece_of_a_call_leaks_into_the_content_of_a_stream(server, monkeypatch):

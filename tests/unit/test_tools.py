@@ -1,7 +1,6 @@
 """Tools: what is refused, how a model is told of them, and that required calls always parse."""
 
 import json
-import random
 from dataclasses import replace
 
 import jsonschema
@@ -10,7 +9,7 @@ import pytest
 from blockdraft import RequestError, SamplingParams
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Tokenizer
-from blockdraft.text.tool_calls import ToolCall, ToolCallParser
+from blockdraft.text.tool_calls import ToolCallParser
 from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
 from blockdraft.text.tools import (
     BARE,
@@ -23,16 +22,19 @@ from blockdraft.text.tools import (
 )
 from tests.schemas import SCHEMAS
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
-
-
-def function(name="look", **changes):
-    declared = {"name": name, "description": "Looks.", "parameters": SCHEMAS["object"]}
-    return {"type": "function", "function": {**declared, **changes}}
-
-
-LOOK, WAIT = function(), function("wait-2", parameters=None)
-TOOLS = parse_tools([LOOK, WAIT])
-NAMES = [tool.name for tool in TOOLS]
+from tests.tools import (
+    LOOK,
+    LOOK_CALL,
+    TOOLS,
+    TWO_CALLS,
+    WAIT,
+    WAIT_CALL,
+    WRONG_NAME,
+    ToolCall,
+    function,
+    joined,
+    written,
+)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +90,6 @@ def test_only_an_obligation_strictness_or_a_single_call_needs_a_grammar():
         calls_grammar(strict, ToolChoice("auto"), BARE)
 
 
-LOOK_CALL = ToolCall("look", '{"name": "abc", "age": 3}')
-WAIT_CALL = ToolCall("wait-2", "{}")
-
-
-def written(call, syntax=TAGGED):
-    return syntax.write(call.name, call.arguments)
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     inner = tiny_tokenizer()
@@ -112,8 +106,6 @@ def accepts(grammars, tokenizer, grammar, text):
     return all(state.allowed(path[:i], [])[path[i]] for i in range(len(path)))
 
 
-TWO_CALLS = f"{written(LOOK_CALL)}\n{written(WAIT_CALL)}"
-WRONG_NAME = written(ToolCall("sing", "{}"))
 WRONG_ARGUMENTS = written(ToolCall("look", '{"name": 3}'))
 
 
@@ -183,91 +175,12 @@ def test_required_calls_parse_drafted_and_plain(llm, syntax, temperature):
     for completion in found:
         assert completion.finish_reason == "stop"
         parser = ToolCallParser(syntax, [tool.name for tool in tools])
-        calls = [*parser.push(completion.text), *parser.close()]
+        calls = joined([*parser.push(completion.text), *parser.close()])
         assert calls
+        assert parser.are_whole
         for call in calls:
             (tool,) = [tool for tool in tools if tool.name == call.name]
             jsonschema.validate(json.loads(call.arguments), dict(tool.parameters))
-
-
-TRICKY = ToolCall("look", '{"name": "</tool_call>\\n<tool_call>", "age": 1e400, "age": 1.50}')
-ANSWERS = [
-    (TAGGED, "", []),
-    (TAGGED, "Hello < there", ["Hello < there"]),
-    (TAGGED, written(LOOK_CALL), [LOOK_CALL]),
-    (TAGGED, f"Well.\n{TWO_CALLS}\n", ["Well.\n", LOOK_CALL, WAIT_CALL]),
-    (TAGGED, f"{written(WAIT_CALL)} and \n{written(LOOK_CALL)}", [WAIT_CALL, " and \n", LOOK_CALL]),
-    (TAGGED, written(TRICKY), [TRICKY]),
-    (TAGGED, '<tool_call>{"arguments" : {} ,"name":"look"}</tool_call>', [ToolCall("look", "{}")]),
-    (TAGGED, f"a{WRONG_NAME}b", [f"a{WRONG_NAME}b"]),
-    (TAGGED, '<tool_call>\n{"name": "look", "argu', ['<tool_call>\n{"name": "look", "argu']),
-    (TAGGED, "<tool_call>\n3\n</tool_call>", ["<tool_call>\n3\n</tool_call>"]),
-    (TAGGED, written(ToolCall("look", '{"a": NaN}')), [written(ToolCall("look", '{"a": NaN}'))]),
-    (TAGGED, written(ToolCall("look", "[1]")), [written(ToolCall("look", "[1]"))]),
-    (TAGGED, '<tool_call>{"name": ["look"], "arguments": {}}</tool_call>', None),
-    (TAGGED, "<tool_call>" + "[" * 9999 + "</tool_call>", None),
-    (BARE, "", []),
-    (BARE, "Hello {", ["Hello {"]),
-    (BARE, written(LOOK_CALL, BARE), [LOOK_CALL]),
-    (BARE, f"\n {written(LOOK_CALL, BARE)}\n", [LOOK_CALL]),
-    (BARE, '{"name": "sing", "parameters": {}}', ['{"name": "sing", "parameters": {}}']),
-    (BARE, '{"a": 1} is JSON', ['{"a": 1} is JSON']),
-]
-
-
-@pytest.mark.parametrize(("syntax", "text", "pieces"), ANSWERS)
-@pytest.mark.parametrize("seed", range(4))
-def test_calls_are_found_however_the_text_is_cut(syntax, text, pieces, seed):
-    draw, parser, found, rest = random.Random(seed), ToolCallParser(syntax, NAMES), [], text
-    while rest:
-        length = draw.randint(1, 1 + 9 * seed)
-        found += parser.push(rest[:length])
-        rest = rest[length:]
-    found += parser.close()
-    assert all(found)
-    joined = [found[0]] if found else []
-    for piece in found[1:]:
-        if isinstance(piece, str) and isinstance(joined[-1], str):
-            joined[-1] += piece
-        else:
-            joined.append(piece)
-    assert joined == ([text] if pieces is None else pieces)
-
-
-@pytest.mark.parametrize(
-    ("syntax", "text", "kept"),
-    [
-        (TAGGED, written(LOOK_CALL)[:-1], []),
-        (TAGGED, f"Well.{written(LOOK_CALL)[:20]}", ["Well."]),
-        (TAGGED, f"{written(WAIT_CALL)}\n<tool_call>", [WAIT_CALL]),
-        (TAGGED, written(WAIT_CALL), [WAIT_CALL]),
-        (TAGGED, f"{WRONG_NAME} and so", [f"{WRONG_NAME} and so"]),
-        (TAGGED, "a <", ["a <"]),
-        (TAGGED, "a <tool_ca", ["a "]),
-        (TAGGED, f"{written(WAIT_CALL)}\n<to", [WAIT_CALL]),
-        (BARE, written(LOOK_CALL, BARE)[:-1], []),
-        (BARE, "{", []),
-        (BARE, '{"a": 1', ['{"a": 1']),
-        (BARE, "Well. {", ["Well. {"]),
-    ],
-)
-def test_half_a_call_is_no_text_of_an_answer_that_was_cut(syntax, text, kept):
-    for cut in range(len(text)):
-        parser = ToolCallParser(syntax, NAMES)
-        found = [*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.close(is_cut=True)]
-        texts = [piece for piece in found if isinstance(piece, str)]
-        calls = [piece for piece in found if isinstance(piece, ToolCall)]
-        assert "".join(texts) == "".join(piece for piece in kept if isinstance(piece, str))
-        assert calls == [piece for piece in kept if isinstance(piece, ToolCall)]
-
-
-def test_text_is_handed_out_as_soon_as_it_is_certain():
-    parser = ToolCallParser(TAGGED, NAMES)
-    assert parser.push("Hi <tool") == ["Hi "]
-    assert parser.push("box> <") == ["<toolbox> "]
-    assert parser.push(written(WAIT_CALL)[1:-1]) == []
-    assert parser.push(">\n") == [WAIT_CALL]
-    assert parser.close() == []
 
 
 QWEN = (

@@ -46,17 +46,57 @@ PERSON = _object(
 REVIEW = _object(
     {"title": _text(60), "summary": _text(200), "tags": _list(20, 2, 5), "rating": _number(1, 5)}
 )
-ASKED = (
-    ("Describe a fictional person as JSON with the keys name, age, city and hobbies.", PERSON),
-    ("Give me a JSON object about a doctor from Paris: name, age, city, hobbies.", PERSON),
-    ("Return JSON only: a student named Tom, his age, city and hobbies.", PERSON),
-    ("Write a JSON review of a book about the sea: title, summary, tags, rating (1 to 5).", REVIEW),
-    (
-        "As JSON with title, summary, tags and rating: what do you think of the film Titanic?",
-        REVIEW,
-    ),
-    ("Rate a coffee machine as JSON with title, summary, tags, rating.", REVIEW),
+RECIPE = _object(
+    {
+        "dish": _text(40),
+        "minutes": _number(1, 300),
+        "ingredients": _list(30, 2, 8),
+        "hint": _text(120),
+    }
 )
+TICKET = _object(
+    {
+        "subject": _text(60),
+        "severity": {"enum": ["low", "medium", "high"]},
+        "steps": _list(80, 1, 4),
+        "is_open": {"type": "boolean"},
+    }
+)
+_BY_SHAPE = {
+    PERSON: (
+        "Describe a fictional person as JSON with the keys name, age, city and hobbies.",
+        "Give me a JSON object about a doctor from Paris: name, age, city, hobbies.",
+        "Return JSON only: a student named Tom, his age, city and hobbies.",
+        "A retired sailor as JSON: name, age, city, hobbies.",
+        "Make up a chess player. Answer in JSON with name, age, city, hobbies.",
+        "Who could be the mayor of Lisbon? JSON with name, age, city and hobbies, please.",
+    ),
+    REVIEW: (
+        "Write a JSON review of a book about the sea: title, summary, tags, rating (1 to 5).",
+        "As JSON with title, summary, tags and rating: what do you think of the film Titanic?",
+        "Rate a coffee machine as JSON with title, summary, tags, rating.",
+        "Review a hotel at a lake. JSON: title, summary, tags, rating from 1 to 5.",
+        "A short review of a bad umbrella as JSON with title, summary, tags and rating.",
+        "JSON only, with title, summary, tags, rating: a review of the first telephone.",
+    ),
+    RECIPE: (
+        "A recipe for pancakes as JSON: dish, minutes, ingredients, hint.",
+        "Give me something with tomatoes. JSON with dish, minutes, ingredients and hint.",
+        "JSON only: a soup for a cold day, with dish, minutes, ingredients, hint.",
+        "What can I cook with rice and eggs? Answer as JSON: dish, minutes, ingredients, hint.",
+        "A dessert without sugar, as JSON with the keys dish, minutes, ingredients and hint.",
+        "Describe a famous Italian dish as JSON: dish, minutes, ingredients, hint.",
+    ),
+    TICKET: (
+        "The printer is on fire. File a ticket as JSON: subject, severity, steps, is_open.",
+        "Write a bug report for a login page as JSON with subject, severity, steps, is_open.",
+        "JSON with subject, severity (low, medium, high), steps, is_open: a slow website.",
+        "My phone does not ring. Turn this into JSON: subject, severity, steps, is_open.",
+        "File a ticket about a wrong price in the shop. JSON: subject, severity, steps, is_open.",
+        "As JSON with subject, severity, steps and is_open: the backup failed last night.",
+    ),
+}
+ASKED = tuple((prompt, shape) for shape, prompts in _BY_SHAPE.items() for prompt in prompts)
 
 
 def _unmasked(logits: torch.Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[int]:

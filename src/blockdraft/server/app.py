@@ -17,6 +17,7 @@ from blockdraft.server.describe import ERRORS, METRICS, STREAM, unavailable
 from blockdraft.server.errors import (
     ApiError,
     answer_error,
+    answer_unknown_route,
     answer_validation,
     as_api_error,
     blaming,
@@ -55,7 +56,8 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
     _add_health_routes(app, service, traffic)
     _add_page_routes(app)
     app.add_exception_handler(RequestValidationError, answer_validation)
-    for kind in (ApiError, BlockdraftError, HTTPException):
+    app.add_exception_handler(HTTPException, answer_unknown_route)
+    for kind in (ApiError, BlockdraftError):
         app.add_exception_handler(kind, answer_error)
     app.add_middleware(
         Guard,
@@ -101,17 +103,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise RequestError("give prompt or messages, one of them", param="prompt")
-        if body.prompt is not None:
-            if body.tools is not None:
-                raise RequestError("tools belong to messages; leave out prompt", param="tools")
-            with blaming("prompt"):
-                token_ids = await service.encode_text(body.prompt)
-        else:
-            toolbox = read_toolbox(body, service.tokenizer)
-            with blaming("messages"):
-                token_ids = await service.encode_chat(body, toolbox)
+        token_ids = await _tokenize(service, body)
         texts = [service.tokens.text_of(i) for i in token_ids] if body.return_token_strs else None
         return {
             "count": len(token_ids),
@@ -125,6 +117,19 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         service.check_model(body.model)
         service.engine.check_ids("tokens", body.tokens)
         return {"prompt": service.tokenizer.decode_all(body.tokens)}
+
+
+async def _tokenize(service: Service, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give prompt or messages, one of them", param="prompt")
+    if body.prompt is None:
+        toolbox = read_toolbox(body, service.tokenizer)
+        with blaming("messages"):
+            return await service.encode_chat(body, toolbox)
+    if body.tools is not None:
+        raise RequestError("tools belong to messages; leave out prompt", param="tools")
+    with blaming("prompt"):
+        return await service.encode_text(body.prompt)
 
 
 def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None:

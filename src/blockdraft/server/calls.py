@@ -1,22 +1,35 @@
 """The tool calls of one choice, as clients get them. No torch."""
 
 import secrets
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, replace
 
 from blockdraft.server.shape import Toolbox
+from blockdraft.text.tool_calls import CallStart, ToolCallParser
 from blockdraft.text.tool_calls import Piece as Found
-from blockdraft.text.tool_calls import ToolCall, ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call with its place among those of its choice, and a name for its result to refer to."""
+    """A call with its place among those of its choice, or what a piece of the answer adds to it.
+
+    The first piece of a call has its name, and an id for its result to refer to; what follows has
+    neither.
+    """
 
     index: int
     id: str
     name: str
     arguments: str
+
+
+def join_calls(calls: list[Call], more: Iterable[Call]) -> None:
+    """Append pieces of calls, each to the call that it belongs to."""
+    for call in more:
+        if calls and calls[-1].index == call.index:
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + call.arguments)
+        else:
+            calls.append(call)
 
 
 class CallFinder:
@@ -32,23 +45,30 @@ class CallFinder:
         # Where nothing but calls is allowed, text is what is left of one that was cut short.
         self._has_text = toolbox.choice.mode != "required"
         self._eos_ids = eos_ids
-        self.num_calls = 0
+        self._num_calls = 0
 
     def feed(self, text: str) -> tuple[str, list[Call]]:
-        """Take more content; returns the text and the calls that are certain by now."""
+        """Take more content; returns the text and the pieces of calls that are certain by now."""
         return self._sort(self._parser.push(text))
 
     def close(self, last_token: int) -> tuple[str, list[Call]]:
         """No content follows `last_token`: returns what was held back, but no half of a call."""
         return self._sort(self._parser.close(is_cut=last_token not in self._eos_ids))
 
+    @property
+    def can_be_run(self) -> bool:
+        """True if there are calls, and the arguments of each are an object of JSON."""
+        return self._num_calls > 0 and self._parser.are_whole
+
     def _sort(self, found: list[Found]) -> tuple[str, list[Call]]:
-        text, calls = "", []
+        text = ""
+        calls: list[Call] = []
         for piece in found:
-            if isinstance(piece, ToolCall):
-                name = f"call_{secrets.token_hex(12)}"
-                calls.append(Call(self.num_calls, name, piece.name, piece.arguments))
-                self.num_calls += 1
-            elif self._has_text:
-                text += piece
+            if isinstance(piece, str):
+                text += piece if self._has_text else ""
+            elif isinstance(piece, CallStart):
+                calls.append(Call(self._num_calls, f"call_{secrets.token_hex(12)}", piece.name, ""))
+                self._num_calls += 1
+            else:
+                join_calls(calls, [Call(self._num_calls - 1, "", "", piece.text)])
         return text, calls

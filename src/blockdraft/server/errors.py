@@ -103,9 +103,6 @@ def as_api_error(error: BaseException, *, prompt_param: str | None = None) -> Ap
         return ApiError(503, message, kind="server_error", code="engine_dead")
     if isinstance(error, BlockdraftError):
         return ApiError(500, message, kind="server_error", code="internal_error")
-    if isinstance(error, HTTPException):
-        headers = dict(error.headers or {})
-        return ApiError(error.status_code, str(error.detail), headers=headers)
     # What went wrong inside is for the log.
     return ApiError(
         500, "the server failed on this request", kind="server_error", code="internal_error"
@@ -163,6 +160,14 @@ async def answer_validation(request: Request, error: Exception) -> JSONResponse:
     """Handler of RequestValidationError."""
     assert isinstance(error, RequestValidationError)
     return from_validation(error).response()
+
+
+async def answer_unknown_route(request: Request, error: Exception) -> JSONResponse:
+    """Handler of HTTPException: of what is asked for, and how."""
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.url.path}"
+    message = f"{asked:.200}: {error.detail}; /openapi.json lists the routes"
+    return ApiError(error.status_code, message, headers=dict(error.headers or {})).response()
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:

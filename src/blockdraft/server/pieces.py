@@ -12,7 +12,7 @@ from blockdraft.core.errors import BlockdraftError, RequestTimeout
 from blockdraft.engine.async_engine import Stream
 from blockdraft.engine.completion import Chunk, Completion, Round
 from blockdraft.engine.samples import Job
-from blockdraft.server.calls import Call, CallFinder
+from blockdraft.server.calls import Call, CallFinder, join_calls
 from blockdraft.server.reasoning import Part, ReasoningSplitter
 from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.kinds import Kind, token_kinds
@@ -62,7 +62,7 @@ class Piece:
         """Append the next piece of the same choice."""
         self.content += other.content
         self.reasoning += other.reasoning
-        self.calls += other.calls
+        join_calls(self.calls, other.calls)
         self.token_ids += other.token_ids
         self.entries += other.entries
         self.completion = other.completion
@@ -176,16 +176,16 @@ class _Choice:
             else:
                 content, calls = self._finder.feed(text)
                 piece.content += content
-                piece.calls += calls
+                join_calls(piece.calls, calls)
         if self._finder is not None and chunk.completion is not None:
             content, calls = self._finder.close(chunk.completion.token_ids[-1])
             piece.content += content
-            piece.calls += calls
+            join_calls(piece.calls, calls)
 
     def _finish_reason(self, completion: Completion | None) -> str | None:
         if completion is None:
             return None
-        has_calls = self._finder is not None and self._finder.num_calls > 0
+        has_calls = self._finder is not None and self._finder.can_be_run
         is_stop = completion.finish_reason == "stop"
         return "tool_calls" if has_calls and is_stop else completion.finish_reason
 

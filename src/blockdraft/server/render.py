@@ -63,8 +63,7 @@ class ChatForm:
         if piece.content:
             delta["content"] = piece.content
         if piece.calls:
-            # A call is known as one when it is complete, so its arguments come in one piece.
-            delta["tool_calls"] = [{"index": c.index, **_called(c)} for c in piece.calls]
+            delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
         return self._choice(piece.index, {"delta": delta}, piece)
 
     def message(self, piece: Piece) -> Json:
@@ -226,6 +225,12 @@ def _rounds(rounds: Sequence[Round]) -> list[Json]:
 def _called(call: Call) -> Json:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_delta(call: Call) -> Json:
+    if call.id:
+        return {"index": call.index, **_called(call)}
+    return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
 def _chat_entry(tokens: TokenBytes, entry: TokenEntry) -> Json:

@@ -1,9 +1,10 @@
-"""Tool calls in the text of an answer, found while it is written."""
+"""Tool calls in the text of an answer, parted from it while it is written."""
 
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from json import JSONDecoder
+from typing import Literal
 
 from blockdraft.text.tools import CallSyntax
 
@@ -16,41 +17,62 @@ _DECODER = JSONDecoder(parse_constant=_refuse)  # Python itself takes NaN
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that is complete; `arguments` is the text of a JSON object as the model wrote it."""
+class CallStart:
+    """A call of this function begins; its arguments follow."""
 
     name: str
-    arguments: str
 
 
-Piece = str | ToolCall
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More text of the last call's arguments, as the model wrote them."""
+
+    text: str
+
+
+Piece = str | CallStart | Arguments
 
 _HALF_BARE_CALL = re.compile(r'\s*\{\s*("name"|$)')
+_SPACE = " \t\n\r"
 
 
 class ToolCallParser:
     """Splits the text of one answer into text and calls.
 
-    A call comes when it is complete, and only if it is JSON with a known name and an object of
-    arguments; anything else stays text, word for word. White space between calls is dropped.
-    Without a begin, a call is the whole answer: then everything from a first brace on is held back.
-    An answer that was cut in the middle of a call, or of its begin, ends before it.
+    A call is one from where its arguments begin, if it names a known function; what was handed out
+    of it by then cannot be taken back. So the arguments of a call may be no JSON, or lack their
+    end: `are_whole` tells. A call that is spelled in another order than the model was told comes
+    when it is complete. Anything else stays text, word for word. White space between calls is
+    dropped. Without a begin, a call is at the start of the answer: then what begins with a brace
+    is held back until it cannot be one. An answer that was cut in the middle of what leads up to a
+    call's arguments ends before it.
     """
 
     def __init__(self, syntax: CallSyntax, names: Collection[str]) -> None:
         self._begin, self._end = syntax.begin.strip(), syntax.end.strip()
         self._key = syntax.arguments_key
+        self._head = re.compile(
+            rf'\s*\{{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"{self._key}"\s*:\s*(?=\{{)'
+        )
         self._names = frozenset(names)
-        self._text = ""
-        self._is_inside = False
+        self._held = ""
+        self._state: Literal["text", "head", "arguments", "tail"] = (
+            "text" if self._begin else "head"
+        )
+        self._steps = {
+            "text": self._take_text,
+            "head": self._take_head,
+            "arguments": self._take_arguments,
+            "tail": self._take_tail,
+        }
         self._is_behind_call = False
-        self._is_whole = not self._begin  # the answer may still turn out to be a call as a whole
+        self._arguments = _JsonObject()
+        self.are_whole = True
+        """False if the arguments of a call are no JSON, such as where the answer ends in them."""
 
     def push(self, text: str) -> list[Piece]:
         """Take more text and return what is certain; its pieces in order."""
-        self._text += text
-        if not self._begin:
-            return self._push_bare()
+        self._held += text
         return [piece for piece in self._split() if piece]
 
     def close(self, *, is_cut: bool = False) -> list[Piece]:
@@ -58,84 +80,147 @@ class ToolCallParser:
 
         is_cut: the model had not come to an end.
         """
-        if self._is_whole and (call := self._parse(self._text)) is not None:
-            return [call]
-        text = self._without_half_call() if is_cut else self._text
-        self._text = ""
+        if self._state == "arguments":
+            self.are_whole = False
+        if self._state in ("arguments", "tail"):
+            return []
+        if not self._begin and self._state == "head" and (call := self._parse(self._held)):
+            return call
+        text = self._without_half_call() if is_cut else self._held
         if self._is_behind_call and not text.strip():
             return []
         return [text] if text else []
 
     def _without_half_call(self) -> str:
-        if not self._begin:
-            is_half = self._is_whole and _HALF_BARE_CALL.match(self._text) is not None
-        elif self._is_inside:
-            is_half = self._end not in self._text
-        else:
+        if self._state == "text":
             num_held = self._num_held_back()
             # A single letter is too little to tell.
-            return self._text[:-num_held] if num_held > 1 else self._text
-        return "" if is_half else self._text
-
-    def _push_bare(self) -> list[Piece]:
-        if self._is_whole and self._text.strip() and not self._text.lstrip().startswith("{"):
-            self._is_whole = False
-        if self._is_whole or not self._text:
-            return []
-        text, self._text = self._text, ""
-        return [text]
+            return self._held[:-num_held] if num_held > 1 else self._held
+        if self._begin:
+            is_half = self._end not in self._held
+        else:
+            is_half = _HALF_BARE_CALL.match(self._held) is not None
+        return "" if is_half else self._held
 
     def _split(self) -> Iterator[Piece]:
-        while True:
-            if not self._is_inside:
-                yield self._take_text()
-            if not self._is_inside:
-                return
-            if (call := self._take_call()) is None:
-                return
-            self._is_inside, self._is_behind_call = False, True
-            yield call
+        """Each step takes all that is certain, and goes on if another state takes over."""
+        before = None
+        while self._state != before:
+            before = self._state
+            yield from self._steps[before]()
 
-    def _take_text(self) -> str:
+    def _take_text(self) -> list[Piece]:
         """Text before the next begin, or as much of it as cannot become one."""
-        start = self._text.find(self._begin)
-        self._is_inside = start >= 0
-        end = start if self._is_inside else len(self._text) - self._num_held_back()
-        text = self._text[:end]
-        if self._is_behind_call:
-            if not text.strip():
-                if self._is_inside:
-                    self._text = self._text[end:]
-                return ""  # not yet certain: a call may follow, or the end
-            self._is_behind_call = False
-        self._text = self._text[end:]
-        return text
+        start = self._held.find(self._begin) if self._begin else -1
+        end = start if start >= 0 else len(self._held) - self._num_held_back()
+        text = self._held[:end]
+        if self._is_behind_call and not text.strip() and start < 0:
+            return []  # not yet certain: a call may follow, or the end
+        self._held = self._held[end:]
+        if start >= 0:
+            self._state = "head"
+        if self._is_behind_call and not text.strip():
+            return []
+        self._is_behind_call = False
+        return [text]
 
     def _num_held_back(self) -> int:
-        lengths = range(min(len(self._begin) - 1, len(self._text)), 0, -1)
-        return next((n for n in lengths if self._text.endswith(self._begin[:n])), 0)
+        lengths = range(min(len(self._begin) - 1, len(self._held)), 0, -1)
+        return next((n for n in lengths if self._held.endswith(self._begin[:n])), 0)
 
-    def _take_call(self) -> ToolCall | None:
-        """The call at the start of the text, if it is complete; its arguments may hold an end."""
+    def _take_head(self) -> list[Piece]:
+        """What leads up to the arguments, or a whole call if it is spelled in another way."""
+        found = self._head.match(self._held, len(self._begin))
+        if found is not None and found[1] in self._names:
+            self._held = self._held[found.end() :]
+            self._state, self._arguments = "arguments", _JsonObject()
+            return [CallStart(found[1])]
+        if self._begin:
+            return self._take_whole_call()
+        start = self._held.lstrip()
+        if start and not start.startswith("{"):
+            self._state = "text"
+        return []
+
+    def _take_whole_call(self) -> list[Piece]:
         start = len(self._begin)
-        end = self._text.find(self._end, start)
-        while end >= 0:
-            if (call := self._parse(self._text[start:end])) is not None:
-                self._text = self._text[end + len(self._end) :]
+        end = self._held.find(self._end, start)
+        while end >= 0:  # the first end may stand in the arguments
+            if call := self._parse(self._held[start:end]):
+                self._held = self._held[end + len(self._end) :]
+                self._state, self._is_behind_call = "text", True
                 return call
-            end = self._text.find(self._end, end + 1)
-        return None
+            end = self._held.find(self._end, end + 1)
+        return []
 
-    def _parse(self, text: str) -> ToolCall | None:
+    def _take_arguments(self) -> list[Piece]:
+        length = self._arguments.take(self._held)
+        text, self._held = self._held[:length], self._held[length:]
+        if self._arguments.is_complete:
+            self._state = "tail"
+            self.are_whole = self.are_whole and self._arguments.is_json
+        return [Arguments(text)] if text else []
+
+    def _take_tail(self) -> list[Piece]:
+        """What closes a call, or where text goes on without that."""
+        rest = self._held.lstrip(f"{_SPACE}}}")
+        if rest.startswith(",") and self._end:  # members behind the arguments
+            rest = rest[rest.find(self._end) :] if self._end in rest else ""
+        if not rest or (rest != self._end and self._end.startswith(rest)):
+            return []  # not yet certain
+        self._held = rest.removeprefix(self._end)
+        self._state, self._is_behind_call = "text", True
+        return []
+
+    def _parse(self, text: str) -> list[Piece]:
+        """A complete call; empty if it is none."""
         try:
             members = _members(text.strip())
             name = _DECODER.decode(members["name"])
             arguments = members[self._key]
         except (ValueError, KeyError, RecursionError):
-            return None
+            return []
         if not isinstance(name, str) or name not in self._names or not arguments.startswith("{"):
-            return None
-        return ToolCall(name, arguments)
+            return []
+        return [CallStart(name), Arguments(arguments)]
+
+
+class _JsonObject:
+    """The text of an object while it is written: where it ends, and whether it is JSON."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._depth = 0
+        self._is_in_string = False
+        self._is_escaped = False
+        self.is_complete = False
+
+    def take(self, text: str) -> int:
+        """Characters of the text, from its start, that belong to the object."""
+        length = next((i for i, letter in enumerate(text, 1) if self._closes(letter)), len(text))
+        self._text += text[:length]
+        return length
+
+    @property
+    def is_json(self) -> bool:
+        """True if it is complete, and JSON."""
+        try:
+            _DECODER.decode(self._text)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    def _closes(self, letter: str) -> bool:
+        """Take a letter; True if it is the last one."""
+        if self._is_in_string:
+            self._is_in_string = self._is_escaped or letter != '"'
+            self._is_escaped = letter == "\\" and not self._is_escaped
+        elif letter == '"':
+            self._is_in_string = True
+        elif letter in "{}":
+            self._depth += 1 if letter == "{" else -1
+            self.is_complete = self._depth == 0
+        return self.is_complete
 
 
 def _members(text: str) -> dict[str, str]:
@@ -160,6 +245,6 @@ def _members(text: str) -> dict[str, str]:
 
 
 def _skip_space(text: str, position: int) -> int:
-    while text[position] in " \t\n\r":
+    while text[position] in _SPACE:
         position += 1
     return position

@@ -92,6 +92,20 @@ class Engine:
             )
 
 
+def common_arguments(wish: Wish) -> list[str]:
+    """Options that all engines spell alike."""
+    serve, engine = wish.serve, wish.engine
+    return [
+        *("--served-model-name", serve.model_name or wish.llm.target),
+        *("--host", serve.host),
+        *("--port", str(serve.port)),
+        *("--dtype", wish.llm.dtype),
+        *("--tensor-parallel-size", str(engine.tensor_parallel)),
+        *("--pipeline-parallel-size", str(engine.pipeline_parallel)),
+        *("--data-parallel-size", str(engine.data_parallel)),
+    ]
+
+
 def _check_extra(arguments: Sequence[str], extra: Sequence[str]) -> None:
     """Refuse an option twice: the engine would take the last, and we wait at the first's address.
 

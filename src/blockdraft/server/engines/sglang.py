@@ -1,27 +1,20 @@
 """SGLang's command line, as its documentation has it; it was not run."""
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.server.engines.engine import Engine
+from blockdraft.server.engines.engine import Engine, common_arguments
 from blockdraft.server.engines.wish import Pair, Wish
 
 
 def _arguments(wish: Wish, pair: Pair) -> list[str]:
-    serve, engine = wish.serve, wish.engine
     arguments = [
         *("--model-path", str(pair.target)),
-        *("--served-model-name", serve.model_name or wish.llm.target),
-        *("--host", serve.host),
-        *("--port", str(serve.port)),
-        *("--dtype", wish.llm.dtype),
-        *("--tensor-parallel-size", str(engine.tensor_parallel)),
-        *("--pipeline-parallel-size", str(engine.pipeline_parallel)),
-        *("--data-parallel-size", str(engine.data_parallel)),
+        *common_arguments(wish),
         "--enable-metrics",
     ]
     if pair.drafter is not None:
-        if engine.pipeline_parallel > 1:
+        if wish.engine.pipeline_parallel > 1:
             raise ConfigError(
-                f"pipeline_parallel is {engine.pipeline_parallel}; sglang drafts on one stage "
+                f"pipeline_parallel is {wish.engine.pipeline_parallel}; sglang drafts on one stage "
                 "only; leave it out, or give --drafter none"
             )
         # Here the anchor counts: its draft tokens are the slots of a block.

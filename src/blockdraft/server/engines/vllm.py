@@ -3,23 +3,17 @@
 import json
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.server.engines.engine import Engine
+from blockdraft.server.engines.engine import Engine, common_arguments
 from blockdraft.server.engines.wish import Pair, Wish
 
 _GIB = 2**30
 
 
 def _arguments(wish: Wish, pair: Pair) -> list[str]:
-    serve, engine = wish.serve, wish.engine
+    serve = wish.serve
     arguments = [
         *("--model", str(pair.target)),
-        *("--served-model-name", serve.model_name or wish.llm.target),
-        *("--host", serve.host),
-        *("--port", str(serve.port)),
-        *("--dtype", wish.llm.dtype),
-        *("--tensor-parallel-size", str(engine.tensor_parallel)),
-        *("--pipeline-parallel-size", str(engine.pipeline_parallel)),
-        *("--data-parallel-size", str(engine.data_parallel)),
+        *common_arguments(wish),
         *("--shutdown-timeout", str(round(serve.drain_seconds))),
     ]
     if pair.drafter is not None:

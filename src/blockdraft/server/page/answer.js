@@ -2,7 +2,9 @@
 
 import { Tally, keptDrafts } from "./tally.js";
 
-const HINT = "Point at the text, or focus it and use ← and →, to see its rounds.";
+const HINT = matchMedia("(hover: none)").matches
+  ? "Tap the text to see its rounds."
+  : "Point at the text, or focus it and use ← and →, to see its rounds.";
 let numAnswers = 0;
 
 export function make(name, className = "", text = "") {
@@ -103,7 +105,8 @@ export class Answer {
     const tau = this.tally.acceptanceLength;
     if (tau !== null) parts.push(`${shortNumber(tau, 2)} a round`);
     if (this.speed !== null) parts.push(`${shortNumber(this.speed)} a second`);
-    if (this.tally.numStalls) parts.push(`${this.tally.numStalls} stalls`);
+    const { numStalls } = this.tally;
+    if (numStalls) parts.push(numStalls === 1 ? "1 stall" : `${numStalls} stalls`);
     this.sums.textContent = parts.join(" · ");
   }
 

@@ -15,6 +15,7 @@ const serverFigures = new ServerFigures();
 let messages = [];
 let needsKey = false; // it makes no sense to ask on until there is another one
 let asking = null; // the AbortController of the prompt that is being answered
+let lookNow = () => {}; // ends the pause between two looks at the metrics
 
 function isAtEnd() {
   const { scrollHeight, scrollTop, clientHeight } = document.documentElement;
@@ -127,6 +128,8 @@ function setBusy(isBusy) {
   place("send").hidden = isBusy;
   place("stop").hidden = !isBusy;
   if (hadFocus) place(isBusy ? "stop" : "prompt").focus();
+  // An answer may take less than an idle pause.
+  lookNow();
 }
 
 function restart() {
@@ -156,10 +159,14 @@ async function watchServer() {
         serverFigures.show(await server.metrics(), performance.now());
       } catch (error) {
         needsKey = error.status === 401;
+        if (needsKey) place("settings").open = true;
         serverFigures.fail(error.message);
       }
     }
-    await new Promise((done) => setTimeout(done, asking ? BUSY_PAUSE : IDLE_PAUSE));
+    await new Promise((done) => {
+      lookNow = done;
+      setTimeout(done, asking ? BUSY_PAUSE : IDLE_PAUSE);
+    });
   }
 }
 
@@ -186,6 +193,10 @@ function connect() {
       submit();
     });
   }
+  const form = place("ask");
+  new ResizeObserver(() => {
+    document.documentElement.style.setProperty("--form-height", `${form.offsetHeight}px`);
+  }).observe(form);
   // The figures have a column of their own where there is room for one, and fold away elsewhere.
   const wide = matchMedia("(min-width: 56.01rem)");
   const unfold = () => {

@@ -1,5 +1,7 @@
 // The server that this page came from. Addresses are relative, so that a proxy may add a path.
 
+const NO_KEY = "the API key is missing or wrong; enter it under Settings";
+
 export class ServerError extends Error {
   constructor(message, status = null) {
     super(message);
@@ -49,7 +51,8 @@ export class Server {
     if (response.ok) return response;
     const body = await response.json().catch(() => null);
     const message = body?.error?.message ?? `the server answered ${response.status}`;
-    throw new ServerError(message, response.status);
+    // What the server says of keys is for those who write requests themselves.
+    throw new ServerError(response.status === 401 ? NO_KEY : message, response.status);
   }
 }
 
