@@ -100,7 +100,7 @@ def simulate(
             return exact * factor * (4.0 if luck.random() < outliers else 1.0)
 
         times = {
-            "schedule": 0.0,
+            "plan": 0.0002,
             "forward": noisy(machine.forward(num_sequences + sum(depths))),
             "draft": noisy(machine.draft(num_drafting, 1 + max(depths))),
             "absorb": noisy(machine.absorb(absorbed + idle)),

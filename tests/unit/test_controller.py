@@ -164,7 +164,7 @@ def play(controller: Controller, keys: range, kept: int, num_steps: int) -> list
         for key, depth in zip(keys, depths, strict=True):
             controller.record(key, depth, min(kept, depth))
         controller.record_times(
-            schedule=0.0,
+            plan=0.0,
             draft=CPU.draft(num_drafting, 1 + max(depths)),
             forward=CPU.forward(len(depths) + sum(depths)),
             absorb=0.0,
@@ -187,9 +187,7 @@ def test_drafts_that_do_not_come_are_not_paid_for_long():
     for _ in range(200):
         depth = controller.plan([Candidate(0, 5)], 0)[0]
         controller.record(0, min(depth, 1), min(depth, 1))
-        controller.record_times(
-            schedule=0.0, draft=0.016, forward=0.016 + 0.0004 * depth, absorb=0.0
-        )
+        controller.record_times(plan=0.0, draft=0.016, forward=0.016 + 0.0004 * depth, absorb=0.0)
     assert controller.summary().num_switches > 1
 
 
@@ -200,7 +198,7 @@ def test_a_backlog_of_features_is_not_taken_for_the_cost_of_a_step():
         depth = controller.plan([Candidate(0, 5)], 0)[0]
         assert depth > 0
         controller.record(0, depth, depth)
-        controller.record_times(schedule=0.0, draft=0.006, forward=0.018, absorb=absorb)
+        controller.record_times(plan=0.0, draft=0.006, forward=0.018, absorb=absorb)
     assert float(costs.absorb(1)) == pytest.approx(0.002, rel=0.2)
 
 
@@ -216,7 +214,7 @@ def test_short_requests_do_not_switch_drafting_off():
             controller.record(key, depth, kept)
             seconds = CPU.draft(bool(depth), 1 + depth)
             controller.record_times(
-                schedule=0.0, draft=seconds, forward=CPU.forward(1 + depth), absorb=0.0
+                plan=0.0, draft=seconds, forward=CPU.forward(1 + depth), absorb=0.0
             )
             left -= 1 + kept
         controller.close(key)
@@ -238,7 +236,7 @@ def test_a_step_that_failed_may_be_planned_again():
     controller.close(0)
     controller.close(99)
     assert controller.plan([], 64) == []
-    controller.record_times(schedule=0.0, draft=0.0, forward=0.03, absorb=0.0)
+    controller.record_times(plan=0.0, draft=0.0, forward=0.03, absorb=0.0)
 
 
 def test_steps_with_prompt_rows_teach_no_times():
@@ -248,7 +246,7 @@ def test_steps_with_prompt_rows_teach_no_times():
     for _ in range(50):
         depths = controller.plan([Candidate(0, 5)], 100)
         controller.record(0, depths[0], depths[0])
-        controller.record_times(schedule=0.0, draft=1.0, forward=1.0, absorb=1.0)
+        controller.record_times(plan=0.0, draft=1.0, forward=1.0, absorb=1.0)
     assert float(costs.forward(101)) == before
 
 

@@ -6,7 +6,8 @@ from torch import Tensor
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.models.draft_context import ContextSpan
 from blockdraft.models.paged_context import WAITING_SHARE, PagedContexts
-from blockdraft.models.waiting_features import WaitingFeatures
+from blockdraft.models.waiting_features import Waiting, WaitingFeatures
+from blockdraft.speculate.drafters.dflash import _pieces
 from tests.tiny import tiny_drafter
 
 MODEL = tiny_drafter(torch.float32)
@@ -84,3 +85,27 @@ def test_what_may_wait_is_planned_with_the_pages() -> None:
     feature_bytes = config.num_features * config.target_hidden_size * 4
     expected = PAGE_SIZE * (key_bytes + WAITING_SHARE * feature_bytes)
     assert PagedContexts.page_bytes(config, torch.float32) == expected
+
+
+def test_what_waits_owns_its_memory_when_its_page_is_full() -> None:
+    contexts = open_contexts(8, 200)
+    contexts.keep(1, 0, features(0, 10))
+    due = contexts.due(ContextSpan(1, 0, 10))
+    zeros = torch.zeros(1, MODEL.config.num_key_value_heads, 10, MODEL.config.head_dim)
+    contexts.write(due, [(zeros, zeros)] * MODEL.config.num_hidden_layers)
+    for position in range(10, PAGE_SIZE):
+        # One row of a step of many.
+        step = features(position, position + 100).clone()
+        contexts.keep(1, position, step[:1])
+        (waiting,) = contexts.due(ContextSpan(1, 10, position + 1))
+        assert waiting.parts[-1].untyped_storage().nbytes() <= PAGE_SIZE * step[0].nbytes
+    (part,) = waiting.parts
+    assert torch.equal(part, features(10, PAGE_SIZE))
+    assert part.untyped_storage().nbytes() == part.nbytes
+
+
+def test_a_long_backlog_is_projected_in_pieces() -> None:
+    waiting = [Waiting(i, 0, size) for i, size in enumerate((64, 64, 384, 1, 600, 64))]
+    pieces = [[w.end for w in piece] for piece in _pieces(waiting)]
+    assert pieces == [[64, 64, 384], [1], [600], [64]]
+    assert list(_pieces([])) == []

@@ -44,7 +44,7 @@ class Pages:
         self.num_pages = num_pages
         self.reuse = reuse
         self.num_reused_tokens = 0
-        self.on_forget: Callable[[int], None] = lambda page_id: None
+        self.on_forget: Callable[[int], None] | None = None
         self._free = list(range(num_pages - 1, SCRATCH_PAGE, -1))
         self._tables: dict[int, _Table] = {}
         self._num_holders = [0] * num_pages
@@ -160,7 +160,7 @@ class Pages:
         else:
             page_id, _ = self._idle.popitem(last=False)
             del self._page_of[self._digest_of.pop(page_id)]
-            self.on_forget(page_id)
+            self._forget(page_id)
         self._num_holders[page_id] = 1
         return page_id
 
@@ -175,7 +175,11 @@ class Pages:
                 self._idle[page_id] = None
             else:
                 self._free.append(page_id)
-                self.on_forget(page_id)
+                self._forget(page_id)
+
+    def _forget(self, page_id: int) -> None:
+        if self.on_forget is not None:
+            self.on_forget(page_id)
 
 
 def even_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -24,7 +24,7 @@ Phase = Literal[
 Line = Literal[
     "schedule",
     "draft_prefill",  # of absorb: features of the prompt
-    "inject",  # of absorb: features of generated tokens
+    "inject",  # of absorb: features of generated tokens, and of any that waited for too long
     "draft",
     "draft_head",
     "guess",

@@ -26,11 +26,11 @@ _FORGOTTEN_STEPS = 256
 # Switching.
 _TRUST = 0.88
 """Of the rate that is predicted of drafts, so much is believed: the best of many plans was lucky in
-part, and steps without drafts are faster where none come between (the drafter's weights push the
-target's out of the caches). A predicted gain of 20 % was none with two sequences, see LOG.md."""
+part, and steps without drafts are faster where no drafts come between. A predicted gain of 20 % was
+none with two sequences, see LOG.md."""
 _MARGIN = 0.05
 _LARGEST_MARGIN = 0.24
-"""Predicted gain that switches drafting on. Doubles when that soon proves to be an error."""
+"""Believed gain that switches drafting on. Doubles when that soon proves to be an error."""
 _SOON = 256
 _MARGIN_STEPS = 1024
 """Steps in which a raised margin falls back by a factor e."""
@@ -104,11 +104,11 @@ class Controller:
     def record(self, key: int, num_drafted: int, num_accepted: int) -> None:
         """Take the outcome of one candidate of the last plan, before any cut at a stop."""
 
-    def record_times(self, *, schedule: float, absorb: float, draft: float, forward: float) -> None:
+    def record_times(self, *, plan: float, absorb: float, draft: float, forward: float) -> None:
         """Take the seconds of the last planned step, after its outcomes.
 
-        schedule: to decide what runs, the plan included. absorb: projecting the features of what
-        was committed. draft: the draft forward. forward: the target's, verification and commit.
+        plan: making it. absorb: projecting the features of what was committed. draft: the draft
+        forward. forward: the target's, verification and commit.
         """
 
     def close(self, key: int) -> None:
@@ -172,7 +172,7 @@ class _Switch:
             self._flip()
 
     def measure(self, worth: float, seconds: float) -> None:
-        """Take the seconds of a drafted step, and those of plain decoding for as many tokens."""
+        """Take predicted seconds: of a drafted step, and of plain decoding for its tokens."""
         kept = 1 - 1 / _MEASURED_STEPS
         self._worth = kept * self._worth + worth
         self._seconds = kept * self._seconds + seconds
@@ -230,7 +230,7 @@ class _Probes:
         self._left = self._wait
 
     def hurry(self) -> None:
-        """Probe soon: there is a new text."""
+        """Probe soon: there is a new text, or more room."""
         self._wait = _FIRST_WAIT
         self._left = min(self._left, self._wait)
 
@@ -256,10 +256,10 @@ class _Step:
 class AdaptiveDepth(Controller):
     """Takes the depths that give the most tokens per second, plain decoding among them.
 
-    Drafting is switched on when it is predicted to gain 5 %, and off when plain decoding is best,
-    or when the tokens of the last drafted steps were not worth their time. Rare probes look for
-    what following the plan cannot show: a drafter that has become good, blocks that should be
-    longer, and, where drafting gains little, what a plain step costs by now.
+    Drafting is switched on when it is believed to gain 5 % (19 % by prediction), and off when plain
+    decoding is best, or when the tokens of the last drafted steps were not worth their time. Rare
+    probes look for what following the plan cannot show: a drafter that has become good, blocks that
+    should be longer, and, where drafting gains little, what a plain step costs by now.
 
     The same history gives the same plans. `max_depth` is the most that a sequence can draft.
     """
@@ -270,6 +270,7 @@ class AdaptiveDepth(Controller):
         self._everyone = Acceptance(max_depth, _ENGINE_MEMORY)
         self._tracked: dict[int, _Tracked] = {}
         self._num_steps = 0
+        self._num_candidates = 0
         self._step: _Step | None = None
         self._news = True
         """All is new, or a sequence was tested. Without it, plain goes on until a probe is due."""
@@ -294,16 +295,20 @@ class AdaptiveDepth(Controller):
     ) -> _Step:
         if any(candidate.key not in self._tracked for candidate in candidates):
             self._welcome(candidates)
+        if len(candidates) < self._num_candidates:
+            self._probes.hurry()
+        self._num_candidates = len(candidates)
         self._probes.pass_step(plain.seconds)
         if not (self._switch.on or self._news or self._probes.due):
             self._switch.update(1.0)
             return _Step(plain, plain, plain, num_other_rows, is_idle=True)
         if not (self._switch.on or self._news or self._is_promising(plain, limit)):
             self._probes.postpone()
+            self._switch.update(1.0)
             return _Step(plain, plain, plain, num_other_rows, is_idle=True)
         self._news = False
         self._forget_old(candidates)
-        economy = Economy(self._costs, self._survival(candidates), num_other_rows)
+        economy = Economy(self._costs, self._survival(candidates), plain.seconds, num_other_rows)
         best = economy.best()
         gain = _TRUST * best.rate / plain.rate if best.num_drafting else 1.0
         self._switch.update(gain)
@@ -315,16 +320,16 @@ class AdaptiveDepth(Controller):
 
     def _is_promising(self, plain: Plan, limit: int) -> bool:
         """Drafting would pay if nearly all was kept: of one sequence, or of all."""
-        num = len(plain.depths)
+        num, depths = len(plain.depths), np.arange(1, limit + 1)
+        kept = (_HOPED_RATE**depths).cumsum()
         for num_drafting in {1, num}:
-            kept = 0.0
-            for depth in range(1, limit + 1):
-                kept += num_drafting * _HOPED_RATE**depth
-                seconds = self._costs.forward(num + num_drafting * depth)
-                seconds += self._costs.draft(num_drafting, 1 + depth)
-                seconds += self._costs.absorb(num_drafting)
-                if _TRUST * (num + kept) >= (1 + _MARGIN) * plain.rate * seconds:
-                    return True
+            seconds = self._costs.forward(num + num_drafting * depths)
+            seconds += self._costs.draft(num_drafting, 1 + depths) + self._costs.absorb(
+                num_drafting
+            )
+            rates = _TRUST * (num + num_drafting * kept) / seconds
+            if rates.max() >= (1 + _MARGIN) * plain.rate:
+                return True
         return False
 
     def _survival(self, candidates: Sequence[Candidate]) -> Floats:
@@ -391,37 +396,36 @@ class AdaptiveDepth(Controller):
             else:
                 tracked.probed_at = self._num_steps
 
-    def record_times(self, *, schedule: float, absorb: float, draft: float, forward: float) -> None:
+    def record_times(self, *, plan: float, absorb: float, draft: float, forward: float) -> None:
         """See `Controller`."""
         step = self._step
         if step is None:
             return
-        plan, num = step.plan, len(step.plan.depths)
+        planned, num = step.plan, len(step.plan.depths)
         num_tokens = num + step.num_accepted
-        if plan is not step.followed:
-            saving = (num_tokens - plan.tokens) / step.followed.rate
+        if planned is not step.followed:
+            # Not only what was predicted: the features of a prompt may have waited until now.
+            saving = (num_tokens - planned.tokens) / step.followed.rate - absorb
             if not step.num_other_rows:
-                # Not only what was predicted: the features of a prompt may have waited until now.
-                saving -= (
-                    min(schedule + absorb + draft + forward, _OUTLIER * plan.seconds) - plan.seconds
-                )
+                saving += planned.seconds
+                saving -= min(plan + draft + forward, _OUTLIER * planned.seconds)
             self._probes.settle(step.surprised, saving)
         # Prompt rows cost otherwise: only the last of them goes through the head.
         if step.num_other_rows:
             return
-        if not plan.num_drafting:
+        if not planned.num_drafting:
             # Right behind a forward even this takes its time.
             if not step.is_idle or self._num_steps % _IDLE_STEPS == 0:
                 self._costs.record_plain(num, forward)
         else:
             # Without drafts there would be no plan to make.
-            self._costs.record_forward(num + sum(plan.depths), schedule + forward)
-            self._costs.record_draft(plan.num_drafting, 1 + max(plan.depths), draft)
+            self._costs.record_forward(num + sum(planned.depths), plan + forward)
+            self._costs.record_draft(planned.num_drafting, 1 + max(planned.depths), draft)
             if step.caught_up:
-                self._costs.record_absorb(plan.num_drafting, absorb)
-            if plan is step.followed:
+                self._costs.record_absorb(planned.num_drafting, absorb)
+            if planned is step.followed:
                 worth = num_tokens * step.plain.seconds / num
-                self._switch.measure(worth, plan.seconds)
+                self._switch.measure(worth, planned.seconds)
 
     def close(self, key: int) -> None:
         """See `Controller`."""

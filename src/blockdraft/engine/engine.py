@@ -231,14 +231,13 @@ class Engine:
         if self._unreported:
             return self._report()
         with self.timer.step():
-            begun = perf_counter()
             with self.timer.phase("schedule"):
                 batch = self.scheduler.schedule()
             if not batch:
                 return []
             self._note_start(batch)
             try:
-                self._advance(batch, begun)
+                self._advance(batch)
             except BaseException as error:
                 for row in batch:
                     self.target.truncate(row.sequence.key, row.sequence.num_cached)
@@ -254,8 +253,7 @@ class Engine:
             if progress.started_at is None:
                 progress.started_at = now
 
-    def _advance(self, batch: Batch, begun: float) -> None:
-        """One step, scheduled since `begun`."""
+    def _advance(self, batch: Batch) -> None:
         timer, started = self.timer, perf_counter()
         with timer.phase("absorb"):
             self.drafter.prepare(batch)
@@ -281,7 +279,7 @@ class Engine:
                 if not row.is_prompt:
                     self.controller.record(result.key, result.num_drafted, result.num_accepted)
             self.controller.record_times(
-                schedule=started - begun,
+                plan=self.scheduler.plan_seconds,
                 absorb=prepared - started,
                 draft=drafted - prepared,
                 forward=perf_counter() - drafted,

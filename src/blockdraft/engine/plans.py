@@ -35,12 +35,16 @@ class Plan:
 class Economy:
     """Prices plans of one step.
 
+    plain_seconds: of a step without drafts, the least that the target takes of one with some.
     survival: [sequences, depths], the probability that a draft and all before it are kept; never
     rising with depth, and 0 beyond a sequence's limit.
     """
 
-    def __init__(self, costs: StepCosts, survival: Floats, num_other_rows: int) -> None:
+    def __init__(
+        self, costs: StepCosts, survival: Floats, plain_seconds: float, num_other_rows: int
+    ) -> None:
         self._costs = costs
+        self._plain_seconds = plain_seconds
         self._survival = survival
         self._num, max_depth = survival.shape
         self._kept = np.zeros((self._num, 1 + max_depth))  # drafts kept on average, by depth
@@ -61,7 +65,10 @@ class Economy:
     ) -> Floats:
         costs = self._costs
         forward = costs.forward(self._start + num_drafts) - self._sunk
-        return forward + costs.draft(num_drafting, num_slots) + costs.absorb(num_drafting)
+        drafting = costs.draft(num_drafting, num_slots) + costs.absorb(num_drafting)
+        with_drafts = np.maximum(forward, self._plain_seconds) + drafting
+        seconds: Floats = np.where(np.greater(num_drafts, 0), with_drafts, self._plain_seconds)
+        return seconds
 
     def best(self) -> Plan:
         """The plan with the most tokens per second among a few hundred that may be it.

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from time import perf_counter
 
 from blockdraft.cache.memory import Memory
 from blockdraft.core.sequence import Batch, Row, Sequence
@@ -42,6 +43,8 @@ class Scheduler:
         self.max_draft_tokens = max_draft_tokens
         self.draft_context = draft_context
         self.num_preempted = 0
+        self.plan_seconds = 0.0
+        """That the controller took for the last step."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -143,7 +146,9 @@ class Scheduler:
         decoding = [row.sequence for row in rows if not row.is_prompt]
         candidates = [Candidate(s.key, self._draft_limit(s)) for s in decoding]
         num_prompt_rows = sum(len(row.new_ids) for row in rows if row.is_prompt)
+        begun = perf_counter()
         depths = iter(self.controller.plan(candidates, num_prompt_rows))
+        self.plan_seconds = perf_counter() - begun
         return [
             row if row.is_prompt else replace(row, num_draft_tokens=next(depths)) for row in rows
         ]

@@ -36,6 +36,7 @@ class PagedContexts:
         self._device = weight.device
         num_waiting = int(pages.num_tokens * WAITING_SHARE)
         self.waiting = WaitingFeatures(max(PAGE_SIZE, num_waiting))
+        assert pages.on_forget is None, "these pages have draft contexts already"
         pages.on_forget = self.waiting.drop
 
     @staticmethod

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_JOINED = 64
-"""Tokens from which on parts are copied together. Before, they are views of their step's features,
-which copies nothing token by token, but keeps those of all its sequences in memory."""
+from blockdraft.cache.pages import PAGE_SIZE
+
+_JOINED = PAGE_SIZE
+"""Parts are copied together when they have so many tokens, or a page is full. Before, they are
+views of their step's features, which copies nothing token by token, but keeps those of all its
+sequences in memory; so parts of steps of more rows than this are copied at once."""
 
 
 @dataclass(slots=True)
@@ -28,10 +31,12 @@ class Waiting:
     def add(self, features: Tensor) -> None:
         """Take those of the next tokens, [new, num_features * hidden]."""
         num_new = features.shape[0]
+        if features.untyped_storage().nbytes() > _JOINED * features[0].nbytes:
+            features = features.clone()
         self.parts.append(features)
         self.end += num_new
         self.num_viewed += num_new
-        if self.num_viewed >= _JOINED:
+        if self.num_viewed >= _JOINED or self.end % PAGE_SIZE == 0:
             self.parts[self.num_joined :] = [torch.cat(self.parts[self.num_joined :])]
             self.num_joined += 1
             self.num_viewed = 0

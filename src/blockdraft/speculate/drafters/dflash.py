@@ -1,5 +1,6 @@
 """The block-diffusion drafter at work: one forward fills a block (DFlash, arXiv 2602.06036)."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.waiting_features import Waiting
 from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices
 from blockdraft.speculate.drafters.base import Watch
+
+MAX_PROJECTED = 512
+"""Tokens whose features are projected at once, if one page or sequence alone has no more."""
 
 
 @dataclass(slots=True)
@@ -76,13 +80,13 @@ class DFlashDrafter:
         due, num_prompt = self._due(batch)
         if self.recorder.measures:
             self._record_prepare(due, num_prompt)
-        if due:
-            positions = [p for waiting in due for p in range(waiting.start, waiting.end)]
+        for piece in _pieces(due):
+            positions = [p for waiting in piece for p in range(waiting.start, waiting.end)]
             projected = self._project_context(
-                torch.cat([part for waiting in due for part in waiting.parts])[None],
+                torch.cat([part for waiting in piece for part in waiting.parts])[None],
                 torch.tensor([positions], device=self.embed_weight.device),
             )
-            self.contexts.write(due, projected)
+            self.contexts.write(piece, projected)
         for row in batch:
             if row.num_draft_tokens:
                 known = self._known[row.sequence.key]
@@ -237,16 +241,12 @@ class DFlashDrafter:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = _Context(0, start)
-        if known.end > start:
-            # A step that was interrupted is made again.
-            features = features[known.end - start :]
-        num_new = features.shape[0]
-        if num_new:
-            with self.recorder.phase("capture"):
-                self.contexts.keep(key, known.end, features)
-            if self.recorder.measures:
-                self.recorder.add("capture", Work(rows=num_new))
-            known.end += num_new
+        assert known.end == start
+        with self.recorder.phase("capture"):
+            self.contexts.keep(key, start, features)
+        if self.recorder.measures:
+            self.recorder.add("capture", Work(rows=features.shape[0]))
+        known.end += features.shape[0]
 
     def num_written(self, key: int) -> int:
         """How many of a sequence's first tokens are certain to be in its draft context."""
@@ -256,6 +256,20 @@ class DFlashDrafter:
         """Forget a sequence; unknown keys are fine, it may never have run."""
         self._known.pop(key, None)
         self.contexts.close(key)
+
+
+def _pieces(due: list[Waiting]) -> Iterator[list[Waiting]]:
+    """Parts of what is due, in order, that bound the memory of a projection."""
+    piece: list[Waiting] = []
+    num_tokens = 0
+    for waiting in due:
+        num_tokens += waiting.end - waiting.start
+        if piece and num_tokens > MAX_PROJECTED:
+            yield piece
+            piece, num_tokens = [], waiting.end - waiting.start
+        piece.append(waiting)
+    if piece:
+        yield piece
 
 
 def _fusion(model: DraftModel) -> list[nn.Linear]:
