@@ -108,7 +108,7 @@ def test_a_plain_step_and_a_forward_with_drafts_have_costs_of_their_own():
     for _ in range(150):
         costs.record_plain(8, 0.044)
     # A machine that slows the one down slows the other down.
-    assert float(costs.forward(8)) == pytest.approx(0.036, rel=0.1)
+    assert 0.028 < float(costs.forward(8)) < 0.038
 
 
 def test_absorbing_is_free_until_it_was_measured():

@@ -18,7 +18,7 @@ _LEVEL_GAIN = 0.04
 """Share of a surprise by which all costs of a curve move: a busier machine, longer contexts."""
 _SMALLEST_WEIGHT = 4.0
 """Measurements that a knot's cost counts for when it is calibrated, or has not been met lately."""
-_KEPT_WEIGHT = 1 - 1 / 256
+_KEPT_WEIGHT = 1 - 1 / 64
 """What is left of a knot's weight after another measurement of the curve."""
 
 
