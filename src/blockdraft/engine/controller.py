@@ -25,9 +25,9 @@ _FORGOTTEN_STEPS = 256
 
 # Switching.
 _TRUST = 0.88
-"""Of the rate that is predicted of drafts, so much is believed: the best of many plans was lucky in
-part, and steps without drafts are faster where no drafts come between. A predicted gain of 20 % was
-none with two sequences, see LOG.md."""
+"""Of the rate that is predicted of drafts where several sequences share a step, so much is
+believed: the best of many plans was lucky in part, and steps without drafts are faster where no
+drafts come between. A predicted gain of 20 % was none with two sequences, see LOG.md."""
 _MARGIN = 0.05
 _LARGEST_MARGIN = 0.24
 """Believed gain that switches drafting on. Doubles when that soon proves to be an error."""
@@ -256,10 +256,11 @@ class _Step:
 class AdaptiveDepth(Controller):
     """Takes the depths that give the most tokens per second, plain decoding among them.
 
-    Drafting is switched on when it is believed to gain 5 % (19 % by prediction), and off when plain
-    decoding is best, or when the tokens of the last drafted steps were not worth their time. Rare
-    probes look for what following the plan cannot show: a drafter that has become good, blocks that
-    should be longer, and, where drafting gains little, what a plain step costs by now.
+    Drafting is switched on when it is believed to gain 5 % (for several sequences: 19 % by
+    prediction), and off when plain decoding is best, or when the tokens of the last drafted steps
+    were not worth their time. Rare probes look for what following the plan cannot show: a drafter
+    that has become good, blocks that should be longer, and, where drafting gains little, what a
+    plain step costs by now.
 
     The same history gives the same plans. `max_depth` is the most that a sequence can draft.
     """
@@ -310,7 +311,7 @@ class AdaptiveDepth(Controller):
         self._forget_old(candidates)
         economy = Economy(self._costs, self._survival(candidates), plain.seconds, num_other_rows)
         best = economy.best()
-        gain = _TRUST * best.rate / plain.rate if best.num_drafting else 1.0
+        gain = _trust(len(candidates)) * best.rate / plain.rate if best.num_drafting else 1.0
         self._switch.update(gain)
         followed = best if self._switch.on and gain > 1 else plain
         step = _Step(followed, plain, followed, num_other_rows)
@@ -327,7 +328,7 @@ class AdaptiveDepth(Controller):
             seconds += self._costs.draft(num_drafting, 1 + depths) + self._costs.absorb(
                 num_drafting
             )
-            rates = _TRUST * (num + num_drafting * kept) / seconds
+            rates = _trust(num) * (num + num_drafting * kept) / seconds
             if rates.max() >= (1 + _MARGIN) * plain.rate:
                 return True
         return False
@@ -438,3 +439,7 @@ class AdaptiveDepth(Controller):
             num_switches=self._switch.num_switches,
             num_probes=self._probes.num_probes,
         )
+
+
+def _trust(num_sequences: int) -> float:
+    return _TRUST if num_sequences > 1 else 1.0
