@@ -43,7 +43,8 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ground: #15171a; --text: #e8eaed;
   --faint: #a3a8ae; --grid: #34383e; --target: #56b4e9; --wasted: #ff8a4c; --drafter: #e6b84d;
   --host: #8d939b; } }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--ground);
+body { margin: 0 auto; max-width: 60rem; padding: 1rem; overflow-wrap: anywhere;
+  background: var(--ground);
   color: var(--text); font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.3rem; margin: 0; } h2 { font-size: 1.05rem; margin: 1.6rem 0 .2rem; }
 p { margin: .2rem 0; } .faint { color: var(--faint); }
