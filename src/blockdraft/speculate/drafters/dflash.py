@@ -104,7 +104,8 @@ class DFlashDrafter:
             known = self._known.setdefault(key, _Context(0, num_cached))
             for waiting in self.contexts.due(ContextSpan(key, known.num_written, known.end)):
                 # Sequences that share a page share what waits.
-                if due.setdefault(waiting.holder, waiting) is waiting:
+                if waiting.holder not in due:
+                    due[waiting.holder] = waiting
                     end = min(waiting.end, row.sequence.num_prompt)
                     num_prompt += max(0, end - waiting.start)
         for waiting in self.contexts.waiting.excess():
