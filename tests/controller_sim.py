@@ -48,8 +48,6 @@ class Result:
     num_tokens: int = 0
     plain_seconds: float = 0.0
     """What plain decoding takes for as many tokens."""
-    idle_seconds: float = 0.0
-    """Spent on the context of sequences that do not draft: no choice of the controller's."""
     plans: list[list[int]] = field(default_factory=list)
 
     @property
@@ -81,12 +79,10 @@ def simulate(
         result.plans.append(depths)
         slowdown = machine.slowdown(result.seconds)
         num_drafting = sum(depth > 0 for depth in depths)
-        num_tokens = absorbed = idle = 0
+        num_tokens = absorbed = 0
         for key, depth in enumerate(depths):
             if depth:
                 absorbed, pending[key] = absorbed + pending[key], 0
-            elif pending[key] >= 64:
-                idle, pending[key] = idle + pending[key], 0
             chances = rates(key, result.seconds)
             kept = 0
             while kept < depth and luck.random() < chances[kept]:
@@ -103,14 +99,13 @@ def simulate(
             "plan": 0.0002,
             "forward": noisy(machine.forward(num_sequences + sum(depths))),
             "draft": noisy(machine.draft(num_drafting, 1 + max(depths))),
-            "absorb": noisy(machine.absorb(absorbed + idle)),
+            "absorb": noisy(machine.absorb(absorbed)),
         }
         controller.record_times(**times)
         # Noise and outliers fall on plain decoding too, so seconds without them are compared.
         exact = machine.forward(num_sequences + sum(depths))
         exact += machine.draft(num_drafting, 1 + max(depths)) + machine.absorb(absorbed)
         result.seconds += exact * slowdown
-        result.idle_seconds += machine.absorb(idle) * slowdown
         result.num_tokens += num_tokens
         result.plain_seconds += (
             machine.forward(num_sequences) * num_tokens / num_sequences * slowdown

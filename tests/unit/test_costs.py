@@ -131,7 +131,7 @@ def test_measuring_takes_turns_and_the_median():
 
 
 def exhaustive_rate(costs: StepCosts, survival: np.ndarray, num_other_rows: int) -> float:
-    economy = Economy(costs, survival, costs.plain(len(survival)), num_other_rows)
+    economy = Economy(costs, survival, num_other_rows)
     depths = itertools.product(range(survival.shape[1] + 1), repeat=len(survival))
     return max(economy.price(list(some)).rate for some in depths)
 
@@ -145,7 +145,7 @@ def test_the_best_plan_is_nearly_the_best_of_all(seed):
     costs = StepCosts(forward, forward, [(1, 0.004), (200, 0.004 + 199 * slot)])
     survival = rates.cumprod(axis=1)
     num_other_rows = 100 * (seed % 2)
-    economy = Economy(costs, survival, costs.plain(len(survival)), num_other_rows)
+    economy = Economy(costs, survival, num_other_rows)
     best, plain = economy.best(), economy.price([0] * 4)
     found = max(best.rate, plain.rate)
     assert found >= 0.985 * exhaustive_rate(costs, survival, num_other_rows)
@@ -155,16 +155,14 @@ def test_prompt_rows_do_not_change_what_pays():
     survival = np.array([[0.5, 0.3, 0.1]] * 3)
     forward = [(1, 0.016), (512, 0.272)]
     costs = StepCosts(forward, forward, [(6, 0.006), (96, 0.024)])
-    alone, beside = (
-        Economy(costs, survival, costs.plain(len(survival)), rows).best() for rows in (0, 400)
-    )
+    alone, beside = (Economy(costs, survival, rows).best() for rows in (0, 400))
     assert alone.depths == beside.depths
     assert alone.seconds == pytest.approx(beside.seconds)
 
 
 def test_only_the_sequence_that_is_guessed_well_drafts():
     survival = np.array([[0.9, 0.8, 0.7, 0.6, 0.5]] + [[0.05, 0.0, 0.0, 0.0, 0.0]] * 7)
-    depths = Economy(make_costs(), survival, make_costs().plain(len(survival)), 0).best().depths
+    depths = Economy(make_costs(), survival, 0).best().depths
     assert depths[0] >= 4
     assert depths[1:] == [0] * 7
 

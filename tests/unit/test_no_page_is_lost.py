@@ -111,7 +111,7 @@ class SlotContexts(PagedContexts):
         token_ids, positions = (t.flatten().tolist() for t in context_kv[0])
         done = 0
         for waiting in due:
-            end = done + waiting.end - waiting.start
+            end = done + len(waiting)
             first = waiting.holder * PAGE_SIZE + waiting.start % PAGE_SIZE
             for slots, values in ((self.token_ids, token_ids), (self.positions, positions)):
                 slots.write_at(range(first, first + end - done), values[done:end])
@@ -248,7 +248,7 @@ def test_no_page_is_lost(seed: int, num_pages: int, reuse: bool, drafts: bool) -
         assert not traffic.engine.drafter._known
         waiting = traffic.engine.drafter.contexts.waiting
         assert set(waiting._of) <= set(traffic.pages._digest_of)  # nobody holds any page now
-        assert waiting.num_tokens == sum(w.end - w.start for w in waiting._of.values())
+        assert waiting.num_tokens == sum(map(len, waiting._of.values()))
 
 
 def test_all_but_the_anchor_of_a_preempted_sequence_is_taken_over() -> None:

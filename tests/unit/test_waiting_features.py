@@ -25,6 +25,14 @@ def open_contexts(num_pages: int, num_tokens: int) -> PagedContexts:
     return contexts
 
 
+def keep_and_write(contexts: PagedContexts, num_tokens: int) -> None:
+    """The first tokens of sequence 1."""
+    contexts.keep(1, 0, features(0, num_tokens))
+    due = contexts.due(ContextSpan(1, 0, num_tokens))
+    zeros = torch.zeros(1, MODEL.config.num_key_value_heads, num_tokens, MODEL.config.head_dim)
+    contexts.write(due, [(zeros, zeros)] * MODEL.config.num_hidden_layers)
+
+
 def test_features_wait_in_the_pages_of_their_tokens() -> None:
     contexts = open_contexts(8, 300)
     for start, end in ((0, 10), (10, 64), (64, 70), (70, 250)):
@@ -40,10 +48,7 @@ def test_features_wait_in_the_pages_of_their_tokens() -> None:
 
 def test_what_was_written_waits_no_longer_and_what_comes_behind_it_does() -> None:
     contexts = open_contexts(8, 200)
-    contexts.keep(1, 0, features(0, 100))
-    due = contexts.due(ContextSpan(1, 0, 100))
-    zeros = torch.zeros(1, MODEL.config.num_key_value_heads, 100, MODEL.config.head_dim)
-    contexts.write(due, [(zeros, zeros)] * MODEL.config.num_hidden_layers)
+    keep_and_write(contexts, 100)
     assert contexts.waiting.num_tokens == 0
     contexts.keep(1, 100, features(100, 140))
     due = contexts.due(ContextSpan(1, 100, 140))
@@ -89,10 +94,7 @@ def test_what_may_wait_is_planned_with_the_pages() -> None:
 
 def test_what_waits_owns_its_memory_when_its_page_is_full() -> None:
     contexts = open_contexts(8, 200)
-    contexts.keep(1, 0, features(0, 10))
-    due = contexts.due(ContextSpan(1, 0, 10))
-    zeros = torch.zeros(1, MODEL.config.num_key_value_heads, 10, MODEL.config.head_dim)
-    contexts.write(due, [(zeros, zeros)] * MODEL.config.num_hidden_layers)
+    keep_and_write(contexts, 10)
     for position in range(10, PAGE_SIZE):
         # One row of a step of many.
         step = features(position, position + 100).clone()

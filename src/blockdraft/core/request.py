@@ -107,6 +107,11 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
         )
 
+    def ending_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end an output, of a model that ends its own with `eos_ids`."""
+        own = frozenset(self.stop_token_ids)
+        return own if self.ignore_eos else own | eos_ids
+
     @property
     def max_draft_tokens(self) -> int | None:
         """The most tokens a step may draft; None leaves it to the drafter."""

@@ -198,7 +198,7 @@ class AdaptiveDepth(Controller):
             return _Step(plain, plain, plain, num_other_rows, is_idle=True)
         self._news = False
         self._forget_old(candidates)
-        economy = Economy(self._costs, self._survival(candidates), plain.seconds, num_other_rows)
+        economy = Economy(self._costs, self._survival(candidates), num_other_rows)
         best = economy.best()
         gain = _trust(len(candidates)) * best.rate / plain.rate if best.num_drafting else 1.0
         self._switch.update(gain)
@@ -214,9 +214,8 @@ class AdaptiveDepth(Controller):
         kept = (_HOPED_RATE**depths).cumsum()
         for num_drafting in {1, num}:
             seconds = self._costs.forward(num + num_drafting * depths)
-            seconds += self._costs.draft(num_drafting, 1 + depths) + self._costs.absorb(
-                num_drafting
-            )
+            seconds += self._costs.draft(num_drafting, 1 + depths)
+            seconds += self._costs.absorb(num_drafting)
             rates = _trust(num) * (num + num_drafting * kept) / seconds
             if rates.max() >= (1 + MARGIN) * plain.rate:
                 return True

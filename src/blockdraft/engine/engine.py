@@ -151,13 +151,12 @@ class Engine:
             raise RequestError("a grammar needs its constraint, and the other way around; use LLM")
         if seed is None:
             seed = secrets.randbits(64) if params.seed is None else params.seed
-        stop_ids = frozenset(params.stop_token_ids)
         sequence = Sequence(
             key=next(_KEYS),
             params=params,
             seed=seed,
             sample_index=sample_index,
-            stop_ids=stop_ids if params.ignore_eos else stop_ids | eos_ids,
+            stop_ids=params.ending_ids(eos_ids),
             token_ids=list(prompt_ids),
             num_prompt=len(prompt_ids),
             scan_stop=None if scan_stop is None else self._timed(scan_stop),

@@ -35,18 +35,16 @@ class Plan:
 class Economy:
     """Prices plans of one step.
 
-    plain_seconds: of a step without drafts, the least that the target takes of one with some.
     survival: [sequences, depths], the probability that a draft and all before it are kept; never
     rising with depth, and 0 beyond a sequence's limit.
     """
 
-    def __init__(
-        self, costs: StepCosts, survival: Floats, plain_seconds: float, num_other_rows: int
-    ) -> None:
+    def __init__(self, costs: StepCosts, survival: Floats, num_other_rows: int) -> None:
         self._costs = costs
-        self._plain_seconds = plain_seconds
         self._survival = survival
         self._num, max_depth = survival.shape
+        # Also the least that the target takes of a step with drafts.
+        self._plain_seconds = costs.plain(self._num)
         self._kept = np.zeros((self._num, 1 + max_depth))  # drafts kept on average, by depth
         np.cumsum(survival, axis=1, out=self._kept[:, 1:])
         self._start = self._num + num_other_rows

@@ -107,18 +107,17 @@ class Samples:
     def add(self, job: Job, sample_index: int, *, added_at: float | None = None) -> int:
         """Queue one sample of a job and return its key. See `check` for what it raises."""
         params = job.params
-        eos_ids = frozenset() if params.ignore_eos else self.tokenizer.eos_ids
         text = Detokenizer(
             self.tokenizer,
             prompt_ids=job.prompt_ids,
             stop=params.stop,
-            stop_ids=eos_ids | frozenset(params.stop_token_ids),
+            stop_ids=params.ending_ids(self.tokenizer.eos_ids),
             min_tokens=params.min_tokens,
         )
         key = self.engine.add(
             job.prompt_ids,
             params,
-            eos_ids=eos_ids,
+            eos_ids=self.tokenizer.eos_ids,
             sample_index=sample_index,
             seed=job.seed,
             scan_stop=text.push,

@@ -43,7 +43,7 @@ class Switch:
         self._worth = self._seconds = 0.0
 
     def update(self, gain: float) -> None:
-        """Take the predicted gain of the best plan of the next step, a ratio of rates."""
+        """Take the believed gain of the best plan of the next step, a ratio of rates."""
         self._num_steps += 1
         self._margin -= (self._margin - MARGIN) / _MARGIN_STEPS
         self._num_plain = 0 if gain > 1 else self._num_plain + 1

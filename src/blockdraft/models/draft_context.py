@@ -188,7 +188,7 @@ class SeparateContexts:
         """See `DraftContexts.write`."""
         done = 0
         for waiting in due:
-            key, end = waiting.holder, done + waiting.end - waiting.start
+            key, end = waiting.holder, done + len(waiting)
             if key not in self._contexts:
                 self._contexts[key] = self._new_context()
             # A write that failed is made again.

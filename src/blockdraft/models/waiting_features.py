@@ -28,6 +28,9 @@ class Waiting:
     num_viewed: int = 0
     """Tokens in the others."""
 
+    def __len__(self) -> int:
+        return self.end - self.start
+
     def add(self, features: Tensor) -> None:
         """Take those of the next tokens, [new, num_features * hidden]."""
         num_new = features.shape[0]
@@ -74,11 +77,11 @@ class WaitingFeatures:
             if num_tokens <= self.limit:
                 break
             due.append(waiting)
-            num_tokens -= waiting.end - waiting.start
+            num_tokens -= len(waiting)
         return due
 
     def drop(self, holder: int) -> None:
         """Nothing of a holder waits any more; unknown ones are fine."""
         waiting = self._of.pop(holder, None)
         if waiting is not None:
-            self.num_tokens -= waiting.end - waiting.start
+            self.num_tokens -= len(waiting)

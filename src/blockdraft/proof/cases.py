@@ -135,6 +135,5 @@ def _case(
 ) -> Case:
     options = {"logprobs": LOGPROBS, **SETTINGS[setting]}
     params = SamplingParams(max_tokens=config.max_tokens, seed=config.seed, **options)
-    eos_ids = frozenset() if params.ignore_eos else llm.tokenizer.eos_ids
-    stop_ids = eos_ids | frozenset(params.stop_token_ids)
+    stop_ids = params.ending_ids(llm.tokenizer.eos_ids)
     return Case(prompt, prompt_ids, setting, params, stop_ids)

@@ -118,7 +118,7 @@ class DFlashDrafter:
             context=sum(known.num_written for known in self._known.values()),
             waiting=self.contexts.waiting.num_tokens,
         )
-        num_tokens = sum(waiting.end - waiting.start for waiting in due)
+        num_tokens = sum(map(len, due))
         if num_prompt:
             self.recorder.add("draft_prefill", Work(num_prompt, forwards=num_prompt / num_tokens))
         if num_generated := num_tokens - num_prompt:
@@ -264,10 +264,10 @@ def _pieces(due: list[Waiting]) -> Iterator[list[Waiting]]:
     piece: list[Waiting] = []
     num_tokens = 0
     for waiting in due:
-        num_tokens += waiting.end - waiting.start
+        num_tokens += len(waiting)
         if piece and num_tokens > MAX_PROJECTED:
             yield piece
-            piece, num_tokens = [], waiting.end - waiting.start
+            piece, num_tokens = [], len(waiting)
         piece.append(waiting)
     if piece:
         yield piece
