@@ -51,6 +51,20 @@ def test_prompts_are_mixed_and_repeated():
     assert [p.id for p in mixed_prompts(PROMPTS, 6)] == ["a1", "b1", "a2", "a3", "a1", "b1"]
 
 
+def test_the_ways_take_turns_every_few_requests(llm):
+    prompts = [BenchPrompt(f"a{i}", "a", f"p{i}") for i in range(9)]
+    config = ConcurrencyConfig(concurrency=(1,), num_requests=9, repeats=1, max_tokens=5)
+    runs = ConcurrencyBench(llm).run(prompts, config)
+    timed = llm.calls[3:]
+    assert [(depth, len(prompts)) for depth, _, prompts, _ in timed] == [
+        *((0, 4), (15, 4), ("adaptive", 4)),
+        *((15, 4), ("adaptive", 4), (0, 4)),
+        *(("adaptive", 1), (0, 1), (15, 1)),
+    ]
+    assert [len(measured.run.samples) for measured in runs] == [9, 9, 9]
+    assert [measured.num_identical for measured in runs] == [9, 9, 9]
+
+
 def test_every_item_has_its_turn_to_be_first():
     assert [in_turn("abc", turn) for turn in range(4)] == [
         ["a", "b", "c"],
@@ -124,7 +138,7 @@ def test_each_point_runs_all_requests_the_ways_in_turns(llm):
     depths = [depth for depth, *_ in timed]
     assert depths[:9] == depths[9:]
     assert depths[:6] == [0, 15, "adaptive", 15, "adaptive", 0]
-    assert [run.way.depth for run in runs] == depths
+    assert [run.way.depth for run in runs] == [0, 15, "adaptive"] * 6
 
 
 def test_figures_of_a_point(llm):

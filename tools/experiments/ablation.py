@@ -1,32 +1,39 @@
 """What each choice of the trainer is worth: arms of equal time on the default target.
 
-    python tools/experiments/ablation.py [--minutes 3] [--answers 1500] [--out runs/ablation]
-        [--arms base,block-16] [--prompts FILE]...
+    python tools/experiments/ablation.py [--minutes 10] [--answers 1500] [--out runs/ablation]
+        [--arms base,block-16] [--only features|training|measuring] [--prompts FILE]...
 
 Every arm is the base with one thing changed. All train on the same answers from features that are
-computed once, so that minutes go into the drafter. Measured at the end of each, outside its
-minutes: the acceptance length offline on held-out answers, and acceptance length and speed-up of
-real greedy decoding with whole blocks, on the prompts of held-out answers or on those of the files
-given. What is done is not done again, and an arm that was broken off goes on; the table of all
-finished arms is printed at the end. The input fusion of EAGLE is no arm: the draft model has no
-such way in.
+computed once, so that minutes go into the drafter. On a CPU an arm has one thread, and its minutes
+are those in which that thread computed: other work on the machine takes nothing from its budget,
+and arms may be trained side by side (`--only features` first, then `--only training` with other
+`--arms` in each process, `--only measuring` on an idle machine). Measured outside of the minutes:
+the acceptance length offline on held-out answers, and acceptance length and speed-up of real greedy
+decoding with whole blocks, on the prompts of held-out answers or on those of the files given. What
+is done is not done again, and an arm that was broken off goes on; the table of all measured arms is
+printed at the end. The arm input-fusion is measured offline only: its contexts depend on all that
+came before, and no engine decodes so.
 """
 
 import argparse
 import dataclasses
 import json
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from blockdraft.core.environment import describe_environment
 from blockdraft.core.files import write_whole
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import default_target_layer_ids
+from blockdraft.models.draft_context import LayerKV
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Example, collate, read_examples
@@ -34,7 +41,7 @@ from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import LAST, train
-from blockdraft.train.true_tau import real_decoding
+from blockdraft.train.true_tau import TrueTau, real_decoding
 
 RECIPE = Path("recipes/smollm2-135m")
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -50,11 +57,48 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"optimizer": "adamw"},
     "adamw-lr-1e-3": {"optimizer": "adamw", "lr": 1e-3},
     "from-target": {"init": "target"},
+    "input-fusion": {},
 }
 """The base has 5 layers, blocks of 8, 5 features, D-PACE, half distillation, Muon, random weights.
 """
 FEATURE_BATCH = 16
-RESULT = "result.json"
+TRAINED, RESULT = "trained.json", "result.json"
+
+
+class InputFusion(DraftModel):
+    """The target's features enter as inputs of the first layer, as in EAGLE (arXiv 2503.01840).
+
+    The same weights and blocks; but the context runs through the layers, causally, and each layer
+    reads its own states of it instead of the features themselves. Rows hold one text each.
+    """
+
+    def project_context(self, features: Tensor, positions: Tensor) -> list[LayerKV]:
+        """See `DraftModel.project_context`; needs the context from its first token on."""
+        x, rotation = self.context_inputs(features, positions)
+        seen, num_tokens = _Seen(), x.shape[1]
+        mask = x.new_full((num_tokens, num_tokens), float("-inf")).triu(1)[None, None]
+        for index, layer in enumerate(self.draft_layers()):
+            x = layer(x, rotation, seen, index, mask)
+        return seen.context_kv
+
+
+class _Seen:
+    """Keeps what each layer computes of a stream that has nothing before it."""
+
+    num_context = 0
+
+    def __init__(self) -> None:
+        self.context_kv: list[LayerKV] = []
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> LayerKV:
+        """See `ContextKV.extend`."""
+        self.context_kv.append((k, v))
+        return k, v
+
+
+def draft_class(name: str) -> type[DraftModel]:
+    """The kind of drafter that an arm trains."""
+    return InputFusion if name == "input-fusion" else DraftModel
 
 
 def base_config(args: argparse.Namespace) -> TrainConfig:
@@ -77,6 +121,7 @@ def base_config(args: argparse.Namespace) -> TrainConfig:
         tau_limit=0,
         save_minutes=1.0,
         device=device,
+        threads=1 if device == "cpu" else None,
     )
 
 
@@ -144,25 +189,48 @@ def fill_features(base: TrainConfig, arms: Iterable[str]) -> None:
         print(f"features of {start + len(part)} of {len(todo)} answers", flush=True)
 
 
-def run_arm(base: TrainConfig, name: str, args: argparse.Namespace) -> None:
-    """Train and measure one arm, unless its result is there."""
+def train_arm(base: TrainConfig, name: str) -> None:
+    """Train one arm, unless that is done."""
+    config = arm_config(base, name)
+    path = config.out / TRAINED
+    if path.exists():
+        return
+    print(f"arm {name}", flush=True)
+    clock = time.process_time if config.device == "cpu" else time.monotonic
+    with (
+        patch("blockdraft.train.run_state.monotonic", clock),
+        patch("blockdraft.train.prepare.DraftModel", draft_class(name)),
+    ):
+        result = train(config)
+    last = result.evaluations[-1]
+    row = {
+        **describe_environment(),
+        "changes": dict(ARMS[name]),
+        "steps": result.num_steps,
+        "minutes": last["minutes"],
+        "sequences": last["sequences"],
+        "tokens": last["tokens"],
+    }
+    write_whole(path, json.dumps(row, indent=1) + "\n")
+    # What a finished arm would go on from; a few of them fill a disk.
+    shutil.rmtree(config.out / "drafter")
+    (config.out / "state.pt").unlink()
+
+
+def measure_arm(base: TrainConfig, name: str, args: argparse.Namespace) -> None:
+    """Measure one trained arm, unless that is done."""
     config = arm_config(base, name)
     path = config.out / RESULT
     if path.exists():
         return
-    result = train(config)
     _, held_out = read_data(config)
-    trained = DraftModel.from_pretrained(
+    trained = draft_class(name).from_pretrained(
         config.out / LAST, resolve_dtype(config.dtype, config.device), config.device
     )
-    figures = measure(config, trained, held_out, args)
     row = {
-        **describe_environment(),
-        "changes": dict(ARMS[name]),
+        **json.loads((config.out / TRAINED).read_text(encoding="utf-8")),
         "parameters": sum(p.numel() for p in trained.parameters()),
-        "steps": result.num_steps,
-        "sequences": result.evaluations[-1]["sequences"],
-        **figures,
+        **measure(config, trained, held_out, args),
     }
     write_whole(path, json.dumps(row, indent=1) + "\n")
 
@@ -179,7 +247,9 @@ def measure(
     )
     dtype = resolve_dtype(config.dtype, config.device)
     model = load_target_model(config.target, dtype, config.device)
-    real = real_decoding(config, model, held_out).measure(drafter, lambda: None)
+    real = TrueTau(tau={}, speedup={})
+    if not isinstance(drafter, InputFusion):
+        real = real_decoding(config, model, held_out).measure(drafter, lambda: None)
     target = FrozenTarget(model, drafter.config.target_layer_ids)
     offline = HeldOut(target, held_out, args.eval_sequences).evaluate(drafter)
     return {
@@ -190,7 +260,7 @@ def measure(
 
 
 def table(out: Path) -> str:
-    """All finished arms, as Markdown."""
+    """All measured arms, as Markdown."""
     heads = (
         *("arm", "M parameters", "steps", "texts seen", "offline tau"),
         *("true tau", "without loops", "speed-up"),
@@ -205,21 +275,26 @@ def table(out: Path) -> str:
                 str(row["steps"]),
                 str(row["sequences"]),
                 f"{row['offline']['tau']:.3f}",
-                f"{row['true_tau']['all']:.3f}",
-                f"{row['true_tau'].get('all without loops', float('nan')):.3f}",
-                f"{row['speedup']['all']:.2f}",
+                _cell(row["true_tau"], "all", 3),
+                _cell(row["true_tau"], "all without loops", 3),
+                _cell(row["speedup"], "all", 2),
             )
             lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def _cell(figures: Mapping[str, float], name: str, digits: int) -> str:
+    return f"{figures[name]:.{digits}f}" if name in figures else ""
+
+
 def main() -> None:
     """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=3.0, help="of training, for each arm")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of training, for each arm")
     parser.add_argument("--answers", type=int, default=1500)
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--arms", default=",".join(ARMS), help="with commas, or all of them")
+    parser.add_argument("--only", choices=("features", "training", "measuring"))
     parser.add_argument("--prompts", type=Path, action="append", default=[])
     parser.add_argument("--tau-limit", type=int, default=2, help="prompts of each set")
     parser.add_argument("--tau-max-tokens", type=int, default=64)
@@ -232,15 +307,15 @@ def main() -> None:
     keep_settings(args)
     write_answers(args.out / "answers.jsonl", args.answers)
     base = base_config(args)
-    left = [name for name in arms if not (args.out / name / RESULT).exists()]
-    if left:
+    left = [name for name in arms if not (args.out / name / TRAINED).exists()]
+    if args.only in (None, "features") and left:
         fill_features(base, left)
-    for name in left:
-        print(f"arm {name}", flush=True)
-        run_arm(base, name, args)
-        # What a finished arm would go on from; a few of them fill a disk.
-        shutil.rmtree(args.out / name / "drafter")
-        (args.out / name / "state.pt").unlink()
+    if args.only in (None, "training"):
+        for name in left:
+            train_arm(base, name)
+    if args.only in (None, "measuring"):
+        for name in arms:
+            measure_arm(base, name, args)
     print(table(args.out))
 
 

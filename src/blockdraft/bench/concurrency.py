@@ -15,7 +15,7 @@ from blockdraft.bench.decode import (
     check_drafts,
     encode_prompt,
     fixed,
-    in_turn,
+    run_in_turns,
     total_acceptance,
 )
 from blockdraft.bench.figures import Spread, spread_of
@@ -127,9 +127,15 @@ class ConcurrencyBench:
                 for way in ways:
                     decoder.warm_up(encoded, config.params, way, concurrency)
                 for repeat in range(config.repeats):
-                    for way in in_turn(ways, repeat):
-                        run = decoder.run(encoded, config.params, way, concurrency)
-                        reference = reference or run.outputs
+                    runs = run_in_turns(
+                        [(decoder, way) for way in ways],
+                        encoded,
+                        config.params,
+                        concurrency,
+                        first=repeat,
+                    )
+                    reference = reference or runs[PLAIN].outputs
+                    for way, run in runs.items():
                         done.append(PointRun(concurrency, way, run, run.num_equal(reference)))
                         on_progress(done[-1])
         return done

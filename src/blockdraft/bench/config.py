@@ -82,7 +82,7 @@ class NeverSlowerConfig:
     """Adaptive depth against an engine without a drafter, in pairs of runs.
 
     Each side of a point of `concurrency` runs for at least `seconds` in all, `seconds / pairs` in
-    each pair, and always whole sets of the requests, which are as many as the largest point.
+    each pair, and both the same whole sets of requests, which are as many as the largest point.
     """
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)

@@ -22,6 +22,9 @@ from blockdraft.llm import LLM
 
 T = TypeVar("T")
 
+_LEAST_REQUESTS = 4
+"""That one side decodes before it is another's turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -71,6 +74,19 @@ class Run:
     def num_equal(self, reference: Sequence[tuple[int, ...]]) -> int:
         """How many outputs are those of a reference set, which is repeated as often as needed."""
         return sum(map(tuple.__eq__, self.outputs, cycle(reference)))
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """One after the other, as one run."""
+    phases = PhaseTotals()
+    for run in runs:
+        phases.merge(run.phases)
+    return Run(
+        samples=tuple(sample for run in runs for sample in run.samples),
+        wall_seconds=sum(run.wall_seconds for run in runs),
+        depth_use=runs[-1].depth_use,
+        phases=phases,
+    )
 
 
 def total_acceptance(samples: Sequence[Sample]) -> AcceptanceStats:
@@ -138,6 +154,43 @@ class Decoder:
         if self._learned is not None:
             self.llm.engine.controller = self._learned
         self._learned = self.llm.engine.controller
+
+
+Side = tuple[Decoder, Way]
+
+
+def run_in_turns(
+    sides: Sequence[Side],
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    concurrency: int,
+    *,
+    first: int = 0,
+    seconds: float = 0.0,
+) -> dict[Way, Run]:
+    """Decode every prompt on every side, again until each side has had its seconds.
+
+    A machine's speed may change from one second to the next, so the sides take turns every few
+    requests, and each begins as often as any other. `first`: the one that begins.
+    """
+    done: dict[Way, list[Run]] = {way: [] for _, way in sides}
+    turn = first
+    while turn == first or min(map(_seconds_of, done.values())) < seconds:
+        for part in _portions(prompts, concurrency):
+            for decoder, way in in_turn(sides, turn):
+                done[way].append(decoder.run(part, params, way, concurrency))
+            turn += 1
+    return {way: joined(runs) for way, runs in done.items()}
+
+
+def _seconds_of(runs: Sequence[Run]) -> float:
+    return sum(run.wall_seconds for run in runs)
+
+
+def _portions(prompts: Sequence[list[int]], concurrency: int) -> list[Sequence[list[int]]]:
+    """The prompts in order, enough in each for requests to follow upon others."""
+    size = max(_LEAST_REQUESTS, 2 * concurrency)
+    return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
 
 def check_drafts(llm: LLM) -> None:

@@ -9,22 +9,21 @@ from blockdraft.bench.decode import (
     PLAIN,
     Decoder,
     Run,
-    Way,
     check_drafts,
     encode_prompt,
-    in_turn,
+    run_in_turns,
     total_acceptance,
 )
 from blockdraft.bench.figures import Spread, spread_of
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
-from blockdraft.engine.ledger import PhaseTotals
 from blockdraft.llm import LLM
 
 NEVER_SLOWER_DEFINITIONS = {
     "concurrency": "most requests that run at once; all of a set are asked for at its start",
     "tokens_per_second": "output tokens over the wall time of whole sets of requests, prompt "
     "passes and the emptying end included; over the pairs: median, lowest, highest",
-    "ratio": "adaptive over no drafter, pair by pair, whoever went first: median, lowest, highest",
+    "ratio": "adaptive over no drafter, pair by pair; within one the sides take turns every few "
+    "requests: median, lowest, highest",
     "slowdown": "seconds per token with adaptive depth over those without a drafter: 1 over the "
     "median ratio",
     "limit": "the most that slowdown may be: 1.03, and one second of probing in seconds_per_side",
@@ -45,7 +44,7 @@ PROBING_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both sides at one point, one right after the other, each over whole sets of requests."""
+    """Both sides at one point, over the same requests in turns."""
 
     concurrency: int
     adaptive: Run
@@ -112,37 +111,19 @@ class NeverSlowerBench:
             for decoder, way in sides:
                 decoder.warm_up(encoded, config.params, way, concurrency)
             for turn in range(config.pairs):
-                runs = {
-                    way: _run_for(decoder, encoded, config, way, concurrency)
-                    for decoder, way in in_turn(sides, turn)
-                }
+                runs = run_in_turns(
+                    sides,
+                    encoded,
+                    config.params,
+                    concurrency,
+                    first=turn,
+                    seconds=config.seconds / config.pairs,
+                )
                 reference = reference or runs[PLAIN].outputs[: len(encoded)]
                 num_identical = sum(run.num_equal(reference) for run in runs.values())
                 pairs.append(Pair(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
                 on_progress(pairs[-1])
         return pairs
-
-
-def _run_for(
-    decoder: Decoder,
-    encoded: Sequence[list[int]],
-    config: NeverSlowerConfig,
-    way: Way,
-    concurrency: int,
-) -> Run:
-    """Whole sets of requests until one side's share of a pair's seconds is over, as one run."""
-    runs: list[Run] = []
-    while sum(run.wall_seconds for run in runs) < config.seconds / config.pairs:
-        runs.append(decoder.run(encoded, config.params, way, concurrency))
-    phases = PhaseTotals()
-    for run in runs:
-        phases.merge(run.phases)
-    return Run(
-        samples=tuple(sample for run in runs for sample in run.samples),
-        wall_seconds=sum(run.wall_seconds for run in runs),
-        depth_use=runs[-1].depth_use,
-        phases=phases,
-    )
 
 
 def pair_figures(pairs: Sequence[Pair]) -> list[PairFigures]:
