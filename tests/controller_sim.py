@@ -21,6 +21,8 @@ class Machine:
     slot: float = 0.0002
     absorb_base: float = 0.0003
     absorb_row: float = 0.00002
+    aftermath: float = 1.0
+    """Of drafts, on a step behind them that has none: so many times its seconds."""
     slowdown: Callable[[float], float] = lambda now: 1.0
 
     def forward(self, num_rows: int) -> float:
@@ -95,15 +97,18 @@ def simulate(
             factor = luck.lognormvariate(0.0, noise) * slowdown  # noqa: B023
             return exact * factor * (4.0 if luck.random() < outliers else 1.0)
 
+        forward = machine.forward(num_sequences + sum(depths))
+        if len(result.plans) > 1 and any(result.plans[-2]) and not any(depths):
+            forward *= machine.aftermath
         times = {
             "plan": 0.0002,
-            "forward": noisy(machine.forward(num_sequences + sum(depths))),
+            "forward": noisy(forward),
             "draft": noisy(machine.draft(num_drafting, 1 + max(depths))),
             "absorb": noisy(machine.absorb(absorbed)),
         }
         controller.record_times(**times)
         # Noise and outliers fall on plain decoding too, so seconds without them are compared.
-        exact = machine.forward(num_sequences + sum(depths))
+        exact = forward
         exact += machine.draft(num_drafting, 1 + max(depths)) + machine.absorb(absorbed)
         result.seconds += exact * slowdown
         result.num_tokens += num_tokens

@@ -111,6 +111,33 @@ def test_a_plain_step_and_a_forward_with_drafts_have_costs_of_their_own():
     assert 0.028 < float(costs.forward(8)) < 0.038
 
 
+def test_the_aftermath_of_drafts_is_told_from_a_slower_machine():
+    costs = make_costs()
+    before = costs.plain(4)
+    assert costs.aftermath(4) == 0.0
+    for _ in range(200):
+        costs.record_plain(4, before)
+        costs.record_plain_behind_drafts(4, 1.1 * before, is_known=True)
+    assert costs.plain(4) == pytest.approx(before, rel=0.01)
+    assert costs.aftermath(4) == pytest.approx(0.1 * before, rel=0.1)
+    for _ in range(200):
+        costs.record_plain_behind_drafts(4, 2.2 * before, is_known=False)
+    assert costs.plain(4) == pytest.approx(2 * before, rel=0.02)
+    for _ in range(200):
+        costs.record_plain(4, before)
+        costs.record_plain_behind_drafts(4, 0.9 * before, is_known=True)
+    assert costs.aftermath(4) == 0.0
+
+
+def test_few_sequences_are_planned_by_looking_at_all_plans():
+    luck = np.random.default_rng(5)
+    for num in (1, 2):
+        for _ in range(20):
+            survival = luck.uniform(0.2, 0.95, (num, 5)).cumprod(axis=1)
+            best = Economy(make_costs(), survival.tolist(), 0).best()
+            assert best.rate == pytest.approx(exhaustive_rate(make_costs(), survival, 0))
+
+
 def test_absorbing_is_free_until_it_was_measured():
     costs = make_costs()
     assert float(costs.absorb(8)) == 0.0
@@ -131,7 +158,7 @@ def test_measuring_takes_turns_and_the_median():
 
 
 def exhaustive_rate(costs: StepCosts, survival: np.ndarray, num_other_rows: int) -> float:
-    economy = Economy(costs, survival, num_other_rows)
+    economy = Economy(costs, survival.tolist(), num_other_rows)
     depths = itertools.product(range(survival.shape[1] + 1), repeat=len(survival))
     return max(economy.price(list(some)).rate for some in depths)
 
@@ -145,7 +172,7 @@ def test_the_best_plan_is_nearly_the_best_of_all(seed):
     costs = StepCosts(forward, forward, [(1, 0.004), (200, 0.004 + 199 * slot)])
     survival = rates.cumprod(axis=1)
     num_other_rows = 100 * (seed % 2)
-    economy = Economy(costs, survival, num_other_rows)
+    economy = Economy(costs, survival.tolist(), num_other_rows)
     best, plain = economy.best(), economy.price([0] * 4)
     found = max(best.rate, plain.rate)
     assert found >= 0.985 * exhaustive_rate(costs, survival, num_other_rows)
@@ -155,14 +182,14 @@ def test_prompt_rows_do_not_change_what_pays():
     survival = np.array([[0.5, 0.3, 0.1]] * 3)
     forward = [(1, 0.016), (512, 0.272)]
     costs = StepCosts(forward, forward, [(6, 0.006), (96, 0.024)])
-    alone, beside = (Economy(costs, survival, rows).best() for rows in (0, 400))
+    alone, beside = (Economy(costs, survival.tolist(), rows).best() for rows in (0, 400))
     assert alone.depths == beside.depths
     assert alone.seconds == pytest.approx(beside.seconds)
 
 
 def test_only_the_sequence_that_is_guessed_well_drafts():
     survival = np.array([[0.9, 0.8, 0.7, 0.6, 0.5]] + [[0.05, 0.0, 0.0, 0.0, 0.0]] * 7)
-    depths = Economy(make_costs(), survival, 0).best().depths
+    depths = Economy(make_costs(), survival.tolist(), 0).best().depths
     assert depths[0] >= 4
     assert depths[1:] == [0] * 7
 

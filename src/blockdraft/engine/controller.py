@@ -9,11 +9,13 @@ second. 0 is plain decoding. No torch.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
 from blockdraft.engine.acceptance import Acceptance
-from blockdraft.engine.costs import Floats, StepCosts
+from blockdraft.engine.costs import StepCosts
 from blockdraft.engine.plans import Economy, Plan
 from blockdraft.engine.switch import MARGIN, Probes, Switch
 
@@ -134,12 +136,20 @@ class _Step:
     num_other_rows: int
     best_depths: dict[int, int] = field(default_factory=dict)
     """Of the sequences that a probe makes draft further, by key."""
+    paid: float = 0.0
+    """For the probe, in seconds."""
+    aftermath: float = 0.0
+    """Seconds that the probe costs the next step."""
     is_idle: bool = False
     """Drafting is off, and no other plan was looked at."""
     num_accepted: int = 0
     surprised: bool = False
     caught_up: bool = True
     """Whoever drafted did so in the step before, so its features are those of one step."""
+
+    def loss(self, seconds: float, tokens: float) -> float:
+        """What a probe of so many seconds and tokens costs, in seconds."""
+        return seconds + self.aftermath - tokens / self.followed.rate
 
 
 class AdaptiveDepth(Controller):
@@ -162,6 +172,7 @@ class AdaptiveDepth(Controller):
         self._num_steps = 0
         self._num_candidates = 0
         self._step: _Step | None = None
+        self._behind_drafts = False
         self._news = True
         """All is new, or a sequence was tested. Without it, plain goes on until a probe is due."""
         self._switch = Switch()
@@ -221,13 +232,14 @@ class AdaptiveDepth(Controller):
                 return True
         return False
 
-    def _survival(self, candidates: Sequence[Candidate]) -> Floats:
-        """[n, largest limit], 0 beyond a sequence's own limit."""
-        limits = np.array([candidate.limit for candidate in candidates])
-        longest = int(limits.max())
-        rates = [self._tracked[c.key].acceptance.rates[:longest] for c in candidates]
-        survival: Floats = np.array(rates, np.float64).cumprod(axis=1)
-        return survival * (np.arange(longest) < limits[:, None])
+    def _survival(self, candidates: Sequence[Candidate]) -> list[list[float]]:
+        """Of each candidate, up to the largest limit; 0 beyond its own."""
+        longest = max(candidate.limit for candidate in candidates)
+        survival = []
+        for candidate in candidates:
+            rates = self._tracked[candidate.key].acceptance.rates[: candidate.limit]
+            survival.append([*accumulate(rates, mul), *[0.0] * (longest - candidate.limit)])
+        return survival
 
     def _welcome(self, candidates: Sequence[Candidate]) -> None:
         for candidate in candidates:
@@ -256,9 +268,10 @@ class AdaptiveDepth(Controller):
             depths[i] = min(candidates[i].limit, depths[i] + _PROBE_DEPTH)
         if depths == followed.depths:
             return
-        probe = economy.price(depths)
-        loss = probe.seconds - probe.tokens / followed.rate
-        if self._probes.afford(loss, step.plain.seconds):
+        probe, num = economy.price(depths), len(depths)
+        step.aftermath = 0.0 if followed.num_drafting else self._costs.aftermath(num)
+        step.paid = step.loss(probe.seconds, _trust(num) * probe.tokens)
+        if self._probes.afford(step.paid, step.plain.seconds):
             step.plan = probe
             step.best_depths = {candidates[i].key: followed.depths[i] for i in further}
 
@@ -287,24 +300,28 @@ class AdaptiveDepth(Controller):
 
     def record_times(self, *, plan: float, absorb: float, draft: float, forward: float) -> None:
         """See `Controller`."""
-        step = self._step
+        step, behind_drafts = self._step, self._behind_drafts
+        self._behind_drafts = step is not None and step.plan.num_drafting > 0
         if step is None:
             return
         planned, num = step.plan, len(step.plan.depths)
         num_tokens = num + step.num_accepted
         if planned is not step.followed:
+            seconds = min(plan + draft + forward, _OUTLIER * planned.seconds)
+            if step.num_other_rows:
+                seconds = planned.seconds
             # Not only what was predicted: the features of a prompt may have waited until now.
-            saving = (num_tokens - planned.tokens) / step.followed.rate - absorb
-            if not step.num_other_rows:
-                saving += planned.seconds
-                saving -= min(plan + draft + forward, _OUTLIER * planned.seconds)
-            self._probes.settle(step.surprised, saving)
+            loss = step.loss(seconds + absorb, num_tokens)
+            self._probes.settle(step.surprised, step.paid - loss)
         # Prompt rows cost otherwise: only the last of them goes through the head.
         if step.num_other_rows:
             return
         if not planned.num_drafting:
+            if behind_drafts:
+                is_known = not self._switch.on
+                self._costs.record_plain_behind_drafts(num, forward, is_known=is_known)
             # Right behind a forward even this takes its time.
-            if not step.is_idle or self._num_steps % _IDLE_STEPS == 0:
+            elif not step.is_idle or self._num_steps % _IDLE_STEPS == 0:
                 self._costs.record_plain(num, forward)
         else:
             # Without drafts there would be no plan to make.

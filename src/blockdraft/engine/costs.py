@@ -22,6 +22,10 @@ _KEPT_WEIGHT = 1 - 1 / 64
 """What is left of a knot's weight after another measurement of the curve."""
 
 
+_AFTERMATH_GAIN = 1 / 16
+"""Share of a surprise by which the aftermath of drafts moves."""
+
+
 class CostCurve:
     """Seconds by size, never falling with size.
 
@@ -95,14 +99,31 @@ class StepCosts:
         self._forward = CostCurve(forward_points)
         self._draft = CostCurve(draft_points)
         self._absorb = 0.0
+        self._aftermath = 1.0
 
     def plain(self, num_sequences: int) -> float:
         """A step that drafts nothing."""
         return self._forward.level * self._plain.at(num_sequences)
 
+    def aftermath(self, num_sequences: int) -> float:
+        """What a step that drafts nothing takes longer right behind one with drafts.
+
+        The drafter's weights need room in the processor's cache too.
+        """
+        return (self._aftermath - 1) * self.plain(num_sequences)
+
     def forward(self, num_rows: ArrayLike) -> Floats:
         """A target forward of so many rows, with all that a step does beside the draft."""
         return self._forward(num_rows)
+
+    def forward_at(self, num_rows: int) -> float:
+        """`forward` of one number, without the calls of numpy."""
+        return self._forward.at(num_rows)
+
+    def drafting_at(self, num_sequences: int, num_slots: int) -> float:
+        """`draft` and `absorb` of one number of sequences, at least 1, without numpy."""
+        seconds = self._draft.at(num_sequences * num_slots) + self._absorb * num_sequences
+        return self._forward.level * seconds
 
     def draft(self, num_sequences: ArrayLike, num_slots: ArrayLike) -> Floats:
         """A draft forward of sequences with `num_slots` each, anchor included; 0 for none.
@@ -120,6 +141,20 @@ class StepCosts:
         """Learn from a step that drafted nothing."""
         surprise = self._plain.record_shape(num_sequences, seconds / self._forward.level)
         self._forward.move_level(surprise)
+
+    def record_plain_behind_drafts(
+        self, num_sequences: int, seconds: float, *, is_known: bool
+    ) -> None:
+        """Learn from a step that drafted nothing, right behind one with drafts.
+
+        `is_known`: what such a step takes otherwise is being learned from others, so that this one
+        tells of the aftermath.
+        """
+        if is_known:
+            surprise = seconds / self.plain(num_sequences) - self._aftermath
+            surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
+            self._aftermath = max(1.0, self._aftermath + _AFTERMATH_GAIN * surprise)
+        self.record_plain(num_sequences, seconds / self._aftermath)
 
     def record_forward(self, num_rows: int, seconds: float) -> None:
         """Learn from the target's part of a step with drafts."""
