@@ -1,0 +1,136 @@
+"""Several drafters for one target, in one run: tau and speed-up on each set of prompts.
+
+    python tools/experiments/compare_drafters.py --drafter FOLDER [--drafter FOLDER]...
+        --prompts FILE [--prompts FILE]... [--limit 20] [--max-tokens 192] [--temperature 0]
+        [--adaptive] [--output FILE]
+
+Every prompt is decoded plainly and then with each drafter, in turns that another one begins each
+time. Prompts are taken evenly from each file, whose name is that of the set. Whole blocks are
+drafted unless depth is to be adaptive. Prints a table for all outputs and one for those that do not
+loop, and exits with 1 if any drafted output differs from the plain one.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from blockdraft.bench.decode import encode_prompt, in_turn
+from blockdraft.bench.figures import figures_of
+from blockdraft.bench.sample import Sample, sample_of
+from blockdraft.bench.speed import Measurement
+from blockdraft.bench.workload import BenchPrompt, read_workload
+from blockdraft.core.environment import describe_environment
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.measuring import compute_every_prompt
+from blockdraft.llm import LLM
+
+PLAIN = "plain"
+WARM_UP_TOKENS = 16
+ALL = "all"
+
+
+def read_sets(paths: Iterable[Path], limit: int) -> list[BenchPrompt]:
+    """At most so many of each file, evenly; the category becomes the file's name."""
+    chosen: list[BenchPrompt] = []
+    for path in paths:
+        prompts = read_workload(path)
+        name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+        some = prompts[:: -(-len(prompts) // limit)]
+        chosen += [replace(prompt, category=name) for prompt in some]
+    return chosen
+
+
+def decode(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Sample:
+    """One output, as it is measured."""
+    return sample_of(llm.generate(prompt_ids, params).completions[0])
+
+
+def measure(
+    llms: Mapping[str, LLM], prompts: Sequence[BenchPrompt], params: SamplingParams
+) -> dict[str, list[Measurement]]:
+    """Every prompt, plainly and with every drafter."""
+    first = next(iter(llms.values()))
+    ways = {PLAIN: (first, replace(params, speculative=False))}
+    ways |= {name: (llm, params) for name, llm in llms.items()}
+    encoded = [encode_prompt(first, prompt, params) for prompt in prompts]
+    for llm, how in ways.values():
+        decode(llm, encoded[0], replace(how, max_tokens=min(WARM_UP_TOKENS, how.max_tokens)))
+    rows: dict[str, list[Measurement]] = {name: [] for name in llms}
+    for index, (prompt, prompt_ids) in enumerate(zip(prompts, encoded, strict=True)):
+        samples = {
+            name: decode(ways[name][0], prompt_ids, ways[name][1])
+            for name in in_turn(list(ways), index)
+        }
+        for name in llms:
+            rows[name].append(Measurement(prompt, samples[PLAIN], samples[name], None))
+        print(f"{index + 1} of {len(prompts)} prompts", flush=True)
+    return rows
+
+
+def groups(measured: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    """By set, and all."""
+    by_set: dict[str, list[Measurement]] = {}
+    for row in measured:
+        by_set.setdefault(row.prompt.category, []).append(row)
+    return by_set | {ALL: list(measured)}
+
+
+def table(rows: Mapping[str, Sequence[Measurement]]) -> str:
+    """Tau and speed-up by set and drafter, as Markdown; in brackets the number of outputs."""
+    lines = ["| set | " + " | ".join(f"{name}: tau | speed-up" for name in rows) + " |"]
+    lines.append("|---" * (1 + 2 * len(rows)) + "|")
+    by_name = {name: groups(measured) for name, measured in rows.items()}
+    for group, members in next(iter(by_name.values())).items():
+        cells = [f"{group} ({len(members)})"]
+        for by_set in by_name.values():
+            figures = figures_of(by_set[group])
+            cells += [f"{figures.acceptance_length:.2f}", f"{figures.speedup_over_plain:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--drafter", action="append", required=True, help="folder or name")
+    parser.add_argument("--prompts", type=Path, action="append", required=True)
+    parser.add_argument("--limit", type=int, default=20, help="prompts of each file")
+    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--adaptive", action="store_true", help="instead of whole blocks")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    params = SamplingParams(
+        max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
+    )
+    llms = {name: LLM(drafter=name, adaptive=args.adaptive) for name in args.drafter}
+    for llm in llms.values():
+        compute_every_prompt(llm.engine)
+    rows = measure(llms, read_sets(args.prompts, args.limit), params)
+    straight = {name: [row for row in some if not row.loops] for name, some in rows.items()}
+    print(f"all outputs\n\n{table(rows)}\n\nwithout those that loop\n\n{table(straight)}")
+    report = describe_environment() | {
+        "settings": {key: str(value) for key, value in vars(args).items()},
+        "figures": {
+            name: {group: asdict(figures_of(some)) for group, some in groups(measured).items()}
+            for name, measured in rows.items()
+        },
+        "without_loops": {
+            name: {group: asdict(figures_of(some)) for group, some in groups(measured).items()}
+            for name, measured in straight.items()
+        },
+    }
+    if args.output is not None:
+        args.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    different = sum(not row.identical for some in rows.values() for row in some)
+    print(
+        f"\n{different} of {sum(map(len, rows.values()))} drafted outputs differ from the plain one"
+    )
+    raise SystemExit(1 if different else 0)
+
+
+if __name__ == "__main__":
+    main()
