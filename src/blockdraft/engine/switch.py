@@ -15,7 +15,7 @@ _MEASURED_STEPS = 64
 """Steps that the measured gain looks back, half of which it must have seen."""
 
 # Probing.
-_PROBE_SHARE = 1 / 128
+_PROBE_SHARE = 1 / 256
 """Share of the time that probes may cost: what is predicted is paid at first, then what it was."""
 _FIRST_BUDGET = 0.05
 _LARGEST_BUDGET = 0.25
