@@ -10,7 +10,7 @@ from blockdraft.models.loading import target_without_weights
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
-from tests.parallel_runs import WAYS, assert_same_run, launch
+from tests.parallel_runs import WAYS, assert_same_run, launch, outputs_of
 from tests.train_runs import logged, small_config
 
 
@@ -25,9 +25,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path, way, shared):
     parted = dataclasses.replace(config, out=tmp_path / "parted", shard_target=shared)
     if shared and way != "rows":
         parted = dataclasses.replace(parted, feature_cache=tmp_path / "cache")
-    processes = launch(parted, 2)
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
+    outputs = outputs_of(launch(parted, 2))
     assert json.loads(outputs[0][0])["steps"] == 8
     assert outputs[1][0] == ""
     assert_same_run(parted.out, alone.drafter.parent)
@@ -38,9 +36,10 @@ def test_two_processes_give_the_losses_of_one(tmp_path, way, shared):
         assert f"this process holds {layers // 2 + rest}" in outputs[0][1]
 
 
-def test_a_target_cannot_be_shared_with_nobody(tmp_path):
-    config = small_config(tmp_path, shard_target=True)
-    with pytest.raises(ConfigError, match="start several with torchrun"):
+@pytest.mark.parametrize("what", ["target", "drafter"])
+def test_nothing_can_be_shared_with_nobody(tmp_path, what):
+    config = small_config(tmp_path, **{f"shard_{what}": True})
+    with pytest.raises(ConfigError, match=f"shares the {what} .* start several with torchrun"):
         train(config)
     assert not config.out.exists()
 

@@ -332,9 +332,11 @@ class _Run:
 
         A step that has been measured is not measured again, when a finished run is started.
         """
-        done = (row["step"] for row in evaluations(self.config.out))
-        (is_due,) = self.processes.decided([self.step not in done])
-        if is_due:
+        # Only the main process reads the log, which it writes.
+        is_new = self.processes.is_main and all(
+            row["step"] != self.step for row in evaluations(self.config.out)
+        )
+        if any(self.processes.decided([is_new])):
             self.optimizer.use_averages()
             model = whole_drafter(self.model, self.processes.is_main).eval()
             if self.processes.is_main:
