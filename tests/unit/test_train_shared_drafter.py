@@ -24,15 +24,10 @@ SUM_NOISE = 1e-5
 ADAMW = {"optimizer": "adamw", "max_steps": 8, "save_steps": 3}
 
 
-def num_parameters(folder):
-    return sum(p.numel() for p in DraftModel.from_pretrained(folder).parameters())
-
-
 def assert_holds_half(outputs, folder):
-    half = num_parameters(folder) // 2
-    for _, log in outputs:
-        held = int(log.split("of the drafter's parameters this process holds ")[1].split()[0])
-        assert abs(held - half) < 0.01 * half
+    whole = sum(p.numel() for p in DraftModel.from_pretrained(folder).parameters())
+    # Only the main process logs; every tensor of the tiny drafter has an even number of rows.
+    assert f"of the drafter's parameters this process holds {whole // 2}\n" in outputs[0][1]
 
 
 @pytest.mark.slow
