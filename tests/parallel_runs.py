@@ -53,7 +53,7 @@ def launch(config: TrainConfig, count: int, before: str = "") -> list[subprocess
 
 def outputs_of(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
     """(stdout, stderr) of each process, which must end well."""
-    outputs = [process.communicate(timeout=600) for process in processes]
+    outputs = [process.communicate(timeout=3600) for process in processes]
     codes = [process.returncode for process in processes]
     assert codes == [0] * len(processes), outputs[0][1][-3000:]
     return outputs

@@ -102,7 +102,7 @@ def test_a_killed_run_goes_on_with_as_many_processes_or_with_one(tmp_path):
     parts = dataclasses.replace(whole, out=tmp_path / "parts")
     killed = launch(parts, 2, KILLED_AT_FIVE)
     for process in killed:
-        process.communicate(timeout=600)
+        process.communicate(timeout=3600)
     assert [process.returncode for process in killed] == [9, 9]
     assert torch.load(parts.out / "state.pt", weights_only=True)["step"] == 3
     shutil.copytree(parts.out, tmp_path / "one")
