@@ -2,50 +2,16 @@
 
 import dataclasses
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import pytest
-import torch
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.models.draft import DraftModel
 from blockdraft.models.loading import target_without_weights
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
+from tests.parallel_runs import WAYS, assert_same_run, launch, outputs_of
 from tests.train_runs import logged, small_config
-
-
-def launch(config, count):
-    """What `torchrun --nproc-per-node` does: one command, and the process's number outside it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    values = config.to_dict().items()
-    settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
-    command = [sys.executable, "-m", "blockdraft.cli.main", "train", "--json", *settings]
-    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            command,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-
-
-WAYS = {
-    "rows": {},
-    "packed rows, two batches a step": {"accumulate": 2, "pack_len": 1024},
-    "a last batch of one row": {"batch_sequences": 3},
-}
 
 
 @pytest.mark.slow
@@ -59,22 +25,10 @@ def test_two_processes_give_the_losses_of_one(tmp_path, way, shared):
     parted = dataclasses.replace(config, out=tmp_path / "parted", shard_target=shared)
     if shared and way != "rows":
         parted = dataclasses.replace(parted, feature_cache=tmp_path / "cache")
-    processes = launch(parted, 2)
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
+    outputs = outputs_of(launch(parted, 2))
     assert json.loads(outputs[0][0])["steps"] == 8
     assert outputs[1][0] == ""
-    one, two = logged(config.out), logged(parted.out)
-    assert [row["step"] for row in two] == list(range(1, 9))
-    for a, b in zip(one, two, strict=True):
-        assert b["nll"] == pytest.approx(a["nll"], abs=2e-3)
-        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-2)
-    weights, others = (
-        DraftModel.from_pretrained(folder).state_dict()
-        for folder in (alone.drafter, parted.out / "drafter")
-    )
-    for name, value in weights.items():
-        torch.testing.assert_close(others[name], value, atol=1e-3, rtol=1e-2)
+    assert_same_run(parted.out, alone.drafter.parent)
     if shared:
         model = target_without_weights(config.target)
         layers = sum(p.numel() for p in decoder_layers(model).parameters())
@@ -82,9 +36,10 @@ def test_two_processes_give_the_losses_of_one(tmp_path, way, shared):
         assert f"this process holds {layers // 2 + rest}" in outputs[0][1]
 
 
-def test_a_target_cannot_be_shared_with_nobody(tmp_path):
-    config = small_config(tmp_path, shard_target=True)
-    with pytest.raises(ConfigError, match="start several with torchrun"):
+@pytest.mark.parametrize("what", ["target", "drafter"])
+def test_nothing_can_be_shared_with_nobody(tmp_path, what):
+    config = small_config(tmp_path, **{f"shard_{what}": True})
+    with pytest.raises(ConfigError, match=f"shares the {what} .* start several with torchrun"):
         train(config)
     assert not config.out.exists()
 

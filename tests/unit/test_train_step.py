@@ -70,6 +70,7 @@ class Trained:
                     self.vocabulary,
                     self.config,
                     1 / num_slots,
+                    anchors.num_groups(self.config.anchors_per_forward),
                 )
             )
         grads = {name: p.grad.clone() for name, p in self.model.named_parameters()}

@@ -103,6 +103,7 @@ class Step:
             drawn.vocabulary,
             self.config,
             1.0 / max(1, slots),
+            drawn.anchors.num_groups(self.config.anchors_per_forward),
         )
         self.optimizer.collect()
         return stats

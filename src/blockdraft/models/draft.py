@@ -178,6 +178,13 @@ class DraftLayer(nn.Module):
         result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return result
 
+    def context_keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
+        """`DraftAttention.keys_values` of the context.
+
+        A method of the layer, which is what processes share out and bring together as one.
+        """
+        return self.self_attn.keys_values(x, rotation)
+
 
 class DraftModel(nn.Module):
     """A DFlash drafter with random weights; `from_pretrained` loads trained ones.
@@ -283,7 +290,7 @@ class DraftModel(nn.Module):
             per layer (k, v), each [b, kv_heads, c, head_dim].
         """
         hidden, rotation = self.context_inputs(features, positions)
-        return [layer.self_attn.keys_values(hidden, rotation) for layer in self.draft_layers()]
+        return [layer.context_keys_values(hidden, rotation) for layer in self.draft_layers()]
 
     def context_inputs(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
         """What all layers project: fused features [b, c, D], and the rotation of the positions."""

@@ -25,6 +25,14 @@ class Anchors:
         """The anchors start .. start + size of every sequence."""
         return Anchors(self.positions[:, start : start + size], self.keep[:, start : start + size])
 
+    def rows(self, chosen: slice) -> "Anchors":
+        """The anchors of some of the rows."""
+        return Anchors(self.positions[chosen], self.keep[chosen])
+
+    def num_groups(self, size: int) -> int:
+        """How many groups of `size` hold all that is kept."""
+        return -(-int(self.keep.any(dim=0).sum()) // size)
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:

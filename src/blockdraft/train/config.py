@@ -54,9 +54,11 @@ class TrainConfig:
         tensorboard: write event files into `out` too; needs the package tensorboard.
         threads: torch threads; None keeps torch's choice.
         shard_target: each of several processes holds a share of the target's layers (FSDP2).
+        shard_drafter: each of several processes holds a share of the drafter's parameters, masters,
+            gradients, averages and optimizer state (FSDP2).
         device_map: spreads the target of a single process over its devices, as transformers reads
-            it, such as "auto". With either, real decoding is left to a machine that has room for
-            the whole target: tau_limit has to be 0.
+            it, such as "auto". With this or shard_target, real decoding is left to a machine that
+            has room for the whole target: tau_limit has to be 0.
 
     Raises:
         ConfigError: a value is of the wrong kind or out of range.
@@ -117,6 +119,7 @@ class TrainConfig:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     threads: int | None = None
     shard_target: bool = False
+    shard_drafter: bool = False
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
 """The update of a drafter's weights: Muon or AdamW for the matrices, AdamW for the norms.
 
 The model computes in its own precision; float32 master copies take the updates, and an average of
-them over the steps is what is evaluated and saved.
+them over the steps is what is evaluated and saved. Where processes share the parameters, all of
+these are shares too, and norm and orthogonal update are still those of the whole matrices.
 """
 
 import math
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon
 
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.sharing import share_like
 
 
 def lr_share(progress: float, step: int, config: TrainConfig) -> float:
@@ -116,13 +118,27 @@ class DraftOptimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; the model gets the master weights."""
+        """Continue from `state_dict` with whole tensors; the model gets the master weights."""
         self._step = state["step"]
         for master, average, saved, saved_average in zip(
             self._masters, self._averages, state["masters"], state["averages"], strict=True
         ):
-            master.copy_(saved)
-            average.copy_(saved_average)
+            master.copy_(share_like(saved, master))
+            average.copy_(share_like(saved_average, average))
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            optimizer.load_state_dict(_shared_state(saved, optimizer))
         self.use_masters()
+
+
+def _shared_state(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A state with whole tensors as one for the parameters, which may be shares."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    shared = {
+        index: {
+            # Beside tensors like the parameter there is a count of steps.
+            name: share_like(value, params[index]) if value.shape == params[index].shape else value
+            for name, value in values.items()
+        }
+        for index, values in saved["state"].items()
+    }
+    return saved | {"state": shared}

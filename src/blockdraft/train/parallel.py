@@ -1,25 +1,29 @@
 """Several processes that train one drafter, started by `torchrun` or `accelerate launch`.
 
-Every process holds the drafter, takes its share of a batch's rows, and adds its gradients to those
-of the others. The collectives of torch.distributed are called directly: DistributedDataParallel
-expects one backward pass a step, and a step here has one for each group of blocks. The target is
-held whole, or its layers are shared out by FSDP2.
+Every process takes its share of a batch's rows, and adds its gradients to those of the others. The
+collectives of torch.distributed are called directly: DistributedDataParallel expects one backward
+pass a step, and a step here has one for each group of blocks. Drafter and target are held whole, or
+shared out by FSDP2.
 """
 
 import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.models.draft import DraftModel
 from blockdraft.models.supported import decoder_layers
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.sharing import num_held, share_parameters
 
 PATIENCE = timedelta(hours=2)
 """Others wait while the first process evaluates."""
@@ -72,11 +76,12 @@ class Processes:
         return result
 
     def sum_gradients(self, gradients: Iterable[Tensor]) -> None:
-        """Add up the gradients of all processes, in place."""
+        """Add up the gradients of all processes, in place; FSDP has done so with shares."""
         if self.count == 1:
             return
         for gradient in gradients:
-            dist.all_reduce(gradient)
+            if not isinstance(gradient, DTensor):
+                dist.all_reduce(gradient)
 
     def most(self, number: int) -> int:
         """The largest of the processes' numbers."""
@@ -86,13 +91,26 @@ class Processes:
 
         return int(self._together([number], largest)[0])
 
-    def check_sharing(self) -> None:
-        """Raise ConfigError if there is nobody to share the target's layers with."""
-        if self.count == 1:
-            raise ConfigError(
-                "shard_target shares the target among processes, and there is one; start several "
-                "with torchrun, or leave it out"
-            )
+    def check_sharing(self, config: TrainConfig) -> None:
+        """Raise ConfigError if there is nobody to share the target or the drafter with."""
+        for name in ("shard_target", "shard_drafter"):
+            if self.count == 1 and getattr(config, name):
+                raise ConfigError(
+                    f"{name} shares the {name.removeprefix('shard_')} among processes, and there "
+                    "is one; start several with torchrun, or leave it out"
+                )
+
+    @cached_property
+    def _mesh(self) -> DeviceMesh:
+        return init_device_mesh(self._device, (self.count,))
+
+    def share_drafter(self, model: DraftModel, config: TrainConfig) -> int:
+        """Leave each process a share of each parameter, see `share_parameters`.
+
+        Returns how many of the model's parameters this process holds.
+        """
+        share_parameters(model, config, self._mesh)
+        return num_held(model)
 
     def share_layers(self, model: PreTrainedModel) -> int:
         """Leave each process a share of each decoder layer, and all of what is beside them.
@@ -100,12 +118,10 @@ class Processes:
         The weights of a layer come together for its forward, so a forward is one of all processes.
         Returns how many of the model's parameters this process holds.
         """
-        mesh = init_device_mesh(self._device, (self.count,))
         for layer in decoder_layers(model.requires_grad_(False)):
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+            fully_shard(layer, mesh=self._mesh, reshard_after_forward=True)
         model.to(self._device)
-        held = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
-        return sum(p.numel() for p in held)
+        return num_held(model)
 
     def wait(self) -> None:
         """Until all have come here."""

@@ -27,7 +27,7 @@ _FREE = {
     *("max_minutes", "max_steps", "threads", "tensorboard"),
     *("eval_minutes", "eval_steps", "save_minutes", "save_steps"),
     *("tau_prompts", "tau_limit", "tau_max_tokens"),
-    *("shard_target", "device_map"),
+    *("shard_target", "shard_drafter", "device_map"),
 }
 """How long to train and what to look at may change between the parts of a run; what is trained may
 not."""
@@ -92,7 +92,7 @@ def load_state(path: Path, config: TrainConfig) -> dict[str, Any] | None:
         return None
     remedy = "delete it to begin anew, or give a new folder"
     try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         missing = _STATE_KEYS - state.keys()
     # torch raises any type for a damaged file, and advises to trust it.
     except Exception as error:

@@ -16,9 +16,32 @@ from blockdraft.models.draft_context import ConcatContext, LayerKV
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.dataset import Batch
+from blockdraft.train.dataset import Batch, Row
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.loss import BlockLoss, LossVocabulary, block_loss, chunked_loss
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One batch of a step; every process draws the whole of it.
+
+    rows: the examples of each of the batch's rows.
+    """
+
+    rows: list[Row]
+    batch: Batch
+    anchors: Anchors
+    vocabulary: LossVocabulary
+
+    def of(self, own: slice) -> "Part":
+        """The rows of one process."""
+        return Part(self.rows[own], self.batch.rows(own), self.anchors.rows(own), self.vocabulary)
+
+    def stand_in(self) -> "Part":
+        """A row that weighs nothing, for a process that has none and must compute with others."""
+        first = self.of(slice(1))
+        weightless = Anchors(first.anchors.positions, torch.zeros_like(first.anchors.keep))
+        return Part([], first.batch, weightless, self.vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +106,7 @@ def accumulate_gradients(
     vocabulary: LossVocabulary,
     config: TrainConfig,
     scale: float,
+    num_groups: int,
 ) -> StepStats:
     """Add the gradient of one batch, times `scale`, to the model's.
 
@@ -99,15 +123,15 @@ def accumulate_gradients(
         vocabulary: of the loss.
         config: of the run.
         scale: one over the slots of the whole step, see `num_possible_slots`.
+        num_groups: draft forwards, see `Anchors.num_groups`; more than are needed add nothing.
     """
     features, final_states = target.split(states)
     projected = model.project_context(features, batch.positions)
     leaves = [(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in projected]
     nll, distill, count = 0.0, 0.0, 0
-    for start in range(0, anchors.positions.shape[1], config.anchors_per_forward):
-        group = anchors.group(start, config.anchors_per_forward)
-        if not bool(group.keep.any()):
-            break
+    for number in range(num_groups):
+        size = config.anchors_per_forward
+        group = anchors.group(number * size, size)
         blocks = make_blocks(batch, group, model.config.block_size, model.config.mask_token_id)
         hidden = draft_hidden(
             model, target.embed_weight, blocks, group, leaves, is_sparse=config.is_sparse

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from blockdraft.core.files import check_output_folder, full_disk_refused
+from blockdraft.models.draft import DraftModel
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
-from blockdraft.train.blocks import Anchors, sample_anchors
+from blockdraft.train.blocks import sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import (
-    Batch,
     Row,
     collate_rows,
     count_answer_tokens,
@@ -23,7 +23,7 @@ from blockdraft.train.dataset import (
 )
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
-from blockdraft.train.loss import LossVocabulary, PartialVocabulary
+from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected
 from blockdraft.train.parallel import Processes
@@ -43,7 +43,8 @@ from blockdraft.train.run_log import (
     score,
 )
 from blockdraft.train.run_state import Interval, RunClock, load_state, provenance, save_state
-from blockdraft.train.step import StepStats, accumulate_gradients, num_possible_slots
+from blockdraft.train.sharing import whole_drafter, whole_tensors
+from blockdraft.train.step import Part, StepStats, accumulate_gradients, num_possible_slots
 from blockdraft.train.true_tau import real_decoding
 
 logger = logging.getLogger(__name__)
@@ -64,16 +65,6 @@ class TrainResult:
     num_steps: int
     evaluations: Sequence[Mapping[str, Any]]
     best: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One batch of a step; every process draws the whole of it."""
-
-    rows: list[Row]
-    batch: Batch
-    anchors: Anchors
-    vocabulary: LossVocabulary
 
 
 def train(config: TrainConfig) -> TrainResult:
@@ -104,8 +95,7 @@ class _Run:
             if folder is not None:
                 check_output_folder(folder)
         self.examples, held_out = read_data(config)
-        if config.shard_target:
-            processes.check_sharing()
+        processes.check_sharing(config)
         loaded = load_target_model(
             config.target,
             resolve_dtype(config.dtype, config.device),
@@ -116,6 +106,9 @@ class _Run:
         check_target(config, loaded)
         self.model = load_drafter(config, loaded, [*self.examples, *held_out]).train()
         self.num_parameters = sum(p.numel() for p in self.model.parameters())
+        if config.shard_drafter:
+            held = processes.share_drafter(self.model, config)
+            logger.info("of the drafter's parameters this process holds %d", held)
         most = None
         if config.shard_target:
             held = processes.share_layers(loaded)
@@ -176,11 +169,12 @@ class _Run:
         logger.info("continuing at step %d after %.1f min", self.step, self._seconds_before / 60)
 
     def _save(self) -> None:
+        optimizer = whole_tensors(self.optimizer.state_dict(), self.processes.is_main)
         if not self.processes.is_main:
             return
         state = {
             "config": self.config.to_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "generator": self.generator.get_state(),
             "step": self.step,
             "epoch": self.epoch,
@@ -265,7 +259,7 @@ class _Run:
             seconds = time.monotonic() - begin
             self._log_step(StepStats(nll, distill, int(count)), lr, norm, seconds, num_sequences)
 
-    def _draw(self) -> _Part:
+    def _draw(self) -> Part:
         """The next batch, its anchors and its vocabulary."""
         if self._batches is None or self._batches[0] != self.epoch:
             config = self.config
@@ -283,24 +277,30 @@ class _Run:
             self.config.pack_len,
         )
         anchors = sample_anchors(batch, self.config.num_anchors, self.generator)
-        return _Part(rows, batch, anchors, self.vocabulary.draw(batch.token_ids, self.generator))
+        return Part(rows, batch, anchors, self.vocabulary.draw(batch.token_ids, self.generator))
 
-    def _gradients(self, part: _Part, scale: float) -> StepStats:
+    def _gradients(self, part: Part, scale: float) -> StepStats:
         """Add the gradient of this process's rows to the model's."""
-        own = self.processes.share_of_rows(len(part.rows))
-        rows, batch = part.rows[own], part.batch.rows(own)
-        states = self.states.get(rows, batch)
-        if not rows:
+        own = part.of(self.processes.share_of_rows(len(part.rows)))
+        is_shared = self.config.shard_drafter
+        if is_shared and not own.rows:
+            own = part.stand_in()
+        states = self.states.get(own.rows, own.batch)
+        # A forward of a shared drafter is one of all processes, so they make equally many.
+        counted = part if is_shared else own
+        num_groups = counted.anchors.num_groups(self.config.anchors_per_forward)
+        if num_groups == 0:
             return StepStats(0.0, 0.0, 0)
         return accumulate_gradients(
             self.model,
             self.target,
-            batch,
+            own.batch,
             states,
-            Anchors(part.anchors.positions[own], part.anchors.keep[own]),
-            part.vocabulary,
+            own.anchors,
+            own.vocabulary,
             self.config,
             scale,
+            num_groups,
         )
 
     def _log_step(
@@ -332,11 +332,15 @@ class _Run:
 
         A step that has been measured is not measured again, when a finished run is started.
         """
-        done = (row["step"] for row in evaluations(self.config.out))
-        if self.processes.is_main and self.step not in done:
+        # Only the main process reads the log, which it writes.
+        is_new = self.processes.is_main and all(
+            row["step"] != self.step for row in evaluations(self.config.out)
+        )
+        if any(self.processes.decided([is_new])):
             self.optimizer.use_averages()
-            self.model.eval()
-            self._save_drafter(self._measure())
+            model = whole_drafter(self.model, self.processes.is_main).eval()
+            if self.processes.is_main:
+                self._save_drafter(model, self._measure(model))
             self.optimizer.use_masters()
             self.model.train()
         self.processes.wait()
@@ -347,9 +351,9 @@ class _Run:
             write_expected(self.config.out / BEST, self.config, self.loaded, self.clock.tick)
         self.processes.wait()
 
-    def _measure(self) -> dict[str, Any]:
-        metrics = self.held_out.evaluate(self.model, self.clock.tick)
-        real = self.real_decoding.measure(self.model, self.clock.tick)
+    def _measure(self, model: DraftModel) -> dict[str, Any]:
+        metrics = self.held_out.evaluate(model, self.clock.tick)
+        real = self.real_decoding.measure(model, self.clock.tick)
         row: dict[str, Any] = {
             "step": self.step,
             "minutes": round(self.clock.tick() / 60, 3),
@@ -366,7 +370,7 @@ class _Run:
             logger.info("decoding: speed-up %.2f, tau %s", real.speedup.get("all", 0.0), true)
         return row
 
-    def _save_drafter(self, row: dict[str, Any]) -> None:
+    def _save_drafter(self, model: DraftModel, row: dict[str, Any]) -> None:
         out = self.config.out
         is_best = all(score(row) > score(earlier) for earlier in evaluations(out))
         data = {
@@ -377,12 +381,12 @@ class _Run:
         facts = provenance(
             self.config,
             target=self.target_facts,
-            drafter=self.model.config.to_dict(),
+            drafter=model.config.to_dict(),
             data=data,
             result=row,
         )
         for name in (LAST, BEST) if is_best else (LAST,):
-            self.model.save_pretrained(out / name, facts)
+            model.save_pretrained(out / name, facts)
         self._log(row)
         write_report(out)
 

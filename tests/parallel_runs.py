@@ -1,0 +1,78 @@
+"""What the tests of runs with several processes share: the launcher, and when two runs are one."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from blockdraft.models.draft import DraftModel
+from blockdraft.train.config import TrainConfig
+from tests.train_runs import logged
+
+WAYS: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "packed rows, two batches a step": {"accumulate": 2, "pack_len": 1024},
+    "a last batch of one row": {"batch_sequences": 3},
+}
+
+MUON_NOISE = 3e-3
+"""Muon multiplies in bfloat16: what another order of sums does to weights in eight steps, twice."""
+
+
+def launch(config: TrainConfig, count: int, before: str = "") -> list[subprocess.Popen[str]]:
+    """What `torchrun --nproc-per-node` does: one command, and the process's number outside it.
+
+    before: Python that each process runs first.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    values = config.to_dict().items()
+    settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
+    program = f"{before}\nfrom blockdraft.cli.main import main\nmain()"
+    command = [sys.executable, "-c", program, "train", "--json", *settings]
+    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            command,
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+
+
+def outputs_of(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    """(stdout, stderr) of each process, which must end well."""
+    outputs = [process.communicate(timeout=3600) for process in processes]
+    codes = [process.returncode for process in processes]
+    assert codes == [0] * len(processes), outputs[0][1][-3000:]
+    return outputs
+
+
+def assert_same_run(found: Path, expected: Path, atol: float = MUON_NOISE) -> None:
+    """Two runs' folders hold the same losses, gradient norms, and best and last weights.
+
+    atol: of the weights, for sums in another order.
+    """
+    one, two = logged(expected), logged(found)
+    assert [row["step"] for row in two] == list(range(1, len(one) + 1))
+    for a, b in zip(one, two, strict=True):
+        assert b["nll"] == pytest.approx(a["nll"], abs=2e-3)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-2)
+    for name in ("drafter", "last"):
+        weights, others = (
+            DraftModel.from_pretrained(folder / name).state_dict() for folder in (expected, found)
+        )
+        assert weights.keys() == others.keys()
+        for key, value in weights.items():
+            torch.testing.assert_close(others[key], value, atol=atol, rtol=0.0)
