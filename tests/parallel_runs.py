@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 MUON_NOISE = 3e-3
 """Muon multiplies in bfloat16: what another order of sums does to weights in eight steps, twice."""
+PATIENCE = 900.0
+"""Seconds until processes that wait for each other are given up."""
 
 
 def launch(config: TrainConfig, count: int, before: str = "") -> list[subprocess.Popen[str]]:
@@ -53,14 +56,22 @@ def launch(config: TrainConfig, count: int, before: str = "") -> list[subprocess
 
 def outputs_of(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
     """(stdout, stderr) of each process, which must end well."""
-    outputs = [process.communicate(timeout=3600) for process in processes]
-    codes = [process.returncode for process in processes]
-    assert codes == [0] * len(processes), outputs[0][1][-3000:]
+    try:
+        # All at once: a full pipe of one would stop all.
+        with ThreadPoolExecutor() as pool:
+            outputs = list(
+                pool.map(lambda process: process.communicate(timeout=PATIENCE), processes)
+            )
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors[-3000:]
     return outputs
 
 
 def assert_same_run(found: Path, expected: Path, atol: float = MUON_NOISE) -> None:
-    """Two runs' folders hold the same losses, gradient norms, and best and last weights.
+    """Two runs' folders hold the same losses, gradient norms, and last weights.
 
     atol: of the weights, for sums in another order.
     """
@@ -69,10 +80,10 @@ def assert_same_run(found: Path, expected: Path, atol: float = MUON_NOISE) -> No
     for a, b in zip(one, two, strict=True):
         assert b["nll"] == pytest.approx(a["nll"], abs=2e-3)
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-2)
-    for name in ("drafter", "last"):
-        weights, others = (
-            DraftModel.from_pretrained(folder / name).state_dict() for folder in (expected, found)
-        )
-        assert weights.keys() == others.keys()
-        for key, value in weights.items():
-            torch.testing.assert_close(others[key], value, atol=atol, rtol=0.0)
+    # The best drafter of so short a run may be that of its beginning.
+    weights, others = (
+        DraftModel.from_pretrained(folder / "last").state_dict() for folder in (expected, found)
+    )
+    assert weights.keys() == others.keys()
+    for key, value in weights.items():
+        torch.testing.assert_close(others[key], value, atol=atol, rtol=0.0)

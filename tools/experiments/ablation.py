@@ -5,14 +5,14 @@
 
 Every arm is the base with one thing changed. All train on the same answers from features that are
 computed once, so that minutes go into the drafter. On a CPU an arm has one thread, and its minutes
-are those in which that thread computed: other work on the machine takes nothing from its budget,
-and arms may be trained side by side (`--only features` first, then `--only training` with other
-`--arms` in each process, `--only measuring` on an idle machine). Measured outside of the minutes:
-the acceptance length offline on held-out answers, and acceptance length and speed-up of real greedy
-decoding with whole blocks, on the prompts of held-out answers or on those of the files given. What
-is done is not done again, and an arm that was broken off goes on; the table of all measured arms is
-printed at the end. The arm input-fusion is measured offline only: its contexts depend on all that
-came before, and no engine decodes so.
+are those in which that thread computed: other work on the machine takes little from its budget (it
+shares the memory), and arms may be trained side by side (`--only features` first, then
+`--only training` with other `--arms` in each process, `--only measuring` on an idle machine).
+Measured outside of the minutes: the acceptance length offline on held-out answers, and acceptance
+length and speed-up of real greedy decoding with whole blocks, on the prompts of held-out answers or
+on those of the files given. What is done is not done again, and an arm that was broken off goes on;
+the table of all measured arms is printed at the end. The arm input-fusion is measured offline only:
+its contexts depend on all that came before, and no engine decodes so.
 """
 
 import argparse
@@ -138,6 +138,7 @@ def _cache_folder(base: TrainConfig, num_features: int) -> Path:
 def keep_settings(args: argparse.Namespace) -> None:
     """Refuse a folder whose arms were made otherwise."""
     settings = {"minutes": args.minutes, "answers": args.answers, "device": args.device}
+    settings["clock"] = "computing" if args.device == "cpu" else "wall"
     path = args.out / "settings.json"
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) != settings:
         raise SystemExit(f"{path} is of arms made otherwise; give these settings or another --out")
@@ -223,6 +224,8 @@ def measure_arm(base: TrainConfig, name: str, args: argparse.Namespace) -> None:
     path = config.out / RESULT
     if path.exists():
         return
+    if not (config.out / TRAINED).exists():
+        raise SystemExit(f"arm {name} is not trained yet; run it with --only training first")
     _, held_out = read_data(config)
     trained = draft_class(name).from_pretrained(
         config.out / LAST, resolve_dtype(config.dtype, config.device), config.device

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from blockdraft.bench.decode import encode_prompt, in_turn
-from blockdraft.bench.figures import figures_of
+from blockdraft.bench.figures import groups_of
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.speed import Measurement
 from blockdraft.bench.workload import BenchPrompt, read_workload
@@ -28,7 +28,6 @@ from blockdraft.llm import LLM
 
 PLAIN = "plain"
 WARM_UP_TOKENS = 16
-ALL = "all"
 
 
 def read_sets(paths: Iterable[Path], limit: int) -> list[BenchPrompt]:
@@ -50,42 +49,30 @@ def decode(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Sample:
 def measure(
     llms: Mapping[str, LLM], prompts: Sequence[BenchPrompt], params: SamplingParams
 ) -> dict[str, list[Measurement]]:
-    """Every prompt, plainly and with every drafter."""
-    first = next(iter(llms.values()))
-    ways = {PLAIN: (first, replace(params, speculative=False))}
-    ways |= {name: (llm, params) for name, llm in llms.items()}
-    encoded = [encode_prompt(first, prompt, params) for prompt in prompts]
-    for llm, how in ways.values():
-        decode(llm, encoded[0], replace(how, max_tokens=min(WARM_UP_TOKENS, how.max_tokens)))
-    rows: dict[str, list[Measurement]] = {name: [] for name in llms}
+    """Every prompt, with every drafter and with the LLM that has none, which is PLAIN."""
+    encoded = [encode_prompt(llms[PLAIN], prompt, params) for prompt in prompts]
+    for llm in llms.values():
+        decode(llm, encoded[0], replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens)))
+    rows: dict[str, list[Measurement]] = {name: [] for name in llms if name != PLAIN}
     for index, (prompt, prompt_ids) in enumerate(zip(prompts, encoded, strict=True)):
         samples = {
-            name: decode(ways[name][0], prompt_ids, ways[name][1])
-            for name in in_turn(list(ways), index)
+            name: decode(llms[name], prompt_ids, params) for name in in_turn(list(llms), index)
         }
-        for name in llms:
-            rows[name].append(Measurement(prompt, samples[PLAIN], samples[name], None))
+        for name, measured in rows.items():
+            measured.append(Measurement(prompt, samples[PLAIN], samples[name], None))
         print(f"{index + 1} of {len(prompts)} prompts", flush=True)
     return rows
-
-
-def groups(measured: Sequence[Measurement]) -> dict[str, list[Measurement]]:
-    """By set, and all."""
-    by_set: dict[str, list[Measurement]] = {}
-    for row in measured:
-        by_set.setdefault(row.prompt.category, []).append(row)
-    return by_set | {ALL: list(measured)}
 
 
 def table(rows: Mapping[str, Sequence[Measurement]]) -> str:
     """Tau and speed-up by set and drafter, as Markdown; in brackets the number of outputs."""
     lines = ["| set | " + " | ".join(f"{name}: tau | speed-up" for name in rows) + " |"]
     lines.append("|---" * (1 + 2 * len(rows)) + "|")
-    by_name = {name: groups(measured) for name, measured in rows.items()}
-    for group, members in next(iter(by_name.values())).items():
-        cells = [f"{group} ({len(members)})"]
-        for by_set in by_name.values():
-            figures = figures_of(by_set[group])
+    by_name = {name: groups_of(measured) for name, measured in rows.items()}
+    # Outputs do not depend on the drafter, so all have the same groups.
+    for group, first in next(iter(by_name.values())).items():
+        cells = [f"{group} ({first.num_prompts})"]
+        for figures in (by_set[group] for by_set in by_name.values()):
             cells += [f"{figures.acceptance_length:.2f}", f"{figures.speedup_over_plain:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -106,30 +93,30 @@ def main() -> None:
     params = SamplingParams(
         max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
     )
-    llms = {name: LLM(drafter=name, adaptive=args.adaptive) for name in args.drafter}
+    if len({PLAIN, *args.drafter}) <= len(args.drafter):
+        parser.error(f"--drafter names one twice, or {PLAIN!r}; leave it out")
+    # Each has a target of its own, and so has plain decoding: where weights lie matters.
+    llms = {PLAIN: LLM(drafter=None)}
+    llms |= {name: LLM(drafter=name, adaptive=args.adaptive) for name in args.drafter}
     for llm in llms.values():
         compute_every_prompt(llm.engine)
     rows = measure(llms, read_sets(args.prompts, args.limit), params)
-    straight = {name: [row for row in some if not row.loops] for name, some in rows.items()}
-    print(f"all outputs\n\n{table(rows)}\n\nwithout those that loop\n\n{table(straight)}")
-    report = describe_environment() | {
-        "settings": {key: str(value) for key, value in vars(args).items()},
-        "figures": {
-            name: {group: asdict(figures_of(some)) for group, some in groups(measured).items()}
-            for name, measured in rows.items()
-        },
-        "without_loops": {
-            name: {group: asdict(figures_of(some)) for group, some in groups(measured).items()}
-            for name, measured in straight.items()
-        },
-    }
     if args.output is not None:
+        report = describe_environment() | {
+            "settings": {key: str(value) for key, value in vars(args).items()},
+            "figures": {
+                name: {group: asdict(figures) for group, figures in groups_of(measured).items()}
+                for name, measured in rows.items()
+            },
+        }
         args.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    different = sum(not row.identical for some in rows.values() for row in some)
-    print(
-        f"\n{different} of {sum(map(len, rows.values()))} drafted outputs differ from the plain one"
-    )
-    raise SystemExit(1 if different else 0)
+    print(f"all outputs\n\n{table(rows)}")
+    straight = {name: [row for row in some if not row.loops] for name, some in rows.items()}
+    if all(straight.values()):
+        print(f"\nwithout those that loop\n\n{table(straight)}")
+    num_different = sum(not row.identical for some in rows.values() for row in some)
+    print(f"\n{num_different} of {sum(map(len, rows.values()))} drafted outputs differ from plain")
+    raise SystemExit(1 if num_different else 0)
 
 
 if __name__ == "__main__":

@@ -26,16 +26,16 @@ from blockdraft.engine.measuring import measured
 from blockdraft.llm import LLM
 
 CONCURRENCY_DEFINITIONS = {
-    "concurrency": "most requests that run at once; all are asked for at the start, and the next "
-    "one starts when one has ended. Every point runs the same requests to completion",
-    "tokens_per_second": "output tokens of all requests over the wall time until the last one has "
-    "ended, prompt passes and the emptying end included; over the repeats: median, lowest, highest",
+    "concurrency": "most requests that run at once; twice as many, at least 4, are asked for "
+    "together, then it is the next way's turn. Every point runs the same requests to completion",
+    "tokens_per_second": "output tokens of all requests over the wall time, prompt passes and the "
+    "emptying end of every turn included; over the repeats: median, lowest, highest",
     "tokens_per_second_per_user": "median over requests of the tokens after its first one over "
     "the seconds since it; over the repeats: median, lowest, highest",
     "speedup_over_plain": "tokens_per_second over that of plain decoding in the same repeat; over "
     "the repeats: median, lowest, highest",
     "mean_decoding": "requests that are past their first token, on average over the wall time: "
-    "what is left of the concurrency after prompt passes and the emptying end",
+    "what is left of the concurrency after prompt passes and emptying ends",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
     "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
     "adaptive depth has learned stays from run to run",

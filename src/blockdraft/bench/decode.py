@@ -5,7 +5,7 @@ The one place where a measurement sets how deep to draft and how many requests r
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle
+from itertools import count, cycle
 from time import perf_counter
 from typing import Literal, TypeVar
 
@@ -45,7 +45,9 @@ def fixed(depth: int) -> Way:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One set of requests, all asked for at once, and the seconds until the last was finished.
+    """Requests that were asked for at once, and the seconds until the last was finished.
+
+    Or several such sets, one after the other, and the sum of their seconds.
 
     depth_use: what the controller planned since it was made. phases: empty unless the engine
     measures them.
@@ -170,17 +172,17 @@ def run_in_turns(
 ) -> dict[Way, Run]:
     """Decode every prompt on every side, again until each side has had its seconds.
 
-    A machine's speed may change from one second to the next, so the sides take turns every few
-    requests, and each begins as often as any other. `first`: the one that begins.
+    A machine's speed may change from one second to the next, so the sides take turns after a few
+    requests, with another one first each time. `first`: the one that begins.
     """
     done: dict[Way, list[Run]] = {way: [] for _, way in sides}
-    turn = first
-    while turn == first or min(map(_seconds_of, done.values())) < seconds:
+    turns = count(first)
+    while True:
         for part in _portions(prompts, concurrency):
-            for decoder, way in in_turn(sides, turn):
+            for decoder, way in in_turn(sides, next(turns)):
                 done[way].append(decoder.run(part, params, way, concurrency))
-            turn += 1
-    return {way: joined(runs) for way, runs in done.items()}
+        if min(map(_seconds_of, done.values())) >= seconds:
+            return {way: joined(runs) for way, runs in done.items()}
 
 
 def _seconds_of(runs: Sequence[Run]) -> float:

@@ -19,11 +19,12 @@ from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.llm import LLM
 
 NEVER_SLOWER_DEFINITIONS = {
-    "concurrency": "most requests that run at once; all of a set are asked for at its start",
-    "tokens_per_second": "output tokens over the wall time of whole sets of requests, prompt "
-    "passes and the emptying end included; over the pairs: median, lowest, highest",
-    "ratio": "adaptive over no drafter, pair by pair; within one the sides take turns every few "
-    "requests: median, lowest, highest",
+    "concurrency": "most requests that run at once; twice as many, at least 4, are asked for "
+    "together, then it is the other side's turn",
+    "tokens_per_second": "output tokens over the wall time, prompt passes and the emptying end "
+    "of every turn included; over the pairs: median, lowest, highest",
+    "ratio": "adaptive over no drafter, pair by pair; within one the sides take turns: "
+    "median, lowest, highest",
     "slowdown": "seconds per token with adaptive depth over those without a drafter: 1 over the "
     "median ratio",
     "limit": "the most that slowdown may be: 1.03, and one second of probing in seconds_per_side",

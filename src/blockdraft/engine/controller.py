@@ -27,8 +27,8 @@ _FORGOTTEN_STEPS = 256
 
 _TRUST = 0.88
 """Of the rate that is predicted of drafts where several sequences share a step, so much is
-believed: the best of many plans was lucky in part, and steps without drafts are faster where no
-drafts come between. A predicted gain of 20 % was none with two sequences, see LOG.md."""
+believed: the best of many plans was lucky in part. A predicted gain of 20 % was none with two
+sequences, see LOG.md; some of that was the aftermath of drafts, which is known by now."""
 _IDLE_STEPS = 4
 """Where nothing was weighed, one step of so many is learned from."""
 _OUTLIER = 2.0
@@ -149,7 +149,8 @@ class _Step:
 
     def loss(self, seconds: float, tokens: float) -> float:
         """What a probe of so many seconds and tokens costs, in seconds."""
-        return seconds + self.aftermath - tokens / self.followed.rate
+        rate = _believed_tokens(self.followed) / self.followed.seconds
+        return seconds + self.aftermath - tokens / rate
 
 
 class AdaptiveDepth(Controller):
@@ -270,7 +271,7 @@ class AdaptiveDepth(Controller):
             return
         probe, num = economy.price(depths), len(depths)
         step.aftermath = 0.0 if followed.num_drafting else self._costs.aftermath(num)
-        step.paid = step.loss(probe.seconds, _trust(num) * probe.tokens)
+        step.paid = step.loss(probe.seconds, _believed_tokens(probe))
         if self._probes.afford(step.paid, step.plain.seconds):
             step.plan = probe
             step.best_depths = {candidates[i].key: followed.depths[i] for i in further}
@@ -309,7 +310,7 @@ class AdaptiveDepth(Controller):
         if planned is not step.followed:
             seconds = min(plan + draft + forward, _OUTLIER * planned.seconds)
             if step.num_other_rows:
-                seconds = planned.seconds
+                seconds = planned.seconds - float(self._costs.absorb(planned.num_drafting))
             # Not only what was predicted: the features of a prompt may have waited until now.
             loss = step.loss(seconds + absorb, num_tokens)
             self._probes.settle(step.surprised, step.paid - loss)
@@ -344,6 +345,11 @@ class AdaptiveDepth(Controller):
             num_switches=self._switch.num_switches,
             num_probes=self._probes.num_probes,
         )
+
+
+def _believed_tokens(plan: Plan) -> float:
+    """Of a plan's tokens; plain ones are certain."""
+    return plan.tokens * (_trust(len(plan.depths)) if plan.num_drafting else 1.0)
 
 
 def _trust(num_sequences: int) -> float:

@@ -20,8 +20,6 @@ _SMALLEST_WEIGHT = 4.0
 """Measurements that a knot's cost counts for when it is calibrated, or has not been met lately."""
 _KEPT_WEIGHT = 1 - 1 / 64
 """What is left of a knot's weight after another measurement of the curve."""
-
-
 _AFTERMATH_GAIN = 1 / 16
 """Share of a surprise by which the aftermath of drafts moves."""
 
@@ -120,11 +118,6 @@ class StepCosts:
         """`forward` of one number, without the calls of numpy."""
         return self._forward.at(num_rows)
 
-    def drafting_at(self, num_sequences: int, num_slots: int) -> float:
-        """`draft` and `absorb` of one number of sequences, at least 1, without numpy."""
-        seconds = self._draft.at(num_sequences * num_slots) + self._absorb * num_sequences
-        return self._forward.level * seconds
-
     def draft(self, num_sequences: ArrayLike, num_slots: ArrayLike) -> Floats:
         """A draft forward of sequences with `num_slots` each, anchor included; 0 for none.
 
@@ -137,6 +130,11 @@ class StepCosts:
         """Projecting the context features of one step's tokens of so many drafted sequences."""
         return self._forward.level * self._absorb * np.asarray(num_sequences, np.float64)
 
+    def drafting_at(self, num_sequences: int, num_slots: int) -> float:
+        """`draft` and `absorb` of one number of sequences, at least 1, without numpy."""
+        seconds = self._draft.at(num_sequences * num_slots) + self._absorb * num_sequences
+        return self._forward.level * seconds
+
     def record_plain(self, num_sequences: int, seconds: float) -> None:
         """Learn from a step that drafted nothing."""
         surprise = self._plain.record_shape(num_sequences, seconds / self._forward.level)
@@ -148,7 +146,8 @@ class StepCosts:
         """Learn from a step that drafted nothing, right behind one with drafts.
 
         `is_known`: what such a step takes otherwise is being learned from others, so that this one
-        tells of the aftermath.
+        tells of the aftermath. An engine that drafts all the time has no such others, and takes the
+        aftermath for what it was when it last did not.
         """
         if is_known:
             surprise = seconds / self.plain(num_sequences) - self._aftermath

@@ -76,7 +76,7 @@ class Economy:
         return self._best_of_few() if self._num <= _FEW else self._best_of_many()
 
     def _best_of_few(self) -> Plan:
-        """Looks at every plan; of two that are worth the same it takes the shallower."""
+        """Looks at every plan; no sequence drafts beyond its limit, where nothing is gained."""
         forward = [self._forward_at(k) for k in range(1, self._num * self._max_depth + 1)]
         depths = range(self._max_depth + 1)
         drafting = [
