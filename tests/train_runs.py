@@ -1,11 +1,15 @@
 """What the tests of training runs share: random answers, small settings, the log."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from blockdraft.train import trainer
 from blockdraft.train.config import TrainConfig
 from tests.tiny import tiny_target_folder
 
@@ -53,6 +57,22 @@ def small_config(folder: Path, **changes: Any) -> TrainConfig:
     if not (folder / "answers.jsonl").exists():
         write_answers(folder / "answers.jsonl", 24)
     return TrainConfig(**settings | changes)
+
+
+@contextmanager
+def broken_off(at: int) -> Iterator[None]:
+    """A run inside ends at that step, and nothing is saved on the way out, as if it was killed."""
+    step = trainer._Run._next_step
+
+    def break_off(run: Any) -> None:
+        if run.step == at:
+            raise KeyboardInterrupt
+        step(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer._Run, "_next_step", break_off)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 def logged(folder: Path) -> Logged:

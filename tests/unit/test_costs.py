@@ -138,6 +138,24 @@ def test_few_sequences_are_planned_by_looking_at_all_plans():
             assert best.rate == pytest.approx(exhaustive_rate(make_costs(), survival, 0))
 
 
+def test_costs_of_one_number_are_those_of_arrays():
+    costs = make_costs()
+    costs.record_absorb(4, 0.002)
+    costs.record_forward(8, 0.03)
+    for rows, num, slots in ((1, 1, 2), (7, 1, 6), (40, 3, 6), (500, 32, 16)):
+        assert costs.forward_at(rows) == pytest.approx(float(costs.forward(rows)))
+        both = float(costs.draft(num, slots) + costs.absorb(num))
+        assert costs.drafting_at(num, slots) == pytest.approx(both)
+
+
+def test_two_sequences_are_planned_within_their_limits_beside_a_prompt():
+    survival = np.array([[0.9, 0.8, 0.7, 0.6], [0.95, 0.0, 0.0, 0.0]])
+    best = Economy(make_costs(), survival.tolist(), 100).best()
+    assert best.rate == pytest.approx(exhaustive_rate(make_costs(), survival, 100))
+    assert best.depths[0] > 1
+    assert best.depths[1] <= 1
+
+
 def test_absorbing_is_free_until_it_was_measured():
     costs = make_costs()
     assert float(costs.absorb(8)) == 0.0

@@ -15,7 +15,7 @@ from blockdraft.models.draft import DraftModel
 from blockdraft.train import trainer
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.trainer import train
-from tests.train_runs import logged, small_config
+from tests.train_runs import broken_off, logged, small_config
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +39,8 @@ def test_a_broken_off_run_goes_on_as_if_it_had_not_been(config, cached, changes)
         config = dataclasses.replace(config, feature_cache=config.out.parent / "cache")
     whole = train(config)
     parts = dataclasses.replace(config, out=config.out.parent / "parts")
-    # Nothing is saved on the way out, so this is what a killed process leaves behind.
-    with pytest.MonkeyPatch.context() as patch:
-        step = trainer._Run._next_step
-
-        def break_off_after_eight(self):
-            if self.step == 8:
-                raise KeyboardInterrupt
-            step(self)
-
-        patch.setattr(trainer._Run, "_next_step", break_off_after_eight)
-        with pytest.raises(KeyboardInterrupt):
-            train(parts)
+    with broken_off(8):
+        train(parts)
     assert [row["step"] for row in logged(parts.out)] == list(range(1, 9))
     resumed = train(parts)
     for a, b in zip(logged(config.out), logged(parts.out), strict=True):

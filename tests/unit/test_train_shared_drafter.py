@@ -9,19 +9,25 @@ import torch
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft import DraftModel
-from blockdraft.train import trainer
 from blockdraft.train.dataset import epoch_batches
 from blockdraft.train.prepare import read_data
 from blockdraft.train.sharing import share_parameters
 from blockdraft.train.trainer import train
-from tests.parallel_runs import MUON_NOISE, WAYS, assert_same_run, launch, outputs_of
+from tests.parallel_runs import MUON_NOISE, PATIENCE, WAYS, assert_same_run, launch, outputs_of
 from tests.tiny import tiny_drafter
-from tests.train_runs import logged, small_config, write_answers
+from tests.train_runs import broken_off, logged, small_config, write_answers
 
 SUM_NOISE = 1e-5
 """What another order of sums does to weights under AdamW in eight steps, ten times."""
 
 ADAMW = {"optimizer": "adamw", "max_steps": 8, "save_steps": 3}
+
+
+def shared_run(config, **changes):
+    """The same run by two processes that share the drafter: (config, outputs)."""
+    out = config.out.parent / "shared"
+    shared = dataclasses.replace(config, out=out, shard_drafter=True, **changes)
+    return shared, outputs_of(launch(shared, 2))
 
 
 def assert_holds_half(outputs, folder):
@@ -37,8 +43,7 @@ def test_a_shared_drafter_learns_what_a_whole_one_learns(tmp_path, way):
     if way == "a last batch of one row":
         assert len(read_data(config)[0]) % 3 == 1  # so that a process has none
     train(config)
-    shared = dataclasses.replace(config, out=tmp_path / "shared", shard_drafter=True)
-    outputs = outputs_of(launch(shared, 2))
+    shared, outputs = shared_run(config)
     assert_same_run(shared.out, config.out, SUM_NOISE)
     assert_holds_half(outputs, shared.out / "last")
     assert "Warning" not in outputs[0][1] + outputs[1][1]
@@ -48,8 +53,7 @@ def test_a_shared_drafter_learns_what_a_whole_one_learns(tmp_path, way):
 def test_muon_updates_whole_matrices(tmp_path):
     config = small_config(tmp_path, max_steps=8, tau_limit=1, tau_max_tokens=8)
     train(config)
-    shared = dataclasses.replace(config, out=tmp_path / "shared", shard_drafter=True)
-    outputs_of(launch(shared, 2))
+    shared, _ = shared_run(config)
     assert_same_run(shared.out, config.out, MUON_NOISE)
 
 
@@ -67,8 +71,7 @@ def test_processes_with_fewer_groups_of_blocks_keep_in_step(tmp_path):
     assert {3, 30} in lengths  # one row has two blocks and the other one twelve
     assert len(batches) <= 8
     train(config)
-    shared = dataclasses.replace(config, out=tmp_path / "shared", shard_drafter=True)
-    outputs_of(launch(shared, 2))
+    shared, _ = shared_run(config)
     assert_same_run(shared.out, config.out, SUM_NOISE)
 
 
@@ -76,10 +79,7 @@ def test_processes_with_fewer_groups_of_blocks_keep_in_step(tmp_path):
 def test_target_and_drafter_may_both_be_shared(tmp_path):
     config = small_config(tmp_path, **ADAMW, batch_sequences=3, feature_cache=tmp_path / "cache")
     train(dataclasses.replace(config, feature_cache=None))
-    shared = dataclasses.replace(
-        config, out=tmp_path / "shared", shard_drafter=True, shard_target=True
-    )
-    outputs = outputs_of(launch(shared, 2))
+    shared, outputs = shared_run(config, shard_target=True)
     assert_same_run(shared.out, config.out, SUM_NOISE)
     assert_holds_half(outputs, shared.out / "last")
     assert "of the target's parameters this process holds" in outputs[0][1]
@@ -102,7 +102,7 @@ def test_a_killed_run_goes_on_with_as_many_processes_or_with_one(tmp_path):
     parts = dataclasses.replace(whole, out=tmp_path / "parts")
     killed = launch(parts, 2, KILLED_AT_FIVE)
     for process in killed:
-        process.communicate(timeout=3600)
+        process.communicate(timeout=PATIENCE)
     assert [process.returncode for process in killed] == [9, 9]
     assert torch.load(parts.out / "state.pt", weights_only=True)["step"] == 3
     shutil.copytree(parts.out, tmp_path / "left by the killed")
@@ -123,19 +123,11 @@ def test_a_killed_run_goes_on_with_as_many_processes_or_with_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_one_process_goes_on_shared(tmp_path, monkeypatch):
+def test_a_run_of_one_process_goes_on_shared(tmp_path):
     config = small_config(tmp_path, **ADAMW)
     train(config)
     shared = dataclasses.replace(config, out=tmp_path / "shared", shard_drafter=True)
-    step = trainer._Run._next_step
-
-    def break_off_after_five(self):
-        if self.step == 5:
-            raise KeyboardInterrupt
-        step(self)
-
-    monkeypatch.setattr(trainer._Run, "_next_step", break_off_after_five)
-    with pytest.raises(KeyboardInterrupt):
+    with broken_off(5):
         train(dataclasses.replace(shared, shard_drafter=False))
     outputs = outputs_of(launch(shared, 2))
     assert "continuing at step 3" in outputs[0][1]

@@ -77,8 +77,11 @@ class InputFusion(DraftModel):
         x, rotation = self.context_inputs(features, positions)
         seen, num_tokens = _Seen(), x.shape[1]
         mask = x.new_full((num_tokens, num_tokens), float("-inf")).triu(1)[None, None]
-        for index, layer in enumerate(self.draft_layers()):
+        *earlier, last = self.draft_layers()
+        for index, layer in enumerate(earlier):
             x = layer(x, rotation, seen, index, mask)
+        # Of the last one nothing else is read.
+        seen.extend(len(earlier), *last.context_keys_values(last.input_layernorm(x), rotation))
         return seen.context_kv
 
 
@@ -191,11 +194,8 @@ def fill_features(base: TrainConfig, arms: Iterable[str]) -> None:
 
 
 def train_arm(base: TrainConfig, name: str) -> None:
-    """Train one arm, unless that is done."""
+    """Train one arm."""
     config = arm_config(base, name)
-    path = config.out / TRAINED
-    if path.exists():
-        return
     print(f"arm {name}", flush=True)
     clock = time.process_time if config.device == "cpu" else time.monotonic
     with (
@@ -212,7 +212,7 @@ def train_arm(base: TrainConfig, name: str) -> None:
         "sequences": last["sequences"],
         "tokens": last["tokens"],
     }
-    write_whole(path, json.dumps(row, indent=1) + "\n")
+    write_whole(config.out / TRAINED, json.dumps(row, indent=1) + "\n")
     # What a finished arm would go on from; a few of them fill a disk.
     shutil.rmtree(config.out / "drafter")
     (config.out / "state.pt").unlink()

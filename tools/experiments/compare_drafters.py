@@ -16,18 +16,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.decode import encode_prompt, in_turn
 from blockdraft.bench.figures import groups_of
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.speed import Measurement
 from blockdraft.bench.workload import BenchPrompt, read_workload
 from blockdraft.core.environment import describe_environment
+from blockdraft.core.jsonl import set_name
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.measuring import compute_every_prompt
 from blockdraft.llm import LLM
 
 PLAIN = "plain"
-WARM_UP_TOKENS = 16
 
 
 def read_sets(paths: Iterable[Path], limit: int) -> list[BenchPrompt]:
@@ -35,9 +36,8 @@ def read_sets(paths: Iterable[Path], limit: int) -> list[BenchPrompt]:
     chosen: list[BenchPrompt] = []
     for path in paths:
         prompts = read_workload(path)
-        name = path.name.removesuffix(".gz").removesuffix(".jsonl")
         some = prompts[:: -(-len(prompts) // limit)]
-        chosen += [replace(prompt, category=name) for prompt in some]
+        chosen += [replace(prompt, category=set_name(path)) for prompt in some]
     return chosen
 
 

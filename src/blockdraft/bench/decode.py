@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Literal, TypeVar
 
 from blockdraft.bench.config import WARM_UP_TOKENS
+from blockdraft.bench.ledger import merge_totals
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import ConfigError, RequestError
@@ -80,14 +81,11 @@ class Run:
 
 def joined(runs: Sequence[Run]) -> Run:
     """One after the other, as one run."""
-    phases = PhaseTotals()
-    for run in runs:
-        phases.merge(run.phases)
     return Run(
         samples=tuple(sample for run in runs for sample in run.samples),
-        wall_seconds=sum(run.wall_seconds for run in runs),
+        wall_seconds=_seconds_of(runs),
         depth_use=runs[-1].depth_use,
-        phases=phases,
+        phases=merge_totals(run.phases for run in runs),
     )
 
 

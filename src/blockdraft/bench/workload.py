@@ -6,7 +6,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.jsonl import prompt_text, read_jsonl
+from blockdraft.core.jsonl import prompt_text, read_jsonl, set_name
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 """Sixteen prompts of our own, four of each kind: math, code, chat and rewriting."""
@@ -29,7 +29,7 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
     Raises:
         ConfigError: the file cannot be read, a row holds neither, or there is no row at all.
     """
-    name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    name = set_name(path)
     rows = [
         BenchPrompt(
             id=str(row.get("id", f"{name}-{number}")),

@@ -98,6 +98,11 @@ def bad_row(path: Path, number: int, reason: str, remedy: str) -> ConfigError:
     return ConfigError(f"cannot read {path}, line {number}: {reason}; {remedy}")
 
 
+def set_name(path: Path) -> str:
+    """What the rows of a file are called together: its name without endings."""
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")
+
+
 def prompt_text(row: Mapping[str, Any], path: Path, number: int) -> str:
     """The text of a row of prompts: the first of its `turns`, or its `prompt`.
 

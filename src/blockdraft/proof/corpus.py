@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockdraft.core.jsonl import bad_row, prompt_text, read_all
+from blockdraft.core.jsonl import bad_row, prompt_text, read_all, set_name
 
 BUNDLED = Path(__file__).with_name("corpus.jsonl")
 
@@ -36,7 +36,7 @@ def read_prompts(path: Path) -> list[ProofPrompt]:
     Raises:
         ConfigError: the file cannot be read or holds no prompt, or lines of it are bad; names all.
     """
-    name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    name = set_name(path)
     return read_all(path, lambda row, number: _prompt(row, path, number, name))
 
 

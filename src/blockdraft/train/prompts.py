@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.jsonl import bad_row, prompt_text, read_jsonl
+from blockdraft.core.jsonl import bad_row, prompt_text, read_jsonl, set_name
 from blockdraft.text.kinds import loops
 from blockdraft.text.tokenizer import thinking_options
 from blockdraft.train.answers import Job, Writer
@@ -95,7 +95,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises:
         ConfigError: the file is missing, or a row holds none.
     """
-    name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    name = set_name(path)
     # Named by its place among the rows, which an answered prompt is known by.
     return [
         prompt_of_row(row, name, place, path, number)

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,8 @@ def train(config: TrainConfig) -> TrainResult:
     config = dataclasses.replace(config, device=resolve_device(config.device))
     processes = Processes(config.device)
     try:
-        with full_disk_refused(config.out):
+        # A drafter that is shared out silences a warning of torch, for this run only.
+        with full_disk_refused(config.out), warnings.catch_warnings():
             return _Run(config, processes).run()
     finally:
         processes.close()
