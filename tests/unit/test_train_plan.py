@@ -150,6 +150,34 @@ def test_several_processes_want_their_answers_first(config, tmp_path, monkeypatc
     assert "holds no finished answers" in result.stderr
 
 
+def test_processes_divide_what_they_share(config, monkeypatch):
+    monkeypatch.setattr("blockdraft.train.plan.measure_rate", lambda config, shape: 1e12)
+    config = dataclasses.replace(config, batch_sequences=6, max_steps=100, max_minutes=None)
+    alone = plan_run(config)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    whole = plan_run(config)
+    assert whole.step_flops == alone.step_flops
+    assert whole.minutes == pytest.approx(alone.minutes / 4)
+    rows = ("features of a batch", "activations of a draft forward")
+    of_drafter = ("drafter", "float32 masters, gradients and optimizer")
+    for name, size in alone.memory.items():
+        # Two of the six rows are the most that one of four processes gets.
+        assert whole.memory[name] == (round(size / 3) if name in rows else size)
+    shared = plan_run(dataclasses.replace(config, shard_drafter=True, shard_target=True)).memory
+    for name in of_drafter:
+        assert shared[name] == pytest.approx(alone.memory[name] / 4, rel=1e-3)
+    assert alone.memory["target"] / 4 < shared["target"] < alone.memory["target"]
+    assert {name: shared[name] for name in rows} == {name: whole.memory[name] for name in rows}
+
+
+def test_a_plan_refuses_shares_of_nothing(config, monkeypatch):
+    with pytest.raises(ConfigError, match="for a plan, set WORLD_SIZE"):
+        plan_run(dataclasses.replace(config, shard_drafter=True))
+    monkeypatch.setenv("WORLD_SIZE", "1000")
+    with pytest.raises(ConfigError, match="Muon cannot update one that has only"):
+        plan_run(dataclasses.replace(config, shard_drafter=True))
+
+
 def test_a_step_that_outlasts_the_run_is_said(config, monkeypatch):
     monkeypatch.setattr("blockdraft.train.plan.measure_rate", lambda config, shape: 1.0)
     with pytest.raises(ConfigError, match="longer than the run"):

@@ -39,10 +39,11 @@ def train(
 ) -> None:
     """Train a drafter; a run that is started again with the same `out` goes on."""
     run = _read(arguments)
-    if plan:
-        _print_plan(run, as_json=as_json)
-        return
     rank, count = _launched()
+    if plan:
+        if rank == 0:
+            _print_plan(run, as_json=as_json)
+        return
     if run.answers is not None:
         _write_answers(run, run.answers, count)
     if dry_run:
@@ -125,6 +126,7 @@ def _shown(value: object) -> str:
 def _plan_rows(plan: "Plan") -> Mapping[str, str]:
     facts, memory, texts = plan.to_dict(), plan.memory, plan.texts
     at_most = "at most " if texts.num_expected else ""
+    each = f"in each of {plan.num_processes} processes " if plan.num_processes > 1 else ""
     return {
         "drafter": f"{plan.num_parameters / 1e6:.1f} M parameters, {plan.drafter.num_hidden_layers}"
         f" layers, blocks of {plan.drafter.block_size}, features of layers "
@@ -132,7 +134,7 @@ def _plan_rows(plan: "Plan") -> Mapping[str, str]:
         "target": f"{plan.target_parameters / 1e6:.1f} M parameters",
         "answers": f"{at_most}{texts.num_train} to train on, {texts.num_held_out} held out",
         "tokens": f"{at_most}{texts.num_tokens}, {texts.num_answer_tokens} of them answers",
-        "memory, at least": f"{sum(memory.values()) / 2**20:.0f} MiB: "
+        "memory, at least": f"{each}{sum(memory.values()) / 2**20:.0f} MiB: "
         + ", ".join(f"{name} {size / 2**20:.0f}" for name, size in memory.items()),
         "a step": f"{plan.step_flops / 1e12:.2f} TFLOP, about {plan.step_seconds:.2f} s here",
         "steps": f"about {plan.num_steps}, {facts['passes']:.1f} passes, "

@@ -34,6 +34,16 @@ def launched() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def check_sharing(config: TrainConfig, count: int) -> None:
+    """Raise ConfigError if there is nobody to share the target or the drafter with."""
+    for name in ("shard_target", "shard_drafter"):
+        if count == 1 and getattr(config, name):
+            raise ConfigError(
+                f"{name} shares the {name.removeprefix('shard_')} among processes, and there is "
+                "one; start several with torchrun (for a plan, set WORLD_SIZE), or leave it out"
+            )
+
+
 class Processes:
     """The processes of this run; one, unless a launcher started more."""
 
@@ -90,15 +100,6 @@ class Processes:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
         return int(self._together([number], largest)[0])
-
-    def check_sharing(self, config: TrainConfig) -> None:
-        """Raise ConfigError if there is nobody to share the target or the drafter with."""
-        for name in ("shard_target", "shard_drafter"):
-            if self.count == 1 and getattr(config, name):
-                raise ConfigError(
-                    f"{name} shares the {name.removeprefix('shard_')} among processes, and there "
-                    "is one; start several with torchrun, or leave it out"
-                )
 
     @cached_property
     def _mesh(self) -> DeviceMesh:

@@ -1,5 +1,6 @@
 """What a run will be and take, told before it starts."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from blockdraft.train.config import TrainConfig
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.dataset import Example
 from blockdraft.train.drafter import with_block_size
+from blockdraft.train.parallel import check_sharing, launched
 from blockdraft.train.prepare import (
     BYTES_PER_PARAMETER,
     check_disk,
@@ -35,6 +37,7 @@ from blockdraft.train.prepare import (
     shape_of,
 )
 from blockdraft.train.run_state import provenance
+from blockdraft.train.sharing import check_rows
 from blockdraft.train.texts import Texts, count_texts
 
 SHARE_REACHED = 0.4
@@ -47,10 +50,13 @@ RATE_SECONDS = 0.3
 class Plan:
     """Figures of a run.
 
-    memory: bytes by what they hold. step_flops: floating-point operations of a step, the target's
-    forward included unless it is cached. minutes: the limit that was set, or the estimate.
+    num_processes: that train together, as the launcher says. memory: bytes of each process by what
+    they hold. step_flops: floating-point operations of a step of all processes, the target's
+    forward included unless it is cached. flops_per_second: of one process. minutes: the limit that
+    was set, or the estimate.
     """
 
+    num_processes: int
     drafter: DraftConfig
     num_parameters: int
     target_parameters: int
@@ -64,13 +70,14 @@ class Plan:
 
     @property
     def step_seconds(self) -> float:
-        """Estimated."""
-        return self.step_flops / (SHARE_REACHED * self.flops_per_second)
+        """Estimated; what processes send each other is not counted."""
+        return _step_seconds(self.step_flops, self.flops_per_second, self.num_processes)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         rows, texts = self.num_steps / max(1, self.steps_per_epoch), self.texts
         return {
+            "processes": self.num_processes,
             "drafter": self.drafter.to_dict(),
             "parameters": self.num_parameters,
             "target_parameters": self.target_parameters,
@@ -100,6 +107,8 @@ def plan_run(config: TrainConfig, answers: DataConfig | None = None) -> Plan:
         ConfigError: settings or data are not usable, or a disk is too small.
         ModelError: target and drafter do not fit.
     """
+    _, num_processes = launched()
+    check_sharing(config, num_processes)
     check_output_folder(config.out)
     texts = count_texts(config, answers)
     target = target_without_weights(config.target)
@@ -107,7 +116,10 @@ def plan_run(config: TrainConfig, answers: DataConfig | None = None) -> Plan:
     layers = decoder_layers(target)
     shape = planned_shape(config, target, texts.examples)
     with torch.device("meta"):
-        num_parameters = sum(p.numel() for p in DraftModel(shape).parameters())
+        drafter = DraftModel(shape)
+    if config.shard_drafter:
+        check_rows(drafter, config, num_processes)
+    num_parameters = sum(p.numel() for p in drafter.parameters())
     target_parameters = sum(p.numel() for p in target.parameters())
     width = (shape.num_features + 1) * shape.target_hidden_size
     # Expected answers are counted too long: they refuse no disk.
@@ -119,14 +131,24 @@ def plan_run(config: TrainConfig, answers: DataConfig | None = None) -> Plan:
     own = sum(p.numel() for layer in layers for p in layer.parameters())
     flops = _step_flops(config, shape, num_parameters, own, step_rows, row_tokens, mean_len)
     rate = measure_rate(config, shape)
-    num_steps, minutes = _length(config, flops / (SHARE_REACHED * rate))
+    num_steps, minutes = _length(config, _step_seconds(flops, rate, num_processes))
     return Plan(
+        num_processes=num_processes,
         drafter=shape,
         num_parameters=num_parameters,
         target_parameters=target_parameters,
         texts=texts,
         steps_per_epoch=max(1, round(rows / step_rows)),
-        memory=_memory(config, shape, num_parameters, target_parameters, row_tokens),
+        memory=_memory(
+            config,
+            shape,
+            num_parameters // num_processes if config.shard_drafter else num_parameters,
+            target_parameters - own + own // num_processes
+            if config.shard_target
+            else target_parameters,
+            math.ceil(config.batch_sequences / num_processes),
+            row_tokens,
+        ),
         step_flops=flops,
         flops_per_second=rate,
         num_steps=num_steps,
@@ -192,12 +214,16 @@ def _memory(
     shape: DraftConfig,
     num_parameters: int,
     target_parameters: int,
+    num_rows: int,
     row_tokens: float,
 ) -> dict[str, int]:
-    """Bytes of what is largest: a floor, as much again may be needed on the way."""
+    """Bytes of what is largest in a process: a floor, as much again may be needed on the way.
+
+    The parameters are those that the process holds, and the rows those that it takes of a batch.
+    """
     size = torch.finfo(resolve_dtype(config.dtype, config.device)).bits // 8
-    tokens = config.batch_sequences * row_tokens
-    slots = config.batch_sequences * config.anchors_per_forward * shape.block_size
+    tokens = num_rows * row_tokens
+    slots = num_rows * config.anchors_per_forward * shape.block_size
     per_slot = shape.num_hidden_layers * (8 * shape.hidden_size + 3 * shape.intermediate_size)
     width = (shape.num_features + 1) * shape.target_hidden_size
     return {
@@ -207,6 +233,10 @@ def _memory(
         "features of a batch": round(tokens * width * size),
         "activations of a draft forward": round(slots * per_slot * size),
     }
+
+
+def _step_seconds(flops: int, flops_per_second: float, num_processes: int) -> float:
+    return flops / (SHARE_REACHED * flops_per_second * num_processes)
 
 
 def measure_rate(config: TrainConfig, shape: DraftConfig) -> float:

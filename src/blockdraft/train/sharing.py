@@ -33,7 +33,7 @@ def share_parameters(model: DraftModel, config: TrainConfig, mesh: DeviceMesh) -
     Raises:
         ConfigError: Muon would get matrices with fewer rows than there are processes.
     """
-    _check_rows(model, config, mesh.size())
+    check_rows(model, config, mesh.size())
     # A sum of many bfloat16 gradients rounds once.
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for unit in (model.fc, *model.draft_layers(), model):
@@ -47,7 +47,8 @@ def share_parameters(model: DraftModel, config: TrainConfig, mesh: DeviceMesh) -
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
 
 
-def _check_rows(model: DraftModel, config: TrainConfig, count: int) -> None:
+def check_rows(model: DraftModel, config: TrainConfig, count: int) -> None:
+    """Raise ConfigError if Muon would get matrices with fewer rows than there are processes."""
     rows = min(len(parameter) for parameter in model.parameters() if parameter.ndim == 2)
     if config.optimizer == "muon" and rows < count:
         raise ConfigError(

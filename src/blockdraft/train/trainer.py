@@ -27,7 +27,7 @@ from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected
-from blockdraft.train.parallel import Processes
+from blockdraft.train.parallel import Processes, check_sharing
 from blockdraft.train.prepare import (
     check_disk,
     check_target,
@@ -97,7 +97,7 @@ class _Run:
             if folder is not None:
                 check_output_folder(folder)
         self.examples, held_out = read_data(config)
-        processes.check_sharing(config)
+        check_sharing(config, processes.count)
         loaded = load_target_model(
             config.target,
             resolve_dtype(config.dtype, config.device),
