@@ -51,7 +51,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "block-16": {"block_size": 16},
     "features-1": {"num_features": 1},
     "features-3": {"num_features": 3},
-    "decay": {"position_weights": "decay", "decay_gamma": 4.0},
+    "decay": {"position_weights": "decay"},
     "cross-entropy": {"distill_share": 0.0},
     "distillation": {"distill_share": 1.0},
     "adamw": {"optimizer": "adamw"},
