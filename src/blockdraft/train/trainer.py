@@ -202,7 +202,7 @@ class _Run:
         """Train until time or steps are used up."""
         self.config.out.mkdir(parents=True, exist_ok=True)
         logger.info(
-            "%d answers to train on, %d held out; %d parameters; %d processes",
+            "%d answers to train on, %d held out; %d parameters; processes: %d",
             len(self.examples),
             self.num_held_out,
             self.num_parameters,
