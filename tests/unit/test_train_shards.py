@@ -99,7 +99,8 @@ def test_chats_are_answered_turn_by_turn_with_the_targets_own_answers(folder, tm
     config = data_config(folder, tmp_path, [chat, shared], temperatures=(0.0,), max_turns=2)
     # The tiny target never ends by itself.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_module, "_said", lambda row: tuple(row["response_ids"]))
+        said = data_module._said
+        patch.setattr(data_module, "_said", lambda row: said(row | {"finish": "stop"}))
         generate_data(config)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = {row["id"]: row for _, row in read_rows(config.output / "answers.jsonl")}
@@ -175,6 +176,27 @@ def test_folders_made_apart_are_joined(folder, tmp_path):
     (outputs[1] / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(ConfigError, match="different template"):
         join_data(outputs, tmp_path / "x", rows_per_shard=2)
+
+
+def test_prompts_of_one_name_and_other_texts_are_not_one(folder, tmp_path):
+    outputs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        config = data_config(folder, tmp_path / name, [{"prompt": name}, {"prompt": "same"}])
+        outputs.append(generate_data(config))
+        num_rows = len(list(read_rows(outputs[0])))
+    joined = join_data(outputs, tmp_path / "joined", rows_per_shard=9)
+    # Of the three texts one is in both.
+    assert len(list(read_rows(joined))) == num_rows * 3 // 2
+
+    with pytest.raises(ConfigError, match="an answer to another prompt of the id 'prompts-0'"):
+        generate_data(dataclasses.replace(config, output=outputs[0]))
+    with pytest.raises(ConfigError, match="holds joined answers"):
+        generate_data(dataclasses.replace(config, output=joined))
+    with pytest.raises(ConfigError, match="holds answers of its own"):
+        join_data(outputs[1:], outputs[0], rows_per_shard=9)
+    assert len(list(read_rows(joined))) == num_rows * 3 // 2
+    assert len(list(read_rows(outputs[0]))) == num_rows
 
 
 def test_a_folder_of_answers_trains_its_own_target_only(tmp_path):

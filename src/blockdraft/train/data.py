@@ -44,8 +44,17 @@ from blockdraft.train.shards import ANSWERS, read_manifest, write_manifest, writ
 
 logger = logging.getLogger(__name__)
 
-Answered = dict[tuple[str, float, int], tuple[int, ...] | None]
-"""By prompt, temperature and sample: the answer, None for one without an end."""
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer: to which prompt, and its tokens, None if it has no end."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...] | None
+
+
+Answered = dict[tuple[str, float, int], Said]
+"""By prompt's id, temperature and sample."""
 
 SELF_PROMPTS = "self_prompts.jsonl"
 
@@ -218,11 +227,14 @@ def _jobs(
         for sample in range(config.samples if temperature > 0 else 1):
             for prompt in prompts:
                 keys = [(_turn_id(prompt, t), temperature, sample) for t in range(turn + 1)]
-                before = [answered.get(key) for key in keys[:-1]]
-                if len(prompt.turns) <= turn or keys[-1] in answered or not all(before):
+                before = [answered[key].response_ids for key in keys[:-1] if key in answered]
+                if len(prompt.turns) <= turn or len(before) < turn or not all(before):
                     continue
                 said = [tokenizer.decode(ids, skip_special_tokens=True) for ids in before if ids]
                 ids = prompt_ids(tokenizer, prompt, said, config.thinking)
+                if keys[-1] in answered:
+                    _check_same_prompt(config, keys[-1][0], ids, answered[keys[-1]])
+                    continue
                 if len(ids) > config.max_prompt_tokens:
                     num_skipped += 1
                     continue
@@ -236,6 +248,14 @@ def _jobs(
                 )
     if num_skipped:
         logger.warning("prompts left out as too long: %d; raise max_prompt_tokens", num_skipped)
+
+
+def _check_same_prompt(config: DataConfig, name: str, ids: Sequence[int], said: Said) -> None:
+    if tuple(ids) != said.prompt_ids:
+        raise ConfigError(
+            f"{config.output} holds an answer to another prompt of the id {name!r}, or with other "
+            "thinking; give another --output, and --join the two"
+        )
 
 
 def _turn_id(prompt: Prompt, turn: int) -> str:
@@ -270,9 +290,10 @@ def _write_answers(
             report(progress)
 
 
-def _said(row: dict[str, Any]) -> tuple[int, ...] | None:
-    """An answer that the conversation can go on from."""
-    return tuple(row["response_ids"]) if row["finish"] == "stop" else None
+def _said(row: dict[str, Any]) -> Said:
+    """An answer that the conversation can go on from, if it has an end."""
+    response_ids = tuple(row["response_ids"]) if row["finish"] == "stop" else None
+    return Said(tuple(row["prompt_ids"]), response_ids)
 
 
 def _answered(path: Path) -> Answered:
@@ -300,12 +321,16 @@ def _history(config: DataConfig) -> dict[str, Any]:
     """The manifest of earlier runs in the same folder, empty if there were none.
 
     Raises:
-        ConfigError: it is damaged, or the prompts that the target wrote then are not those that
-            are asked for now.
+        ConfigError: it is damaged or of joined answers, or the prompts that the target wrote then
+            are not those that are asked for now.
     """
     manifest = read_manifest(config.output)
     if manifest is None:
         return {}
+    if manifest.get("shards") and not (config.output / ANSWERS).exists():
+        raise ConfigError(
+            f"{config.output} holds joined answers; give another --output, and --join the two"
+        )
     written = [
         (run["config"]["num_self_written"], run["config"]["seed"])
         for run in manifest["runs"]

@@ -156,11 +156,14 @@ def join_data(sources: Sequence[Path], output: Path, *, rows_per_shard: int) -> 
     An answer (prompt, temperature, sample) that several hold is taken from the first.
 
     Raises:
-        ConfigError: a folder has no manifest, or the answers are of different targets or templates.
+        ConfigError: a folder has no manifest, the answers are of different targets or templates, or
+            answers were written into `output`.
     """
     check_output_folder(output)
     if output.resolve() in {source.resolve() for source in sources}:
         raise ConfigError(f"{output} is one of the folders to join; give another --output")
+    if (output / ANSWERS).exists():
+        raise ConfigError(f"{output} holds answers of its own; give another --output, and join it")
     manifests = []
     for source in sources:
         manifest = read_manifest(source)
@@ -187,7 +190,7 @@ def _without_repeats(sources: Sequence[Path]) -> Iterator[Row]:
     seen = set()
     for source in sources:
         for _, row in read_rows(source):
-            key = (row["id"], row["temperature"], row["sample"])
+            key = (row["id"], tuple(row["prompt_ids"]), row["temperature"], row["sample"])
             if key not in seen:
                 seen.add(key)
                 yield row

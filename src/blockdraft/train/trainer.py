@@ -378,7 +378,7 @@ class _Run:
         data = {
             "train": len(self.examples),
             "held_out": self.num_held_out,
-            "passes": self.num_sequences,
+            "passes": self.num_sequences / len(self.examples),
         }
         facts = provenance(
             self.config,
