@@ -13,7 +13,12 @@ from blockdraft.train.blocks import Anchors, make_blocks, sample_anchors
 from blockdraft.train.dataset import Batch, Example, collate, collate_rows
 from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.loss import PartialVocabulary
-from blockdraft.train.step import StepStats, accumulate_gradients, num_possible_slots
+from blockdraft.train.step import (
+    StepStats,
+    accumulate_gradients,
+    group_loss,
+    num_possible_slots,
+)
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_draft_config, tiny_drafter, tiny_target
 from tests.train_runs import small_config
 
@@ -101,6 +106,28 @@ def test_packed_texts_give_the_gradient_of_texts_alone(tmp_path, changes):
     packed = collate_rows([examples[:2], examples[2:]], width=60)
     anchors = anchors_at([4, 9, 24 + 8, 24 + 13], [3, 31, 33 + 6, 33 + 8])
     assert_same(alone, trained.gradients([([[0, 1], [2, 3]], packed, anchors)]))
+
+
+def test_a_slot_learns_the_targets_word_on_its_own_token(tmp_path):
+    """The drafter that has the target's states of one token earlier gets its very distribution."""
+    trained = Trained(tmp_path)
+    batch, anchors = collate(trained.examples), anchors_at([4, 9], [8, 11], [3, 20], [6, 8])
+    _, final_states = trained.target.split(trained.states.get([[0], [1], [2], [3]], batch))
+    size = trained.model.config.block_size
+    blocks = make_blocks(batch, anchors, size, trained.model.config.mask_token_id)
+    config = dataclasses.replace(trained.config, distill_share=1.0)
+    losses = {}
+    for shift in (-2, -1, 0):
+        places = anchors.positions[:, :, None] + torch.arange(size) + shift
+        places = places.clamp(max=final_states.shape[1] - 1)
+        hidden = final_states[torch.arange(4)[:, None, None], places]
+        result = group_loss(
+            trained.model, hidden, final_states, blocks, anchors, trained.vocabulary, config
+        )
+        losses[shift] = float((result.distill * blocks.keep.flatten(0, 1)).sum())
+    assert min(losses, key=losses.__getitem__) == -1
+    # Slot k is at anchor + k; no other distribution is as near to the target's as itself.
+    assert losses[-1] < 0.99 * min(losses[-2], losses[0])
 
 
 def test_a_step_of_several_batches_is_one_step(tmp_path):
