@@ -193,6 +193,13 @@ def test_a_disk_that_is_too_small_is_said_at_once(config, monkeypatch):
         train(config)
 
 
+def test_a_run_whose_loss_is_no_number_ends(config):
+    with pytest.raises(ConfigError, match=r"loss of step \d+ is not finite; give a lower lr \(now"):
+        train(dataclasses.replace(config, lr=1e30))
+    rows = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
+    assert all(row["nll"] == row["nll"] for row in rows if "nll" in row)
+
+
 def test_a_target_without_a_list_of_layers_is_refused(config, monkeypatch):
     load = trainer.load_target_model
 

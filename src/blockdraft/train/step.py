@@ -3,12 +3,14 @@
 Shapes: b sequences of S tokens, g anchors of each in one draft forward, B slots a block.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_attention import ScoreMask, flex_masks
 from blockdraft.models.draft_config import AttentionKind
@@ -64,6 +66,14 @@ class StepStats:
     def distill(self) -> float:
         """Mean cross entropy on the target's distribution."""
         return self.distill_sum / max(1, self.num_slots)
+
+    def check_finite(self, step: int, config: TrainConfig) -> None:
+        """Raise ConfigError if the losses are no numbers: nothing is learned from there on."""
+        if not math.isfinite(self.nll_sum + self.distill_sum):
+            raise ConfigError(
+                f"the loss of step {step} is not finite; give a lower lr (now {config.lr:g}) or "
+                f"grad_clip (now {config.grad_clip:g}), and another out than {config.out}"
+            )
 
 
 def draft_hidden(

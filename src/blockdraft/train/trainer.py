@@ -251,6 +251,8 @@ class _Run:
             sums[1] += stats.distill_sum
             sums[2] += stats.num_slots
         nll, distill, count = self.processes.summed(sums)
+        stats = StepStats(nll, distill, int(count))
+        stats.check_finite(self.step + 1, self.config)
         self.processes.sum_gradients(self.optimizer.gradients)
         lr, norm = self.optimizer.step(self.progress)
         self.step += 1
@@ -259,7 +261,7 @@ class _Run:
         self.num_tokens += sum(len(self.examples[i]) for p in parts for row in p.rows for i in row)
         if self.processes.is_main:
             seconds = time.monotonic() - begin
-            self._log_step(StepStats(nll, distill, int(count)), lr, norm, seconds, num_sequences)
+            self._log_step(stats, lr, norm, seconds, num_sequences)
 
     def _draw(self) -> Part:
         """The next batch, its anchors and its vocabulary."""
