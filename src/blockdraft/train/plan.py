@@ -142,10 +142,8 @@ def plan_run(config: TrainConfig, answers: DataConfig | None = None) -> Plan:
         memory=_memory(
             config,
             shape,
-            num_parameters // num_processes if config.shard_drafter else num_parameters,
-            target_parameters - own + own // num_processes
-            if config.shard_target
-            else target_parameters,
+            num_parameters // (num_processes if config.shard_drafter else 1),
+            target_parameters - own + own // (num_processes if config.shard_target else 1),
             math.ceil(config.batch_sequences / num_processes),
             row_tokens,
         ),

@@ -245,11 +245,9 @@ class _Run:
         num_slots = sum(num_possible_slots(part.anchors, block_size) for part in parts)
         sums = [0.0, 0.0, 0.0]
         for part in parts:
-            stats = self._gradients(part, 1.0 / max(1, num_slots))
+            own = self._gradients(part, 1.0 / max(1, num_slots))
             self.optimizer.collect()
-            sums[0] += stats.nll_sum
-            sums[1] += stats.distill_sum
-            sums[2] += stats.num_slots
+            sums = [one + more for one, more in zip(sums, dataclasses.astuple(own), strict=True)]
         nll, distill, count = self.processes.summed(sums)
         stats = StepStats(nll, distill, int(count))
         stats.check_finite(self.step + 1, self.config)
