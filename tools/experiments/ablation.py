@@ -39,8 +39,10 @@ from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Example, collate, read_examples
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.identity import target_sha256
 from blockdraft.train.prepare import read_data
-from blockdraft.train.trainer import LAST, train
+from blockdraft.train.run_folder import LAST
+from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import TrueTau, real_decoding
 
 RECIPE = Path("recipes/smollm2-135m")
@@ -166,6 +168,7 @@ def write_answers(path: Path, number: int) -> None:
 def fill_features(base: TrainConfig, arms: Iterable[str]) -> None:
     """Compute what the arms read of the target, all of it in one forward a text."""
     configs = [arm_config(base, name) for name in arms]
+    sha256 = target_sha256(base.target)
     examples, _ = read_data(base)
     dtype = resolve_dtype(base.dtype, base.device)
     model = load_target_model(base.target, dtype, base.device)
@@ -173,9 +176,7 @@ def fill_features(base: TrainConfig, arms: Iterable[str]) -> None:
     ids = {c.num_features: default_target_layer_ids(num_layers, c.num_features) for c in configs}
     every = tuple(sorted({index for some in ids.values() for index in some}))
     caches = {
-        number: StateCache(
-            FrozenTarget(model, some), examples, _cache_folder(base, number), str(base.target)
-        )
+        number: StateCache(FrozenTarget(model, some), examples, _cache_folder(base, number), sha256)
         for number, some in ids.items()
     }
     whole = FrozenTarget(model, every)

@@ -36,9 +36,10 @@ def write_whole(path: Path, text: str) -> None:
 def reserve_disk(path: Path, num_bytes: int) -> None:
     """Make a file of zeros for which the disk is taken at once, where the system can do that.
 
-    Without that, a full disk ends the process when a mapped file is written to, without a word.
+    Without that, a full disk ends the process when a mapped file is written to, without a word. A
+    file that exists keeps what it holds, and grows.
     """
-    with path.open("wb") as file:
+    with path.open("ab") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)
 
