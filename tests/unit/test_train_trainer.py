@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_vocabulary import write_draft_vocabulary
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
@@ -198,6 +199,31 @@ def test_what_cannot_be_trained_is_refused_before_it_begins(config, changes, rea
         train(dataclasses.replace(config, **changes))
     assert reason in str(error.value)
     assert not config.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "other"),
+    [("num_layers", 2, 3), ("num_features", 3, 1), ("mask_token_id", 4, 5)],
+)
+def test_a_drafter_to_continue_from_keeps_its_shape(config, name, own, other):
+    start = tiny_drafter_folder(config.out.parent, target_layer_ids=LAYER_IDS, mask_token_id=4)
+    config = dataclasses.replace(
+        config, init_from=start, num_layers=None, num_features=None, max_steps=1
+    )
+    with pytest.raises(ConfigError, match=f"{name} is {other}, and .*init_from.* has {own}"):
+        train(dataclasses.replace(config, **{name: other}))
+    train(dataclasses.replace(config, **{name: own}))
+
+
+def test_a_drafter_to_continue_from_takes_the_vocabulary_of_the_settings(config):
+    start = tiny_drafter_folder(config.out.parent, target_layer_ids=LAYER_IDS)
+    write_draft_vocabulary(start, [1, 2, 3])
+    config = dataclasses.replace(config, init_from=start, max_steps=1)
+    for size, expected in ((0, None), (5, 5)):
+        out = config.out.parent / str(size)
+        train(dataclasses.replace(config, out=out, draft_vocabulary=size))
+        found = DraftModel.from_pretrained(out / "last").draft_vocabulary
+        assert (None if found is None else len(found)) == expected
 
 
 def test_a_disk_that_is_too_small_is_said_at_once(config, monkeypatch):

@@ -26,7 +26,7 @@ _STATE_KEYS = {
 _FREE = {
     *("max_minutes", "max_steps", "threads", "tensorboard"),
     *("eval_minutes", "eval_steps", "save_minutes", "save_steps"),
-    *("tau_prompts", "tau_limit", "tau_max_tokens"),
+    *("eval_sequences", "tau_prompts", "tau_limit", "tau_max_tokens"),
     *("shard_target", "shard_drafter", "device_map"),
     *("target", "data", "out", "feature_cache"),
 }
