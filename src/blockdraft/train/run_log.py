@@ -47,7 +47,13 @@ def forget_after(folder: Path, step: int) -> None:
 
 
 def open_event_log(config: TrainConfig, step: int) -> "EventLog | None":
-    """TensorBoard's log of a run, if it is wanted.
+    """TensorBoard's log of a run, if it is wanted, see `event_log_class`."""
+    kind = event_log_class(config)
+    return None if kind is None else kind(config.out, step)
+
+
+def event_log_class(config: TrainConfig) -> "type[EventLog] | None":
+    """What writes TensorBoard's log, if it is wanted.
 
     Raises:
         ConfigError: tensorboard is not installed.
@@ -60,4 +66,4 @@ def open_event_log(config: TrainConfig, step: int) -> "EventLog | None":
         raise ConfigError(
             "tensorboard=true needs the package tensorboard; pip install tensorboard"
         ) from error
-    return EventLog(config.out, step)
+    return EventLog
