@@ -88,6 +88,22 @@ def test_an_untrained_drafter_has_the_final_layout(config, tmp_path):
     assert {p.name for p in (config.out / "untrained").iterdir()} == names
 
 
+def test_an_untrained_drafter_does_not_wait_for_answers(config, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(16)), encoding="utf-8"
+    )
+    path = run_file(
+        tmp_path / "run.toml",
+        dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1, draft_vocabulary=40),
+    )
+    result = run(path, "--dry-run", "--json", f"answers.prompts={tmp_path}/prompts.jsonl")
+    assert result.exit_code == 0, result.output
+    assert "the answers are not written yet" in result.stderr
+    assert [entry.name for entry in config.out.iterdir()] == ["untrained"]
+    model = DraftModel.from_pretrained(json.loads(result.stdout)["drafter"])
+    assert model.draft_vocabulary is None
+
+
 def test_from_prompts_to_a_working_pair(config, tmp_path):
     (tmp_path / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(16)), encoding="utf-8"
@@ -129,6 +145,7 @@ def test_a_plan_before_the_answers_counts_turns_samples_and_limits(config, tmp_p
     (tmp_path / "prompts.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
     )
+    config = dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1)
     path = run_file(tmp_path / "run.toml", config)
     with path.open("a", encoding="utf-8") as file:
         file.write(f'[answers]\nprompts = ["{tmp_path}/prompts.jsonl"]\nsamples = 3\n')

@@ -1,13 +1,22 @@
 """What `blockdraft train` cannot do is said in one line, before anything long begins."""
 
 import json
+import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
-from tests.tiny import LAYER_IDS, TEXT_VOCAB_SIZE, tiny_drafter_folder, tiny_target_folder
+from tests.tiny import (
+    LAYER_IDS,
+    TEXT_VOCAB_SIZE,
+    tiny_drafter_folder,
+    tiny_target_folder,
+    tiny_tokenizer,
+)
 from tests.train_runs import small_config, write_answers
 
 
@@ -75,6 +84,90 @@ def test_nothing_is_answered_for_a_target_that_cannot_be_trained_for(config, tmp
     said = refused(config, f"target={soft}", "data=[]", f"answers.prompts={prompts}")
     assert "final_logit_softcapping" in said
     assert "set distill_share=0" in said
+
+
+STAGES = pytest.mark.parametrize("stage", [["--plan"], ["--dry-run"], []], ids=str)
+MASK, END = TEXT_VOCAB_SIZE - 1, tiny_tokenizer().eos_token_id
+
+
+@STAGES
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (["answers.max_tokens=7"], "answers.max_tokens is 7, and answers under min_response_len 8"),
+        (
+            ["answers.max_tokens=9", "block_size=10"],
+            "answers.max_tokens is 9, fewer than a block of 10",
+        ),
+        (["held_out_share=0"], "held_out_share is 0; it must be above 0"),
+        (["held_out_share=0.001"], "of 4 prompts none is expected to be held out"),
+        (["held_out_share=0.999"], "4 prompts would all be held out"),
+        (["init=target", "num_layers=5"], "the target has 4 layers and the drafter 5"),
+        ([f"mask_token_id={END}"], f"mask_token_id {END} occurs 1 times"),
+        ([f"mask_token_id={TEXT_VOCAB_SIZE}"], "is outside the vocabulary"),
+        (["tau_limit=1", "tau_prompts=none.jsonl"], "cannot read none.jsonl"),
+        (["tau_limit=1", "tau_prompts=/dev/null"], "hold no prompt"),
+        (["tau_limit=1", "tau_max_tokens=512"], "exceeds the target's context of 512"),
+    ],
+    ids=str,
+)
+def test_nothing_is_answered_for_a_run_that_cannot_be(config, prompts, changes, reason, stage):
+    given = ["data=[]", f"answers.prompts={prompts}", f"mask_token_id={MASK}", "held_out_share=0.4"]
+    assert reason in refused(config, *given, *changes, *stage)
+
+
+@STAGES
+@pytest.mark.parametrize("answers", [[], ["answers.num_self_written=400"]], ids=str)
+def test_what_the_machine_lacks_is_said_first(config, monkeypatch, answers, stage):
+    given = [f"mask_token_id={MASK}", *answers, *stage]
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "blockdraft.train.event_log", None)
+        assert "needs the package tensorboard" in refused(config, "tensorboard=true", *given)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert "its disk has 0.00 GiB free" in refused(config, *given)
+
+
+@STAGES
+def test_prompts_of_real_decoding_that_cannot_be_asked(config, tmp_path, prompts, stage):
+    given = ["tau_limit=1", f"tau_prompts={prompts}", *stage]
+    # Those held out have 6 to 10 tokens.
+    assert "behind a prompt of 6" in refused(config, "tau_limit=1", "tau_max_tokens=507", *stage)
+    said = refused(config, "tau_max_tokens=500", *given)
+    assert "tau_max_tokens is 500, which behind a prompt of" in said
+    (config.target / "chat_template.jinja").unlink()
+    assert "has no chat template to ask in" in refused(config, *given)
+
+
+@STAGES
+def test_answers_of_a_larger_vocabulary(config, tmp_path, stage):
+    path = tmp_path / "foreign.jsonl"
+    row = {"id": "far", "set": "s", "prompt_ids": [1], "response_ids": [*range(2, 12), 9999]}
+    rows = config.data[0].read_text(encoding="utf-8") + json.dumps(row) + "\n"
+    path.write_text(rows, encoding="utf-8")
+    said = refused(config, f"data={path}", *stage)
+    assert "the answer of id 'far' in set 's' holds token 9999" in said
+    assert f"vocabulary has {TEXT_VOCAB_SIZE}" in said
+
+
+@STAGES
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('no users here') }}", "no users here"),
+        ("{% for message in %}", "fails on messages of user: "),
+        ("{{ messages[0]['content'] + 1 }}", "can only concatenate str"),
+    ],
+)
+def test_a_chat_template_that_fails(config, prompts, template, reason, stage):
+    (config.target / "chat_template.jinja").write_text(template, encoding="utf-8")
+    said = refused(config, "data=[]", f"answers.prompts={prompts}", *stage)
+    assert "chat template fails" in said
+    assert reason in said
+    assert reason in refused(config, "tau_limit=1", f"tau_prompts={prompts}", *stage)
+
+
+def test_a_plan_and_a_dry_run_at_once(config):
+    assert "exclude each other" in refused(config, "--plan", "--dry-run")
 
 
 @pytest.mark.parametrize("stage", ["--plan", "run"])

@@ -25,9 +25,10 @@ from blockdraft.train.optimizer import DraftOptimizer, lr_share
 from blockdraft.train.prompts import Prompt, chat_ids
 from blockdraft.train.run_state import RunClock
 from blockdraft.train.trainer import train
-from blockdraft.train.true_tau import RealDecoding, TrueTau
+from blockdraft.train.true_tau import RealDecoding, TrueTau, prompts_to_decode
 from tests.parity.checks import generate_plain
 from tests.tiny import (
+    CONTEXT,
     LAYER_IDS,
     TEXT_VOCAB_SIZE,
     tiny_drafter,
@@ -126,6 +127,15 @@ def test_the_speed_up_is_the_median_of_the_prompts(config, tmp_path, monkeypatch
         assert row["speedup"]["mine"] == row["speedup"]["all"] == 2.0
 
 
+def test_prompts_that_leave_no_room_are_not_decoded(config):
+    _, held_out = prepare.read_data(config)
+    lengths = {len(example.prompt_ids) for example in held_out}
+    assert lengths > {6, 7}
+    config = dataclasses.replace(config, tau_limit=9, tau_max_tokens=CONTEXT - 7)
+    decoded = prompts_to_decode(config, tiny_target(), held_out)
+    assert {len(prompt_ids) for _, prompt_ids in decoded} == {6, 7}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -186,7 +196,7 @@ def test_a_failing_run_leaves_no_folder(config):
         ({"min_response_len": 40}, "24 hold under 40 tokens"),
         ({"max_len": 10}, "within max_len 10"),
         ({"block_size": 40}, "the longest answer has 30 tokens, fewer than a block of 40"),
-        ({"held_out_share": 0.0}, "0 held out"),
+        ({"held_out_share": 1e-9}, "0 held out"),
         ({"init": "target", "num_layers": 9}, "the target has 4 layers and the drafter 9"),
         ({"init_from": "self", "init": "target"}, "exclude each other"),
     ],

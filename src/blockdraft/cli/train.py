@@ -38,23 +38,25 @@ def train(
     as_json: options.Json = False,
 ) -> None:
     """Train a drafter; a run that is started again with the same `out` goes on."""
+    if plan and dry_run:
+        raise ConfigError("--plan and --dry-run exclude each other; leave one out")
     run = _read(arguments)
     rank, count = _launched()
     if plan:
         if rank == 0:
             _print_plan(run, as_json=as_json)
         return
-    if run.answers is not None:
-        _write_answers(run, run.answers, count)
     if dry_run:
         from blockdraft.train.plan import write_untrained
 
-        folder = write_untrained(run.train)
+        folder = write_untrained(run.train, run.answers)
         if as_json:
             print_json({"drafter": str(folder)})
         else:
             typer.echo(folder)
         return
+    if run.answers is not None:
+        _write_answers(run, run.answers, count)
     from blockdraft.train.trainer import train as train_drafter
 
     result = train_drafter(run.train)
@@ -74,11 +76,11 @@ def _launched() -> tuple[int, int]:
 
 def _write_answers(run: "RunFile", config: "DataConfig", num_processes: int) -> None:
     from blockdraft.train.data import generate_data
-    from blockdraft.train.plan import check_before_answers
+    from blockdraft.train.plan import check_run
     from blockdraft.train.texts import are_written
 
     if num_processes == 1:
-        check_before_answers(run.train, config)
+        check_run(run.train, config)
         generate_data(config, progress_printer())
     elif not are_written(config):
         raise ConfigError(

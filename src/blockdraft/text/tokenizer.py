@@ -21,6 +21,9 @@ TOOL_KEYS = frozenset({"tool_calls", "tool_call_id", "name"})
 THINKING_SWITCH = "enable_thinking"
 """The variable by which chat templates (Qwen 3 and its followers) turn thinking on and off."""
 
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
+"""A template computes with what it is given, and so may fail in any way."""
+
 _END_OF_THINKING = "</think>"
 OPTIONAL_KEYS = frozenset({"reasoning_content"})
 _RESERVED_OPTIONS = frozenset(
@@ -127,8 +130,7 @@ class Tokenizer:
                 return_dict=False,
                 **options,
             )
-        # A template computes with what the caller gave, and so may fail in any way.
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except TEMPLATE_ERRORS as error:
             reason = " ".join(str(error).split())
             raise RequestError(f"the target's chat template refuses this: {reason}") from error
         return ids

@@ -142,8 +142,9 @@ class TrainConfig:
             require(self, name, getattr(self, name) >= 0, "at least 0")
         for name in ("distill_share", "dpace_alpha", "min_lr_share"):
             require(self, name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
-        for name in ("ema_decay", "momentum", "held_out_share"):
+        for name in ("ema_decay", "momentum"):
             require(self, name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
+        require(self, "held_out_share", 0 < self.held_out_share < 1, "above 0 and below 1")
         if self.max_minutes is None and self.max_steps is None:
             raise ConfigError("max_minutes and max_steps are both unset; the run would not end")
         for name in (

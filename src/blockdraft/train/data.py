@@ -18,7 +18,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from blockdraft.core.environment import describe_environment
-from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import check_output_folder, full_disk_refused, write_whole
 from blockdraft.core.jsonl import bad_row, read_jsonl
 from blockdraft.hub.resolve import resolve_model
@@ -184,10 +184,6 @@ def load_tokenizers(
     loaded = load_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if config.num_self_written or not all(prompt.is_plain for prompt in prompts):
-        if not loaded.has_chat_template:
-            raise ModelError(
-                f"{folder} has no chat template to ask in; use a chat model, or give plain text"
-            )
         check_template(tokenizer, config.thinking)
     return loaded.eos_ids, tokenizer
 

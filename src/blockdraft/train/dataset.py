@@ -119,10 +119,14 @@ def split_held_out(
     train: list[Example] = []
     held_out: list[Example] = []
     for example in examples:
-        digest = hashlib.sha256(example.id.split("+")[0].encode()).digest()
-        chosen = int.from_bytes(digest[:8], "big") < share * 2**64
-        (held_out if chosen else train).append(example)
+        (held_out if is_held_out(example.id, share) else train).append(example)
     return train, held_out
+
+
+def is_held_out(prompt_id: str, share: float) -> bool:
+    """Whether the answers to a prompt are not trained on; so it is for its variants."""
+    digest = hashlib.sha256(prompt_id.split("+")[0].encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
 def count_answer_tokens(examples: Iterable[Example]) -> Counter[int]:

@@ -13,6 +13,9 @@ from blockdraft.models.draft import DraftLayer, DraftModel
 from blockdraft.models.draft_config import AttentionKind, DraftConfig, default_target_layer_ids
 from blockdraft.models.supported import decoder_layers
 
+_NORMS_OF_HEADS = {f"self_attn.{name}_norm.weight" for name in "qk"}
+"""What a layer of a drafter always has; many targets have none."""
+
 
 def draft_config_for(
     target_config: Any, *, num_layers: int, block_size: int, num_features: int, mask_token_id: int
@@ -91,12 +94,7 @@ def copy_target_layers(model: DraftModel, target: PreTrainedModel) -> None:
     Raises:
         ModelError: the target's layers are of another kind or size.
     """
-    layers = decoder_layers(target)[-model.config.num_hidden_layers :]
-    if len(layers) < model.config.num_hidden_layers:
-        raise ModelError(
-            f"the target has {len(layers)} layers and the drafter {model.config.num_hidden_layers};"
-            " take fewer, or init=random"
-        )
+    layers = check_copy(model, target)
     with torch.no_grad():
         for mine, theirs in zip(model.draft_layers(), layers, strict=True):
             _copy_layer(mine, theirs)
@@ -106,18 +104,39 @@ def copy_target_layers(model: DraftModel, target: PreTrainedModel) -> None:
         model.norm.weight.copy_(target.get_decoder().get_parameter("norm.weight"))
 
 
-def _copy_layer(mine: DraftLayer, theirs: nn.Module) -> None:
-    weights = theirs.state_dict()
-    wanted = mine.state_dict()
-    unnormed = [f"self_attn.{name}_norm.weight" for name in "qk"]
+def check_copy(model: DraftModel, target: PreTrainedModel) -> nn.ModuleList:
+    """The target's last layers, as many as the drafter has; both may be without weights.
+
+    Raises:
+        ModelError: they are fewer, or of another kind or size.
+    """
+    layers = decoder_layers(target)[-model.config.num_hidden_layers :]
+    if len(layers) < model.config.num_hidden_layers:
+        raise ModelError(
+            f"the target has {len(layers)} layers and the drafter {model.config.num_hidden_layers};"
+            " take fewer, or init=random"
+        )
+    for mine, theirs in zip(model.draft_layers(), layers, strict=True):
+        _check_layer(mine, theirs)
+    return layers
+
+
+def _check_layer(mine: DraftLayer, theirs: nn.Module) -> None:
+    weights, wanted = theirs.state_dict(), mine.state_dict()
     for name, value in wanted.items():
-        if name not in weights and name in unnormed:
-            weights[name] = _size_of_heads(weights, name, len(value))
         found = weights.get(name)
+        if found is None and name in _NORMS_OF_HEADS:
+            continue
         if found is None or found.shape != value.shape:
             raise _other_kind(name, None if found is None else tuple(found.shape))
     if extra := sorted(set(weights) - set(wanted)):
         raise _other_kind(extra[0], tuple(weights[extra[0]].shape))
+
+
+def _copy_layer(mine: DraftLayer, theirs: nn.Module) -> None:
+    weights, wanted = theirs.state_dict(), mine.state_dict()
+    for name in _NORMS_OF_HEADS - weights.keys():
+        weights[name] = _size_of_heads(weights, name, len(wanted[name]))
     probe = torch.randn(4, len(weights["input_layernorm.weight"]))
     plain = mine.input_layernorm
     mine.load_state_dict(weights)

@@ -1,5 +1,6 @@
 """What a run will be and take, told before it starts."""
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -24,20 +25,25 @@ from blockdraft.models.supported import decoder_layers
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.dataset import Example
+from blockdraft.train.drafter import check_copy
 from blockdraft.train.parallel import check_sharing, launched
 from blockdraft.train.prepare import (
     BYTES_PER_PARAMETER,
     check_disk,
+    check_ids,
     check_target,
     limit_vocabulary,
     load_drafter,
-    read_data,
     shape_of,
     start_shape,
 )
+from blockdraft.train.run_folder import event_log_class
 from blockdraft.train.run_state import provenance
 from blockdraft.train.sharing import check_rows
 from blockdraft.train.texts import Texts, count_texts
+from blockdraft.train.true_tau import prompts_to_decode
+
+logger = logging.getLogger(__name__)
 
 SHARE_REACHED = 0.4
 """Of the rate of a large matrix product; what a training step reaches of it is less, and how much
@@ -106,28 +112,15 @@ def plan_run(config: TrainConfig, answers: DataConfig | None = None) -> Plan:
         ConfigError: settings or data are not usable, or a disk is too small.
         ModelError: target and drafter do not fit.
     """
+    checked = check_run(config, answers)
+    texts, shape, num_parameters = checked.texts, checked.drafter, checked.num_parameters
     _, num_processes = launched()
-    check_sharing(config, num_processes)
-    check_output_folder(config.out)
-    texts = count_texts(config, answers)
-    target = target_without_weights(config.target)
-    check_target(config, target)
-    layers = decoder_layers(target)
-    shape = planned_shape(config, target, texts.examples)
-    with torch.device("meta"):
-        drafter = DraftModel(shape)
-    if config.shard_drafter:
-        check_rows(drafter, config, num_processes)
-    num_parameters = sum(p.numel() for p in drafter.parameters())
-    target_parameters = sum(p.numel() for p in target.parameters())
-    width = (shape.num_features + 1) * shape.target_hidden_size
-    # Expected answers are counted too long: they refuse no disk.
-    check_disk(config, num_parameters, 0 if texts.num_expected else texts.num_tokens, width)
+    target_parameters = sum(p.numel() for p in checked.target.parameters())
     mean_len = texts.num_tokens / texts.num_train
     rows = texts.num_train if config.pack_len is None else texts.num_tokens / config.pack_len
     step_rows = config.batch_sequences * config.accumulate
     row_tokens = mean_len if config.pack_len is None else config.pack_len
-    own = sum(p.numel() for layer in layers for p in layer.parameters())
+    own = sum(p.numel() for layer in decoder_layers(checked.target) for p in layer.parameters())
     flops = _step_flops(config, shape, num_parameters, own, step_rows, row_tokens, mean_len)
     rate = measure_rate(config, shape)
     num_steps, minutes = _length(config, _step_seconds(flops, rate, num_processes))
@@ -153,16 +146,48 @@ def plan_run(config: TrainConfig, answers: DataConfig | None = None) -> Plan:
     )
 
 
-def check_before_answers(config: TrainConfig, answers: DataConfig) -> None:
-    """Find what would stop the run once its answers are written, before the first one is.
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What is known of a run that may begin: texts, target without weights, the drafter's shape."""
+
+    texts: Texts
+    target: PreTrainedModel
+    drafter: DraftConfig
+    num_parameters: int
+
+
+def check_run(config: TrainConfig, answers: DataConfig | None = None) -> Checked:
+    """Find what would stop a run, before anything is loaded or written.
+
+    Plan, dry run and run all begin with it, and so do the `answers` that a run writes first.
 
     Raises:
-        ConfigError, ModelError: as `plan_run`, as far as it can be told without answers.
+        ConfigError: settings or data are not usable, or a disk is too small.
+        ModelError: target and drafter do not fit.
     """
-    check_output_folder(config.out)
+    _, num_processes = launched()
+    check_sharing(config, num_processes)
+    for folder in (config.out, config.feature_cache):
+        if folder is not None:
+            check_output_folder(folder)
+    event_log_class(config)
+    texts = count_texts(config, answers)
     target = target_without_weights(config.target)
     check_target(config, target)
-    planned_shape(config, target, count_texts(config, answers).examples)
+    check_ids(target, texts.examples)
+    prompts_to_decode(config, target, texts.held_out)
+    shape = planned_shape(config, target, texts.examples)
+    with torch.device("meta"):
+        drafter = DraftModel(shape)
+    if config.init == "target":
+        check_copy(drafter, target)
+    if config.shard_drafter:
+        check_rows(drafter, config, num_processes)
+    num_parameters = sum(p.numel() for p in drafter.parameters())
+    width = (shape.num_features + 1) * shape.target_hidden_size
+    # Expected answers are counted too long: they refuse no disk.
+    check_disk(config, num_parameters, 0 if texts.num_expected else texts.num_tokens, width)
+    return Checked(texts=texts, target=target, drafter=shape, num_parameters=num_parameters)
 
 
 def planned_shape(
@@ -263,23 +288,26 @@ def _length(config: TrainConfig, step_seconds: float) -> tuple[int, float]:
     return num_steps, minutes
 
 
-def write_untrained(config: TrainConfig) -> Path:
+def write_untrained(config: TrainConfig, answers: DataConfig | None = None) -> Path:
     """Write the drafter that the run would start from, in the layout that it would end with.
+
+    Before its answers are written, it has the whole vocabulary to draft from.
 
     Raises:
         ConfigError, ModelError: as the run itself would.
     """
-    check_output_folder(config.out)
-    train, held_out = read_data(config)
-    needs_weights = config.init == "target"
-    target = (
-        load_target_model(config.target, resolve_dtype(config.dtype, config.device))
-        if needs_weights
-        else target_without_weights(config.target)
-    )
-    check_target(config, target)
-    model = load_drafter(config, target, [*train, *held_out])
-    limit_vocabulary(model, config, train)
+    checked = check_run(config, answers)
+    texts, target = checked.texts, checked.target
+    if config.init == "target":
+        target = load_target_model(config.target, resolve_dtype(config.dtype, config.device))
+    model = load_drafter(config, target, texts.examples)
+    if texts.num_expected:
+        logger.warning(
+            "the answers are not written yet: they may change the mask token, and limit what the "
+            "drafter guesses (draft_vocabulary)"
+        )
+    else:
+        limit_vocabulary(model, config, texts.train)
     folder = config.out / "untrained"
     model.save_pretrained(folder, provenance(config, result="untrained"))
     return folder

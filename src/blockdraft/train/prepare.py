@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -83,6 +83,19 @@ def check_target(config: TrainConfig, target: PreTrainedModel) -> None:
     check_supported(target, (), exact=False)
     if config.distill_share > 0:
         check_plain_head(target, "distillation", "set distill_share=0")
+
+
+def check_ids(target: PreTrainedModel, examples: Iterable[Example]) -> None:
+    """Raise ConfigError for a token id that the target's embedding has no row for."""
+    size = target.get_input_embeddings().weight.shape[0]
+    for example in examples:
+        largest = max(example.token_ids, default=0)
+        if largest >= size:
+            raise ConfigError(
+                f"the answer of id {example.id!r} in set {example.set!r} holds token {largest}, "
+                f"and the target's vocabulary has {size}; it is another target's: let this one "
+                "write its own"
+            )
 
 
 def shape_of(

@@ -18,10 +18,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.config import Thinking
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.jsonl import bad_row, prompt_text, read_jsonl, set_name
 from blockdraft.text.kinds import loops
-from blockdraft.text.tokenizer import thinking_options
+from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
 from blockdraft.train.answers import Job, Writer
 
 OPENINGS: Mapping[str, Sequence[str]] = {
@@ -200,21 +200,50 @@ def prompt_ids(
         messages.append({"role": "user", "content": turn})
         if answer is not None:
             messages.append({"role": "assistant", "content": answer})
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=True, **thinking_options(thinking)
+    encoded = _in_template(
+        tokenizer,
+        messages,
+        add_generation_prompt=True,
+        return_dict=True,
+        **thinking_options(thinking),
     )
     return tuple(encoded["input_ids"])
+
+
+def _in_template(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **options: bool
+) -> Any:
+    """Messages as the chat template writes them.
+
+    Raises:
+        ConfigError: the template is broken, or refuses them.
+    """
+    try:
+        return tokenizer.apply_chat_template(messages, **options)
+    except TEMPLATE_ERRORS as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        roles = ", ".join(message["role"] for message in messages)
+        raise ConfigError(
+            f"the target's chat template fails on messages of {roles}: {reason}; mend the "
+            "template, or give prompts that it takes"
+        ) from error
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, thinking: Thinking = "template") -> None:
     """Refuse a chat template in which nothing can be asked as it is told.
 
     Raises:
-        ConfigError: it opens no answer, or does not know about thinking.
+        ConfigError: it is broken, opens no answer, or does not know about thinking.
+        ModelError: there is none.
     """
+    if tokenizer.chat_template is None:
+        raise ModelError(
+            f"{tokenizer.name_or_path} has no chat template to ask in; use a chat model, or give "
+            "plain text"
+        )
     turn = [{"role": "user", "content": "Hello"}]
     opened, bare = (
-        tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=opens)
+        _in_template(tokenizer, turn, tokenize=False, add_generation_prompt=opens)
         for opens in (True, False)
     )
     if opened == bare:
@@ -236,7 +265,7 @@ def user_opening(tokenizer: PreTrainedTokenizerBase) -> str:
         ConfigError: the template changes the words it is given.
     """
     probe = "blockdraft-user-turn"
-    text = tokenizer.apply_chat_template([{"role": "user", "content": probe}], tokenize=False)
+    text = _in_template(tokenizer, [{"role": "user", "content": probe}], tokenize=False)
     assert isinstance(text, str)
     head, found, _ = text.partition(probe)
     if not found:

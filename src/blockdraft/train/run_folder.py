@@ -32,7 +32,8 @@ class RunFolder:
     def __init__(self, config: TrainConfig, step: int | None) -> None:
         self._out = config.out
         forget_after(config.out, -1 if step is None else step)
-        self._events = _open_event_log(config, step or 0)
+        event_log = event_log_class(config)
+        self._events = None if event_log is None else event_log(config.out, step or 0)
         if step is not None:
             self._finish_keeping()
 
@@ -75,7 +76,12 @@ def _copy_drafter(source: Path, to: Path) -> None:
         part.replace(to / name)
 
 
-def _open_event_log(config: TrainConfig, step: int) -> "EventLog | None":
+def event_log_class(config: TrainConfig) -> "type[EventLog] | None":
+    """What writes TensorBoard's log, if it is wanted.
+
+    Raises:
+        ConfigError: tensorboard is not installed.
+    """
     if not config.tensorboard:
         return None
     try:
@@ -84,4 +90,4 @@ def _open_event_log(config: TrainConfig, step: int) -> "EventLog | None":
         raise ConfigError(
             "tensorboard=true needs the package tensorboard; pip install tensorboard"
         ) from error
-    return EventLog(config.out, step)
+    return EventLog

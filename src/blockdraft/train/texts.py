@@ -1,37 +1,44 @@
 """How much there is to train on: counted where the answers exist, expected where they do not."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.data import gather_prompts, load_tokenizers
 from blockdraft.train.data_config import DataConfig
-from blockdraft.train.dataset import Example, read_examples, split_held_out
+from blockdraft.train.dataset import Example, is_held_out, read_examples, split_held_out
 from blockdraft.train.prepare import check_same_target, read_data
 from blockdraft.train.prompts import SELF_WRITTEN_TOKENS, Prompt, prompt_ids
 from blockdraft.train.shards import read_manifest
 
 SAMPLED_PROMPTS = 200
 """Prompts that are counted in tokens; the others are taken to be like them."""
+LEAST_HELD_OUT = 0.5
+"""Expected prompts under which it is likelier than not that none is held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
     """Numbers of answers, and of tokens of those to train on.
 
-    examples: those that exist. num_expected: of all answers, those yet to be written, which are
-    counted as if none ended early or was left out.
+    train, held_out: those that exist. num_expected: of all answers, those yet to be written, which
+    are counted as if none ended early or was left out. expected: tokens that will be among them.
     """
 
-    examples: Sequence[Example]
+    train: Sequence[Example]
+    held_out: Sequence[Example]
     num_train: int
     num_held_out: int
     num_tokens: int
     num_answer_tokens: int
     num_expected: int = 0
+    expected: tuple[Example, ...] = ()
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        """What exists, and what stands for the answers to come."""
+        return [*self.train, *self.held_out, *self.expected]
 
 
 def are_written(answers: DataConfig) -> bool:
@@ -43,7 +50,7 @@ def count_texts(config: TrainConfig, answers: DataConfig | None) -> Texts:
     """What a run will train on; `answers` are written at its start unless they are there.
 
     Raises:
-        ConfigError: prompts or data are not usable.
+        ConfigError: prompts or data are not usable, or the answers to come will not be.
         ModelError: nothing can be asked in the target's template.
     """
     if answers is None or are_written(answers):
@@ -61,7 +68,8 @@ def count_texts(config: TrainConfig, answers: DataConfig | None) -> Texts:
 
 def _counted(train: Sequence[Example], held_out: Sequence[Example]) -> Texts:
     return Texts(
-        examples=[*train, *held_out],
+        train=train,
+        held_out=held_out,
         num_train=len(train),
         num_held_out=len(held_out),
         num_tokens=sum(map(len, train)),
@@ -71,32 +79,73 @@ def _counted(train: Sequence[Example], held_out: Sequence[Example]) -> Texts:
 
 def _with_expected(existing: Texts, config: TrainConfig, answers: DataConfig) -> Texts:
     prompts, _ = gather_prompts(answers)
-    _, tokenizer = load_tokenizers(answers, config.target, prompts)
+    stop_ids, tokenizer = load_tokenizers(answers, config.target, prompts)
+    _check_length(existing, config, answers)
     num_prompts = len(prompts) + answers.num_self_written
     num_prompts = min(num_prompts, answers.limit or num_prompts)
     each = sum(answers.samples if temperature > 0 else 1 for temperature in answers.temperatures)
     turns = [min(len(prompt.turns), answers.max_turns) for prompt in prompts]
     number = round(num_prompts * each * (sum(turns) / len(turns) if turns else 1))
-    answer_len = min(answers.max_tokens, config.max_len)
-    text_len = min(config.max_len, answer_len + _mean_prompt_len(tokenizer, prompts, answers))
-    held_out = round(number * config.held_out_share)
-    train = number - held_out
-    if not train:
+    if not number:
         raise ConfigError("no usable prompt is left; give other prompts")
+    share = _held_out_share(prompts, config, answers)
+    if existing.num_held_out + share * num_prompts < LEAST_HELD_OUT:
+        raise ConfigError(
+            f"of {num_prompts} prompts none is expected to be held out, at held_out_share "
+            f"{config.held_out_share:g}; give more prompts, or raise held_out_share"
+        )
+    held_out = round(number * share)
+    train = number - held_out
+    if not existing.num_train + train:
+        raise ConfigError(
+            f"{num_prompts} prompts would all be held out; give more, or lower held_out_share"
+        )
+    some = prompts[:: max(1, len(prompts) // SAMPLED_PROMPTS)]
+    encoded = [prompt_ids(tokenizer, prompt, (), answers.thinking) for prompt in some]
+    prompt_len = sum(map(len, encoded)) / len(encoded) if encoded else SELF_WRITTEN_TOKENS
+    answer_len = min(answers.max_tokens, config.max_len)
+    text_len = min(config.max_len, answer_len + prompt_len)
     return Texts(
-        examples=existing.examples,
+        train=existing.train,
+        held_out=existing.held_out,
         num_train=existing.num_train + train,
         num_held_out=existing.num_held_out + held_out,
         num_tokens=existing.num_tokens + round(train * text_len),
         num_answer_tokens=existing.num_answer_tokens + train * answer_len,
         num_expected=number,
+        expected=(_stand_in(encoded, stop_ids),),
     )
 
 
-def _mean_prompt_len(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], answers: DataConfig
-) -> float:
-    """Of first turns; those that the target is to write are as long as they may be."""
-    some = prompts[:: max(1, len(prompts) // SAMPLED_PROMPTS)]
-    lengths = [len(prompt_ids(tokenizer, prompt, (), answers.thinking)) for prompt in some]
-    return sum(lengths) / len(lengths) if lengths else SELF_WRITTEN_TOKENS
+def _check_length(existing: Texts, config: TrainConfig, answers: DataConfig) -> None:
+    """Refuse to write answers of which none could be trained on."""
+    if answers.max_tokens < config.min_response_len:
+        raise ConfigError(
+            f"answers.max_tokens is {answers.max_tokens}, and answers under min_response_len "
+            f"{config.min_response_len} are left out; raise the first, or lower the second"
+        )
+    existing_len = max((len(example.response_ids) for example in existing.train), default=0)
+    if max(answers.max_tokens, existing_len) < config.block_size:
+        raise ConfigError(
+            f"answers.max_tokens is {answers.max_tokens}, fewer than a block of "
+            f"{config.block_size}; raise it, or lower block_size"
+        )
+
+
+def _held_out_share(prompts: Sequence[Prompt], config: TrainConfig, answers: DataConfig) -> float:
+    """Of the prompts: those that are there are known, those that the target writes are not."""
+    share = config.held_out_share
+    known = sum(is_held_out(prompt.id, share) for prompt in prompts)
+    written = answers.num_self_written
+    return (known + share * written) / max(1, len(prompts) + written)
+
+
+def _stand_in(encoded: Sequence[Sequence[int]], stop_ids: Iterable[int]) -> Example:
+    """The tokens that are sure to be in the texts to come, which no mask may be."""
+    prompt_tokens = {token for ids in encoded for token in ids}
+    return Example(
+        id="expected",
+        set="expected",
+        prompt_ids=tuple(sorted(prompt_tokens)),
+        response_ids=tuple(sorted(stop_ids)),
+    )

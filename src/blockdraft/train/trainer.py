@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from blockdraft.core.files import check_output_folder, full_disk_refused
+from blockdraft.core.files import full_disk_refused
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.blocks import sample_anchors
@@ -28,14 +28,9 @@ from blockdraft.train.identity import target_sha256, texts_sha256
 from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected
-from blockdraft.train.parallel import Processes, check_sharing
-from blockdraft.train.prepare import (
-    check_disk,
-    check_target,
-    limit_vocabulary,
-    load_drafter,
-    read_data,
-)
+from blockdraft.train.parallel import Processes
+from blockdraft.train.plan import check_run
+from blockdraft.train.prepare import limit_vocabulary, load_drafter
 from blockdraft.train.run_folder import BEST, RunFolder
 from blockdraft.train.run_log import best_of, evaluations
 from blockdraft.train.run_state import Interval, RunClock, load_state, provenance, save_state
@@ -87,11 +82,9 @@ class _Run:
     def __init__(self, config: TrainConfig, processes: Processes) -> None:
         self.config = config
         self.processes = processes
-        for folder in (config.out, config.feature_cache):
-            if folder is not None:
-                check_output_folder(folder)
-        self.examples, held_out = read_data(config)
-        check_sharing(config, processes.count)
+        texts = check_run(config).texts
+        processes.wait()  # The first process makes the files, once all have checked.
+        self.examples, held_out = texts.train, texts.held_out
         loaded = load_target_model(
             config.target,
             resolve_dtype(config.dtype, config.device),
@@ -99,7 +92,6 @@ class _Run:
             config.device_map,
         )
         self.loaded = loaded
-        check_target(config, loaded)
         self.model = load_drafter(config, loaded, [*self.examples, *held_out]).train()
         self.num_parameters = sum(p.numel() for p in self.model.parameters())
         self.trained: dict[str, Any] = {
@@ -137,11 +129,7 @@ class _Run:
         self.progress = 0.0
 
     def _open_states(self) -> None:
-        num_tokens = sum(map(len, self.examples))
-        width = (self.model.config.num_features + 1) * self.target.hidden_size
-        if self.processes.is_main:
-            check_disk(self.config, self.num_parameters, num_tokens, width)
-        else:
+        if not self.processes.is_main:
             self.processes.wait()  # The first process makes the files.
         self.states = StateCache(
             self.target, self.examples, self.config.feature_cache, self.trained["target_sha256"]

@@ -10,7 +10,7 @@ from statistics import median
 from transformers import AutoTokenizer, PreTrainedModel
 
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ModelError
+from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine, Progress
 from blockdraft.engine.load import make_target
@@ -23,7 +23,7 @@ from blockdraft.text.kinds import loops
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Example
-from blockdraft.train.prompts import chat_ids, read_prompts
+from blockdraft.train.prompts import check_template, prompt_ids, read_prompts
 
 Encoded = tuple[str, tuple[int, ...]]
 """The set of a prompt, and its token ids."""
@@ -133,28 +133,62 @@ def _decode_seconds(progress: Progress) -> float:
 
 
 def real_decoding(
-    config: TrainConfig, model: PreTrainedModel, held_out: Iterable[Example]
+    config: TrainConfig, model: PreTrainedModel, held_out: Sequence[Example]
 ) -> RealDecoding:
-    """What a run measures: the prompts that it names, or those of its held-out answers."""
-    prompts = _named_prompts(config) if config.tau_prompts else _held_out_prompts(config, held_out)
+    """What a run measures, see `prompts_to_decode`."""
+    prompts = prompts_to_decode(config, model, held_out)
     eos_ids = load_tokenizer(config.target).eos_ids
     return RealDecoding(model, eos_ids, prompts, config.tau_max_tokens)
 
 
+def prompts_to_decode(
+    config: TrainConfig, model: PreTrainedModel, held_out: Sequence[Example]
+) -> list[Encoded]:
+    """The prompts that a run names, or those of its held-out answers that fit the context.
+
+    The target may be without weights.
+
+    Raises:
+        ConfigError: a file of prompts is missing, damaged or empty, a prompt cannot be asked, or
+            tau_max_tokens leaves no room for it.
+        ModelError: there is no template to ask in.
+    """
+    if not config.tau_limit:
+        return []
+    context: int = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
+    room = context - config.tau_max_tokens
+    prompts = _named_prompts(config) if config.tau_prompts else []
+    if prompts:
+        needed = max(len(prompt_ids) for _, prompt_ids in prompts)
+    else:
+        needed = min((len(example.prompt_ids) for example in held_out), default=1)
+    if needed > room:
+        raise ConfigError(
+            f"tau_max_tokens is {config.tau_max_tokens}, which behind a prompt of {needed} tokens "
+            f"exceeds the target's context of {context}; lower it, or give shorter tau_prompts"
+        )
+    return prompts or _held_out_prompts(config, held_out, room)
+
+
 def _named_prompts(config: TrainConfig) -> list[Encoded]:
     tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
-    return [
-        (prompt.set, chat_ids(tokenizer, prompt.text))
-        for path in config.tau_prompts
-        for prompt in read_prompts(path)[: config.tau_limit]
+    prompts = [
+        prompt for path in config.tau_prompts for prompt in read_prompts(path)[: config.tau_limit]
     ]
+    if not prompts:
+        names = ", ".join(map(str, config.tau_prompts))
+        raise ConfigError(f"tau_prompts {names} hold no prompt; give others, or leave it out")
+    if not all(prompt.is_plain for prompt in prompts):
+        check_template(tokenizer)
+    return [(prompt.set, prompt_ids(tokenizer, prompt)) for prompt in prompts]
 
 
-def _held_out_prompts(config: TrainConfig, held_out: Iterable[Example]) -> list[Encoded]:
-    """The first distinct prompts of each set."""
+def _held_out_prompts(config: TrainConfig, held_out: Iterable[Example], room: int) -> list[Encoded]:
+    """The first distinct prompts of each set of at most `room` tokens."""
     by_set: dict[str, dict[tuple[int, ...], None]] = defaultdict(dict)
     for example in held_out:
-        by_set[example.set][example.prompt_ids] = None
+        if len(example.prompt_ids) <= room:
+            by_set[example.set][example.prompt_ids] = None
     return [
         (name, prompt_ids)
         for name, prompts in sorted(by_set.items())
