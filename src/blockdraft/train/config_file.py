@@ -16,7 +16,7 @@ from blockdraft.train.settings import from_toml
 
 ANSWERS = "answers"
 """The table of a run file whose keys are those of DataConfig, and the folder below `out`."""
-_GIVEN_BY_THE_RUN = ("output", "target", "dtype", "device")
+GIVEN_BY_THE_RUN = ("output", "target", "dtype", "device")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def read_run(path: Path | None, overrides: Sequence[str]) -> RunFile:
     if not answers and "data" not in settings:
         missing.append("data (or answers.prompts, or answers.num_self_written)")
     _check_names(settings, _known(TrainConfig), "")
-    _check_names(answers, [k for k in _known(DataConfig) if k not in _GIVEN_BY_THE_RUN], "answers.")
+    _check_names(answers, [k for k in _known(DataConfig) if k not in GIVEN_BY_THE_RUN], "answers.")
     if missing:
         raise ConfigError(f"settings lack {', '.join(missing)}; give each as key=value")
     return _assemble(settings, answers)
