@@ -94,6 +94,7 @@ def _join(values: Mapping[str, Any]) -> Path:
 
 def _generate(values: Mapping[str, Any]) -> Path:
     from blockdraft.bench.workload import BUNDLED
+    from blockdraft.models.loading import resolve_device, say_unused_gpu
     from blockdraft.train.data import generate_data
     from blockdraft.train.data_config import DataConfig
 
@@ -103,6 +104,7 @@ def _generate(values: Mapping[str, Any]) -> Path:
     chosen["exclude"] = (BUNDLED, *chosen["exclude"])
     chosen["temperatures"] = chosen["temperatures"] or DataConfig.temperatures
     config = DataConfig(**chosen)
+    say_unused_gpu(resolve_device(config.device))
     try:
         return generate_data(config, progress_printer())
     except KeyboardInterrupt as error:
