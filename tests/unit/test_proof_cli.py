@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from blockdraft.cli import prove as command
 from blockdraft.cli.main import app
-from blockdraft.cli.prove import INTERRUPTED
+from blockdraft.core.errors import INTERRUPTED
 from blockdraft.proof import faults
 from blockdraft.proof.controls import CONTROLS
 from blockdraft.proof.page import make_page

@@ -10,7 +10,7 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.output import print_json
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.hub.catalog import DEFAULT_TARGET
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def _join(values: Mapping[str, Any]) -> Path:
 
 def _generate(values: Mapping[str, Any]) -> Path:
     from blockdraft.bench.workload import BUNDLED
+    from blockdraft.models.loading import resolve_device, say_unused_gpu
     from blockdraft.train.data import generate_data
     from blockdraft.train.data_config import DataConfig
 
@@ -102,7 +103,15 @@ def _generate(values: Mapping[str, Any]) -> Path:
         chosen[name] = tuple(chosen[name] or ())
     chosen["exclude"] = (BUNDLED, *chosen["exclude"])
     chosen["temperatures"] = chosen["temperatures"] or DataConfig.temperatures
-    return generate_data(DataConfig(**chosen), progress_printer())
+    config = DataConfig(**chosen)
+    say_unused_gpu(resolve_device(config.device))
+    try:
+        return generate_data(config, progress_printer())
+    except KeyboardInterrupt as error:
+        from blockdraft.train.interrupted import WHILE_ANSWERING
+
+        typer.echo(f"blockdraft: {WHILE_ANSWERING}", err=True)
+        raise typer.Exit(INTERRUPTED) from error
 
 
 def progress_printer() -> Callable[["DataProgress"], None]:

@@ -1,7 +1,6 @@
 """`blockdraft prove`: that drafting changes nothing, on the user's own pair and machine."""
 
 import json
-import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from blockdraft.cli.bench_output import check_before_loading
 from blockdraft.cli.output import DIFFERS, print_json
 from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.core.files import write_whole
 from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 _LLM = LLMConfig()
 _PROOF = ProofConfig()
 
-INTERRUPTED = 128 + signal.SIGINT
-"""Exit status after Ctrl-C, as shells give it."""
 BESIDE_REPLAY = {"replay", "output", "html", "as_json"}
 """Options that say nothing of what is proven."""
 _COLORS: Mapping[Mark, str] = {"ok": "green", "failed": "bold red", "note": "dim"}

@@ -12,7 +12,7 @@ from rich.table import Table
 from blockdraft.cli import options
 from blockdraft.cli.data import progress_printer
 from blockdraft.cli.output import print_json
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from blockdraft.train.config_file import RunFile
@@ -21,12 +21,20 @@ if TYPE_CHECKING:
     from blockdraft.train.trainer import TrainResult
 
 
+def _print_keys(wanted: bool) -> None:
+    if wanted:
+        from blockdraft.train.keys import describe_keys
+
+        typer.echo(describe_keys(), nl=False)
+        raise typer.Exit
+
+
 def train(
     arguments: Annotated[
         list[str],
         typer.Argument(
             metavar="[RUN.toml] [KEY=VALUE]...",
-            help="A file of settings, and settings that win over it.",
+            help="A file of settings, and settings that win over it; --keys lists them.",
         ),
     ],
     plan: Annotated[
@@ -34,6 +42,15 @@ def train(
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write the untrained drafter, and stop.")
+    ] = False,
+    _keys: Annotated[
+        bool,
+        typer.Option(
+            "--keys",
+            callback=_print_keys,
+            is_eager=True,
+            help="Print all keys with defaults and meanings, and stop.",
+        ),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -55,13 +72,23 @@ def train(
         else:
             typer.echo(folder)
         return
-    if run.answers is not None:
-        _write_answers(run, run.answers, count)
-    from blockdraft.train.trainer import train as train_drafter
-
-    result = train_drafter(run.train)
+    result = _run(run, rank, count)
     if rank == 0:
         _print_result(result, as_json=as_json)
+
+
+def _run(run: "RunFile", rank: int, num_processes: int) -> "TrainResult":
+    from blockdraft.train.interrupted import how_to_go_on
+    from blockdraft.train.trainer import train as train_drafter
+
+    try:
+        if run.answers is not None:
+            _write_answers(run, run.answers, num_processes)
+        return train_drafter(run.train)
+    except KeyboardInterrupt as error:
+        if rank == 0:
+            typer.echo(f"blockdraft: {how_to_go_on(run)}", err=True)
+        raise typer.Exit(INTERRUPTED) from error
 
 
 def _launched() -> tuple[int, int]:

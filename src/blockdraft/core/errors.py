@@ -12,6 +12,11 @@ BlockdraftError
 A message names the value, the limit and the remedy, on one line.
 """
 
+import signal
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status after Ctrl-C, as shells give it."""
+
 
 class BlockdraftError(Exception):
     """Base of every error that a user can cause or mend."""

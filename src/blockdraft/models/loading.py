@@ -52,6 +52,12 @@ def resolve_device(name: str) -> str:
     return name
 
 
+def say_unused_gpu(device: str) -> None:
+    """Log that there is a GPU, where work of hours is about to begin on the CPU."""
+    if torch.device(device).type == "cpu" and torch.cuda.is_available():
+        logger.info("this runs on the CPU, and there is a GPU: device=cuda takes it")
+
+
 def load_target_model(
     folder: Path, dtype: torch.dtype, device: str = "cpu", device_map: str | None = None
 ) -> PreTrainedModel:

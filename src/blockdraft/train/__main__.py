@@ -4,36 +4,80 @@ For machines that have torch and transformers and nothing else of what the comma
 Settings are those of `blockdraft train`; the answers have to be there.
 """
 
+import argparse
+import json
 import logging
 import sys
 from collections.abc import Sequence
 
-from blockdraft.core.errors import BlockdraftError, ConfigError
-from blockdraft.train.config_file import resolve_run
+from blockdraft.core.errors import INTERRUPTED, BlockdraftError, ConfigError
+from blockdraft.train.config_file import RunFile, resolve_run
+from blockdraft.train.interrupted import how_to_go_on
+from blockdraft.train.keys import describe_keys
 from blockdraft.train.parallel import launched
+from blockdraft.train.plan import plan_run, write_untrained
 from blockdraft.train.texts import are_written
 from blockdraft.train.trainer import train
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train, and tell where the drafter is; returns the exit status."""
+    """Do what is asked for, and print where the drafter is; returns the exit status."""
+    asked = _parser().parse_intermixed_args(arguments)
+    if asked.keys:
+        sys.stdout.write(describe_keys())
+        return 0
     is_main = launched()[0] == 0
     level = logging.INFO if is_main else logging.WARNING
     logging.basicConfig(format="blockdraft: %(message)s", level=logging.WARNING)
     logging.getLogger("blockdraft").setLevel(level)
+    run = None
     try:
-        run = resolve_run(arguments)
-        if run.answers is not None and not are_written(run.answers):
-            raise ConfigError(
-                f"{run.answers.output} holds no finished answers; write them with `blockdraft data`"
-            )
-        result = train(run.train)
+        run = resolve_run(asked.settings)
+        said = _said(run, asked)
+    except KeyboardInterrupt:
+        if is_main:
+            line = how_to_go_on(run) if run else "interrupted"
+            sys.stderr.write(f"blockdraft: {line}\n")
+        return INTERRUPTED
     except BlockdraftError as error:
         sys.stderr.write(f"blockdraft: {' '.join(str(error).split())}\n")
         return 2
     if is_main:
-        sys.stdout.write(f"{result.drafter}\n")
+        sys.stdout.write(f"{said}\n")
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m blockdraft.train",
+        description="Train a drafter; a run that is started again with the same `out` goes on.",
+    )
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="RUN.toml | KEY=VALUE",
+        help="a file of settings, and settings that win over it",
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--keys", action="store_true", help="print all keys of RUN.toml")
+    instead.add_argument(
+        "--plan", action="store_true", help="print what the run will be and take, as JSON"
+    )
+    instead.add_argument("--dry-run", action="store_true", help="write the untrained drafter")
+    return parser
+
+
+def _said(run: RunFile, asked: argparse.Namespace) -> str:
+    """What to print at the end: the plan, or the drafter's folder."""
+    if asked.plan:
+        return json.dumps(plan_run(run.train, run.answers).to_dict(), indent=2)
+    if asked.dry_run:
+        return str(write_untrained(run.train, run.answers))
+    if run.answers is not None and not are_written(run.answers):
+        raise ConfigError(
+            f"{run.answers.output} holds no finished answers; write them with `blockdraft data`"
+        )
+    return str(train(run.train).drafter)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,11 @@ class TrainConfig:
         init: of a new drafter: random weights, or those of the target's last layers.
         num_layers, num_features: of the drafter, and how many layers of the target it reads; None
             takes those of `init_from`, or 5.
+        block_size: slots of a block with its anchor.
         mask_token_id: None picks a token that no text uses.
+        held_out_share: of the prompts; their answers judge the drafter.
+        min_response_len: answers of fewer tokens are left out.
+        max_len: of prompt and answer in tokens; longer answers are cut.
         feature_cache: folder that keeps the target's features on disk for later passes; 2 bytes *
             hidden size * (num_features + 1) a token. None computes them in every pass.
         batch_sequences: rows of a batch, over all processes.
@@ -37,6 +41,8 @@ class TrainConfig:
         attention: flex skips what is masked, and needs a GPU; auto takes it there.
         distill_share: share of the loss that follows the target's distribution rather than the
             token that it chose.
+        position_weights, dpace_alpha, decay_gamma: what a slot counts, see `train.loss`; alpha is
+            of dpace, gamma of decay.
         num_frequent, num_random: the vocabulary of the loss, see `PartialVocabulary`;
             num_frequent 0 takes the whole vocabulary.
         draft_vocabulary: the most frequent answer tokens, so many, are all that the drafter will
@@ -46,8 +52,10 @@ class TrainConfig:
             each time.
         optimizer: of the matrices; AdamW always updates the norms.
         lr: of matrices (Muon is matched to AdamW's step size) and norms.
+        min_lr_share: of lr, reached at the end of the run.
         ema_decay: of the averaged weights that are evaluated and saved; 0 saves the last ones.
         eval_minutes, eval_steps: an evaluation is due when either has passed.
+        eval_sequences: held-out answers of each evaluation.
         tau_prompts: files of prompts for real decoding at each evaluation; none takes the prompts
             of held-out answers.
         tau_limit: prompts of each set for that; 0 leaves real decoding out.

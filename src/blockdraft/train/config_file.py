@@ -9,14 +9,14 @@ from typing import Any, get_type_hints
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.models.loading import resolve_device
+from blockdraft.models.loading import resolve_device, say_unused_gpu
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.settings import from_toml
 
 ANSWERS = "answers"
 """The table of a run file whose keys are those of DataConfig, and the folder below `out`."""
-_GIVEN_BY_THE_RUN = ("output", "target", "dtype", "device")
+GIVEN_BY_THE_RUN = ("output", "target", "dtype", "device")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def read_run(path: Path | None, overrides: Sequence[str]) -> RunFile:
     if not answers and "data" not in settings:
         missing.append("data (or answers.prompts, or answers.num_self_written)")
     _check_names(settings, _known(TrainConfig), "")
-    _check_names(answers, [k for k in _known(DataConfig) if k not in _GIVEN_BY_THE_RUN], "answers.")
+    _check_names(answers, [k for k in _known(DataConfig) if k not in GIVEN_BY_THE_RUN], "answers.")
     if missing:
         raise ConfigError(f"settings lack {', '.join(missing)}; give each as key=value")
     return _assemble(settings, answers)
@@ -71,6 +71,7 @@ def resolve_run(arguments: Sequence[str]) -> RunFile:
     settings = [text for text in arguments if "=" in text]
     run = read_run(Path(files[0]) if files else None, settings)
     config = replace(run.train, device=resolve_device(run.train.device))
+    say_unused_gpu(config.device)
     config = replace(config, target=resolve_model(str(config.target)))
     # A folder stays as it was written: a run goes on only with the settings that it began with.
     if config.init_from is not None and not config.init_from.is_dir():

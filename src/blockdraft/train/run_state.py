@@ -87,6 +87,14 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
         ) from error
 
 
+def saved_step(path: Path) -> int | None:
+    """The step of the state that a run left, None before the first."""
+    if not path.exists():
+        return None
+    # Mapped: nothing is read but the step.
+    return int(torch.load(path, weights_only=True, map_location="cpu", mmap=True)["step"])
+
+
 def load_state(
     path: Path, config: TrainConfig, trained: Mapping[str, Any]
 ) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ def require(settings: Settings, name: str, good: bool, rule: str) -> None:
 def check_kinds(settings: Settings) -> None:
     """Raise ConfigError for the first value that is not of its field's type."""
     for name, kind in get_type_hints(type(settings)).items():
-        require(settings, name, _is_of(getattr(settings, name), kind), _described(kind))
+        require(settings, name, _is_of(getattr(settings, name), kind), described(kind))
 
 
 def plain(value: object) -> object:
@@ -86,11 +86,12 @@ def _is_of(value: object, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _described(kind: Any) -> str:
+def described(kind: Any) -> str:
+    """A field's type in words."""
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if _is_union(kind):
-        return " or ".join(_described(one) for one in get_args(kind))
+        return " or ".join(described(one) for one in get_args(kind))
     if get_origin(kind) is tuple:
-        return f"a list, each {_described(get_args(kind)[0])}"
+        return f"a list, each {described(get_args(kind)[0])}"
     return _NAMES[kind]

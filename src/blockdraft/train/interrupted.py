@@ -1,0 +1,18 @@
+"""What is left of a run that was broken off, for whoever broke it off."""
+
+from blockdraft.train.config_file import RunFile
+from blockdraft.train.run_state import saved_step
+from blockdraft.train.texts import are_written
+from blockdraft.train.trainer import STATE
+
+WHILE_ANSWERING = "interrupted; the same command goes on with the answers that are missing"
+
+
+def how_to_go_on(run: RunFile) -> str:
+    """One line."""
+    if run.answers is not None and not are_written(run.answers):
+        return WHILE_ANSWERING
+    step = saved_step(run.train.out / STATE)
+    if step is None:
+        return "interrupted before a state was saved; the same command trains from the beginning"
+    return f"interrupted; the same command goes on from step {step}"
