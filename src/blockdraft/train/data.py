@@ -149,7 +149,8 @@ def gather_prompts(config: DataConfig) -> tuple[list[Prompt], dict[str, int]]:
         names = ", ".join([*map(str, config.prompts), *config.datasets])
         raise ConfigError(f"{names} holds no prompts; give rows with messages, turns or prompt")
     prompts = distinct(found)
-    benchmarks = Overlap(p.text for path in config.exclude for p in read_prompts(path))
+    excluded = [p for path in config.exclude for p in read_prompts(path)]
+    benchmarks = Overlap(turn for p in excluded for turn in p.turns)
     clean = [p for p in prompts if not any(turn in benchmarks for turn in p.turns)]
     return clean, {
         "prompts": len(found),
