@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.train import data as data_module
+from blockdraft.train.answer_file import Said
 from blockdraft.train.data import generate_data
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.dataset import read_examples
@@ -98,8 +98,8 @@ def test_chats_are_answered_turn_by_turn_with_the_targets_own_answers(folder, tm
     config = data_config(folder, tmp_path, [chat, shared], temperatures=(0.0,), max_turns=2)
     # The tiny target never ends by itself.
     with pytest.MonkeyPatch.context() as patch:
-        said = data_module._said
-        patch.setattr(data_module, "_said", lambda row: said(row | {"finish": "stop"}))
+        said = Said.of
+        patch.setattr(Said, "of", lambda row: said(row | {"finish": "stop"}))
         generate_data(config)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = {row["id"]: row for _, row in read_rows(config.output / "answers.jsonl")}

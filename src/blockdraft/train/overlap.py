@@ -4,8 +4,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, compress
+from pathlib import Path
 
-from blockdraft.train.prompts import BOXED_LINE
+from blockdraft.train.prompts import BOXED_LINE, Prompt, read_prompts
 
 NGRAM_WORDS = 13
 """Words in a row that two texts share only if one was taken from the other; the length that
@@ -61,6 +62,17 @@ class Overlap:
             if ngram in self._templates:
                 is_kept[start : start + TEMPLATE_WORDS] = [False] * TEMPLATE_WORDS
         return tuple(compress(words, is_kept))
+
+
+def without_overlap(prompts: Iterable[Prompt], exclude: Iterable[Path]) -> list[Prompt]:
+    """The prompts of which no turn overlaps a prompt of the files.
+
+    Raises:
+        ConfigError: a file is missing or broken.
+    """
+    excluded = [prompt for path in exclude for prompt in read_prompts(path)]
+    benchmarks = Overlap(turn for prompt in excluded for turn in prompt.turns)
+    return [prompt for prompt in prompts if not any(turn in benchmarks for turn in prompt.turns)]
 
 
 def _shared(prompts: Iterable[Lines]) -> set[Words]:
