@@ -8,11 +8,10 @@ import torch
 from transformers import AutoTokenizer
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.train import data as data_module
+from blockdraft.train.answer_file import Said
 from blockdraft.train.data import generate_data
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.dataset import read_examples
-from blockdraft.train.overlap import Overlap
 from blockdraft.train.prompts import Prompt, check_template, prompt_ids, read_prompts
 from blockdraft.train.shards import join_data, read_manifest, read_rows, write_shards
 from blockdraft.train.trainer import train
@@ -99,8 +98,8 @@ def test_chats_are_answered_turn_by_turn_with_the_targets_own_answers(folder, tm
     config = data_config(folder, tmp_path, [chat, shared], temperatures=(0.0,), max_turns=2)
     # The tiny target never ends by itself.
     with pytest.MonkeyPatch.context() as patch:
-        said = data_module._said
-        patch.setattr(data_module, "_said", lambda row: said(row | {"finish": "stop"}))
+        said = Said.of
+        patch.setattr(Said, "of", lambda row: said(row | {"finish": "stop"}))
         generate_data(config)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = {row["id"]: row for _, row in read_rows(config.output / "answers.jsonl")}
@@ -146,14 +145,6 @@ def test_prompts_that_overlap_a_benchmark_are_left_out(folder, tmp_path):
     generate_data(config)
     assert [row["id"] for _, row in read_rows(config.output / "answers.jsonl")] == ["prompts-2"]
     assert read_manifest(config.output)["counts"]["overlapping_prompts"] == 2
-
-
-def test_overlap_needs_thirteen_words_in_a_row():
-    words = LONG.split()
-    benchmark = Overlap([LONG])
-    assert " ".join(["x", *words[:13], "y"]) in benchmark
-    assert " ".join([*words[:12], "other", *words[13:]]) not in benchmark
-    assert " ".join(words[:12]) not in benchmark
 
 
 def test_folders_made_apart_are_joined(folder, tmp_path):

@@ -14,7 +14,7 @@ from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.hub.catalog import DEFAULT_TARGET
 
 if TYPE_CHECKING:
-    from blockdraft.train.data import DataProgress
+    from blockdraft.train.answer_file import DataProgress
 
 REPORT_SECONDS = 10.0
 
@@ -115,7 +115,7 @@ def _generate(values: Mapping[str, Any]) -> Path:
 
 
 def progress_printer() -> Callable[["DataProgress"], None]:
-    """Says every few seconds how far the answers are, on standard error."""
+    """Says every few seconds how far prompts and answers are, on standard error."""
     shown = time.monotonic()
 
     def report(progress: "DataProgress") -> None:
@@ -124,7 +124,7 @@ def progress_printer() -> Callable[["DataProgress"], None]:
         if time.monotonic() - shown >= REPORT_SECONDS:
             shown = time.monotonic()
             typer.echo(
-                f"{progress.num_answers}/{progress.num_jobs} answers, "
+                f"{progress.num_answers}/{progress.num_jobs} {progress.what}, "
                 f"{progress.tokens_per_second:.0f} tokens/s, "
                 f"{progress.seconds_left / 60:.0f} minutes left",
                 err=True,

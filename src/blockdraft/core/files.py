@@ -3,10 +3,15 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from blockdraft.core.errors import BlockdraftError, ConfigError
+
+LOCK = ".lock"
+"""The file in a folder that a process holds while it writes there."""
 
 
 def check_output_folder(folder: Path) -> None:
@@ -24,6 +29,36 @@ def check_output_folder(folder: Path) -> None:
         raise ConfigError(f"output {folder}: {nearest} is no folder; give another name")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"output {folder}: {nearest} is not writable; give another folder")
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to `folder`, which is made if need be.
+
+    A folder that was made and in which nothing was left is removed at the end.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigError(
+            f"output {folder}: another process is writing there; wait for its end, or give "
+            "another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        if made and [path.name for path in folder.iterdir()] in ([], [LOCK]):
+            (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        with suppress(OSError):  # what is not empty stays
+            for path in made:
+                path.rmdir()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,15 +1,11 @@
-"""Prompts to train on: read from files, and written by the target itself.
+"""Prompts to train on, and their tokens.
 
 A prompt is what a user says, in one turn or in several. A row of a file holds, beside an optional
 `id`, one of: `messages` or `conversations` (a chat, whose answers are dropped because the target
 gives its own), `turns`, `prompt`, or `text` (plain text, whose beginning is continued).
-Self-written prompts follow Magpie (arXiv 2406.08464): an instruct model that is given only its
-template's opening of a user turn writes a user turn. A few words of that turn steer it to a kind of
-task.
 """
 
 import itertools
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,43 +16,9 @@ from transformers import PreTrainedTokenizerBase
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.jsonl import bad_row, prompt_text, read_jsonl, set_name
-from blockdraft.text.kinds import loops
 from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
-from blockdraft.train.answers import Job, Writer
 
-OPENINGS: Mapping[str, Sequence[str]] = {
-    "self_chat": ("", "How", "What", "Why", "Explain", "Describe", "Give me", "Can you", "List"),
-    "self_write": (
-        "Compose",
-        "Write a",
-        "Imagine you are",
-        "Draft an email",
-        "Create a",
-        "Pretend",
-    ),
-    "self_code": (
-        "Write a Python function",
-        "Write a function to",
-        "Write a program",
-        "Implement",
-        "Write a python function to find",
-        "Write a function to check",
-        "Fix the bug in this code:\n```python\n",
-        "How do I",
-    ),
-    "self_rewrite": (
-        "Rewrite the following",
-        "Summarize the following paragraph:",
-        "Edit the following",
-        "Extract",
-        "Paraphrase",
-        "Make this email",
-        "Convert",
-        "Classify",
-    ),
-}
 BOXED_LINE = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-MIN_PROMPT_CHARS = 12
 SELF_WRITTEN_TOKENS = 96
 """Most tokens that the target adds to the words of a self-written prompt."""
 
@@ -271,33 +233,3 @@ def user_opening(tokenizer: PreTrainedTokenizerBase) -> str:
     if not found:
         raise ConfigError("the chat template rewrites user turns; give prompts from files instead")
     return head
-
-
-def write_prompts(
-    writer: Writer, tokenizer: PreTrainedTokenizerBase, number: int, seed: int
-) -> Iterator[Prompt]:
-    """Yield up to `number` distinct prompts that the target writes itself, kinds in turn."""
-    opening = user_opening(tokenizer)
-    kinds = [(kind, words) for kind, all_words in OPENINGS.items() for words in all_words]
-    random.Random(seed).shuffle(kinds)
-    jobs = (
-        Job(
-            id=f"{kind}-{seed}-{index}",
-            set=f"{kind}|{words}",
-            prompt_ids=tuple(tokenizer(opening + words, add_special_tokens=False)["input_ids"]),
-            max_tokens=SELF_WRITTEN_TOKENS,
-            temperature=0.9,
-        )
-        for index, (kind, words) in zip(range(number), itertools.cycle(kinds), strict=False)
-    )
-    seen: set[str] = set()
-    for answer in writer.write(jobs):
-        kind, _, words = answer.job.set.partition("|")
-        if answer.finish != "stop" or loops(answer.response_ids):
-            continue
-        text = words + tokenizer.decode(answer.response_ids[:-1], skip_special_tokens=True)
-        key = " ".join(text.lower().split())
-        if len(key) < MIN_PROMPT_CHARS or key in seen:
-            continue
-        seen.add(key)
-        yield Prompt(id=answer.job.id, set=kind, text=text.strip())
