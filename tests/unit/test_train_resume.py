@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import folder_lock
 from blockdraft.models.checkpoint import read_provenance
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.fingerprint import weights_sha256
@@ -168,6 +169,12 @@ def test_a_run_goes_on_in_another_place_with_more_texts(config):
     # Another pass begins, in which every text occurs once more.
     assert rows[10]["epoch"] == rows[9]["epoch"] + 1
     assert result.evaluations[: len(first.evaluations)] == first.evaluations
+
+
+def test_two_runs_do_not_share_a_folder(config):
+    with folder_lock(config.out), pytest.raises(ConfigError, match="another process is writing"):
+        train(config)
+    assert train(config).num_steps == 10
 
 
 def test_a_target_of_other_weights_is_another_run(config):

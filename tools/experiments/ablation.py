@@ -58,6 +58,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "distillation": {"distill_share": 1.0},
     "adamw": {"optimizer": "adamw"},
     "adamw-lr-1e-3": {"optimizer": "adamw", "lr": 1e-3},
+    "adamw-lr-6e-4": {"optimizer": "adamw", "lr": 6e-4},
     "from-target": {"init": "target"},
     "input-fusion": {},
 }

@@ -5,13 +5,14 @@ import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from blockdraft.core.files import full_disk_refused
+from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.blocks import sample_anchors
@@ -61,16 +62,18 @@ def train(config: TrainConfig) -> TrainResult:
     """Train a drafter, or continue a run whose state lies in `config.out`.
 
     Raises:
-        ConfigError: settings or data are not usable, or the disk is full.
+        ConfigError: settings or data are not usable, `config.out` is in use, or the disk is full.
         ModelError: target or drafter cannot be loaded, or do not fit each other.
     """
+    check_output_folder(config.out)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     config = dataclasses.replace(config, device=resolve_device(config.device))
     processes = Processes(config.device)
+    alone = folder_lock(config.out) if processes.is_main else nullcontext()
     try:
         # A drafter that is shared out silences a warning of torch, for this run only.
-        with full_disk_refused(config.out), warnings.catch_warnings():
+        with alone, full_disk_refused(config.out), warnings.catch_warnings():
             return _Run(config, processes).run()
     finally:
         processes.close()
