@@ -277,6 +277,7 @@ class AsyncEngine:
             return
         try:
             outputs = self._samples.step()
+        # Whatever it is may pass, such as memory that was short; what stays ends the loop.
         except Exception:
             self._num_failures += 1
             if self._num_failures == _MAX_FAILURES:

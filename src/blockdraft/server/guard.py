@@ -90,6 +90,7 @@ class Guard:
                 raise
             if not reply.has_begun:
                 await draining().response()(scope, receive, reply)
+        # A request that fails, however, is answered, and the server goes on.
         except Exception as error:
             # What is wrong with a request has been answered by the app's own handlers.
             if not isinstance(error, ApiError):

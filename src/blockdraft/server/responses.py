@@ -104,6 +104,7 @@ class EventStream(Response):
         try:
             async for event in self._events:
                 yield _line(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+        # The status is sent already: whatever fails can only be told as the last event.
         except Exception as error:
             yield _line(json.dumps(self._failure(error)))
             return
