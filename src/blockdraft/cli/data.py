@@ -27,7 +27,9 @@ Prompts = Annotated[
 Datasets = Annotated[
     list[str] | None,
     typer.Option(
-        "--dataset", help="Hugging Face data set or its folder, NAME[:SPLIT]. Repeatable."
+        "--dataset",
+        help="Hugging Face data set or its folder: NAME, NAME:SPLIT or NAME:CONFIG:SPLIT, such as "
+        "openai/gsm8k:main:train. Read whole. Repeatable.",
     ),
 ]
 SelfWritten = Annotated[
