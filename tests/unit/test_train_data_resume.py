@@ -100,6 +100,11 @@ def test_more_tokens_answer_what_was_cut_off_anew(config):
     generate_data(config)
     assert path.stat().st_size == size
     assert [row for _, row in read_rows(config.output)] == rows
+    manifest = read_manifest(config.output)
+    del manifest["shards"]  # as while the run goes on
+    write_manifest(config.output, manifest)
+    unfinished = [row["response_ids"] for _, row in read_rows(config.output)]
+    assert unfinished == [row["response_ids"] for row in rows]
 
 
 def test_two_runs_on_one_folder_do_not_mix(config):

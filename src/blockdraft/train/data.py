@@ -124,7 +124,7 @@ def _num_turns(config: DataConfig, prompts: Sequence[Prompt]) -> int:
 def _finish(config: DataConfig, manifest: dict[str, Any], counts: dict[str, int]) -> None:
     written = write_shards(
         config.output,
-        last_rows(config.output / ANSWERS),
+        (row for _, row in last_rows(config.output / ANSWERS)),
         rows_per_shard=config.rows_per_shard,
         drop_truncated=config.drop_truncated,
     )

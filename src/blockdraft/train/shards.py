@@ -20,6 +20,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused, write_whole
 from blockdraft.core.jsonl import read_jsonl
 from blockdraft.text.kinds import loops
+from blockdraft.train.answer_file import last_rows
 
 ANSWERS, MANIFEST = "answers.jsonl", "manifest.json"
 
@@ -37,9 +38,13 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
         ConfigError: something is missing or damaged.
     """
     if path.is_dir():
-        names = [shard["name"] for shard in _shards(path)] or [ANSWERS]
-        for name in names:
-            yield from read_rows(path / name)
+        manifest = read_manifest(path)
+        for shard in (manifest or {}).get("shards", []):
+            yield from read_rows(path / shard["name"])
+        if manifest is None:
+            yield from read_rows(path / ANSWERS)
+        elif "shards" not in manifest:
+            yield from last_rows(path / ANSWERS)
     elif path.suffix == ".safetensors":
         yield from enumerate(_read_shard(path), 1)
     else:
@@ -143,11 +148,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write it whole or not at all."""
     write_whole(folder / MANIFEST, json.dumps(dict(manifest), indent=1) + "\n")
-
-
-def _shards(folder: Path) -> list[dict[str, Any]]:
-    manifest = read_manifest(folder)
-    return [] if manifest is None else list(manifest.get("shards", []))
 
 
 def join_data(
