@@ -6,13 +6,15 @@ import sys
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import folder_lock
 from blockdraft.train.answers import AnswerWriter
 from blockdraft.train.data import generate_data
 from blockdraft.train.data_config import DataConfig
-from blockdraft.train.shards import read_manifest, read_rows
+from blockdraft.train.shards import read_manifest, read_rows, write_manifest
 from tests.tiny import CONTEXT, tiny_target_folder
 
 
@@ -98,6 +100,11 @@ def test_more_tokens_answer_what_was_cut_off_anew(config):
     generate_data(config)
     assert path.stat().st_size == size
     assert [row for _, row in read_rows(config.output)] == rows
+    manifest = read_manifest(config.output)
+    del manifest["shards"]  # as while the run goes on
+    write_manifest(config.output, manifest)
+    unfinished = [row["response_ids"] for _, row in read_rows(config.output)]
+    assert unfinished == [row["response_ids"] for row in rows]
 
 
 def test_two_runs_on_one_folder_do_not_mix(config):
@@ -132,3 +139,50 @@ def test_a_lock_leaves_no_empty_folder(tmp_path):
     with folder_lock(tmp_path / "full"):
         (tmp_path / "full" / "file").touch()
     assert (tmp_path / "full" / "file").exists()
+
+
+def joined(*arguments):
+    return CliRunner().invoke(app, ["data", *map(str, arguments)])
+
+
+def answers_in(path, finishes):
+    path.mkdir()
+    manifest = {"target": {"sha256": "a"}, "template": {"sha256": "b"}, "runs": []}
+    write_manifest(path, manifest)
+    row = {"set": "s", "temperature": 0.0, "sample": 0, "prompt_ids": [1]}
+    rows = [
+        row | {"id": f"{path.name}{n}", "response_ids": [*range(n, n + 9)], "finish": finish}
+        for n, finish in enumerate(finishes)
+    ]
+    write(path / "answers.jsonl", rows)
+    return path
+
+
+def test_joining_leaves_out_what_it_is_told_to(tmp_path):
+    one = answers_in(tmp_path / "a", ["stop", "length"])
+    two = answers_in(tmp_path / "b", ["length"])
+    for options, ids in (((), ["a0", "a1"]), (("--drop-truncated",), ["a0"])):
+        result = joined("--join", one, "--join", two, "--output", tmp_path / "out", *options)
+        assert result.exit_code == 0, result.output
+        assert [row["id"] for _, row in read_rows(tmp_path / "out")] == ids
+    result = joined("--join", two, "--output", tmp_path / "none", "--drop-truncated")
+    assert result.exit_code == 2
+    assert "no answer is left to join" in result.stderr
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(["--prompts", "x"], ["--dataset", "x"], ["--self-written", "3"], ["--exclude", "x"]),
+        *(["--limit", "3"], ["--thinking", "on"], ["--target", "x"], ["--temperature", "0.7"]),
+        *(["--samples", "1"], ["--max-tokens", "256"], ["--max-prompt-tokens", "9"]),
+        *(["--max-turns", "2"], ["--slots", "3"], ["--seed", "0"], ["--device", "cpu"]),
+    ],
+)
+def test_joining_takes_no_options_of_writing(tmp_path, option):
+    one = answers_in(tmp_path / "a", ["stop"])
+    result = joined("--join", one, "--output", tmp_path / "out", *option)
+    assert result.exit_code == 2
+    assert f"--join writes no answers; leave {option[0]} out" in result.stderr
+    assert not (tmp_path / "out").exists()

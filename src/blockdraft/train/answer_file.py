@@ -108,12 +108,12 @@ def read_answered(path: Path) -> Answered:
     return answered
 
 
-def last_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows without those that were answered anew further down."""
+def last_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield (line number, row) without the rows that were answered anew further down."""
     last = {_key(row): number for number, row in read_jsonl(path, is_growing=True)}
     for number, row in read_jsonl(path, is_growing=True):
         if last[_key(row)] == number:
-            yield row
+            yield number, row
 
 
 def _key(row: Row) -> Key:

@@ -49,6 +49,7 @@ from blockdraft.train.prompts import (
     prompt_ids,
     prompt_of_row,
     read_prompts,
+    with_own_ids,
     with_variants,
 )
 from blockdraft.train.self_written import read_written, write_prompts
@@ -123,7 +124,7 @@ def _num_turns(config: DataConfig, prompts: Sequence[Prompt]) -> int:
 def _finish(config: DataConfig, manifest: dict[str, Any], counts: dict[str, int]) -> None:
     written = write_shards(
         config.output,
-        last_rows(config.output / ANSWERS),
+        (row for _, row in last_rows(config.output / ANSWERS)),
         rows_per_shard=config.rows_per_shard,
         drop_truncated=config.drop_truncated,
     )
@@ -144,22 +145,28 @@ def gather_prompts(config: DataConfig) -> tuple[list[Prompt], dict[str, int]]:
     Raises:
         ConfigError: one is missing, broken or empty.
     """
-    found = [p for path in config.prompts for p in with_variants(read_prompts(path))]
+    rows = [prompt for path in config.prompts for prompt in read_prompts(path)]
+    num_without = 0
     for name in config.datasets:
-        found += with_variants(_read_dataset(name))
-    if not found and not config.num_self_written:
+        of_dataset, num_skipped = _read_dataset(name)
+        rows += of_dataset
+        num_without += num_skipped
+    if not rows and not config.num_self_written:
         names = ", ".join([*map(str, config.prompts), *config.datasets])
         raise ConfigError(f"{names} holds no prompts; give rows with messages, turns or prompt")
+    found = list(with_variants(with_own_ids(rows)))
     prompts = distinct(found)
     clean = without_overlap(prompts, config.exclude)
     return clean, {
         "prompts": len(found),
+        "rows_without_prompt": num_without,
         "repeated_prompts": len(found) - len(prompts),
         "overlapping_prompts": len(prompts) - len(clean),
     }
 
 
-def _read_dataset(name: str) -> list[Prompt]:
+def _read_dataset(name: str) -> tuple[list[Prompt], int]:
+    """(the prompts of a data set, how many rows hold none): nobody can mend its rows."""
     try:
         from blockdraft.train.hub_datasets import read_dataset
     except ImportError as error:
@@ -167,10 +174,16 @@ def _read_dataset(name: str) -> list[Prompt]:
             f"the data set {name!r} needs the package datasets; pip install datasets"
         ) from error
     short = Path(name.partition(":")[0]).name
-    return [
-        prompt_of_row(row, short, place, Path(name), place + 1)
-        for place, row in enumerate(read_dataset(name))
-    ]
+    prompts, num_without, reason = [], 0, ""
+    for place, row in enumerate(read_dataset(name)):
+        try:
+            prompts.append(prompt_of_row(row, short, place, Path(name), place + 1))
+        except ConfigError as error:
+            num_without += 1
+            reason = f"{error} (its columns are {', '.join(row)})"
+    if num_without and not prompts:
+        raise ConfigError(f"data set {name!r} holds no prompts: {reason}")
+    return prompts, num_without
 
 
 def load_tokenizers(
