@@ -5,10 +5,10 @@
         [--adaptive] [--unlike FILE]... [--output FILE]
 
 Every prompt is decoded plainly and then with each drafter, in turns that another one begins each
-time. Prompts are taken evenly from each file, whose name is that of the set; those that share words with
-a prompt of `--unlike`, such as those of training, are left out. Whole blocks are drafted unless
-depth is to be adaptive. Prints a table for all outputs and one for those that do not
-loop, and exits with 1 if any drafted output differs from the plain one.
+time. Prompts are taken evenly from each file, whose name is that of the set; those that overlap a
+prompt of `--unlike`, such as those of training, are left out. Whole blocks are drafted unless depth
+is to be adaptive. Prints a table for all outputs and one for those that do not loop, and exits with
+1 if any drafted output differs from the plain one.
 """
 
 import argparse
@@ -28,6 +28,8 @@ from blockdraft.core.jsonl import set_name
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.measuring import compute_every_prompt
 from blockdraft.llm import LLM
+from blockdraft.train.overlap import Overlap
+from blockdraft.train.prompts import read_prompts
 
 PLAIN = "plain"
 
@@ -35,8 +37,9 @@ PLAIN = "plain"
 def read_sets(paths: Iterable[Path], limit: int, unlike: Sequence[Path]) -> list[BenchPrompt]:
     """At most so many of each file, evenly; the category becomes the file's name."""
     chosen: list[BenchPrompt] = []
+    trained = Overlap(prompt.text for path in unlike for prompt in read_prompts(path))
     for path in paths:
-        prompts = overlap_free(read_workload(path), unlike)
+        prompts = [prompt for prompt in read_workload(path) if prompt.text not in trained]
         some = prompts[:: -(-len(prompts) // limit)]
         chosen += [replace(prompt, category=set_name(path)) for prompt in some]
     return chosen
