@@ -22,7 +22,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "a last batch of one row": {"batch_sequences": 3},
 }
 
-MUON_NOISE = 3e-3
+MUON_NOISE = 2e-4
 """Muon multiplies in bfloat16: what another order of sums does to weights in eight steps, twice."""
 PATIENCE = 900.0
 """Seconds until processes that wait for each other are given up."""
@@ -73,7 +73,8 @@ def outputs_of(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
 def assert_same_run(found: Path, expected: Path, atol: float = MUON_NOISE) -> None:
     """Two runs' folders hold the same losses, gradient norms, and last weights.
 
-    atol: of the weights, for sums in another order.
+    atol: of a tensor's weights in the mean (root mean square), for sums in another order; a single
+    weight whose gradient is all but 0 may differ by more under AdamW.
     """
     one, two = logged(expected), logged(found)
     assert [row["step"] for row in two] == list(range(1, len(one) + 1))
@@ -86,4 +87,4 @@ def assert_same_run(found: Path, expected: Path, atol: float = MUON_NOISE) -> No
     )
     assert weights.keys() == others.keys()
     for key, value in weights.items():
-        torch.testing.assert_close(others[key], value, atol=atol, rtol=0.0)
+        assert float((others[key] - value).square().mean().sqrt()) <= atol, key

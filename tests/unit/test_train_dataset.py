@@ -1,7 +1,9 @@
 """Reading, filtering, splitting and ordering of answers."""
 
+import dataclasses
 import gzip
 import json
+import logging
 
 import pytest
 
@@ -19,7 +21,7 @@ from blockdraft.train.dataset import (
 
 
 def row(number: int, response: list[int], **changes: object) -> dict[str, object]:
-    base = {"id": f"p{number}", "set": "s", "prompt_ids": [1, 2, 3], "finish": "stop"}
+    base = {"id": f"p{number}", "set": "s", "prompt_ids": [1, 2, number], "finish": "stop"}
     return base | {"response_ids": response} | changes
 
 
@@ -72,8 +74,23 @@ def test_bad_files_are_named(tmp_path, text, what):
     assert "a.jsonl" in str(error.value)
 
 
+def test_repeated_answers_of_several_files_are_left_out(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    good = list(range(10, 40))
+    files = [
+        write(tmp_path / "a.jsonl", [row(0, good), row(1, good[:20])]),
+        write(tmp_path / "b.jsonl", [row(0, good, id="p9"), row(1, good[:20]), row(1, good)]),
+    ]
+    examples = read_examples(files, min_response_len=8, max_len=99)
+    assert [(e.id, len(e)) for e in examples] == [("p0", 33), ("p1", 23), ("p1", 33)]
+    assert "left out as repeated: 2" in caplog.text
+
+
 def examples_of(ids):
-    return [Example(id=i, set="s", prompt_ids=(1,), response_ids=(2, 3)) for i in ids]
+    return [
+        Example(id=name, set="s", prompt_ids=(1, 100 + place), response_ids=(2, 3))
+        for place, name in enumerate(ids)
+    ]
 
 
 def test_variants_of_a_prompt_are_not_parted():
@@ -83,6 +100,21 @@ def test_variants_of_a_prompt_are_not_parted():
     assert 60 < len(held_out) < 270
     sides = [{e.id.split("+")[0] for e in part} for part in (train, held_out)]
     assert not sides[0] & sides[1]
+
+
+def test_a_prompt_under_several_ids_is_on_one_side():
+    first = examples_of([f"p{n}" for n in range(500)])
+    # The same prompts under other names, whose later turns have prompts of their own.
+    again = [dataclasses.replace(e, id=f"q{n}") for n, e in enumerate(first)]
+    later = examples_of([f"q{n}+turn2" for n in range(500)])
+    later = [dataclasses.replace(e, prompt_ids=(9, *e.prompt_ids)) for e in later]
+    third = [dataclasses.replace(e, id=f"r{n}") for n, e in enumerate(later)]
+    train, held_out = split_held_out([*first, *again, *later, *third], 0.1)
+    assert len(train) + len(held_out) == 2000
+    sides = [{int(e.id.split("+")[0][1:]) for e in part} for part in (train, held_out)]
+    assert not sides[0] & sides[1]
+    assert 60 < len(sides[1]) < 270
+    assert {e.id for e in split_held_out(first, 0.1)[1]} <= {e.id for e in held_out}
 
 
 def test_epoch_batches_are_a_permutation_of_like_lengths():

@@ -3,9 +3,28 @@
 import pytest
 import torch
 
-from blockdraft.core.errors import ModelError
-from blockdraft.train.drafter import copy_target_layers
+from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.train.drafter import copy_target_layers, feature_layers
 from tests.tiny import tiny_drafter, tiny_target
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_features", "expected"),
+    [
+        (30, 5, (1, 8, 14, 20, 27)),
+        (4, 1, (2,)),
+        (4, 3, (0, 1, 3)),
+        (4, 4, (0, 1, 2, 3)),
+        (8, 6, (0, 1, 2, 4, 5, 7)),
+    ],
+)
+def test_no_layer_is_read_twice(num_layers, num_features, expected):
+    assert feature_layers(num_layers, num_features) == expected
+
+
+def test_more_features_than_layers_are_refused():
+    with pytest.raises(ConfigError, match="num_features is 5, and the target has 4 layers"):
+        feature_layers(4, 5)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

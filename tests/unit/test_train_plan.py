@@ -214,7 +214,7 @@ def test_the_page_stays_small_and_safe(tmp_path):
     folder = tmp_path / "<b>"
     folder.mkdir()
     rows = [{"step": n, "nll": 1 / n, "distill": 1.0, "lr": 0.1} for n in range(1, 3000)]
-    held_out = {"tau": 2.0, "marginal_tau": 2.1, "accuracy": [0.5, 0.25]}
+    held_out = {"tau": 2.0, "marginal_tau": 2.1, "loss": 1.0, "accuracy": [0.5, 0.25]}
     rows.insert(
         1500,
         {

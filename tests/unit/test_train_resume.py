@@ -9,13 +9,19 @@ import time
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import folder_lock
+from blockdraft.models.checkpoint import read_provenance
 from blockdraft.models.draft import DraftModel
-from blockdraft.train import trainer
+from blockdraft.models.fingerprint import weights_sha256
+from blockdraft.train import prepare, run_folder, trainer
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.run_folder import RunFolder
+from blockdraft.train.run_log import best_of, evaluations, read_log
 from blockdraft.train.trainer import train
-from tests.train_runs import broken_off, logged, small_config
+from tests.train_runs import broken_off, logged, small_config, write_answers
 
 
 @pytest.fixture(autouse=True)
@@ -34,22 +40,85 @@ def config(tmp_path) -> TrainConfig:
 @pytest.mark.parametrize("changes", [{}, {"accumulate": 3}, {"pack_len": 1024}], ids=str)
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_broken_off_run_goes_on_as_if_it_had_not_been(config, cached, changes):
-    config = dataclasses.replace(config, save_steps=3, eval_steps=2, **changes)
+    config = dataclasses.replace(config, save_steps=3, eval_steps=4, **changes)
     if cached:
         config = dataclasses.replace(config, feature_cache=config.out.parent / "cache")
     train(config)
     parts = dataclasses.replace(config, out=config.out.parent / "parts")
-    with broken_off(8):
+    with broken_off(7):  # The state is that of the seventh step, the last evaluation of the fourth.
         train(parts)
-    assert [row["step"] for row in logged(parts.out)] == list(range(1, 9))
+    assert [row["step"] for row in logged(parts.out)] == list(range(1, 8))
     train(parts)
     for a, b in zip(logged(config.out), logged(parts.out), strict=True):
         assert (a["step"], a["nll"], a["lr"]) == (b["step"], b["nll"], b["lr"])
+    assert [row["step"] for row in evaluations(parts.out)] == [0, 4, 8, 10]
     # The best drafter may be that of the beginning; the last one holds the averages.
     one, two = (
         DraftModel.from_pretrained(run.out / "last").state_dict() for run in (config, parts)
     )
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("at", "best"), [("add", 4), ("log", 4), ("_save", 4), ("keep_best", 6)], ids=str
+)
+def test_the_best_drafter_is_never_one_that_a_killed_run_forgot(config, at, best, monkeypatch):
+    """Killed in the evaluation of step 6, which is the best only the first time that it is made."""
+    scores = {0: 1.0, 2: 2.0, 4: 3.0, 6: 5.0, 8: 2.9, 10: 2.5}
+    config = dataclasses.replace(config, eval_steps=2, save_minutes=1000.0)
+    measure = trainer._Run._measure
+
+    def scored(run, model):
+        return measure(run, model) | {"true_tau": {"all": scores[run.step]}}
+
+    monkeypatch.setattr(trainer._Run, "_measure", scored)
+    owner = trainer._Run if at == "_save" else RunFolder
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, at, dies_in(getattr(owner, at), config.out))
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+    scores[6] = 0.5
+    result = train(config)
+    assert [row["step"] for row in result.evaluations] == [0, 2, 4, 6, 8, 10]
+    assert result.best["step"] == best
+    assert read_provenance(config.out / "drafter")["result"] == result.best
+    assert read_provenance(config.out / "last")["result"] == result.evaluations[-1]
+    scores[best] = 9.0
+    straight = train(dataclasses.replace(config, out=config.out.parent / "straight"))
+    assert weights_sha256(result.drafter) == weights_sha256(straight.drafter)
+
+
+def dies_in(method, out):
+    """The method, but that the process is killed in it at step 6, before anything is done."""
+
+    def dying(self, *args):
+        if [row for row in read_log(out) if row["step"] == 6]:
+            raise KeyboardInterrupt
+        return method(self, *args)
+
+    return dying
+
+
+def row(step, true_tau, on="", tau=1.0, loss=1.0):
+    held_out = {"tau": tau, "loss": loss}
+    return {"step": step, "true_tau": true_tau, "held_out": held_out, "measured_on": on}
+
+
+def test_the_best_is_chosen_among_evaluations_of_the_same_prompts():
+    one, nine, two, less = ({"all": tau} for tau in (1.0, 9.0, 2.0, 1.5))
+    rows = [row(0, one, "a"), row(1, nine, "a"), row(2, two, "b"), row(3, less, "b")]
+    assert best_of(rows)["step"] == 2
+    assert best_of(rows[:2])["step"] == 1
+
+
+def test_between_equals_the_better_drafter_offline_is_kept():
+    """Decoding a few prompts often gives no difference; the untrained drafter is no choice then."""
+    one, two = {"all": 1.0}, {"all": 2.0}
+    assert best_of([row(0, one), row(1, one, tau=1.5)])["step"] == 1
+    assert best_of([row(0, one), row(1, one, loss=0.5), row(2, one, loss=0.7)])["step"] == 1
+    assert best_of([row(0, two), row(1, one, tau=1.5)])["step"] == 0
+    assert best_of([row(0, one), row(1, one)])["step"] == 0
+    assert best_of([row(0, {}, tau=2.0), row(1, {}, tau=3.0)])["step"] == 1
 
 
 @pytest.mark.slow
@@ -82,6 +151,50 @@ def test_a_state_of_other_settings_is_refused(config):
         train(dataclasses.replace(config, lr=1.0))
 
 
+def test_a_run_goes_on_in_another_place_with_more_texts(config):
+    """Folders may move, and answers come in while the drafter is trained."""
+    first = train(dataclasses.replace(config, feature_cache=config.out.parent / "cache"))
+    base = config.out.parent / "moved"
+    base.mkdir()
+    for name in ("run", "llama-target", "answers.jsonl", "cache"):
+        (config.out.parent / name).rename(base / name)
+    more = write_answers(base / "more.jsonl", 12, seed=1)
+    moved = small_config(
+        base, data=(base / "answers.jsonl", more), feature_cache=base / "cache", max_steps=14
+    )
+    result = train(moved)
+    assert result.num_steps == 14
+    rows = logged(moved.out)
+    assert [row["step"] for row in rows] == list(range(1, 15))
+    # Another pass begins, in which every text occurs once more.
+    assert rows[10]["epoch"] == rows[9]["epoch"] + 1
+    assert result.evaluations[: len(first.evaluations)] == first.evaluations
+
+
+def test_two_runs_do_not_share_a_folder(config):
+    with folder_lock(config.out), pytest.raises(ConfigError, match="another process is writing"):
+        train(config)
+    assert train(config).num_steps == 10
+
+
+def test_a_target_of_other_weights_is_another_run(config):
+    train(config)
+    path = config.target / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ConfigError, match="a target of other weights; give a new folder"):
+        train(config)
+
+
+def test_texts_that_use_the_mask_token_are_another_run(config, monkeypatch):
+    """The mask token is chosen by the texts; a drafter learns one."""
+    train(config)
+    monkeypatch.setattr(prepare, "unused_special_token", lambda special_ids, examples: 255)
+    with pytest.raises(ConfigError, match="another mask token; give a new folder"):
+        train(config)
+
+
 def test_a_damaged_state_is_refused_with_its_remedy(config):
     train(config)
     state = config.out / "state.pt"
@@ -89,7 +202,7 @@ def test_a_damaged_state_is_refused_with_its_remedy(config):
     with pytest.raises(ConfigError, match=r"state\.pt is damaged.*delete it"):
         train(config)
     torch.save({"config": config.to_dict()}, state)
-    with pytest.raises(ConfigError, match="lacks epoch"):
+    with pytest.raises(ConfigError, match="lacks drafter"):
         train(config)
 
 
@@ -130,7 +243,7 @@ def test_a_full_disk_is_said_whatever_was_written(config, monkeypatch, error):
 
 
 def test_other_errors_are_not_taken_for_a_full_disk(config, monkeypatch):
-    monkeypatch.setattr(trainer, "append_log", fails(OSError(5, "Input/output error")))
+    monkeypatch.setattr(run_folder, "append_log", fails(OSError(5, "Input/output error")))
     with pytest.raises(OSError, match="Input/output"):
         train(config)
 

@@ -8,12 +8,11 @@ import torch
 from transformers import AutoTokenizer
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.train import data as data_module
+from blockdraft.train.answer_file import Said
 from blockdraft.train.data import generate_data
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.dataset import read_examples
-from blockdraft.train.overlap import Overlap
-from blockdraft.train.prompts import Prompt, check_template, prompt_ids, read_prompts
+from blockdraft.train.prompts import Prompt, check_template, prompt_ids
 from blockdraft.train.shards import join_data, read_manifest, read_rows, write_shards
 from blockdraft.train.trainer import train
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_target_folder
@@ -99,8 +98,8 @@ def test_chats_are_answered_turn_by_turn_with_the_targets_own_answers(folder, tm
     config = data_config(folder, tmp_path, [chat, shared], temperatures=(0.0,), max_turns=2)
     # The tiny target never ends by itself.
     with pytest.MonkeyPatch.context() as patch:
-        said = data_module._said
-        patch.setattr(data_module, "_said", lambda row: said(row | {"finish": "stop"}))
+        said = Said.of
+        patch.setattr(Said, "of", lambda row: said(row | {"finish": "stop"}))
         generate_data(config)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = {row["id"]: row for _, row in read_rows(config.output / "answers.jsonl")}
@@ -146,14 +145,6 @@ def test_prompts_that_overlap_a_benchmark_are_left_out(folder, tmp_path):
     generate_data(config)
     assert [row["id"] for _, row in read_rows(config.output / "answers.jsonl")] == ["prompts-2"]
     assert read_manifest(config.output)["counts"]["overlapping_prompts"] == 2
-
-
-def test_overlap_needs_thirteen_words_in_a_row():
-    words = LONG.split()
-    benchmark = Overlap([LONG])
-    assert " ".join(["x", *words[:13], "y"]) in benchmark
-    assert " ".join([*words[:12], "other", *words[13:]]) not in benchmark
-    assert " ".join(words[:12]) not in benchmark
 
 
 def test_folders_made_apart_are_joined(folder, tmp_path):
@@ -214,21 +205,6 @@ def test_a_folder_of_answers_trains_its_own_target_only(tmp_path):
         train(dataclasses.replace(config, target=other, out=tmp_path / "x"))
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"messages": "text"}, "no list of objects"),
-        ({"messages": [{"role": "user"}]}, "a message has no text"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, "no message is a user's"),
-        ({"text": " "}, "its text is empty"),
-    ],
-)
-def test_bad_rows_are_named(tmp_path, row, reason):
-    with pytest.raises(ConfigError, match=reason) as error:
-        read_prompts(write(tmp_path / "p.jsonl", [row]))
-    assert "p.jsonl, line 1" in str(error.value)
-
-
 def test_a_template_that_opens_no_answer_is_refused(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     check_template(tokenizer)
@@ -246,24 +222,6 @@ def test_the_template_is_told_about_thinking(folder):
     plain, on, off = (prompt_ids(tokenizer, prompt, (), t) for t in ("template", "on", "off"))
     assert plain == on
     assert off == (*on, *tokenizer("!")["input_ids"])
-
-
-def test_a_data_set_in_a_folder(folder, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    rows = [{"prompt": "one"}, {"prompt": "two"}]
-    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
-    config = DataConfig(
-        output=tmp_path / "out",
-        target=str(folder),
-        datasets=(str(tmp_path / "saved"),),
-        max_tokens=4,
-        dtype="float32",
-    )
-    generate_data(config)
-    ids = {row["id"] for _, row in read_rows(config.output / "answers.jsonl")}
-    assert ids == {"saved-0", "saved-1"}
-    with pytest.raises(ConfigError, match="cannot load the data set"):
-        generate_data(dataclasses.replace(config, datasets=(str(tmp_path / "none"),)))
 
 
 def test_large_vocabularies_need_more_bytes(tmp_path):

@@ -103,7 +103,9 @@ def test_a_killed_run_goes_on_with_as_many_processes_or_with_one(tmp_path):
     killed = launch(parts, 2, KILLED_AT_FIVE)
     for process in killed:
         process.communicate(timeout=PATIENCE)
-    assert [process.returncode for process in killed] == [9, 9]
+    # The one that dies last may hear of the other's death before it comes to its own.
+    assert 9 in [process.returncode for process in killed]
+    assert all(process.returncode for process in killed)
     assert torch.load(parts.out / "state.pt", weights_only=True)["step"] == 3
     shutil.copytree(parts.out, tmp_path / "left by the killed")
 

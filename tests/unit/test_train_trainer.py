@@ -1,6 +1,7 @@
 """Whole runs on a tiny target (reference cases 29 and 30)."""
 
 import dataclasses
+import itertools
 import json
 import logging
 import shutil
@@ -14,13 +15,12 @@ from transformers import AutoTokenizer
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_vocabulary import write_draft_vocabulary
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
-from blockdraft.train import prepare, run_state, trainer
+from blockdraft.train import prepare, run_state, trainer, true_tau
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.dataset import Example, collate
-from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.optimizer import DraftOptimizer, lr_share
 from blockdraft.train.prompts import Prompt, chat_ids
 from blockdraft.train.run_state import RunClock
@@ -113,6 +113,20 @@ def test_real_decoding_is_measured_by_set(config, tmp_path, monkeypatch):
     assert set(train(other).best["true_tau"]) >= {"mine", "all"}
 
 
+def test_the_speed_up_is_the_median_of_the_prompts(config, tmp_path, monkeypatch):
+    """One prompt that another process slowed down says nothing."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "abc"}\n' * 3, encoding="utf-8")
+    config = dataclasses.replace(
+        config, max_steps=1, tau_prompts=(path,), tau_limit=3, tau_max_tokens=6
+    )
+    # Drafted, then plain.
+    seconds = itertools.cycle([1.0, 1.5, 1.0, 90.0, 2.0, 4.0])
+    monkeypatch.setattr(true_tau, "_decode_seconds", lambda progress: next(seconds))
+    for row in train(config).evaluations:
+        assert row["speedup"]["mine"] == row["speedup"]["all"] == 2.0
+
+
 def test_prompts_that_leave_no_room_are_not_decoded(config):
     _, held_out = prepare.read_data(config)
     lengths = {len(example.prompt_ids) for example in held_out}
@@ -197,6 +211,31 @@ def test_what_cannot_be_trained_is_refused_before_it_begins(config, changes, rea
     assert not config.out.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "own", "other"),
+    [("num_layers", 2, 3), ("num_features", 3, 1), ("mask_token_id", 4, 5)],
+)
+def test_a_drafter_to_continue_from_keeps_its_shape(config, name, own, other):
+    start = tiny_drafter_folder(config.out.parent, target_layer_ids=LAYER_IDS, mask_token_id=4)
+    config = dataclasses.replace(
+        config, init_from=start, num_layers=None, num_features=None, max_steps=1
+    )
+    with pytest.raises(ConfigError, match=f"{name} is {other}, and .*init_from.* has {own}"):
+        train(dataclasses.replace(config, **{name: other}))
+    train(dataclasses.replace(config, **{name: own}))
+
+
+def test_a_drafter_to_continue_from_takes_the_vocabulary_of_the_settings(config):
+    start = tiny_drafter_folder(config.out.parent, target_layer_ids=LAYER_IDS)
+    write_draft_vocabulary(start, [1, 2, 3])
+    config = dataclasses.replace(config, init_from=start, max_steps=1)
+    for size, expected in ((0, None), (5, 5)):
+        out = config.out.parent / str(size)
+        train(dataclasses.replace(config, out=out, draft_vocabulary=size))
+        found = DraftModel.from_pretrained(out / "last").draft_vocabulary
+        assert (None if found is None else len(found)) == expected
+
+
 def test_a_disk_that_is_too_small_is_said_at_once(config, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(ConfigError, match=r"needs .* GiB and its disk has 0\.00 GiB free"):
@@ -279,61 +318,6 @@ def test_overfits_eight_sequences_and_serves_as_it_was_trained(config):
     assert result.best["true_tau"]["all"] == pytest.approx(tau, rel=0.05)
 
 
-def states_examples() -> list[Example]:
-    return [
-        Example(id=str(n), set="s", prompt_ids=(1, 2, 3 + n), response_ids=tuple(range(9, 15 + n)))
-        for n in range(4)
-    ]
-
-
-def test_cached_states_equal_computed_ones(tmp_path):
-    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
-    cache = StateCache(target, examples, tmp_path / "cache", "tiny")
-    cache.get([[2]], collate([examples[2]]))
-    rows = [[1], [2], [3]]
-    batch = collate([examples[i] for (i,) in rows])
-    computed = StateCache(target, examples, None, "tiny").get(rows, batch)
-    for _ in range(2):
-        cached = cache.get(rows, batch)
-        for number, (index,) in enumerate(rows):
-            length = len(examples[index])
-            torch.testing.assert_close(
-                cached[number, :length], computed[number, :length], atol=1e-3, rtol=1e-3
-            )
-
-
-def test_a_cache_of_other_examples_is_not_read(tmp_path, monkeypatch):
-    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
-    batch = collate(examples[:2])
-    StateCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
-
-    calls = []
-    states = target.states
-    monkeypatch.setattr(target, "states", lambda ids: calls.append(len(ids)) or states(ids))
-    StateCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
-    assert calls == []
-    StateCache(target, examples[:3], tmp_path, "tiny").get([[0], [1]], batch)
-    assert calls == [2]
-
-
-def test_a_cache_takes_its_disk_at_once(tmp_path):
-    """What is mapped cannot be told later that there is no room."""
-    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
-    StateCache(target, examples, tmp_path, "tiny")
-    num_tokens = sum(map(len, examples))
-    taken = (tmp_path / "states.bin").stat().st_blocks * 512
-    assert taken >= num_tokens * (len(LAYER_IDS) + 1) * target.hidden_size * 4
-
-
-def test_a_cache_of_another_precision_is_not_read(tmp_path):
-    examples = states_examples()
-    batch = collate(examples[:1])
-    for dtype in (torch.bfloat16, torch.float32):
-        target = FrozenTarget(tiny_target(dtype=dtype), LAYER_IDS)
-        cached = StateCache(target, examples, tmp_path, "tiny").get([[0]], batch)
-        torch.testing.assert_close(cached, target.states(batch.token_ids))
-
-
 def test_learning_rate_rises_then_falls(config):
     config = dataclasses.replace(config, warmup_steps=4, min_lr_share=0.1)
     assert lr_share(0.0, 0, config) == pytest.approx(0.2)
@@ -382,4 +366,4 @@ def test_a_long_evaluation_counts_in_full(config, monkeypatch):
     monkeypatch.setattr(RealDecoding, "measure", slow_measure)
     train(dataclasses.replace(config, max_steps=1))
     state = torch.load(config.out / "state.pt", weights_only=True)
-    assert state["seconds"] == 1000  # of the evaluation before the first step
+    assert state["seconds"] == 2000  # of the evaluations before the first step and after the last

@@ -32,15 +32,17 @@ from blockdraft.core.environment import describe_environment
 from blockdraft.core.files import write_whole
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import default_target_layer_ids
 from blockdraft.models.draft_context import LayerKV
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Example, collate, read_examples
+from blockdraft.train.drafter import feature_layers
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
-from blockdraft.train.prepare import read_data
-from blockdraft.train.trainer import LAST, train
+from blockdraft.train.identity import target_sha256
+from blockdraft.train.prepare import NUM_FEATURES, read_data
+from blockdraft.train.run_folder import LAST
+from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import TrueTau, real_decoding
 
 RECIPE = Path("recipes/smollm2-135m")
@@ -56,6 +58,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "distillation": {"distill_share": 1.0},
     "adamw": {"optimizer": "adamw"},
     "adamw-lr-1e-3": {"optimizer": "adamw", "lr": 1e-3},
+    "adamw-lr-6e-4": {"optimizer": "adamw", "lr": 6e-4},
     "from-target": {"init": "target"},
     "input-fusion": {},
 }
@@ -131,11 +134,16 @@ def base_config(args: argparse.Namespace) -> TrainConfig:
 def arm_config(base: TrainConfig, name: str) -> TrainConfig:
     """The base with one thing changed."""
     config = dataclasses.replace(base, out=base.out / name, **ARMS[name])
-    return dataclasses.replace(config, feature_cache=_cache_folder(base, config.num_features))
+    return dataclasses.replace(config, feature_cache=_cache_folder(base, num_features(config)))
 
 
-def _cache_folder(base: TrainConfig, num_features: int) -> Path:
-    return base.out / f"features-{num_features}"
+def num_features(config: TrainConfig) -> int:
+    """How many layers of the target an arm reads."""
+    return config.num_features or NUM_FEATURES
+
+
+def _cache_folder(base: TrainConfig, number: int) -> Path:
+    return base.out / f"features-{number}"
 
 
 def keep_settings(args: argparse.Namespace) -> None:
@@ -166,16 +174,16 @@ def write_answers(path: Path, number: int) -> None:
 def fill_features(base: TrainConfig, arms: Iterable[str]) -> None:
     """Compute what the arms read of the target, all of it in one forward a text."""
     configs = [arm_config(base, name) for name in arms]
+    sha256 = target_sha256(base.target)
     examples, _ = read_data(base)
     dtype = resolve_dtype(base.dtype, base.device)
     model = load_target_model(base.target, dtype, base.device)
     num_layers = model.config.num_hidden_layers
-    ids = {c.num_features: default_target_layer_ids(num_layers, c.num_features) for c in configs}
+    numbers = {num_features(config) for config in configs}
+    ids = {number: feature_layers(num_layers, number) for number in numbers}
     every = tuple(sorted({index for some in ids.values() for index in some}))
     caches = {
-        number: StateCache(
-            FrozenTarget(model, some), examples, _cache_folder(base, number), str(base.target)
-        )
+        number: StateCache(FrozenTarget(model, some), examples, _cache_folder(base, number), sha256)
         for number, some in ids.items()
     }
     whole = FrozenTarget(model, every)

@@ -2,12 +2,13 @@
 
     python tools/experiments/compare_drafters.py --drafter FOLDER [--drafter FOLDER]...
         --prompts FILE [--prompts FILE]... [--limit 20] [--max-tokens 192] [--temperature 0]
-        [--adaptive] [--output FILE]
+        [--adaptive] [--unlike FILE]... [--output FILE]
 
 Every prompt is decoded plainly and then with each drafter, in turns that another one begins each
-time. Prompts are taken evenly from each file, whose name is that of the set. Whole blocks are
-drafted unless depth is to be adaptive. Prints a table for all outputs and one for those that do not
-loop, and exits with 1 if any drafted output differs from the plain one.
+time. Prompts are taken evenly from each file, whose name is that of the set; those that overlap a
+prompt of `--unlike`, such as those of training, are left out. Whole blocks are drafted unless depth
+is to be adaptive. Prints a table for all outputs and one for those that do not loop, and exits with
+1 if any drafted output differs from the plain one.
 """
 
 import argparse
@@ -27,15 +28,18 @@ from blockdraft.core.jsonl import set_name
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.measuring import compute_every_prompt
 from blockdraft.llm import LLM
+from blockdraft.train.overlap import Overlap
+from blockdraft.train.prompts import read_prompts
 
 PLAIN = "plain"
 
 
-def read_sets(paths: Iterable[Path], limit: int) -> list[BenchPrompt]:
+def read_sets(paths: Iterable[Path], limit: int, unlike: Sequence[Path]) -> list[BenchPrompt]:
     """At most so many of each file, evenly; the category becomes the file's name."""
     chosen: list[BenchPrompt] = []
+    trained = Overlap(prompt.text for path in unlike for prompt in read_prompts(path))
     for path in paths:
-        prompts = read_workload(path)
+        prompts = [prompt for prompt in read_workload(path) if prompt.text not in trained]
         some = prompts[:: -(-len(prompts) // limit)]
         chosen += [replace(prompt, category=set_name(path)) for prompt in some]
     return chosen
@@ -88,6 +92,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--adaptive", action="store_true", help="instead of whole blocks")
+    parser.add_argument(
+        "--unlike", type=Path, action="append", default=[], help="prompts of training"
+    )
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     params = SamplingParams(
@@ -100,7 +107,7 @@ def main() -> None:
     llms |= {name: LLM(drafter=name, adaptive=args.adaptive) for name in args.drafter}
     for llm in llms.values():
         compute_every_prompt(llm.engine)
-    rows = measure(llms, read_sets(args.prompts, args.limit), params)
+    rows = measure(llms, read_sets(args.prompts, args.limit, args.unlike), params)
     if args.output is not None:
         report = describe_environment() | {
             "settings": {key: str(value) for key, value in vars(args).items()},

@@ -14,7 +14,7 @@ from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.hub.catalog import DEFAULT_TARGET
 
 if TYPE_CHECKING:
-    from blockdraft.train.data import DataProgress
+    from blockdraft.train.answer_file import DataProgress
 
 REPORT_SECONDS = 10.0
 
@@ -27,7 +27,9 @@ Prompts = Annotated[
 Datasets = Annotated[
     list[str] | None,
     typer.Option(
-        "--dataset", help="Hugging Face data set or its folder, NAME[:SPLIT]. Repeatable."
+        "--dataset",
+        help="Hugging Face data set or its folder: NAME, NAME:SPLIT or NAME:CONFIG:SPLIT, such as "
+        "openai/gsm8k:main:train. Read whole. Repeatable.",
     ),
 ]
 SelfWritten = Annotated[
@@ -39,7 +41,10 @@ Exclude = Annotated[
 ]
 Join = Annotated[
     list[Path] | None,
-    typer.Option(help="Folder of answers made elsewhere; joins them, writes none. Repeatable."),
+    typer.Option(
+        help="Folder of answers made elsewhere; joins them, writes none. Of the other options only "
+        "--drop-truncated goes with it. Repeatable."
+    ),
 ]
 Temperatures = Annotated[
     list[float] | None,
@@ -48,6 +53,7 @@ Temperatures = Annotated[
 
 
 def data(
+    context: typer.Context,
     output: Output,
     target: options.Target = DEFAULT_TARGET,
     prompts: Prompts = None,
@@ -58,7 +64,10 @@ def data(
     limit: Annotated[int | None, typer.Option(help="Most prompts to answer.")] = None,
     temperatures: Temperatures = None,
     samples: Annotated[int, typer.Option(help="Answers to a prompt at a temperature.")] = 1,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    max_tokens: Annotated[
+        int,
+        typer.Option(help="Most tokens of an answer; what fewer cut off before is written anew."),
+    ] = 256,
     max_prompt_tokens: Annotated[
         int, typer.Option(help="Most tokens of a prompt; longer ones are left out.")
     ] = 192,
@@ -76,20 +85,28 @@ def data(
 ) -> None:
     """Write the target's own answers to prompts, in bulk; started again, it goes on."""
     values = dict(locals())
-    path = _join(values) if join else _generate(values)
+    path = _join(context, values) if join else _generate(values)
     if as_json:
         print_json({"answers": str(path)})
     else:
         typer.echo(path)
 
 
-def _join(values: Mapping[str, Any]) -> Path:
+def _join(context: typer.Context, values: Mapping[str, Any]) -> Path:
     from blockdraft.train.data_config import DataConfig
     from blockdraft.train.shards import join_data
 
-    if values["prompts"] or values["datasets"] or values["num_self_written"]:
-        raise ConfigError("--join writes no answers; give it without prompts")
-    return join_data(values["join"], values["output"], rows_per_shard=DataConfig.rows_per_shard)
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        is_given = source is not None and source.name != "DEFAULT"
+        if is_given and option.name not in ("join", "output", "drop_truncated", "as_json"):
+            raise ConfigError(f"--join writes no answers; leave {option.opts[0]} out")
+    return join_data(
+        values["join"],
+        values["output"],
+        rows_per_shard=DataConfig.rows_per_shard,
+        drop_truncated=values["drop_truncated"],
+    )
 
 
 def _generate(values: Mapping[str, Any]) -> Path:
@@ -115,7 +132,7 @@ def _generate(values: Mapping[str, Any]) -> Path:
 
 
 def progress_printer() -> Callable[["DataProgress"], None]:
-    """Says every few seconds how far the answers are, on standard error."""
+    """Says every few seconds how far prompts and answers are, on standard error."""
     shown = time.monotonic()
 
     def report(progress: "DataProgress") -> None:
@@ -124,7 +141,7 @@ def progress_printer() -> Callable[["DataProgress"], None]:
         if time.monotonic() - shown >= REPORT_SECONDS:
             shown = time.monotonic()
             typer.echo(
-                f"{progress.num_answers}/{progress.num_jobs} answers, "
+                f"{progress.num_answers}/{progress.num_jobs} {progress.what}, "
                 f"{progress.tokens_per_second:.0f} tokens/s, "
                 f"{progress.seconds_left / 60:.0f} minutes left",
                 err=True,

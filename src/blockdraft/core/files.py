@@ -3,10 +3,15 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from blockdraft.core.errors import BlockdraftError, ConfigError
+
+LOCK = ".lock"
+"""The file in a folder that a process holds while it writes there."""
 
 
 def check_output_folder(folder: Path) -> None:
@@ -26,6 +31,36 @@ def check_output_folder(folder: Path) -> None:
         raise ConfigError(f"output {folder}: {nearest} is not writable; give another folder")
 
 
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to `folder`, which is made if need be.
+
+    A folder that was made and in which nothing was left is removed at the end.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigError(
+            f"output {folder}: another process is writing there; wait for its end, or give "
+            "another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        if made and [path.name for path in folder.iterdir()] in ([], [LOCK]):
+            (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        with suppress(OSError):  # what is not empty stays
+            for path in made:
+                path.rmdir()
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     part = path.with_name(path.name + ".part")
@@ -36,9 +71,10 @@ def write_whole(path: Path, text: str) -> None:
 def reserve_disk(path: Path, num_bytes: int) -> None:
     """Make a file of zeros for which the disk is taken at once, where the system can do that.
 
-    Without that, a full disk ends the process when a mapped file is written to, without a word.
+    Without that, a full disk ends the process when a mapped file is written to, without a word. A
+    file that exists keeps what it holds, and grows.
     """
-    with path.open("wb") as file:
+    with path.open("ab") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)
 

@@ -20,10 +20,11 @@ class TrainConfig:
         out: folder of the run: `drafter/` (the best), `last/`, `index.html`, `log.jsonl`,
             `state.pt`.
         init_from: folder of a drafter to continue from with its weights and shape, except the block
-            size; None starts from the shape given below.
+            size; it keeps its mask token too. None starts from the shape given below.
         init: of a new drafter: random weights, or those of the target's last layers.
-        num_layers, num_features, block_size: of the drafter: its layers, the target's layers whose
-            outputs it reads, and the slots of a block with its anchor.
+        num_layers, num_features: of the drafter, and how many layers of the target it reads; None
+            takes those of `init_from`, or 5.
+        block_size: slots of a block with its anchor.
         mask_token_id: None picks a token that no text uses.
         held_out_share: of the prompts; their answers judge the drafter.
         min_response_len: answers of fewer tokens are left out.
@@ -79,8 +80,8 @@ class TrainConfig:
     init_from: Path | None = None
     init: Literal["random", "target"] = "random"
 
-    num_layers: int = 5
-    num_features: int = 5
+    num_layers: int | None = None
+    num_features: int | None = None
     block_size: int = 8
     mask_token_id: int | None = None
 
@@ -136,8 +137,8 @@ class TrainConfig:
         if not self.data:
             raise ConfigError("data names no file; give at least one JSONL file of answers")
         for name in (
-            *("num_layers", "num_features", "min_response_len", "batch_sequences", "accumulate"),
-            *("num_anchors", "anchors_per_forward", "eval_sequences", "tau_max_tokens"),
+            *("min_response_len", "batch_sequences", "accumulate", "num_anchors"),
+            *("anchors_per_forward", "eval_sequences", "tau_max_tokens"),
         ):
             require(self, name, getattr(self, name) >= 1, "at least 1")
         for name in ("lr", "grad_clip", "decay_gamma", "eval_minutes", "save_minutes"):
@@ -154,7 +155,10 @@ class TrainConfig:
         require(self, "held_out_share", 0 < self.held_out_share < 1, "above 0 and below 1")
         if self.max_minutes is None and self.max_steps is None:
             raise ConfigError("max_minutes and max_steps are both unset; the run would not end")
-        for name in ("max_minutes", "max_steps", "threads", "eval_steps", "save_steps"):
+        for name in (
+            *("max_minutes", "max_steps", "threads", "eval_steps", "save_steps"),
+            *("num_layers", "num_features"),
+        ):
             require(self, name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
         require(self, "mask_token_id", (self.mask_token_id or 0) >= 0, "at least 0")
         require(self, "seed", 0 <= self.seed < 2**63, "at least 0 and below 2^63")

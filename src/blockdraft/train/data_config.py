@@ -15,7 +15,8 @@ class DataConfig:
     Every prompt gets `samples` answers at each temperature; greedy ones would all be equal, so
     there is one. Attributes that need a word:
         prompts: (gzipped) JSONL files, see `train.prompts`.
-        datasets: data sets of the Hugging Face hub or local folders, "name" or "name:split".
+        datasets: data sets of the Hugging Face hub or local folders: "name", "name:split" or
+            "name:config:split".
         num_self_written: prompts that the target writes itself.
         limit: most prompts to answer, drawn at random.
         max_prompt_tokens: longer prompts are skipped, conversation so far included.

@@ -1,6 +1,7 @@
 """The target's answers as training examples: reading, filtering, splitting, ordering."""
 
 import hashlib
+import logging
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,8 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.jsonl import bad_row
 from blockdraft.text.kinds import loops
 from blockdraft.train.shards import read_rows
+
+logger = logging.getLogger(__name__)
 
 BUCKET_BATCHES = 16
 """Batches whose sequences are sorted by length together: enough to spare padding, few enough to
@@ -65,30 +68,34 @@ class Batch:
 def read_examples(paths: Sequence[Path], *, min_response_len: int, max_len: int) -> list[Example]:
     """Examples of files or folders of answers that are fit to learn from, see `read_rows`.
 
-    Left out: answers that loop, answers under `min_response_len` tokens. Answers are cut so that
-    prompt and answer hold at most `max_len` tokens.
+    Left out: answers that loop, answers under `min_response_len` tokens, and repeated answers to a
+    prompt, in whatever file. Answers are cut so that prompt and answer hold at most `max_len`
+    tokens.
 
     Raises:
         ConfigError: a file is missing or damaged, a row lacks a key, or nothing is left.
     """
-    examples = []
-    num_loops = num_short = 0
+    examples: dict[tuple[tuple[int, ...], ...], Example] = {}
+    num_loops = num_short = num_repeated = 0
     for path in paths:
         for number, row in read_rows(path):
             example = _example(row, path, number, max_len)
+            key = (example.prompt_ids, example.response_ids)
             if len(example.response_ids) < min_response_len:
                 num_short += 1
             elif row.get("finish") == "loop" or loops(example.response_ids):
                 num_loops += 1
-            else:
-                examples.append(example)
+            elif examples.setdefault(key, example) is not example:
+                num_repeated += 1
+    if num_repeated:
+        logger.info("answers left out as repeated: %d", num_repeated)
     if not examples:
         names = ", ".join(map(str, paths))
         raise ConfigError(
             f"no answer in {names} is fit to train on ({num_loops} loop, {num_short} hold under "
             f"{min_response_len} tokens within max_len {max_len}); write more or longer answers"
         )
-    return examples
+    return list(examples.values())
 
 
 def _example(row: Mapping[str, Any], path: Path, number: int, max_len: int) -> Example:
@@ -113,20 +120,32 @@ def _are_ids(value: Any) -> TypeGuard[list[int]]:
 
 
 def split_held_out(
-    examples: Iterable[Example], share: float
+    examples: Sequence[Example], share: float
 ) -> tuple[list[Example], list[Example]]:
-    """(to train on, held out): by prompt, so that variants "id+..." of one are not parted."""
-    train: list[Example] = []
-    held_out: list[Example] = []
-    for example in examples:
-        (held_out if is_held_out(example.id, share) else train).append(example)
-    return train, held_out
+    """(to train on, held out): by prompt, whose variants "id+..." are not parted.
+
+    The same prompt under several ids is on one side too: with one of them held out, all are.
+    """
+    held_out = {_base(e.id) for e in examples if is_held_out(e.id, share)}
+    num_before = -1
+    while len(held_out) > num_before:
+        num_before = len(held_out)
+        prompts = {e.prompt_ids for e in examples if _base(e.id) in held_out}
+        held_out |= {_base(e.id) for e in examples if e.prompt_ids in prompts}
+    return (
+        [e for e in examples if _base(e.id) not in held_out],
+        [e for e in examples if _base(e.id) in held_out],
+    )
 
 
 def is_held_out(prompt_id: str, share: float) -> bool:
     """Whether the answers to a prompt are not trained on; so it is for its variants."""
-    digest = hashlib.sha256(prompt_id.split("+")[0].encode()).digest()
+    digest = hashlib.sha256(_base(prompt_id).encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def _base(prompt_id: str) -> str:
+    return prompt_id.split("+")[0]
 
 
 def count_answer_tokens(examples: Iterable[Example]) -> Counter[int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from blockdraft.core.errors import ModelError
+from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.models.draft import DraftLayer, DraftModel
 from blockdraft.models.draft_config import AttentionKind, DraftConfig, default_target_layer_ids
 from blockdraft.models.supported import decoder_layers
@@ -26,10 +26,11 @@ def draft_config_for(
         target_config: transformers' config of the target.
         num_layers: of the drafter.
         block_size: slots, anchor included.
-        num_features: how many target layers it reads; which ones follows the published formula.
+        num_features: how many target layers it reads, see `feature_layers`.
         mask_token_id: stands for a masked slot.
 
     Raises:
+        ConfigError: the target has fewer layers than features.
         ModelError: the values do not fit together.
     """
     config = target_config.get_text_config()
@@ -45,7 +46,7 @@ def draft_config_for(
         head_dim=head_dim or config.hidden_size // config.num_attention_heads,
         vocab_size=config.vocab_size,
         target_hidden_size=config.hidden_size,
-        target_layer_ids=default_target_layer_ids(config.num_hidden_layers, num_features),
+        target_layer_ids=feature_layers(config.num_hidden_layers, num_features),
         mask_token_id=mask_token_id,
         block_size=block_size,
         layer_types=(full,) * num_layers,
@@ -55,6 +56,26 @@ def draft_config_for(
         rope={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
         max_position_embeddings=config.max_position_embeddings,
     )
+
+
+def feature_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]:
+    """The target's layers that a new drafter reads, none of them twice.
+
+    They follow the published formula, which leaves out the first and the last three layers; where
+    too few are left, they are spread over all.
+
+    Raises:
+        ConfigError: there are fewer layers than features.
+    """
+    ids = default_target_layer_ids(num_target_layers, num_features)
+    if len(set(ids)) == num_features:
+        return ids
+    if num_features > num_target_layers:
+        raise ConfigError(
+            f"num_features is {num_features}, and the target has {num_target_layers} layers to "
+            "read; give at most so many"
+        )
+    return tuple(i * (num_target_layers - 1) // (num_features - 1) for i in range(num_features))
 
 
 def with_block_size(config: DraftConfig, block_size: int) -> DraftConfig:

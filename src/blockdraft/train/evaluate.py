@@ -18,6 +18,7 @@ from blockdraft.models.draft_masks import block_masks
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.dataset import Batch, Example, collate
 from blockdraft.train.features import FrozenTarget
+from blockdraft.train.identity import texts_sha256
 
 BATCH_SEQUENCES = 32
 
@@ -78,12 +79,13 @@ def num_accepted(right: Tensor, keep: Tensor) -> Tensor:
 class HeldOut:
     """Held-out examples with the target's states of them, computed once.
 
-    At most `limit` examples, taken evenly.
+    At most `limit` examples, taken evenly; `texts_sha256` is their hash.
     """
 
     def __init__(self, target: FrozenTarget, examples: Sequence[Example], limit: int) -> None:
         stride = max(1, -(-len(examples) // limit))
         chosen = sorted(examples[::stride], key=len)
+        self.texts_sha256 = texts_sha256(chosen)
         self._target = target
         self._batches: list[tuple[list[Example], Batch, Tensor]] = []
         for start in range(0, len(chosen), BATCH_SEQUENCES):

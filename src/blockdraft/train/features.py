@@ -3,8 +3,9 @@
 Shapes: b sequences, S tokens, K features, D the target's hidden size.
 """
 
-import hashlib
 import json
+import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ModelError
-from blockdraft.core.files import full_disk_refused, reserve_disk
+from blockdraft.core.files import full_disk_refused, reserve_disk, write_whole
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.dataset import Batch, Example, Row, collate
+from blockdraft.train.identity import texts_sha256
 
+logger = logging.getLogger(__name__)
+
+KEY = "key.json"
 CPU_TOKENS = 2048
 """Tokens of one forward of the target on a CPU."""
 ALONE_EXAMPLES = 32
@@ -108,15 +113,22 @@ class StateCache:
     """States of training examples, kept on disk from the first time that they are computed.
 
     The files are mapped into memory; what is read often stays in the system's page cache. A folder
-    left by an earlier run is used again if target, precision and examples are the same.
+    left by an earlier run is used again if target, features, precision and examples are the same,
+    and grows if there are only more examples behind those.
 
     Args:
+        target: to compute what the folder lacks.
+        examples: in the order of the files.
         folder: where; None computes everything anew each time.
-        key: names the target.
+        target_sha256: what the target is known by, see `train.identity`.
     """
 
     def __init__(
-        self, target: FrozenTarget, examples: Sequence[Example], folder: Path | None, key: str
+        self,
+        target: FrozenTarget,
+        examples: Sequence[Example],
+        folder: Path | None,
+        target_sha256: str,
     ) -> None:
         self._target = target
         self._examples = examples
@@ -127,29 +139,32 @@ class StateCache:
         self._starts = [0]
         for example in examples:
             self._starts.append(self._starts[-1] + len(example))
-        self._open(folder, key)
+        self._open(folder, target_sha256)
 
-    def _open(self, folder: Path, key: str) -> None:
+    def _open(self, folder: Path, target_sha256: str) -> None:
         dtype = self._target.embed_weight.dtype
-        made_as = f"{key} {self._target.layer_ids} {self._target.hidden_size} {dtype}"
-        digest = hashlib.sha256(made_as.encode())
-        for example in self._examples:
-            digest.update(repr(example.token_ids).encode())
         folder.mkdir(parents=True, exist_ok=True)
-        key_path, paths = folder / "key.json", [folder / "states.bin", folder / "filled.bin"]
-        content = json.dumps({"sha256": digest.hexdigest()})
-        if not key_path.exists() or key_path.read_text(encoding="utf-8") != content:
-            for path in (key_path, *paths):
-                path.unlink(missing_ok=True)
+        states, filled = folder / "states.bin", folder / "filled.bin"
+        made_as = f"{target_sha256} {self._target.layer_ids} {self._target.hidden_size} {dtype}"
+        key = _key(made_as, self._examples)
+        kept = _read_key(folder)
+        if kept != key:
+            if filled.exists() and kept != _key(made_as, self._examples[: kept["num_examples"]]):
+                logger.warning("%s holds features of something else; they are made anew", folder)
+                # The flags first: without them nothing counts as there.
+                filled.unlink()
+                states.unlink(missing_ok=True)
             with full_disk_refused(folder):
-                reserve_disk(paths[0], self._starts[-1] * self._width * dtype.itemsize)
-                key_path.write_text(content, encoding="utf-8")
-        # Fresh flags read as zero.
+                reserve_disk(states, self._starts[-1] * self._width * dtype.itemsize)
+                # torch spoils the first byte of a file that it lengthens; new flags read as zero.
+                filled.touch()
+                os.truncate(filled, len(self._examples))
+                write_whole(folder / KEY, json.dumps(key))
         size = self._starts[-1] * self._width
-        flat = torch.from_file(str(paths[0]), shared=True, size=size, dtype=dtype)
+        flat = torch.from_file(str(states), shared=True, size=size, dtype=dtype)
         self._states = flat.view(-1, self._width)
         self._filled = torch.from_file(
-            str(paths[1]), shared=True, size=len(self._examples), dtype=torch.uint8
+            str(filled), shared=True, size=len(self._examples), dtype=torch.uint8
         )
 
     def get(self, rows: Sequence[Row], batch: Batch) -> Tensor:
@@ -208,3 +223,16 @@ class StateCache:
 
     def _length(self, index: int) -> int:
         return len(self._examples[index])
+
+
+def _key(made_as: str, examples: Sequence[Example]) -> dict[str, Any]:
+    """What a folder's states are of, and how they were made."""
+    return {"num_examples": len(examples), "made_as": made_as, "sha256": texts_sha256(examples)}
+
+
+def _read_key(folder: Path) -> dict[str, Any]:
+    """The folder's own key; one that no states have, if it cannot be read."""
+    try:
+        return {"num_examples": 0, **json.loads((folder / KEY).read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError):
+        return {"num_examples": 0}

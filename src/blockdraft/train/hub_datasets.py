@@ -1,5 +1,6 @@
 """Rows of a data set of the Hugging Face hub. Needs the package datasets."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,28 +9,36 @@ import datasets
 
 from blockdraft.core.errors import ConfigError
 
+_COLON = re.compile(r":(?![^\[]*\])")
+"""But for those of a slice, "train[:1000]"."""
+
 
 def read_dataset(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of "name" or "name:split", "train" unless given.
+    """Yield the rows of "name", "name:split" or "name:config:split", without what is None in them.
 
-    A folder is read where it lies: one that `save_to_disk` wrote, or one of data files.
+    The split is "train" unless given, and may be a slice of one. A folder is read where it lies:
+    one that `save_to_disk` wrote, or one of data files.
 
     Raises:
         ConfigError: it cannot be loaded, or has no such split.
     """
-    path, _, split = name.partition(":")
+    path, *rest = _COLON.split(name)
+    if len(rest) > 2:
+        raise ConfigError(f"data set {name!r} has too many parts; give NAME:CONFIG:SPLIT")
+    split, config = (rest[-1] if rest else "") or "train", rest[0] if len(rest) == 2 else None
     try:
         if (Path(path) / "state.json").is_file() or (Path(path) / "dataset_dict.json").is_file():
             loaded = datasets.load_from_disk(path)
             if isinstance(loaded, datasets.DatasetDict):
-                loaded = loaded[split or "train"]
+                loaded = loaded[split]
         else:
-            loaded = datasets.load_dataset(path, split=split or "train")
+            loaded = datasets.load_dataset(path, config, split=split)
     # The library raises any type, from its own to those of its HTTP library.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
-            f"cannot load the data set {name!r}: {reason}; check name and network, or give a folder"
+            f"cannot load the data set {name!r}: {reason}; check NAME:CONFIG:SPLIT "
+            "and network, or give a folder"
         ) from error
     for row in loaded:
-        yield dict(row)
+        yield {key: value for key, value in row.items() if value is not None}

@@ -25,19 +25,19 @@ from blockdraft.models.supported import decoder_layers
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.dataset import Example
-from blockdraft.train.drafter import check_copy, with_block_size
+from blockdraft.train.drafter import check_copy
 from blockdraft.train.parallel import check_sharing, launched
 from blockdraft.train.prepare import (
     BYTES_PER_PARAMETER,
     check_disk,
     check_ids,
-    check_start,
     check_target,
     limit_vocabulary,
     load_drafter,
     shape_of,
+    start_shape,
 )
-from blockdraft.train.run_log import event_log_class
+from blockdraft.train.run_folder import event_log_class
 from blockdraft.train.run_state import provenance
 from blockdraft.train.sharing import check_rows
 from blockdraft.train.texts import Texts, count_texts
@@ -196,9 +196,8 @@ def planned_shape(
     """The drafter's shape; the target may be without weights."""
     if config.init_from is None:
         return shape_of(config, target, examples)
-    shape = with_block_size(DraftConfig.from_dict(read_config(config.init_from)), config.block_size)
-    check_start(target, shape, examples)
-    return shape
+    found = DraftConfig.from_dict(read_config(config.init_from))
+    return start_shape(config, found, target, examples)
 
 
 def _step_flops(

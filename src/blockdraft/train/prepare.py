@@ -28,6 +28,9 @@ from blockdraft.train.support import check_plain_head
 
 logger = logging.getLogger(__name__)
 
+NUM_LAYERS, NUM_FEATURES = 5, 5
+"""Of a new drafter, unless the settings say otherwise: those of the paper (arXiv 2602.06036)."""
+
 BYTES_PER_PARAMETER = 16
 """On disk in a state: masters, averages and at most two moments, in float32."""
 
@@ -115,19 +118,39 @@ def shape_of(
         )
     return draft_config_for(
         target.config,
-        num_layers=config.num_layers,
+        num_layers=config.num_layers or NUM_LAYERS,
         block_size=config.block_size,
-        num_features=config.num_features,
+        num_features=config.num_features or NUM_FEATURES,
         mask_token_id=mask_token_id,
     )
 
 
-def check_start(target: PreTrainedModel, shape: DraftConfig, examples: Sequence[Example]) -> None:
-    """Check a drafter to continue from, and warn of a mask token that the texts use.
+def start_shape(
+    config: TrainConfig, found: DraftConfig, target: PreTrainedModel, examples: Sequence[Example]
+) -> DraftConfig:
+    """The shape of a drafter to continue from; warns of a mask token that the texts use.
+
+    Args:
+        config: of the run.
+        found: the shape of `init_from`.
+        target: may be without weights.
+        examples: all of the run.
 
     Raises:
+        ConfigError: the settings ask for another shape.
         ModelError: drafter and target do not fit each other.
     """
+    for name, own in (
+        ("num_layers", found.num_hidden_layers),
+        ("num_features", found.num_features),
+        ("mask_token_id", found.mask_token_id),
+    ):
+        if getattr(config, name) not in (None, own):
+            raise ConfigError(
+                f"{name} is {getattr(config, name)}, and the drafter of init_from, "
+                f"{config.init_from}, has {own}; leave one of the two out"
+            )
+    shape = with_block_size(found, config.block_size)
     check_pair(target, shape)
     if used := count_answer_tokens(examples)[shape.mask_token_id]:
         logger.warning(
@@ -135,6 +158,7 @@ def check_start(target: PreTrainedModel, shape: DraftConfig, examples: Sequence[
             "like a word; a new drafter would take another token",
             *(shape.mask_token_id, used),
         )
+    return shape
 
 
 def load_drafter(
@@ -151,8 +175,7 @@ def load_drafter(
     dtype = resolve_dtype(config.dtype, config.device)
     if config.init_from is not None:
         model = DraftModel.from_pretrained(config.init_from, dtype, config.device)
-        model.config = with_block_size(model.config, config.block_size)
-        check_start(target, model.config, examples)
+        model.config = start_shape(config, model.config, target, examples)
         return model
     shape = shape_of(config, target, examples)
     torch.manual_seed(config.seed)
@@ -163,7 +186,8 @@ def load_drafter(
 
 
 def limit_vocabulary(model: DraftModel, config: TrainConfig, examples: Sequence[Example]) -> None:
-    """Let the drafter guess the most frequent answer tokens only, if that is asked for."""
+    """Let the drafter guess the most frequent answer tokens only, or all if 0 are asked for."""
+    model.draft_vocabulary = None
     if config.draft_vocabulary:
         most_common = count_answer_tokens(examples).most_common(config.draft_vocabulary)
         model.draft_vocabulary = [token for token, _ in most_common]

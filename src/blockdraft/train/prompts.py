@@ -1,15 +1,14 @@
-"""Prompts to train on: read from files, and written by the target itself.
+"""Prompts to train on, and their tokens.
 
 A prompt is what a user says, in one turn or in several. A row of a file holds, beside an optional
 `id`, one of: `messages` or `conversations` (a chat, whose answers are dropped because the target
-gives its own), `turns`, `prompt`, or `text` (plain text, whose beginning is continued).
-Self-written prompts follow Magpie (arXiv 2406.08464): an instruct model that is given only its
-template's opening of a user turn writes a user turn. A few words of that turn steer it to a kind of
-task.
+gives its own), `turns`, `prompt`, a question as data sets name it (`question`, `instruction` with
+its `input` if there is one, `problem`, `query`), or `text` (plain text, whose beginning is
+continued). The first of these counts.
 """
 
+import hashlib
 import itertools
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,49 +19,17 @@ from transformers import PreTrainedTokenizerBase
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.jsonl import bad_row, prompt_text, read_jsonl, set_name
-from blockdraft.text.kinds import loops
 from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
-from blockdraft.train.answers import Job, Writer
 
-OPENINGS: Mapping[str, Sequence[str]] = {
-    "self_chat": ("", "How", "What", "Why", "Explain", "Describe", "Give me", "Can you", "List"),
-    "self_write": (
-        "Compose",
-        "Write a",
-        "Imagine you are",
-        "Draft an email",
-        "Create a",
-        "Pretend",
-    ),
-    "self_code": (
-        "Write a Python function",
-        "Write a function to",
-        "Write a program",
-        "Implement",
-        "Write a python function to find",
-        "Write a function to check",
-        "Fix the bug in this code:\n```python\n",
-        "How do I",
-    ),
-    "self_rewrite": (
-        "Rewrite the following",
-        "Summarize the following paragraph:",
-        "Edit the following",
-        "Extract",
-        "Paraphrase",
-        "Make this email",
-        "Convert",
-        "Classify",
-    ),
-}
 BOXED_LINE = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-MIN_PROMPT_CHARS = 12
 SELF_WRITTEN_TOKENS = 96
 """Most tokens that the target adds to the words of a self-written prompt."""
 
 
 CONTINUED_TOKENS = 48
 """Tokens of a plain text that stand as its prompt; at most half of the text."""
+
+_QUESTIONS = ("question", "instruction", "problem", "query")
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
 """The other common names of who speaks."""
@@ -116,13 +83,23 @@ def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, num
     if chat := row.get("messages") or row.get("conversations"):
         system, turns = _turns_of_chat(chat, path, number)
         return Prompt(id=id_, set=name, text=turns[0], later=turns[1:], system=system)
-    if "text" in row and not {"turns", "prompt"} & row.keys():
+    asked = [key for key in _QUESTIONS if row.get(key) is not None]
+    if asked and not {"turns", "prompt"} & row.keys():
+        row = {"prompt": _question(row, asked[0])}
+    elif "text" in row and not {"turns", "prompt"} & row.keys():
         if not isinstance(row["text"], str) or not row["text"].strip():
             raise bad_row(path, number, "its text is empty", "give some text, or delete that line")
         return Prompt(id=id_, set=name, text=row["text"], is_plain=True)
     later = row["turns"][1:] if isinstance(row.get("turns"), list) else ()
     later = tuple(turn for turn in later if isinstance(turn, str) and turn.strip())
     return Prompt(id=id_, set=name, text=prompt_text(row, path, number), later=later)
+
+
+def _question(row: Mapping[str, Any], key: str) -> Any:
+    """The column `key`, behind an instruction what it is about."""
+    about = row.get("input") if key == "instruction" else None
+    has_more = isinstance(row[key], str) and isinstance(about, str) and about.strip()
+    return f"{row[key]}\n\n{about}" if has_more else row[key]
 
 
 def _turns_of_chat(chat: Any, path: Path, number: int) -> tuple[str | None, tuple[str, ...]]:
@@ -134,12 +111,14 @@ def _turns_of_chat(chat: Any, path: Path, number: int) -> tuple[str | None, tupl
             raise bad_row(path, number, "its messages are no list of objects", remedy)
         role, text = message.get("role", message.get("from")), message.get("content")
         text = message.get("value") if text is None else text
+        role = _ROLES.get(str(role), str(role))
+        if role not in ("system", "user"):
+            continue  # an answer, which may be calls of tools and no text
         if not isinstance(text, str):
             raise bad_row(path, number, "a message has no text", remedy)
-        role = _ROLES.get(str(role), str(role))
         if role == "system":
             system = text
-        elif role == "user" and text.strip():
+        elif text.strip():
             turns.append(text)
     if not turns:
         raise bad_row(path, number, "no message is a user's", remedy)
@@ -148,14 +127,32 @@ def _turns_of_chat(chat: Any, path: Path, number: int) -> tuple[str | None, tupl
 
 def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
     """The first of those that say the same but for case and white space."""
-    seen: set[tuple[str, ...]] = set()
-    kept = []
+    kept: dict[object, Prompt] = {}
     for prompt in prompts:
-        key = tuple(" ".join(turn.casefold().split()) for turn in prompt.turns)
-        if key not in seen:
-            seen.add(key)
-            kept.append(prompt)
-    return kept
+        kept.setdefault(_said(prompt), prompt)
+    return list(kept.values())
+
+
+def with_own_ids(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The prompts, of which no two that say something else have the same id.
+
+    The first one keeps it; the others add a hash of what they say, the same in every run.
+    """
+    owners: dict[str, object] = {}
+    named = []
+    for prompt in prompts:
+        said = _said(prompt)
+        if owners.setdefault(prompt.id, said) != said:
+            digest = hashlib.sha256(repr(said).encode()).hexdigest()[:12]
+            prompt = replace(prompt, id=f"{prompt.id}-{digest}")
+        named.append(prompt)
+    return named
+
+
+def _said(prompt: Prompt) -> object:
+    """What makes two prompts the same, but for case and white space."""
+    texts = ("" if prompt.system is None else prompt.system, *prompt.turns)
+    return prompt.is_plain, tuple(" ".join(text.casefold().split()) for text in texts)
 
 
 def with_variants(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
@@ -271,33 +268,3 @@ def user_opening(tokenizer: PreTrainedTokenizerBase) -> str:
     if not found:
         raise ConfigError("the chat template rewrites user turns; give prompts from files instead")
     return head
-
-
-def write_prompts(
-    writer: Writer, tokenizer: PreTrainedTokenizerBase, number: int, seed: int
-) -> Iterator[Prompt]:
-    """Yield up to `number` distinct prompts that the target writes itself, kinds in turn."""
-    opening = user_opening(tokenizer)
-    kinds = [(kind, words) for kind, all_words in OPENINGS.items() for words in all_words]
-    random.Random(seed).shuffle(kinds)
-    jobs = (
-        Job(
-            id=f"{kind}-{seed}-{index}",
-            set=f"{kind}|{words}",
-            prompt_ids=tuple(tokenizer(opening + words, add_special_tokens=False)["input_ids"]),
-            max_tokens=SELF_WRITTEN_TOKENS,
-            temperature=0.9,
-        )
-        for index, (kind, words) in zip(range(number), itertools.cycle(kinds), strict=False)
-    )
-    seen: set[str] = set()
-    for answer in writer.write(jobs):
-        kind, _, words = answer.job.set.partition("|")
-        if answer.finish != "stop" or loops(answer.response_ids):
-            continue
-        text = words + tokenizer.decode(answer.response_ids[:-1], skip_special_tokens=True)
-        key = " ".join(text.lower().split())
-        if len(key) < MIN_PROMPT_CHARS or key in seen:
-            continue
-        seen.add(key)
-        yield Prompt(id=answer.job.id, set=kind, text=text.strip())

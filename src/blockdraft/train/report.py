@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blockdraft.core.files import write_whole
-from blockdraft.train.run_log import read_log, score
+from blockdraft.train.run_log import best_of, read_log
 
 PAGE = "index.html"
 MAX_POINTS = 400
@@ -51,7 +51,10 @@ def write_report(folder: Path) -> Path:
             ),
         ),
         ("Acceptance length in real decoding, by set", _by_set(evaluations, "true_tau")),
-        ("Speed-up over plain decoding, by set", _by_set(evaluations, "speedup")),
+        (
+            "Speed-up over plain decoding, median by set",
+            _by_set(evaluations, "speedup"),
+        ),
         ("Share of right guesses, by slot behind the anchor", _accuracy(evaluations)),
         ("Learning rate", {"lr": _curve(steps, "lr")}),
     ]
@@ -103,7 +106,7 @@ def _accuracy(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 def _table(evaluations: Sequence[Mapping[str, Any]]) -> str:
     """Offline and real tau of each evaluation, and the gap between the two."""
     heads = ("step", "minutes", "offline tau", "real tau", "gap", "speed-up")
-    best = max(map(score, evaluations), default=0.0)
+    best = best_of(evaluations) if evaluations else None
     lines = []
     for row in evaluations:
         offline, real = row["held_out"]["tau"], row["true_tau"].get("all")
@@ -113,7 +116,7 @@ def _table(evaluations: Sequence[Mapping[str, Any]]) -> str:
         else:
             speedup = row["speedup"].get("all", 0.0)
             cells += [f"{real:.3f}", f"{real / offline - 1:+.1%}", f"{speedup:.2f}"]
-        mark = " *" if score(row) == best else ""
+        mark = " *" if row is best else ""
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + f"<td>{mark}</td>")
     head = "".join(f"<th>{text}</th>" for text in heads)
     return f"<table><tr>{head}<th></th></tr>{''.join(lines)}</table><p>* kept as the best</p>"

@@ -1,17 +1,12 @@
 """The log of a run: one JSON line a step and an evaluation, and what is read from it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import write_whole
 from blockdraft.core.jsonl import read_jsonl
-from blockdraft.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    from blockdraft.train.event_log import EventLog
 
 LOG = "log.jsonl"
 
@@ -39,31 +34,20 @@ def score(row: Mapping[str, Any]) -> float:
     return float(row["true_tau"].get("all", row["held_out"]["tau"]))
 
 
+def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The evaluation to keep, of those that measured the same as the last one; of equals the first.
+
+    Where few prompts are decoded the true tau is often the same: then the offline one decides, and
+    at last the loss.
+    """
+    comparable = [row for row in rows if row.get("measured_on") == rows[-1].get("measured_on")]
+    return max(
+        comparable, key=lambda row: (score(row), row["held_out"]["tau"], -row["held_out"]["loss"])
+    )
+
+
 def forget_after(folder: Path, step: int) -> None:
     """Drop the rows of steps after `step`, which a run that goes on from it makes again."""
     rows = [row for row in read_log(folder) if row["step"] <= step]
     if (folder / LOG).exists():
         write_whole(folder / LOG, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def open_event_log(config: TrainConfig, step: int) -> "EventLog | None":
-    """TensorBoard's log of a run, if it is wanted, see `event_log_class`."""
-    kind = event_log_class(config)
-    return None if kind is None else kind(config.out, step)
-
-
-def event_log_class(config: TrainConfig) -> "type[EventLog] | None":
-    """What writes TensorBoard's log, if it is wanted.
-
-    Raises:
-        ConfigError: tensorboard is not installed.
-    """
-    if not config.tensorboard:
-        return None
-    try:
-        from blockdraft.train.event_log import EventLog
-    except ImportError as error:
-        raise ConfigError(
-            "tensorboard=true needs the package tensorboard; pip install tensorboard"
-        ) from error
-    return EventLog

@@ -20,31 +20,36 @@ longer ticks on the way."""
 
 _STATE_KEYS = {
     *("config", "optimizer", "generator", "step", "epoch", "next_batch", "num_sequences"),
-    *("num_examples", "seconds"),
+    *("num_tokens", "texts", "seconds", "evaluated"),
 }
 
 _FREE = {
     *("max_minutes", "max_steps", "threads", "tensorboard"),
     *("eval_minutes", "eval_steps", "save_minutes", "save_steps"),
-    *("tau_prompts", "tau_limit", "tau_max_tokens"),
+    *("eval_sequences", "tau_prompts", "tau_limit", "tau_max_tokens"),
     *("shard_target", "shard_drafter", "device_map"),
+    *("target", "data", "out", "feature_cache"),
 }
-"""How long to train and what to look at may change between the parts of a run; what is trained may
-not."""
+"""How long to train, on how many texts, and what to look at may change between the parts of a run,
+and folders may move; what is trained may not: see `_TRAINED`."""
+
+_TRAINED = {
+    "target_sha256": "a target of other weights",
+    "drafter": "a drafter of another shape, or with another mask token",
+}
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Interval:
     """What is done again when minutes or steps have passed; times are (seconds, step)."""
 
     minutes: float
     steps: int | None
-    last: tuple[float, int]
 
-    def is_due(self, now: tuple[float, int]) -> bool:
+    def is_due(self, last: tuple[float, int], now: tuple[float, int]) -> bool:
         """True if it is time again."""
-        by_steps = self.steps is not None and now[1] - self.last[1] >= self.steps
-        return by_steps or now[0] - self.last[0] > 60 * self.minutes
+        by_steps = self.steps is not None and now[1] - last[1] >= self.steps
+        return by_steps or now[0] - last[0] > 60 * self.minutes
 
 
 class RunClock:
@@ -90,8 +95,15 @@ def saved_step(path: Path) -> int | None:
     return int(torch.load(path, weights_only=True, map_location="cpu", mmap=True)["step"])
 
 
-def load_state(path: Path, config: TrainConfig) -> dict[str, Any] | None:
+def load_state(
+    path: Path, config: TrainConfig, trained: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """The state that an earlier run left, or None.
+
+    Args:
+        path: of the state.
+        config: of the run that is to go on.
+        trained: what it trains, under the names of `_TRAINED`.
 
     Raises:
         ConfigError: it is damaged, or the state of a run with other settings.
@@ -101,7 +113,7 @@ def load_state(path: Path, config: TrainConfig) -> dict[str, Any] | None:
     remedy = "delete it to begin anew, or give a new folder"
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        missing = _STATE_KEYS - state.keys()
+        missing = (_STATE_KEYS | _TRAINED.keys()) - state.keys()
     # torch raises any type for a damaged file, and advises to trust it.
     except Exception as error:
         raise ConfigError(f"{path} is damaged ({type(error).__name__}); {remedy}") from error
@@ -114,6 +126,9 @@ def load_state(path: Path, config: TrainConfig) -> dict[str, Any] | None:
         raise ConfigError(
             f"{path} is of a run with another {', '.join(changed)}; give a new folder, or delete it"
         )
+    for name, what in _TRAINED.items():
+        if state[name] != plain(trained[name]):
+            raise ConfigError(f"{path} is of a run with {what}; give a new folder, or delete it")
     return state
 
 

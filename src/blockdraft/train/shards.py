@@ -17,9 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.files import check_output_folder, full_disk_refused, write_whole
+from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused, write_whole
 from blockdraft.core.jsonl import read_jsonl
 from blockdraft.text.kinds import loops
+from blockdraft.train.answer_file import last_rows
 
 ANSWERS, MANIFEST = "answers.jsonl", "manifest.json"
 
@@ -37,9 +38,13 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
         ConfigError: something is missing or damaged.
     """
     if path.is_dir():
-        names = [shard["name"] for shard in _shards(path)] or [ANSWERS]
-        for name in names:
-            yield from read_rows(path / name)
+        manifest = read_manifest(path)
+        for shard in (manifest or {}).get("shards", []):
+            yield from read_rows(path / shard["name"])
+        if manifest is None:
+            yield from read_rows(path / ANSWERS)
+        elif "shards" not in manifest:
+            yield from last_rows(path / ANSWERS)
     elif path.suffix == ".safetensors":
         yield from enumerate(_read_shard(path), 1)
     else:
@@ -145,21 +150,34 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     write_whole(folder / MANIFEST, json.dumps(dict(manifest), indent=1) + "\n")
 
 
-def _shards(folder: Path) -> list[dict[str, Any]]:
-    manifest = read_manifest(folder)
-    return [] if manifest is None else list(manifest.get("shards", []))
-
-
-def join_data(sources: Sequence[Path], output: Path, *, rows_per_shard: int) -> Path:
+def join_data(
+    sources: Sequence[Path], output: Path, *, rows_per_shard: int, drop_truncated: bool = False
+) -> Path:
     """Join folders of answers that were made apart, such as on several machines.
 
     An answer (prompt, temperature, sample) that several hold is taken from the first.
 
     Raises:
-        ConfigError: a folder has no manifest, the answers are of different targets or templates, or
-            answers were written into `output`.
+        ConfigError: a folder has no manifest, the answers are of different targets or templates,
+            answers were written into `output`, or none is left.
     """
     check_output_folder(output)
+    with folder_lock(output), full_disk_refused(output):
+        manifest = _joined_manifest(sources, output)
+        rows = _without_repeats(sources)
+        written = write_shards(
+            output, rows, rows_per_shard=rows_per_shard, drop_truncated=drop_truncated
+        )
+        if not written["shards"]:
+            raise ConfigError(
+                f"no answer is left to join ({written['counts']}); give other folders"
+            )
+        write_manifest(output, manifest | written)
+    return output
+
+
+def _joined_manifest(sources: Sequence[Path], output: Path) -> dict[str, Any]:
+    """Of all runs, with the target and template that they share."""
     if output.resolve() in {source.resolve() for source in sources}:
         raise ConfigError(f"{output} is one of the folders to join; give another --output")
     if (output / ANSWERS).exists():
@@ -178,12 +196,7 @@ def join_data(sources: Sequence[Path], output: Path, *, rows_per_shard: int) -> 
                 f"{sources[0]} and {sources[other]} were made with a different {name}; join only "
                 "answers of one target and one chat template"
             )
-    output.mkdir(parents=True, exist_ok=True)
-    rows, runs = _without_repeats(sources), [run for one in manifests for run in one["runs"]]
-    with full_disk_refused(output):
-        written = write_shards(output, rows, rows_per_shard=rows_per_shard, drop_truncated=False)
-        write_manifest(output, manifests[0] | written | {"runs": runs})
-    return output
+    return manifests[0] | {"runs": [run for one in manifests for run in one["runs"]]}
 
 
 def _without_repeats(sources: Sequence[Path]) -> Iterator[Row]:

@@ -5,13 +5,14 @@ import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from blockdraft.core.files import full_disk_refused
+from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.blocks import sample_anchors
@@ -24,20 +25,15 @@ from blockdraft.train.dataset import (
 )
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.identity import target_sha256, texts_sha256
 from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected
 from blockdraft.train.parallel import Processes
 from blockdraft.train.plan import check_run
 from blockdraft.train.prepare import limit_vocabulary, load_drafter
-from blockdraft.train.report import write_report
-from blockdraft.train.run_log import (
-    append_log,
-    evaluations,
-    forget_after,
-    open_event_log,
-    score,
-)
+from blockdraft.train.run_folder import BEST, RunFolder
+from blockdraft.train.run_log import best_of, evaluations
 from blockdraft.train.run_state import Interval, RunClock, load_state, provenance, save_state
 from blockdraft.train.sharing import whole_drafter, whole_tensors
 from blockdraft.train.step import Part, StepStats, accumulate_gradients, num_possible_slots
@@ -45,8 +41,7 @@ from blockdraft.train.true_tau import real_decoding
 
 logger = logging.getLogger(__name__)
 
-BEST, LAST, STATE = "drafter", "last", "state.pt"
-"""Files of a run's folder."""
+STATE = "state.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +49,7 @@ class TrainResult:
     """How a run ended.
 
     drafter: folder of the best drafter. evaluations: rows of the log, from before the first step to
-    the end; best: one of these.
+    the end; best: one of these, see `best_of`.
     """
 
     drafter: Path
@@ -67,16 +62,18 @@ def train(config: TrainConfig) -> TrainResult:
     """Train a drafter, or continue a run whose state lies in `config.out`.
 
     Raises:
-        ConfigError: settings or data are not usable, or the disk is full.
+        ConfigError: settings or data are not usable, `config.out` is in use, or the disk is full.
         ModelError: target or drafter cannot be loaded, or do not fit each other.
     """
+    check_output_folder(config.out)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     config = dataclasses.replace(config, device=resolve_device(config.device))
     processes = Processes(config.device)
+    alone = folder_lock(config.out) if processes.is_main else nullcontext()
     try:
         # A drafter that is shared out silences a warning of torch, for this run only.
-        with full_disk_refused(config.out), warnings.catch_warnings():
+        with alone, full_disk_refused(config.out), warnings.catch_warnings():
             return _Run(config, processes).run()
     finally:
         processes.close()
@@ -100,6 +97,11 @@ class _Run:
         self.loaded = loaded
         self.model = load_drafter(config, loaded, [*self.examples, *held_out]).train()
         self.num_parameters = sum(p.numel() for p in self.model.parameters())
+        self.trained: dict[str, Any] = {
+            "target_sha256": target_sha256(config.target),
+            "drafter": self.model.config.to_dict(),
+        }
+        self.texts = texts_sha256(self.examples)
         if config.shard_drafter:
             held = processes.share_drafter(self.model, config)
             logger.info("of the drafter's parameters this process holds %d", held)
@@ -119,47 +121,48 @@ class _Run:
         self.generator = torch.Generator().manual_seed(config.seed)
         self.step = self.epoch = self.next_batch = self.num_sequences = self.num_tokens = 0
         self._batches: tuple[int, list[list[Row]]] | None = None
-        self._resume()
+        is_new = self._resume()
         self.num_held_out = len(held_out)
-        self.events = None
         if processes.is_main or config.shard_target:
             self.held_out = HeldOut(self.target, held_out, config.eval_sequences)
         if processes.is_main:
-            self.events = open_event_log(config, self.step)
+            self.folder = RunFolder(config, None if is_new else self.step)
             self.target_facts = describe_target(config, loaded.dtype)
             self.real_decoding = real_decoding(config, loaded, held_out)
-        self.clock = RunClock(self._seconds_before)
         self.progress = 0.0
 
     def _open_states(self) -> None:
         if not self.processes.is_main:
             self.processes.wait()  # The first process makes the files.
         self.states = StateCache(
-            self.target, self.examples, self.config.feature_cache, str(self.config.target)
+            self.target, self.examples, self.config.feature_cache, self.trained["target_sha256"]
         )
         if self.processes.is_main:
             self.processes.wait()
 
-    def _resume(self) -> None:
-        state = load_state(self.config.out / STATE, self.config)
-        self._seconds_before = 0.0
-        if self.processes.is_main:
-            forget_after(self.config.out, -1 if state is None else state["step"])
+    def _resume(self) -> bool:
+        """Take up the state that an earlier run left; True if there is none."""
+        state = load_state(self.config.out / STATE, self.config, self.trained)
+        self.clock = RunClock(0.0 if state is None else state["seconds"])
+        self.saved = self.evaluated = self._now()
         if state is None:
-            return
+            return True
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
         self.step, self.epoch = state["step"], state["epoch"]
         self.next_batch, self.num_sequences = state["next_batch"], state["num_sequences"]
-        self.num_tokens = state.get("num_tokens", 0)  # older states do not count them
-        if state["num_examples"] != len(self.examples):
-            # Files that grew give another order: begin a new pass rather than mix two.
+        self.num_tokens = state["num_tokens"]
+        if state["texts"] != self.texts:
+            # Other texts have another order: begin a new pass rather than mix two.
             self.epoch, self.next_batch = self.epoch + 1, 0
-        self._seconds_before = state["seconds"]
-        logger.info("continuing at step %d after %.1f min", self.step, self._seconds_before / 60)
+            logger.info("the texts are others than before: a new pass begins")
+        self.saved, self.evaluated = self._now(), tuple(state["evaluated"])
+        logger.info("continuing at step %d after %.1f min", self.step, self.clock.seconds / 60)
+        return False
 
     def _save(self) -> None:
         optimizer = whole_tensors(self.optimizer.state_dict(), self.processes.is_main)
+        self.saved = self._now()
         if not self.processes.is_main:
             return
         state = {
@@ -171,10 +174,11 @@ class _Run:
             "next_batch": self.next_batch,
             "num_sequences": self.num_sequences,
             "num_tokens": self.num_tokens,
-            "num_examples": len(self.examples),
+            "texts": self.texts,
             "seconds": self.clock.tick(),
+            "evaluated": self.evaluated,
         }
-        save_state(self.config.out / STATE, state)
+        save_state(self.config.out / STATE, state | self.trained)
 
     def _now(self) -> tuple[float, int]:
         return self.clock.tick(), self.step
@@ -198,22 +202,21 @@ class _Run:
         )
         if self.step == 0:
             self._evaluate()
-        evaluation = Interval(self.config.eval_minutes, self.config.eval_steps, self._now())
-        saving = Interval(self.config.save_minutes, self.config.save_steps, self._now())
+        evaluation = Interval(self.config.eval_minutes, self.config.eval_steps)
+        saving = Interval(self.config.save_minutes, self.config.save_steps)
         self._decide_progress()
         while self.progress < 1:
             self._next_step()
             self._decide_progress()
             # One process decides for all: their clocks differ.
             now, is_late = self._now(), self.progress >= 0.95
-            wants = (evaluation.is_due(now) and not is_late, saving.is_due(now))
+            is_due = evaluation.is_due(self.evaluated, now) and not is_late
+            wants = is_due, saving.is_due(self.saved, now)
             evaluates, saves = self.processes.decided(wants)
             if evaluates:
                 self._evaluate()
-                evaluation.last = self._now()
-            if saves:
+            elif saves:
                 self._save()
-                saving.last = self._now()
         self._save()
         self._evaluate()
         self._expect()
@@ -222,7 +225,7 @@ class _Run:
             drafter=self.config.out / BEST,
             num_steps=self.step,
             evaluations=rows,
-            best=max(rows, key=score),
+            best=best_of(rows),
         )
 
     def _next_step(self) -> None:
@@ -310,7 +313,7 @@ class _Run:
             "slots_per_second": round(stats.num_slots / seconds),
             "sequences_per_second": round(num_sequences / seconds, 2),
         }
-        self._log(row)
+        self.folder.log(row)
         logger.info(
             "step %d (epoch %d, %.1f min): nll %.3f distill %.3f lr %.2g %.2f s %.1f seq/s",
             *(self.step, self.epoch, row["minutes"], stats.nll, stats.distill, lr, seconds),
@@ -318,7 +321,7 @@ class _Run:
         )
 
     def _evaluate(self) -> None:
-        """Measure the averaged weights, save them, and keep the best; the others wait.
+        """Measure the averaged weights, save them and the state, and keep the best; others wait.
 
         A step that has been measured is not measured again, when a finished run is started.
         """
@@ -330,9 +333,15 @@ class _Run:
             self.optimizer.use_averages()
             model = whole_drafter(self.model, self.processes.is_main).eval()
             if self.processes.is_main:
-                self._save_drafter(model, self._measure(model))
+                row = self._measure(model)
+                self.folder.add(model, row, self._facts(model))
             self.optimizer.use_masters()
             self.model.train()
+            self.evaluated = self._now()
+            if self.step:
+                self._save()
+            if self.processes.is_main:
+                self.folder.keep_best()
         self.processes.wait()
 
     def _expect(self) -> None:
@@ -352,6 +361,7 @@ class _Run:
             "held_out": dataclasses.asdict(metrics),
             "true_tau": dict(real.tau),
             "speedup": dict(real.speedup),
+            "measured_on": self.real_decoding.prompts_sha256 or self.held_out.texts_sha256,
         }
         by_set = " ".join(f"{name} {tau:.2f}" for name, tau in metrics.tau_by_set.items())
         logger.info("held out: tau %.3f, loss %.3f (%s)", metrics.tau, metrics.loss, by_set)
@@ -360,27 +370,13 @@ class _Run:
             logger.info("decoding: speed-up %.2f, tau %s", real.speedup.get("all", 0.0), true)
         return row
 
-    def _save_drafter(self, model: DraftModel, row: dict[str, Any]) -> None:
-        out = self.config.out
-        is_best = all(score(row) > score(earlier) for earlier in evaluations(out))
+    def _facts(self, model: DraftModel) -> dict[str, Any]:
+        """Where a drafter of this moment comes from."""
         data = {
             "train": len(self.examples),
             "held_out": self.num_held_out,
             "passes": self.num_sequences / len(self.examples),
         }
-        facts = provenance(
-            self.config,
-            target=self.target_facts,
-            drafter=model.config.to_dict(),
-            data=data,
-            result=row,
+        return provenance(
+            self.config, target=self.target_facts, drafter=model.config.to_dict(), data=data
         )
-        for name in (LAST, BEST) if is_best else (LAST,):
-            model.save_pretrained(out / name, facts)
-        self._log(row)
-        write_report(out)
-
-    def _log(self, row: dict[str, Any]) -> None:
-        append_log(self.config.out, row)
-        if self.events is not None:
-            self.events.add(row)

@@ -1,9 +1,11 @@
 """The truth while training: tau and speed-up of real decoding, by the engine that serves."""
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 
 from transformers import AutoTokenizer, PreTrainedModel
 
@@ -32,7 +34,8 @@ class TrueTau:
     """Both by set, and over "all" and "all without loops"; empty if nothing was decoded.
 
     tau: acceptance length. speedup: seconds of plain over seconds of drafted decoding of the same
-    tokens, from the first to the last, whole blocks drafted.
+    tokens, from the first to the last, whole blocks drafted; the median of the prompts, since a
+    machine at work has moments in which one of them takes ten times as long.
     """
 
     tau: Mapping[str, float]
@@ -42,8 +45,7 @@ class TrueTau:
 @dataclass
 class _Sums:
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
-    plain: float = 0.0
-    drafted: float = 0.0
+    speedups: list[float] = field(default_factory=list)
 
 
 class RealDecoding:
@@ -54,6 +56,8 @@ class RealDecoding:
         eos_ids: end an answer.
         prompts: to decode.
         max_tokens: decoded for each.
+
+    `prompts_sha256` tells what is decoded from other measurements; empty without prompts.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class RealDecoding:
         self._eos_ids = eos_ids
         self._prompts = prompts
         self._params = SamplingParams(max_tokens=max_tokens)
+        said = repr((prompts, max_tokens)).encode()
+        self.prompts_sha256 = hashlib.sha256(said).hexdigest() if prompts else ""
 
     def measure(self, drafter: DraftModel, tick: Callable[[], object]) -> TrueTau:
         """Decode with the drafter as it is.
@@ -84,13 +90,14 @@ class RealDecoding:
                 names = [name, "all"]
                 if not loops(drafted.sequence.output_ids):
                     names.append("all without loops")
+                seconds, plain_seconds = _decode_seconds(drafted), _decode_seconds(oracle)
                 for counted in names:
                     sums[counted].acceptance.add(drafted.acceptance)
-                    sums[counted].drafted += _decode_seconds(drafted)
-                    sums[counted].plain += _decode_seconds(oracle)
+                    if seconds:
+                        sums[counted].speedups.append(plain_seconds / seconds)
         return TrueTau(
             tau={name: s.acceptance.acceptance_length for name, s in sums.items()},
-            speedup={name: s.plain / s.drafted for name, s in sums.items() if s.drafted},
+            speedup={name: median(s.speedups) for name, s in sums.items() if s.speedups},
         )
 
     def _decode(

@@ -1,0 +1,66 @@
+"""The manifest of a folder of answers, which every run of `blockdraft data` adds itself to."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from blockdraft.core.environment import describe_environment
+from blockdraft.core.errors import ConfigError
+from blockdraft.train.data_config import DataConfig
+from blockdraft.train.identity import target_sha256, template_sha256
+from blockdraft.train.self_written import SELF_PROMPTS
+from blockdraft.train.shards import ANSWERS, read_manifest
+
+
+def earlier_runs(config: DataConfig) -> dict[str, Any]:
+    """The manifest of earlier runs in the same folder, empty if there were none.
+
+    Raises:
+        ConfigError: it is damaged or of joined answers, or the prompts that the target wrote then
+            are not those that are asked for now.
+    """
+    manifest = read_manifest(config.output)
+    if manifest is None:
+        return {}
+    if manifest.get("shards") and not (config.output / ANSWERS).exists():
+        raise ConfigError(
+            f"{config.output} holds joined answers; give another --output, and --join the two"
+        )
+    written = [
+        (run["config"]["num_self_written"], run["config"]["seed"])
+        for run in manifest["runs"]
+        if run["config"]["num_self_written"]
+    ]
+    exist = bool(written) and (config.output / SELF_PROMPTS).exists()
+    if exist and config.num_self_written and written[-1] != (config.num_self_written, config.seed):
+        number, seed = written[-1]
+        raise ConfigError(
+            f"{config.output} holds the prompts of --self-written {number} --seed {seed}, not of "
+            f"{config.num_self_written} and {config.seed}; give these, or another --output"
+        )
+    return manifest
+
+
+def with_run(
+    manifest: dict[str, Any],
+    config: DataConfig,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
+    """The manifest with an entry for this run.
+
+    Raises:
+        ConfigError: the answers in the folder are of another target or template.
+    """
+    hashes = {
+        "target": {"folder": folder.name, "sha256": target_sha256(folder)},
+        "template": {"sha256": template_sha256(tokenizer)},
+    }
+    for name, value in hashes.items():
+        if name in manifest and manifest[name]["sha256"] != value["sha256"]:
+            raise ConfigError(
+                f"{config.output} holds answers made with another {name}; give another --output"
+            )
+    run = {**describe_environment(), "config": config.to_dict()}
+    return manifest | hashes | {"runs": [*manifest.get("runs", []), run]}

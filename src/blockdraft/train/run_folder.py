@@ -1,0 +1,93 @@
+"""What a run leaves in its folder beside its state: a log, a page, the last and best drafter."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.models.checkpoint import PROVENANCE_NAME, read_provenance
+from blockdraft.models.draft import DraftModel
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.report import write_report
+from blockdraft.train.run_log import append_log, best_of, evaluations, forget_after
+
+if TYPE_CHECKING:
+    from blockdraft.train.event_log import EventLog
+
+BEST, LAST = "drafter", "last"
+
+
+class RunFolder:
+    """Written by the main process alone; `step` is where the run goes on, None for a new one.
+
+    An evaluation is one of these steps after another: `add` keeps its drafter as the last one and
+    logs it, the caller saves the state, and `keep_best` copies the drafter if it is the best. So
+    the best drafter is never one whose evaluation a killed run has forgotten.
+
+    Raises:
+        ConfigError: tensorboard is wanted and not installed.
+    """
+
+    def __init__(self, config: TrainConfig, step: int | None) -> None:
+        self._out = config.out
+        forget_after(config.out, -1 if step is None else step)
+        event_log = event_log_class(config)
+        self._events = None if event_log is None else event_log(config.out, step or 0)
+        if step is not None:
+            self._finish_keeping()
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Add a step or an evaluation."""
+        append_log(self._out, row)
+        if self._events is not None:
+            self._events.add(row)
+
+    def add(self, model: DraftModel, row: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Add an evaluation: `row` for the log, `facts` of where the drafter comes from."""
+        model.save_pretrained(self._out / LAST, {**facts, "result": row})
+        self.log(row)
+        write_report(self._out)
+
+    def keep_best(self) -> None:
+        """Keep the last drafter as the best one, if the last evaluation is the best."""
+        rows = evaluations(self._out)
+        if rows and best_of(rows) is rows[-1]:
+            _copy_drafter(self._out / LAST, self._out / BEST)
+
+    def _finish_keeping(self) -> None:
+        """Do what a run did not come to that was killed before `keep_best`."""
+        rows = evaluations(self._out)
+        last, best = (read_provenance(self._out / name).get("result") for name in (LAST, BEST))
+        if rows and last == rows[-1] and best != last:
+            self.keep_best()
+
+
+def _copy_drafter(source: Path, to: Path) -> None:
+    """Its provenance comes last, and tells a whole copy from one that was cut off."""
+    to.mkdir(exist_ok=True)
+    names = {path.name for path in source.iterdir()}
+    for path in to.iterdir():
+        if path.name not in names:
+            path.unlink()
+    for name in sorted(names, key=lambda name: name == PROVENANCE_NAME):
+        part = to / f"{name}.part"
+        shutil.copyfile(source / name, part)
+        part.replace(to / name)
+
+
+def event_log_class(config: TrainConfig) -> "type[EventLog] | None":
+    """What writes TensorBoard's log, if it is wanted.
+
+    Raises:
+        ConfigError: tensorboard is not installed.
+    """
+    if not config.tensorboard:
+        return None
+    try:
+        from blockdraft.train.event_log import EventLog
+    except ImportError as error:
+        raise ConfigError(
+            "tensorboard=true needs the package tensorboard; pip install tensorboard"
+        ) from error
+    return EventLog

@@ -1,0 +1,188 @@
+"""Runs of `blockdraft data` on one folder: what the second may do, and what neither leaves."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from blockdraft.cli.main import app
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import folder_lock
+from blockdraft.train.answers import AnswerWriter
+from blockdraft.train.data import generate_data
+from blockdraft.train.data_config import DataConfig
+from blockdraft.train.shards import read_manifest, read_rows, write_manifest
+from tests.tiny import CONTEXT, tiny_target_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_target_folder(tmp_path_factory.mktemp("resume"))
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def config(folder, tmp_path):
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(6)])
+    settings = {"output": tmp_path / "out", "target": str(folder), "prompts": (prompts,)}
+    return DataConfig(**settings, max_tokens=4, slots=4, dtype="float32", temperatures=(0.0,))
+
+
+def test_prompts_that_are_all_too_long_are_refused(config):
+    with pytest.raises(ConfigError, match=r"all of 6 prompts hold more than max_prompt_tokens 5"):
+        generate_data(replace(config, max_prompt_tokens=5))
+    assert not config.output.exists()
+
+
+def test_prompts_that_all_overlap_a_benchmark_are_refused(config):
+    with pytest.raises(ConfigError, match="no usable prompt is left"):
+        generate_data(replace(config, exclude=config.prompts))
+    assert not config.output.exists()
+
+
+def test_more_tokens_than_the_context_holds_are_refused(config):
+    # The two at their limits are as long as the context.
+    generate_data(replace(config, max_prompt_tokens=CONTEXT - 4))
+    longer = replace(config, max_prompt_tokens=CONTEXT - 3)
+    with pytest.raises(ConfigError, match=f"more than the {CONTEXT} tokens of the target's"):
+        generate_data(longer)
+
+
+def test_a_run_that_answers_nothing_is_refused(config, monkeypatch):
+    monkeypatch.setattr(AnswerWriter, "write", lambda self, jobs: iter(()))
+    with pytest.raises(ConfigError, match="none of 6 prompts was answered"):
+        generate_data(config)
+
+
+def test_answers_that_are_all_left_out_are_refused(config):
+    # The tiny target ends no answer by itself.
+    with pytest.raises(ConfigError, match=r"no answer in .* is fit to train on .*truncated 6"):
+        generate_data(replace(config, drop_truncated=True))
+    assert "shards" not in read_manifest(config.output)
+
+
+def test_answers_are_in_the_file_as_they_come(config):
+    seen = []
+
+    def count(progress):
+        lines = (config.output / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+        seen.append((len(lines), progress.num_answers))
+
+    generate_data(config, count)
+    assert seen == [(n, n) for n in range(1, 7)]
+
+
+def test_a_refused_run_is_not_in_the_manifest(config, tmp_path):
+    generate_data(config)
+    before = read_manifest(config.output)
+    (tmp_path / "other").mkdir()
+    other = write(tmp_path / "other" / "prompts.jsonl", [{"prompt": "else"}])
+    with pytest.raises(ConfigError, match="an answer to another prompt of the id 'prompts-0'"):
+        generate_data(replace(config, prompts=(other,)))
+    assert read_manifest(config.output) == before
+
+
+def test_more_tokens_answer_what_was_cut_off_anew(config):
+    generate_data(config)
+    generate_data(replace(config, max_tokens=9))
+    rows = [row for _, row in read_rows(config.output)]
+    assert [len(row["response_ids"]) for row in rows] == [9] * 6
+    assert read_manifest(config.output)["counts"]["answers"] == 6
+    path = config.output / "answers.jsonl"
+    size = path.stat().st_size
+    generate_data(config)
+    assert path.stat().st_size == size
+    assert [row for _, row in read_rows(config.output)] == rows
+    manifest = read_manifest(config.output)
+    del manifest["shards"]  # as while the run goes on
+    write_manifest(config.output, manifest)
+    unfinished = [row["response_ids"] for _, row in read_rows(config.output)]
+    assert unfinished == [row["response_ids"] for row in rows]
+
+
+def test_two_runs_on_one_folder_do_not_mix(config):
+    generate_data(config)
+    before = (config.output / "answers.jsonl").read_bytes()
+    program = "import sys, pathlib, blockdraft.core.files as files\n"
+    program += (
+        "with files.folder_lock(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(config.output)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another process is writing there"):
+            generate_data(replace(config, max_tokens=9))
+        other.communicate("\n")
+    assert (config.output / "answers.jsonl").read_bytes() == before
+    generate_data(replace(config, max_tokens=9))
+
+
+def test_a_lock_leaves_no_empty_folder(tmp_path):
+    with folder_lock(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b").is_dir()
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "mine").mkdir()
+    with folder_lock(tmp_path / "mine"):
+        pass
+    assert (tmp_path / "mine").is_dir()
+    with folder_lock(tmp_path / "full"):
+        (tmp_path / "full" / "file").touch()
+    assert (tmp_path / "full" / "file").exists()
+
+
+def joined(*arguments):
+    return CliRunner().invoke(app, ["data", *map(str, arguments)])
+
+
+def answers_in(path, finishes):
+    path.mkdir()
+    manifest = {"target": {"sha256": "a"}, "template": {"sha256": "b"}, "runs": []}
+    write_manifest(path, manifest)
+    row = {"set": "s", "temperature": 0.0, "sample": 0, "prompt_ids": [1]}
+    rows = [
+        row | {"id": f"{path.name}{n}", "response_ids": [*range(n, n + 9)], "finish": finish}
+        for n, finish in enumerate(finishes)
+    ]
+    write(path / "answers.jsonl", rows)
+    return path
+
+
+def test_joining_leaves_out_what_it_is_told_to(tmp_path):
+    one = answers_in(tmp_path / "a", ["stop", "length"])
+    two = answers_in(tmp_path / "b", ["length"])
+    for options, ids in (((), ["a0", "a1"]), (("--drop-truncated",), ["a0"])):
+        result = joined("--join", one, "--join", two, "--output", tmp_path / "out", *options)
+        assert result.exit_code == 0, result.output
+        assert [row["id"] for _, row in read_rows(tmp_path / "out")] == ids
+    result = joined("--join", two, "--output", tmp_path / "none", "--drop-truncated")
+    assert result.exit_code == 2
+    assert "no answer is left to join" in result.stderr
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(["--prompts", "x"], ["--dataset", "x"], ["--self-written", "3"], ["--exclude", "x"]),
+        *(["--limit", "3"], ["--thinking", "on"], ["--target", "x"], ["--temperature", "0.7"]),
+        *(["--samples", "1"], ["--max-tokens", "256"], ["--max-prompt-tokens", "9"]),
+        *(["--max-turns", "2"], ["--slots", "3"], ["--seed", "0"], ["--device", "cpu"]),
+    ],
+)
+def test_joining_takes_no_options_of_writing(tmp_path, option):
+    one = answers_in(tmp_path / "a", ["stop"])
+    result = joined("--join", one, "--output", tmp_path / "out", *option)
+    assert result.exit_code == 2
+    assert f"--join writes no answers; leave {option[0]} out" in result.stderr
+    assert not (tmp_path / "out").exists()
