@@ -114,10 +114,12 @@ def answer(tmp_path, prompts, *options):
 @pytest.mark.parametrize("drops", [False, True])
 def test_answers_without_an_end_are_dropped_if_asked(tmp_path, drops):
     tiny_target_folder(tmp_path)
-    rows = [{"prompt": f"say {n}"} for n in range(3)]
-    # The tiny target hardly ever ends an answer.
-    counts = read_manifest(answer(tmp_path, rows, *["--drop-truncated"] * drops))["counts"]
+    rows = [{"prompt": f"say {n}"} for n in range(40)]
+    # The tiny target seldom ends an answer.
+    options = ["--max-tokens", 40, *["--drop-truncated"] * drops]
+    counts = read_manifest(answer(tmp_path, rows, *options))["counts"]
     finishes = Counter(row["finish"] for _, row in read_jsonl(tmp_path / "out" / "answers.jsonl"))
+    assert finishes["stop"] > 0
     assert finishes["length"] > 0
     assert counts.get("truncated", 0) == (finishes["length"] if drops else 0)
 
