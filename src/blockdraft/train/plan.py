@@ -301,13 +301,13 @@ def write_untrained(config: TrainConfig, answers: DataConfig | None = None) -> P
     if config.init == "target":
         target = load_target_model(config.target, resolve_dtype(config.dtype, config.device))
     model = load_drafter(config, target, texts.examples)
-    if texts.num_expected:
+    if not texts.num_expected:
+        limit_vocabulary(model, config, texts.train)
+    elif config.mask_token_id is None or config.draft_vocabulary:
         logger.warning(
             "the answers are not written yet: they may change the mask token, and limit what the "
             "drafter guesses (draft_vocabulary)"
         )
-    else:
-        limit_vocabulary(model, config, texts.train)
     folder = config.out / "untrained"
     model.save_pretrained(folder, provenance(config, result="untrained"))
     return folder
