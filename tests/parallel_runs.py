@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from blockdraft.models.draft import DraftModel
 from blockdraft.train.config import TrainConfig
@@ -28,19 +27,21 @@ PATIENCE = 900.0
 """Seconds until processes that wait for each other are given up."""
 
 
+def free_port() -> str:
+    """A port on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
 def launch(config: TrainConfig, count: int, before: str = "") -> list[subprocess.Popen[str]]:
     """What `torchrun --nproc-per-node` does: one command, and the process's number outside it.
 
     before: Python that each process runs first.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    values = config.to_dict().items()
-    settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
     program = f"{before}\nfrom blockdraft.cli.main import main\nmain()"
-    command = [sys.executable, "-c", program, "train", "--json", *settings]
-    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-c", program, "train", "--json", *arguments(config)]
+    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     shared |= {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
@@ -52,6 +53,12 @@ def launch(config: TrainConfig, count: int, before: str = "") -> list[subprocess
         )
         for rank in range(count)
     ]
+
+
+def arguments(config: TrainConfig) -> list[str]:
+    """The settings of a run as a command line has them."""
+    values = config.to_dict().items()
+    return [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
 
 
 def outputs_of(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +12,15 @@ from blockdraft.models.loading import target_without_weights
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
-from tests.parallel_runs import WAYS, assert_same_run, launch, outputs_of
+from tests.parallel_runs import (
+    PATIENCE,
+    WAYS,
+    arguments,
+    assert_same_run,
+    free_port,
+    launch,
+    outputs_of,
+)
 from tests.train_runs import logged, small_config
 
 
@@ -34,6 +44,29 @@ def test_two_processes_give_the_losses_of_one(tmp_path, way, shared):
         layers = sum(p.numel() for p in decoder_layers(model).parameters())
         rest = sum(p.numel() for p in model.parameters()) - layers
         assert f"this process holds {layers // 2 + rest}" in outputs[0][1]
+
+
+LAUNCHERS = {
+    "torchrun": "torch.distributed.run --nproc-per-node 2 --master-port",
+    # Its own way for CPUs needs mpirun; what is for GPUs starts the processes as torchrun does.
+    "accelerate": "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 "
+    "--mixed_precision no --dynamo_backend no --main_process_port",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_both_launchers_start_one_run(tmp_path, launcher):
+    config = small_config(tmp_path, max_steps=4)
+    alone = train(config)
+    parted = dataclasses.replace(config, out=tmp_path / "parted")
+    start = [sys.executable, "-m", *LAUNCHERS[launcher].split(), free_port()]
+    command = [*start, "-m", "blockdraft.train", *arguments(parted)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "processes: 2" in ended.stderr
+    assert ended.stdout.split() == [str(parted.out / "drafter")]
+    assert_same_run(parted.out, alone.drafter.parent)
 
 
 @pytest.mark.parametrize("what", ["target", "drafter"])
