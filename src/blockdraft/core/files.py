@@ -38,7 +38,8 @@ def check_output_folder(folder: Path) -> None:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Keep other processes from writing to `folder`, which is made if need be.
 
-    Some network disks know no locks: a line in the log says so, and nothing is kept off. A folder that was made and in which nothing was left is removed at the end.
+    Some network disks know no locks: a line in the log says so, and nothing is kept off. A folder
+    that was made and in which nothing was left is removed at the end.
 
     Raises:
         ConfigError: another process holds it.

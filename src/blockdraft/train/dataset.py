@@ -136,7 +136,7 @@ def split_held_out(
 
 
 def _first_names(examples: Iterable[Example]) -> dict[str, str]:
-    """For each id without its variant: the first one that has the same prompt, or through others."""
+    """Of each id without its variant the first one with the same prompt, directly or by others."""
     places: dict[str, int] = {}
     owners: dict[tuple[int, ...], int] = {}
     earlier: list[int] = []
