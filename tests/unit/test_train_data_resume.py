@@ -1,5 +1,8 @@
 """Runs of `blockdraft data` on one folder: what the second may do, and what neither leaves."""
 
+import errno
+import fcntl
+import itertools
 import json
 import subprocess
 import sys
@@ -15,6 +18,7 @@ from blockdraft.train.answers import AnswerWriter
 from blockdraft.train.data import generate_data
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.shards import read_manifest, read_rows, write_manifest
+from blockdraft.train.texts import are_written
 from tests.tiny import CONTEXT, tiny_target_folder
 
 
@@ -107,6 +111,29 @@ def test_more_tokens_answer_what_was_cut_off_anew(config):
     assert unfinished == [row["response_ids"] for row in rows]
 
 
+def test_a_folder_that_grows_is_unfinished_until_it_has_grown(config, tmp_path, monkeypatch):
+    """Its old shards lack answers: they would be trained on as if they were all."""
+    generate_data(config)
+    assert are_written(config)
+    more = write(tmp_path / "more.jsonl", [{"prompt": f"ask {n}"} for n in range(9)])
+    grown = replace(config, prompts=(*config.prompts, more))
+    answered = AnswerWriter.write
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerWriter, "write", lambda *args: dies_after(3, answered(*args)))
+        with pytest.raises(KeyboardInterrupt):
+            generate_data(grown)
+    assert not are_written(config)
+    assert len(list(read_rows(config.output))) == 9
+    generate_data(grown)
+    assert are_written(config)
+    assert len(list(read_rows(config.output))) == 15
+
+
+def dies_after(number, answers):
+    yield from itertools.islice(answers, number)
+    raise KeyboardInterrupt
+
+
 def test_two_runs_on_one_folder_do_not_mix(config):
     generate_data(config)
     before = (config.output / "answers.jsonl").read_bytes()
@@ -139,6 +166,16 @@ def test_a_lock_leaves_no_empty_folder(tmp_path):
     with folder_lock(tmp_path / "full"):
         (tmp_path / "full" / "file").touch()
     assert (tmp_path / "full" / "file").exists()
+
+
+def test_a_disk_without_locks_is_written_to_all_the_same(tmp_path, monkeypatch, caplog):
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with folder_lock(tmp_path):
+        (tmp_path / "file").touch()
+    assert "cannot be locked ([Errno 37] No locks available)" in caplog.text
 
 
 def joined(*arguments):

@@ -1,6 +1,7 @@
 """Ctrl-C ends a run in one line that says how it goes on; and the trainer's other ways to end."""
 
 import json
+import re
 import tomllib
 
 import pytest
@@ -15,7 +16,6 @@ from blockdraft.train.config import TrainConfig
 from blockdraft.train.config_file import read_run
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.keys import describe_keys
-from blockdraft.train.settings import plain
 from tests.tiny import TEXT_VOCAB_SIZE
 from tests.train_runs import small_config
 
@@ -106,15 +106,19 @@ def test_the_keys_are_those_of_a_run_with_their_defaults(tmp_path, capsys):
     assert CliRunner().invoke(app, ["train", "--keys"]).stdout == text
     path = tmp_path / "run.toml"
     path.write_text(text, encoding="utf-8")
-    run = read_run(path, ["target=a", "out=b", "data=c", "answers.num_self_written=1"])
+    given = ["target=a", "out=b", "data=c"]
+    run = read_run(path, given)
     train = TrainConfig(target=run.train.target, data=run.train.data, out=run.train.out)
     assert run.train == train
-    answers = DataConfig(
-        output=run.answers.output, target="a", dtype=train.dtype, num_self_written=1
-    )
-    assert run.answers == answers
+    assert run.answers is None
     told = tomllib.loads(text)
-    assert told.keys() - {"answers"} == train.to_dict().keys() - {"target", "out", "data"}
-    assert told["answers"]["temperatures"] == plain(DataConfig.temperatures)
+    assert told.keys() == train.to_dict().keys() - {"target", "out", "data"}
     assert "# of the prompts; their answers judge the drafter.\nheld_out_share = " in text
     assert '"muon"  # one of muon, adamw' in text
+    # A "#" without a space hides a key.
+    path.write_text(re.sub(r"^#(?! |\w+ =$)", "", text, flags=re.M), encoding="utf-8")
+    answers = read_run(path, [*given, "answers.num_self_written=1"]).answers
+    assert answers == DataConfig(
+        output=answers.output, target="a", dtype=train.dtype, num_self_written=1
+    )
+    assert tomllib.loads(path.read_text())["answers"]["temperatures"] == [0.7]

@@ -78,6 +78,16 @@ def test_a_killed_run_keeps_the_prompts_that_it_wrote(config, monkeypatch):
     assert len({row["id"] for row in rows_of(config)}) == NUMBER == len(rows_of(config))
 
 
+def test_more_prompts_are_added_to_those_that_are_there(config):
+    generate_data(config)
+    kept = rows_of(config)
+    generate_data(replace(config, num_self_written=NUMBER + 9))
+    assert rows_of(config)[:NUMBER] == kept
+    whole = replace(config, output=config.output.parent / "whole", num_self_written=NUMBER + 9)
+    generate_data(whole)
+    assert {row["id"] for row in rows_of(config)} == {row["id"] for row in rows_of(whole)}
+
+
 def test_those_that_overlap_a_benchmark_are_left_out(config, tmp_path):
     generate_data(config)
     text = max(texts_of(config), key=len)

@@ -1,6 +1,7 @@
 """Files that a command leaves behind."""
 
 import errno
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +10,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from blockdraft.core.errors import BlockdraftError, ConfigError
+
+logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
 """The file in a folder that a process holds while it writes there."""
@@ -35,7 +38,8 @@ def check_output_folder(folder: Path) -> None:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Keep other processes from writing to `folder`, which is made if need be.
 
-    A folder that was made and in which nothing was left is removed at the end.
+    Some network disks know no locks: a line in the log says so, and nothing is kept off. A folder
+    that was made and in which nothing was left is removed at the end.
 
     Raises:
         ConfigError: another process holds it.
@@ -50,6 +54,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
             f"output {folder}: another process is writing there; wait for its end, or give "
             "another folder"
         ) from error
+    except OSError as error:
+        logger.warning(
+            "%s cannot be locked (%s): see to it that no other process writes there", folder, error
+        )
     try:
         yield
     finally:

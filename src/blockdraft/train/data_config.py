@@ -54,7 +54,7 @@ class DataConfig:
         check_kinds(self)
         if not self.prompts and not self.datasets and not self.num_self_written:
             raise ConfigError(
-                "there is nothing to answer; give --prompts, --dataset or --self-written"
+                "there is nothing to answer; give prompts, datasets or self-written prompts"
             )
         for name in (
             *("samples", "max_tokens", "slots", "max_prompt_tokens", "max_turns"),

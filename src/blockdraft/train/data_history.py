@@ -18,7 +18,7 @@ def earlier_runs(config: DataConfig) -> dict[str, Any]:
 
     Raises:
         ConfigError: it is damaged or of joined answers, or the prompts that the target wrote then
-            are not those that are asked for now.
+            are not among those that are asked for now.
     """
     manifest = read_manifest(config.output)
     if manifest is None:
@@ -32,13 +32,14 @@ def earlier_runs(config: DataConfig) -> dict[str, Any]:
         for run in manifest["runs"]
         if run["config"]["num_self_written"]
     ]
-    exist = bool(written) and (config.output / SELF_PROMPTS).exists()
-    if exist and config.num_self_written and written[-1] != (config.num_self_written, config.seed):
+    if written and config.num_self_written and (config.output / SELF_PROMPTS).exists():
         number, seed = written[-1]
-        raise ConfigError(
-            f"{config.output} holds the prompts of --self-written {number} --seed {seed}, not of "
-            f"{config.num_self_written} and {config.seed}; give these, or another --output"
-        )
+        if config.num_self_written < number or config.seed != seed:
+            raise ConfigError(
+                f"{config.output} holds {number} self-written prompts of seed {seed}, not "
+                f"{config.num_self_written} of seed {config.seed}; give that seed and at least as "
+                "many, or another --output"
+            )
     return manifest
 
 
@@ -48,7 +49,9 @@ def with_run(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
-    """The manifest with an entry for this run.
+    """The manifest with an entry for this run, and without the shards of those before.
+
+    They lack the answers to come; until these are written the folder is unfinished.
 
     Raises:
         ConfigError: the answers in the folder are of another target or template.
@@ -63,4 +66,4 @@ def with_run(
                 f"{config.output} holds answers made with another {name}; give another --output"
             )
     run = {**describe_environment(), "config": config.to_dict()}
-    return manifest | hashes | {"runs": [*manifest.get("runs", []), run]}
+    return hashes | {"runs": [*manifest.get("runs", []), run]}

@@ -124,18 +124,36 @@ def split_held_out(
 ) -> tuple[list[Example], list[Example]]:
     """(to train on, held out): by prompt, whose variants "id+..." are not parted.
 
-    The same prompt under several ids is on one side too: with one of them held out, all are.
+    The same prompt under several ids is on one side too, that of the first of them: so examples
+    that are added behind others do not move these, and many names hold no more prompts out.
     """
-    held_out = {_base(e.id) for e in examples if is_held_out(e.id, share)}
-    num_before = -1
-    while len(held_out) > num_before:
-        num_before = len(held_out)
-        prompts = {e.prompt_ids for e in examples if _base(e.id) in held_out}
-        held_out |= {_base(e.id) for e in examples if e.prompt_ids in prompts}
+    first_names = _first_names(examples)
+    held_out = {base for base, first in first_names.items() if is_held_out(first, share)}
     return (
         [e for e in examples if _base(e.id) not in held_out],
         [e for e in examples if _base(e.id) in held_out],
     )
+
+
+def _first_names(examples: Iterable[Example]) -> dict[str, str]:
+    """Of each id without its variant the first one with the same prompt, directly or by others."""
+    places: dict[str, int] = {}
+    owners: dict[tuple[int, ...], int] = {}
+    earlier: list[int] = []
+
+    def first(place: int) -> int:
+        while earlier[place] != place:
+            place = earlier[place]
+        return place
+
+    for example in examples:
+        place = places.setdefault(_base(example.id), len(places))
+        if place == len(earlier):
+            earlier.append(place)
+        one, two = first(place), first(owners.setdefault(example.prompt_ids, place))
+        earlier[max(one, two)] = min(one, two)
+    names = list(places)
+    return {name: names[first(place)] for name, place in places.items()}
 
 
 def is_held_out(prompt_id: str, share: float) -> bool:

@@ -18,15 +18,15 @@ _ENTRY = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
 
 
 def describe_keys() -> str:
-    """A TOML file of the defaults; a key without one stands behind a "#"."""
+    """A TOML file of the defaults; keys without one, and those of answers, stand behind a "#"."""
     lines = [
         '# Keys of RUN.toml, with their defaults; on a command line key=value. "none" is unset.',
         *_lines(TrainConfig),
         "",
         "# If there is any key of this table, the run writes these answers first and trains on",
         "# them besides those of `data`. On a command line answers.key=value.",
-        f"[{ANSWERS}]",
-        *_lines(DataConfig),
+        f"#[{ANSWERS}]",
+        *(line if line.startswith("#") else f"#{line}" for line in _lines(DataConfig)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -39,7 +39,7 @@ def _lines(kind: Kind) -> Iterator[str]:
         for line in meanings.get(field.name, ()):
             yield f"# {line}".replace("None", '"none"')
         if field.default is MISSING:
-            yield f"# {field.name} ="
+            yield f"#{field.name} ="
         else:
             value = "none" if field.default is None else plain(field.default)
             choice = described(kinds[field.name])
