@@ -15,7 +15,9 @@ def test_rows_come_with_the_numbers_of_their_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('\n{"n": 1}\n \n{"n": 2}', encoding="utf-8")
     assert list(read_jsonl(path)) == [(2, {"n": 1}), (4, {"n": 2})]
-    assert list(read_jsonl(path, is_growing=True)) == [(2, {"n": 1})]
+    assert list(read_jsonl(path, is_growing=True)) == [(2, {"n": 1}), (4, {"n": 2})]
+    path.write_text('{"n": 1}\n{"n": 2', encoding="utf-8")
+    assert list(read_jsonl(path, is_growing=True)) == [(1, {"n": 1})]
 
 
 @pytest.mark.parametrize("keep", [4, 200, -4])

@@ -1,5 +1,6 @@
 """Runs of `blockdraft data` on one folder: what the second may do, and what neither leaves."""
 
+import datetime
 import errno
 import fcntl
 import itertools
@@ -9,6 +10,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from transformers.utils import chat_template_utils
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
@@ -17,9 +19,10 @@ from blockdraft.core.files import folder_lock
 from blockdraft.train.answers import AnswerWriter
 from blockdraft.train.data import generate_data
 from blockdraft.train.data_config import DataConfig
+from blockdraft.train.data_history import is_answered
 from blockdraft.train.shards import read_manifest, read_rows, write_manifest
 from blockdraft.train.texts import are_written
-from tests.tiny import CONTEXT, tiny_target_folder
+from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE, tiny_target_folder
 
 
 @pytest.fixture(scope="module")
@@ -223,3 +226,71 @@ def test_joining_takes_no_options_of_writing(tmp_path, option):
     assert result.exit_code == 2
     assert f"--join writes no answers; leave {option[0]} out" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+class OtherDay(datetime.datetime):
+    """A day on which other tests do not run."""
+
+    @classmethod
+    def now(cls, tz=None):
+        """Midnight."""
+        return datetime.datetime(2031, 1, 2, tzinfo=tz)
+
+
+def test_a_template_with_todays_date_goes_on_the_next_day(tmp_path, monkeypatch):
+    target = tiny_target_folder(tmp_path)
+    template = target / "chat_template.jinja"
+    dated = "<|start|>system\nToday: {{ strftime_now('%d %b %Y') }}<|end|>\n"
+    template.write_text(dated + template.read_text(encoding="utf-8"), encoding="utf-8")
+    prompts = write(tmp_path / "prompts.jsonl", [{"id": "a", "prompt": "say one"}])
+    config = DataConfig(
+        output=tmp_path / "out",
+        target=str(target),
+        prompts=(prompts,),
+        max_tokens=4,
+        dtype="float32",
+        temperatures=(0.0,),
+    )
+    generate_data(config)
+    before = (config.output / "answers.jsonl").read_text(encoding="utf-8")
+    monkeypatch.setattr(chat_template_utils, "datetime", OtherDay)
+    generate_data(config)
+    assert (config.output / "answers.jsonl").read_text(encoding="utf-8") == before
+    write(prompts, [{"id": "a", "prompt": "say two"}])
+    with pytest.raises(ConfigError, match="another prompt of the id 'a'"):
+        generate_data(config)
+
+
+def test_what_is_answered_needs_no_prompts_and_no_target(config):
+    assert not is_answered(config)
+    generate_data(config)
+    assert is_answered(config)
+    assert not is_answered(replace(config, max_tokens=5))
+    prompts = config.prompts[0]
+    write(prompts, [{"prompt": f"say {n}"} for n in range(7)])
+    assert not is_answered(config)
+    prompts.unlink()
+    assert not is_answered(config)
+
+
+def test_a_folder_in_use_keeps_its_answers(folder, tmp_path):
+    """A second run would write the shards anew that the first one reads."""
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(60)])
+    settings = [f"target={folder}", f"out={tmp_path / 'run'}", "dtype=float32", "tau_limit=0"]
+    settings += ["num_features=1", "block_size=2", "min_response_len=2", "held_out_share=0.2"]
+    settings += [f"answers.prompts={prompts}", "answers.max_tokens=8"]
+    settings += [f"mask_token_id={TEXT_VOCAB_SIZE - 1}"]
+    with folder_lock(tmp_path / "run"):
+        ended = CliRunner().invoke(app, ["train", *settings])
+    assert "another process is writing there" in ended.stderr
+    assert not (tmp_path / "run" / "answers").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 5])
+def test_a_run_killed_in_a_line_loses_that_line_at_most(config, cut):
+    generate_data(config)
+    path = config.output / "answers.jsonl"
+    lines = path.read_bytes()
+    path.write_bytes(lines[:-cut])
+    generate_data(replace(config, seed=1))
+    assert sorted(path.read_bytes().splitlines()) == sorted(lines.splitlines())

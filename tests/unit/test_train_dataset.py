@@ -53,6 +53,12 @@ def test_a_row_that_is_still_being_written_is_left_out(tmp_path):
     assert len(read_examples([path], min_response_len=8, max_len=99)) == 1
 
 
+def test_a_last_row_without_a_lines_end_counts(tmp_path):
+    path = write(tmp_path / "a.jsonl", [row(0, list(range(30))), row(1, list(range(9, 40)))])
+    path.write_text(path.read_text(encoding="utf-8").rstrip(), encoding="utf-8")
+    assert len(read_examples([path], min_response_len=8, max_len=99)) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [

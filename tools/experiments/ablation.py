@@ -59,7 +59,6 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"optimizer": "adamw"},
     "adamw-lr-1e-3": {"optimizer": "adamw", "lr": 1e-3},
     "adamw-lr-6e-4": {"optimizer": "adamw", "lr": 6e-4},
-    "adamw-lr-3e-4": {"optimizer": "adamw", "lr": 3e-4},
     "from-target": {"init": "target"},
     "input-fusion": {},
 }

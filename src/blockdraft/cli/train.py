@@ -13,6 +13,7 @@ from blockdraft.cli import options
 from blockdraft.cli.data import progress_printer
 from blockdraft.cli.output import print_json
 from blockdraft.core.errors import INTERRUPTED, ConfigError
+from blockdraft.core.files import folder_lock
 
 if TYPE_CHECKING:
     from blockdraft.train.config_file import RunFile
@@ -64,6 +65,8 @@ def train(
             _print_plan(run, as_json=as_json)
         return
     if dry_run:
+        if rank > 0:
+            return
         from blockdraft.train.plan import write_untrained
 
         folder = write_untrained(run.train, run.answers)
@@ -103,12 +106,16 @@ def _launched() -> tuple[int, int]:
 
 def _write_answers(run: "RunFile", config: "DataConfig", num_processes: int) -> None:
     from blockdraft.train.data import generate_data
+    from blockdraft.train.data_history import is_answered
     from blockdraft.train.plan import check_run
     from blockdraft.train.texts import are_written
 
     if num_processes == 1:
         check_run(run.train, config)
-        generate_data(config, progress_printer())
+        if not is_answered(config):
+            # Not while another process trains on them.
+            with folder_lock(run.train.out):
+                generate_data(config, progress_printer())
     elif not are_written(config):
         raise ConfigError(
             f"{config.output} holds no finished answers, and {num_processes} processes would write "

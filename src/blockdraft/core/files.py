@@ -52,7 +52,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     except Timeout as error:
         raise ConfigError(
             f"output {folder}: another process is writing there; wait for its end, or give "
-            "another folder"
+            f"another folder (if there is none, delete {folder / LOCK})"
         ) from error
     except OSError as error:
         logger.warning(

@@ -27,7 +27,7 @@ def read_jsonl(
 
     Args:
         path: read as gzip if it ends in ".gz".
-        is_growing: the file may still be written, so a last line without its end is left out.
+        is_growing: the file may still be written, so a last line that is not whole is left out.
         on_bad_row: is given the error of a line that is no JSON object, which is then left out;
             without it such a line raises the error.
 
@@ -38,7 +38,7 @@ def read_jsonl(
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                if not line.strip() or (is_growing and not line.endswith("\n")):
+                if not line.strip() or (is_growing and not is_whole(line)):
                     continue
                 row = _parse(line, path, number, on_bad_row)
                 if row is not None:
@@ -73,6 +73,17 @@ def read_all(path: Path, read_row: Callable[[dict[str, Any], int], T]) -> list[T
     if not found:
         raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
     return found
+
+
+def is_whole(line: str | bytes) -> bool:
+    """Whether a last line is all that was to be written: it has its end, or is JSON without it."""
+    if line[-1:] in ("\n", b"\n"):
+        return True
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _parse(

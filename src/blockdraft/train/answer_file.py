@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from blockdraft.core.jsonl import bad_row, read_jsonl
+from blockdraft.core.jsonl import bad_row, is_whole, read_jsonl
 from blockdraft.train.answers import Answer
 
 Row = dict[str, Any]
@@ -76,7 +76,7 @@ def append_rows(
     """Yield the row of each answer once it is in the file, where a killed run finds it again."""
     start = monotonic()
     if path.exists():
-        _drop_cut_off_row(path)
+        _end_last_row(path)
     with path.open("a", encoding="utf-8") as file:
         for answer in answers:
             row = to_row(answer)
@@ -120,8 +120,13 @@ def _key(row: Row) -> Key:
     return row["id"], row["temperature"], row["sample"]
 
 
-def _drop_cut_off_row(path: Path) -> None:
-    """Cut the file behind its last whole line; the rest is not touched."""
+def _end_last_row(path: Path) -> None:
+    """Let the file end with a whole line: one that was cut off goes, the rest is not touched."""
     with path.open("rb+") as file:
-        end = sum(len(line) for line in file if line.endswith(b"\n"))
-        file.truncate(end)
+        line, end = b"\n", 0
+        for line in file:
+            end += len(line)
+        if not is_whole(line):
+            file.truncate(end - len(line))
+        elif not line.endswith(b"\n"):
+            file.write(b"\n")

@@ -95,7 +95,7 @@ def _generate(config: DataConfig, report: Report) -> Path:
     if config.num_self_written:
         written = _self_written(config, writer, tokenizer, report, counts)
         prompts = distinct([*prompts, *written])
-    prompts = _chosen(config, prompts)
+    prompts = chosen(config, prompts)
     if not prompts:
         raise ConfigError(_NOTHING_LEFT)
     for turn in range(_num_turns(config, prompts)):
@@ -110,7 +110,7 @@ def _generate(config: DataConfig, report: Report) -> Path:
     return config.output
 
 
-def _chosen(config: DataConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
+def chosen(config: DataConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Those that are to be answered, in random order."""
     shuffled = list(prompts)
     random.Random(config.seed).shuffle(shuffled)
@@ -243,7 +243,7 @@ def _check_lengths(
     if answered:
         return
     lengths = []
-    for prompt in _chosen(config, prompts):
+    for prompt in chosen(config, prompts):
         lengths.append(len(prompt_ids(tokenizer, prompt, (), config.thinking)))
         if lengths[-1] <= config.max_prompt_tokens:
             return
@@ -264,12 +264,29 @@ def _check_same_prompts(
     names = {name for name, _, _ in answered}
     begun = [prompt for prompt in prompts if prompt.id in names]
     for turn in range(_num_turns(config, begun)):
-        for key, _, ids in _asked(begun, turn, config, tokenizer, answered):
-            if key in answered and answered[key].prompt_ids != ids:
+        for key, prompt, ids in _asked(begun, turn, config, tokenizer, answered):
+            if key not in answered:
+                continue
+            before = answered[key].prompt_ids
+            if before != ids and not _is_dated(tokenizer, prompt.turns[turn], before, ids):
                 raise ConfigError(
                     f"{config.output} holds an answer to another prompt of the id {key[0]!r}, or "
                     "with other thinking; give another --output, and --join the two"
                 )
+
+
+def _is_dated(
+    tokenizer: PreTrainedTokenizerBase, said: str, one: Sequence[int], other: Sequence[int]
+) -> bool:
+    """True if two prompts may be one of two days: they end alike from what the user said on.
+
+    Some templates write today's date into every prompt.
+    """
+    if "strftime_now" not in str(tokenizer.chat_template):
+        return False
+    before, now = tokenizer.decode(one), tokenizer.decode(other)
+    _, found, end = now.rpartition(said.strip())
+    return bool(found) and before.endswith(found + end)
 
 
 def _asked(

@@ -7,8 +7,9 @@ from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError
+from blockdraft.hub.resolve import resolve_model
 from blockdraft.train.data_config import DataConfig
-from blockdraft.train.identity import target_sha256, template_sha256
+from blockdraft.train.identity import file_sha256, target_sha256, template_sha256
 from blockdraft.train.self_written import SELF_PROMPTS
 from blockdraft.train.shards import ANSWERS, read_manifest
 
@@ -65,5 +66,29 @@ def with_run(
             raise ConfigError(
                 f"{config.output} holds answers made with another {name}; give another --output"
             )
-    run = {**describe_environment(), "config": config.to_dict()}
+    run = {**describe_environment(), "config": config.to_dict(), "inputs": _inputs(config)}
     return hashes | {"runs": [*manifest.get("runs", []), run]}
+
+
+def is_answered(config: DataConfig) -> bool:
+    """True if the last run in the folder was this one, to its end: there is nothing to do.
+
+    Told without prompts and target, but for the target's hash. What a data set holds by now is not
+    looked up.
+    """
+    manifest = read_manifest(config.output)
+    if not manifest or "shards" not in manifest:
+        return False
+    last, own = manifest["runs"][-1], config.to_dict()
+    moves = ("output", "target", "device")
+    same = all(last["config"].get(name) == own[name] for name in own.keys() - set(moves))
+    try:
+        same = same and last.get("inputs") == _inputs(config)
+    except OSError:
+        return False  # who reads the prompts says what is missing
+    return same and manifest["target"]["sha256"] == target_sha256(resolve_model(config.target))
+
+
+def _inputs(config: DataConfig) -> list[str]:
+    """Hashes of the files that a run reads."""
+    return [file_sha256(path) for path in (*config.prompts, *config.exclude)]

@@ -6,7 +6,7 @@ Shapes: b sequences, S tokens, K features, D the target's hidden size.
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ModelError
-from blockdraft.core.files import full_disk_refused, reserve_disk, write_whole
+from blockdraft.core.files import folder_lock, full_disk_refused, reserve_disk, write_whole
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.dataset import Batch, Example, Row, collate
 from blockdraft.train.identity import texts_sha256
@@ -147,25 +147,32 @@ class StateCache:
         states, filled = folder / "states.bin", folder / "filled.bin"
         made_as = f"{target_sha256} {self._target.layer_ids} {self._target.hidden_size} {dtype}"
         key = _key(made_as, self._examples)
-        kept = _read_key(folder)
-        if kept != key:
-            if filled.exists() and kept != _key(made_as, self._examples[: kept["num_examples"]]):
-                logger.warning("%s holds features of something else; they are made anew", folder)
-                # The flags first: without them nothing counts as there.
-                filled.unlink()
-                states.unlink(missing_ok=True)
-            with full_disk_refused(folder):
-                reserve_disk(states, self._starts[-1] * self._width * dtype.itemsize)
-                # torch spoils the first byte of a file that it lengthens; new flags read as zero.
-                filled.touch()
-                os.truncate(filled, len(self._examples))
-                write_whole(folder / KEY, json.dumps(key))
+        if _read_key(folder) != key:
+            with folder_lock(folder):
+                self._make(folder, key)
         size = self._starts[-1] * self._width
         flat = torch.from_file(str(states), shared=True, size=size, dtype=dtype)
         self._states = flat.view(-1, self._width)
         self._filled = torch.from_file(
             str(filled), shared=True, size=len(self._examples), dtype=torch.uint8
         )
+
+    def _make(self, folder: Path, key: Mapping[str, Any]) -> None:
+        """Let the folder be of these examples; what it holds of the first of them stays."""
+        states, filled = folder / "states.bin", folder / "filled.bin"
+        kept = _read_key(folder)
+        if filled.exists() and kept != _key(key["made_as"], self._examples[: kept["num_examples"]]):
+            logger.warning("%s holds features of something else; they are made anew", folder)
+            # The flags first: without them nothing counts as there.
+            filled.unlink()
+            states.unlink(missing_ok=True)
+        with full_disk_refused(folder):
+            itemsize = self._target.embed_weight.dtype.itemsize
+            reserve_disk(states, self._starts[-1] * self._width * itemsize)
+            # torch spoils the first byte of a file that it lengthens; new flags read as zero.
+            filled.touch()
+            os.truncate(filled, len(self._examples))
+            write_whole(folder / KEY, json.dumps(key))
 
     def get(self, rows: Sequence[Row], batch: Batch) -> Tensor:
         """States [b, S, (K + 1) * D] of the rows of examples of which `batch` was made.

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -14,9 +15,20 @@ def target_sha256(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
         digest.update(path.name.encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(bytes.fromhex(file_sha256(path)))
     return digest.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file, read once a process unless it changes."""
+    status = path.stat()
+    return _file_sha256(path.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache
+def _file_sha256(path: Path, size: int, changed_at: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:

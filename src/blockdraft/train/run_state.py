@@ -88,11 +88,13 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def saved_step(path: Path) -> int | None:
-    """The step of the state that a run left, None before the first."""
-    if not path.exists():
+    """The step of the state that a run left, None if there is none that can be read."""
+    try:
+        # Mapped: nothing is read but the step.
+        return int(torch.load(path, weights_only=True, map_location="cpu", mmap=True)["step"])
+    # torch raises any type for a damaged file, which the next start refuses with its reason.
+    except Exception:
         return None
-    # Mapped: nothing is read but the step.
-    return int(torch.load(path, weights_only=True, map_location="cpu", mmap=True)["step"])
 
 
 def load_state(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.data import gather_prompts, load_tokenizers
+from blockdraft.train.data import chosen, gather_prompts, load_tokenizers
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.dataset import Example, is_held_out, read_examples, split_held_out
 from blockdraft.train.prepare import check_same_target, read_data
@@ -81,6 +81,8 @@ def _with_expected(existing: Texts, config: TrainConfig, answers: DataConfig) ->
     prompts, _ = gather_prompts(answers)
     stop_ids, tokenizer = load_tokenizers(answers, config.target, prompts)
     _check_length(existing, config, answers)
+    if not answers.num_self_written:
+        prompts = chosen(answers, prompts)
     num_prompts = len(prompts) + answers.num_self_written
     num_prompts = min(num_prompts, answers.limit or num_prompts)
     each = sum(answers.samples if temperature > 0 else 1 for temperature in answers.temperatures)

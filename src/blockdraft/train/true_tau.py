@@ -23,7 +23,7 @@ from blockdraft.text.kinds import loops
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import Example
-from blockdraft.train.prompts import check_template, prompt_ids, read_prompts
+from blockdraft.train.prompts import Prompt, check_template, prompt_ids, read_prompts
 
 Encoded = tuple[str, tuple[int, ...]]
 """The set of a prompt, and its token ids."""
@@ -56,6 +56,7 @@ class RealDecoding:
         eos_ids: end an answer.
         prompts: to decode.
         max_tokens: decoded for each.
+        said: what the prompts say, whatever their tokens.
 
     `prompts_sha256` tells what is decoded from other measurements; empty without prompts.
     """
@@ -66,13 +67,14 @@ class RealDecoding:
         eos_ids: frozenset[int],
         prompts: Sequence[Encoded],
         max_tokens: int,
+        said: str,
     ) -> None:
         self._model = model
         self._eos_ids = eos_ids
         self._prompts = prompts
         self._params = SamplingParams(max_tokens=max_tokens)
-        said = repr((prompts, max_tokens)).encode()
-        self.prompts_sha256 = hashlib.sha256(said).hexdigest() if prompts else ""
+        name = f"{said} {max_tokens}".encode()
+        self.prompts_sha256 = hashlib.sha256(name).hexdigest() if prompts else ""
 
     def measure(self, drafter: DraftModel, tick: Callable[[], object]) -> TrueTau:
         """Decode with the drafter as it is.
@@ -138,7 +140,9 @@ def real_decoding(
     """What a run measures, see `prompts_to_decode`."""
     prompts = prompts_to_decode(config, model, held_out)
     eos_ids = load_tokenizer(config.target).eos_ids
-    return RealDecoding(model, eos_ids, prompts, config.tau_max_tokens)
+    # By what is said: a template may write today's date into the tokens.
+    said = _read_named(config) if config.tau_prompts else prompts
+    return RealDecoding(model, eos_ids, prompts, config.tau_max_tokens, repr(said))
 
 
 def prompts_to_decode(
@@ -170,11 +174,15 @@ def prompts_to_decode(
     return prompts or _held_out_prompts(config, held_out, room)
 
 
-def _named_prompts(config: TrainConfig) -> list[Encoded]:
-    tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
-    prompts = [
+def _read_named(config: TrainConfig) -> list[Prompt]:
+    return [
         prompt for path in config.tau_prompts for prompt in read_prompts(path)[: config.tau_limit]
     ]
+
+
+def _named_prompts(config: TrainConfig) -> list[Encoded]:
+    tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
+    prompts = _read_named(config)
     if not prompts:
         names = ", ".join(map(str, config.tau_prompts))
         raise ConfigError(f"tau_prompts {names} hold no prompt; give others, or leave it out")
