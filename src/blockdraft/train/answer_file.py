@@ -17,6 +17,14 @@ Key = tuple[str, float, int]
 """A prompt's id, temperature and sample."""
 
 
+_IDS: dict[int, int] = {}
+
+
+def shared_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
+    """Token ids that are kept: 8 bytes each, where a parsed row has an object for every token."""
+    return tuple([_IDS.setdefault(token, token) for token in token_ids])
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """An answer: to which prompt, its tokens if it has an end, else how many there are."""
@@ -28,9 +36,9 @@ class Said:
     @classmethod
     def of(cls, row: Row) -> "Said":
         """An answer that the conversation can go on from, if it has an end."""
-        finish, response_ids = row["finish"], tuple(row["response_ids"])
+        finish, response_ids = row["finish"], shared_ids(row["response_ids"])
         return cls(
-            prompt_ids=tuple(row["prompt_ids"]),
+            prompt_ids=shared_ids(row["prompt_ids"]),
             response_ids=response_ids if finish == "stop" else None,
             cut_at=len(response_ids) if finish == "length" else None,
         )

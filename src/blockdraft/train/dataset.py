@@ -15,6 +15,7 @@ from torch import Tensor
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.jsonl import bad_row
 from blockdraft.text.kinds import loops
+from blockdraft.train.answer_file import shared_ids
 from blockdraft.train.shards import read_rows
 
 logger = logging.getLogger(__name__)
@@ -110,8 +111,8 @@ def _example(row: Mapping[str, Any], path: Path, number: int, max_len: int) -> E
     return Example(
         id=str(row["id"]),
         set=row["set"],
-        prompt_ids=tuple(prompt_ids),
-        response_ids=tuple(response_ids[: max(0, max_len - len(prompt_ids))]),
+        prompt_ids=shared_ids(prompt_ids),
+        response_ids=shared_ids(response_ids[: max(0, max_len - len(prompt_ids))]),
     )
 
 

@@ -5,6 +5,7 @@ the vocabulary allows) and of `prompt_lens` and `lengths`; its metadata holds th
 each row. The manifest names target, template, sampling and counts.
 """
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,7 +77,9 @@ def _kept(rows: Iterable[Row], counts: Counter[str], *, drop_truncated: bool) ->
     seen = set()
     for row in rows:
         counts["answers"] += 1
-        key = (tuple(row["prompt_ids"]), tuple(row["response_ids"]))
+        # A hash: there may be a million answers.
+        said = repr((row["prompt_ids"], row["response_ids"])).encode()
+        key = hashlib.sha256(said).digest()
         if row["finish"] == "loop" or loops(row["response_ids"]):
             counts["loops"] += 1
         elif drop_truncated and row["finish"] == "length":
