@@ -164,9 +164,9 @@ def _plan_rows(plan: "Plan") -> Mapping[str, str]:
     at_most = "at most " if texts.num_expected else ""
     each = f"in each of {plan.num_processes} processes " if plan.num_processes > 1 else ""
     return {
-        "drafter": f"{plan.num_parameters / 1e6:.1f} M parameters, {plan.drafter.num_hidden_layers}"
-        f" layers, blocks of {plan.drafter.block_size}, features of layers "
-        f"{', '.join(map(str, plan.drafter.target_layer_ids))}",
+        "drafter": f"{plan.num_parameters / 1e6:.1f} M parameters, "
+        f"layers: {plan.drafter.num_hidden_layers}, blocks of {plan.drafter.block_size}, "
+        f"features of layers {', '.join(map(str, plan.drafter.target_layer_ids))}",
         "target": f"{plan.target_parameters / 1e6:.1f} M parameters",
         "answers": f"{at_most}{texts.num_train} to train on, {texts.num_held_out} held out",
         "tokens": f"{at_most}{texts.num_tokens}, {texts.num_answer_tokens} of them answers",
