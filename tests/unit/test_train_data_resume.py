@@ -261,6 +261,20 @@ def test_a_template_with_todays_date_goes_on_the_next_day(tmp_path, monkeypatch)
         generate_data(config)
 
 
+def test_answers_in_another_template_are_not_those_that_are_asked_for(tmp_path):
+    target = tiny_target_folder(tmp_path)
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": "say one"}])
+    settings = {"output": tmp_path / "out", "target": str(target), "prompts": (prompts,)}
+    config = DataConfig(**settings, max_tokens=4, dtype="float32", temperatures=(0.0,))
+    generate_data(config)
+    assert is_answered(config)
+    template = target / "chat_template.jinja"
+    template.write_text("<|start|>" + template.read_text(encoding="utf-8"), encoding="utf-8")
+    assert not is_answered(config)
+    with pytest.raises(ConfigError, match="answers made with another template"):
+        generate_data(config)
+
+
 def test_what_is_answered_needs_no_prompts_and_no_target(config):
     assert not is_answered(config)
     generate_data(config)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError
@@ -57,10 +57,7 @@ def with_run(
     Raises:
         ConfigError: the answers in the folder are of another target or template.
     """
-    hashes = {
-        "target": {"folder": folder.name, "sha256": target_sha256(folder)},
-        "template": {"sha256": template_sha256(tokenizer)},
-    }
+    hashes = _hashes(folder, tokenizer)
     for name, value in hashes.items():
         if name in manifest and manifest[name]["sha256"] != value["sha256"]:
             raise ConfigError(
@@ -73,8 +70,7 @@ def with_run(
 def is_answered(config: DataConfig) -> bool:
     """True if the last run in the folder was this one, to its end: there is nothing to do.
 
-    Told without prompts and target, but for the target's hash. What a data set holds by now is not
-    looked up.
+    Told by hashes, without asking anything. What a data set holds by now is not looked up.
     """
     manifest = read_manifest(config.output)
     if not manifest or "shards" not in manifest:
@@ -86,7 +82,20 @@ def is_answered(config: DataConfig) -> bool:
         same = same and last.get("inputs") == _inputs(config)
     except OSError:
         return False  # who reads the prompts says what is missing
-    return same and manifest["target"]["sha256"] == target_sha256(resolve_model(config.target))
+    if not same:
+        return False
+    folder = resolve_model(config.target)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    hashes = _hashes(folder, tokenizer)
+    return all(manifest[name]["sha256"] == value["sha256"] for name, value in hashes.items())
+
+
+def _hashes(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, dict[str, str]]:
+    """What answers are told by from those of another target or template."""
+    return {
+        "target": {"folder": folder.name, "sha256": target_sha256(folder)},
+        "template": {"sha256": template_sha256(tokenizer)},
+    }
 
 
 def _inputs(config: DataConfig) -> list[str]:
