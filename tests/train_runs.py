@@ -1,7 +1,7 @@
 """What the tests of training runs share: random answers, small settings, the log."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,11 @@ def write_answers(path: Path, num: int, length: int = 30, seed: int = 0) -> Path
             {"id": f"p{number}", "set": f"set{number % 2}", "finish": "stop"}
             | {"prompt_ids": prompt_ids, "response_ids": response_ids}
         )
+    return write_rows(path, rows)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """A JSONL file."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 

@@ -4,7 +4,6 @@ import datetime
 import errno
 import fcntl
 import itertools
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +22,7 @@ from blockdraft.train.data_history import is_answered
 from blockdraft.train.shards import read_manifest, read_rows, write_manifest
 from blockdraft.train.texts import are_written
 from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE, tiny_target_folder
+from tests.train_runs import write_rows
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +30,9 @@ def folder(tmp_path_factory):
     return tiny_target_folder(tmp_path_factory.mktemp("resume"))
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 @pytest.fixture
 def config(folder, tmp_path):
-    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(6)])
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(6)])
     settings = {"output": tmp_path / "out", "target": str(folder), "prompts": (prompts,)}
     return DataConfig(**settings, max_tokens=4, slots=4, dtype="float32", temperatures=(0.0,))
 
@@ -90,7 +85,7 @@ def test_a_refused_run_is_not_in_the_manifest(config, tmp_path):
     generate_data(config)
     before = read_manifest(config.output)
     (tmp_path / "other").mkdir()
-    other = write(tmp_path / "other" / "prompts.jsonl", [{"prompt": "else"}])
+    other = write_rows(tmp_path / "other" / "prompts.jsonl", [{"prompt": "else"}])
     with pytest.raises(ConfigError, match="an answer to another prompt of the id 'prompts-0'"):
         generate_data(replace(config, prompts=(other,)))
     assert read_manifest(config.output) == before
@@ -118,7 +113,7 @@ def test_a_folder_that_grows_is_unfinished_until_it_has_grown(config, tmp_path, 
     """Its old shards lack answers: they would be trained on as if they were all."""
     generate_data(config)
     assert are_written(config)
-    more = write(tmp_path / "more.jsonl", [{"prompt": f"ask {n}"} for n in range(9)])
+    more = write_rows(tmp_path / "more.jsonl", [{"prompt": f"ask {n}"} for n in range(9)])
     grown = replace(config, prompts=(*config.prompts, more))
     answered = AnswerWriter.write
     with monkeypatch.context() as patch:
@@ -194,7 +189,7 @@ def answers_in(path, finishes):
         row | {"id": f"{path.name}{n}", "response_ids": [*range(n, n + 9)], "finish": finish}
         for n, finish in enumerate(finishes)
     ]
-    write(path / "answers.jsonl", rows)
+    write_rows(path / "answers.jsonl", rows)
     return path
 
 
@@ -242,7 +237,7 @@ def test_a_template_with_todays_date_goes_on_the_next_day(tmp_path, monkeypatch)
     template = target / "chat_template.jinja"
     dated = "<|start|>system\nToday: {{ strftime_now('%d %b %Y') }}<|end|>\n"
     template.write_text(dated + template.read_text(encoding="utf-8"), encoding="utf-8")
-    prompts = write(tmp_path / "prompts.jsonl", [{"id": "a", "prompt": "say one"}])
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"id": "a", "prompt": "say one"}])
     config = DataConfig(
         output=tmp_path / "out",
         target=str(target),
@@ -256,14 +251,14 @@ def test_a_template_with_todays_date_goes_on_the_next_day(tmp_path, monkeypatch)
     monkeypatch.setattr(chat_template_utils, "datetime", OtherDay)
     generate_data(config)
     assert (config.output / "answers.jsonl").read_text(encoding="utf-8") == before
-    write(prompts, [{"id": "a", "prompt": "say two"}])
+    write_rows(prompts, [{"id": "a", "prompt": "say two"}])
     with pytest.raises(ConfigError, match="another prompt of the id 'a'"):
         generate_data(config)
 
 
 def test_answers_in_another_template_are_not_those_that_are_asked_for(tmp_path):
     target = tiny_target_folder(tmp_path)
-    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": "say one"}])
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "say one"}])
     settings = {"output": tmp_path / "out", "target": str(target), "prompts": (prompts,)}
     config = DataConfig(**settings, max_tokens=4, dtype="float32", temperatures=(0.0,))
     generate_data(config)
@@ -281,7 +276,7 @@ def test_what_is_answered_needs_no_prompts_and_no_target(config):
     assert is_answered(config)
     assert not is_answered(replace(config, max_tokens=5))
     prompts = config.prompts[0]
-    write(prompts, [{"prompt": f"say {n}"} for n in range(7)])
+    write_rows(prompts, [{"prompt": f"say {n}"} for n in range(7)])
     assert not is_answered(config)
     prompts.unlink()
     assert not is_answered(config)
@@ -289,7 +284,7 @@ def test_what_is_answered_needs_no_prompts_and_no_target(config):
 
 def test_a_folder_in_use_keeps_its_answers(folder, tmp_path):
     """A second run would write the shards anew that the first one reads."""
-    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(60)])
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"say {n}"} for n in range(60)])
     settings = [f"target={folder}", f"out={tmp_path / 'run'}", "dtype=float32", "tau_limit=0"]
     settings += ["num_features=1", "block_size=2", "min_response_len=2", "held_out_share=0.2"]
     settings += [f"answers.prompts={prompts}", "answers.max_tokens=8"]

@@ -16,7 +16,7 @@ from blockdraft.train.prompts import Prompt, check_template, prompt_ids
 from blockdraft.train.shards import join_data, read_manifest, read_rows, write_shards
 from blockdraft.train.trainer import train
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_target_folder
-from tests.train_runs import small_config
+from tests.train_runs import small_config, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +24,9 @@ def folder(tmp_path_factory):
     return tiny_target_folder(tmp_path_factory.mktemp("shards"))
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def data_config(folder, tmp_path, rows, **changes):
     settings = {"output": tmp_path / "out", "target": str(folder), "max_tokens": 8, "slots": 4}
-    prompts = (write(tmp_path / "prompts.jsonl", rows),)
+    prompts = (write_rows(tmp_path / "prompts.jsonl", rows),)
     return DataConfig(**settings | {"prompts": prompts, "dtype": "float32"} | changes)
 
 
@@ -73,7 +68,7 @@ def test_shards_hold_what_is_fit_and_count_the_rest(tmp_path):
 def test_shards_are_smaller_than_the_lines_that_they_stand_for(tmp_path):
     rows = [answer(n, list(range(1000 + n, 1200 + n))) for n in range(50)]
     written = write_shards(tmp_path, rows, rows_per_shard=50, drop_truncated=False)
-    lines = write(tmp_path / "a.jsonl", rows).stat().st_size
+    lines = write_rows(tmp_path / "a.jsonl", rows).stat().st_size
     assert (tmp_path / written["shards"][0]["name"]).stat().st_size < 0.4 * lines
 
 
@@ -139,7 +134,7 @@ LONG = "Alice has three apples and gives one of them to Bob, so how many are lef
 
 
 def test_prompts_that_overlap_a_benchmark_are_left_out(folder, tmp_path):
-    exclude = write(tmp_path / "bench.jsonl", [{"prompt": LONG}, {"prompt": "Short one."}])
+    exclude = write_rows(tmp_path / "bench.jsonl", [{"prompt": LONG}, {"prompt": "Short one."}])
     rows = [{"prompt": "Please solve: " + LONG.upper()}, {"prompt": "short ONE"}, {"prompt": "ok"}]
     config = data_config(folder, tmp_path, rows, exclude=(exclude,), temperatures=(0.0,))
     generate_data(config)

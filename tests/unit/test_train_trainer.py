@@ -22,7 +22,7 @@ from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.train import prepare, run_state, trainer, true_tau
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.optimizer import DraftOptimizer, lr_share
-from blockdraft.train.prompts import Prompt, chat_ids
+from blockdraft.train.prompts import Prompt, prompt_ids
 from blockdraft.train.run_state import RunClock
 from blockdraft.train.trainer import train
 from blockdraft.train.true_tau import RealDecoding, TrueTau, prompts_to_decode
@@ -36,7 +36,7 @@ from tests.tiny import (
     tiny_target,
     tiny_target_folder,
 )
-from tests.train_runs import logged, small_config
+from tests.train_runs import logged, small_config, write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -282,14 +282,13 @@ def write_own_answers(path: Path, folder: Path, prompts: list[Prompt], num_token
     rows = []
     with SequentialTarget(tiny_target(vocab_size=TEXT_VOCAB_SIZE)).released_after() as target:
         for prompt in prompts:
-            prompt_ids = chat_ids(tokenizer, prompt.text)
-            answer = generate_plain(target, prompt_ids, params, eos_ids=eos_ids)
+            token_ids = prompt_ids(tokenizer, prompt)
+            answer = generate_plain(target, token_ids, params, eos_ids=eos_ids)
             rows.append(
                 {"id": prompt.id, "set": prompt.set, "finish": answer.finish_reason}
-                | {"prompt_ids": prompt_ids, "response_ids": answer.token_ids}
+                | {"prompt_ids": token_ids, "response_ids": answer.token_ids}
             )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def test_overfits_eight_sequences_and_serves_as_it_was_trained(config):

@@ -29,7 +29,7 @@ from blockdraft.models.sequential import SequentialTarget
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.noise import gumbel_noise
-from blockdraft.train.prompts import chat_ids, read_prompts
+from blockdraft.train.prompts import prompt_ids, read_prompts
 
 TEMPERATURE, MAX_TOKENS, SEED = 0.7, 96, 7
 
@@ -117,7 +117,7 @@ def main() -> None:
     target = SequentialTarget(model, layer_ids=draft.config.target_layer_ids)
     prompts = read_prompts(Path(sys.argv[1]))[: int(sys.argv[4]) if len(sys.argv) > 4 else 8]
     for prompt in prompts:
-        replay(*record(target, drafter, chat_ids(tokenizer, prompt.text)))
+        replay(*record(target, drafter, prompt_ids(tokenizer, prompt)))
     for name, runs in RUNS.items():
         tau, first = 1 + np.mean(runs), np.mean(np.array(runs) > 0)
         cost = 1e3 * SECONDS[name] / len(runs)

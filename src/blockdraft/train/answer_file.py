@@ -109,7 +109,7 @@ def read_answered(path: Path) -> Answered:
         return answered
     for number, row in read_jsonl(path, is_growing=True):
         try:
-            answered[_key(row)] = Said.of(row)
+            answered[key_of(row)] = Said.of(row)
         except (KeyError, TypeError) as error:
             reason, remedy = f"{error!r}", "delete that line, or give another --output"
             raise bad_row(path, number, reason, remedy) from error
@@ -118,13 +118,14 @@ def read_answered(path: Path) -> Answered:
 
 def last_rows(path: Path) -> Iterator[tuple[int, Row]]:
     """Yield (line number, row) without the rows that were answered anew further down."""
-    last = {_key(row): number for number, row in read_jsonl(path, is_growing=True)}
+    last = {key_of(row): number for number, row in read_jsonl(path, is_growing=True)}
     for number, row in read_jsonl(path, is_growing=True):
-        if last[_key(row)] == number:
+        if last[key_of(row)] == number:
             yield number, row
 
 
-def _key(row: Row) -> Key:
+def key_of(row: Row) -> Key:
+    """What an answer is known by."""
     return row["id"], row["temperature"], row["sample"]
 
 

@@ -33,6 +33,7 @@ from blockdraft.train.answer_file import (
     Row,
     Said,
     append_rows,
+    key_of,
     last_rows,
     read_answered,
 )
@@ -347,7 +348,7 @@ def _write_answers(
     progress = DataProgress("answers", len(jobs), 0, 0, 0.0, Counter())
     path = config.output / ANSWERS
     for row in append_rows(path, writer.write(jobs), _to_row, progress, report):
-        answered[(row["id"], row["temperature"], row["sample"])] = Said.of(row)
+        answered[key_of(row)] = Said.of(row)
 
 
 def _to_row(answer: Answer) -> Row:

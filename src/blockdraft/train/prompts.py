@@ -170,11 +170,6 @@ def with_variants(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
             yield replace(prompt, id=f"{prompt.id}+bare", text=head)
 
 
-def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """Token ids of one user turn in the tokenizer's chat template, ready to be answered."""
-    return prompt_ids(tokenizer, Prompt(id="", set="", text=text))
-
-
 def prompt_ids(
     tokenizer: PreTrainedTokenizerBase,
     prompt: Prompt,

@@ -51,10 +51,7 @@ def write_report(folder: Path) -> Path:
             ),
         ),
         ("Acceptance length in real decoding, by set", _by_set(evaluations, "true_tau")),
-        (
-            "Speed-up over plain decoding, median by set",
-            _by_set(evaluations, "speedup"),
-        ),
+        ("Speed-up over plain decoding, median by set", _by_set(evaluations, "speedup")),
         ("Share of right guesses, by slot behind the anchor", _accuracy(evaluations)),
         ("Learning rate", {"lr": _curve(steps, "lr")}),
     ]
