@@ -63,6 +63,14 @@ def data(
     join: Join = None,
     limit: Annotated[int | None, typer.Option(help="Most prompts to answer.")] = None,
     temperatures: Temperatures = None,
+    mix_temperatures: Annotated[
+        bool,
+        typer.Option(
+            "--mix-temperatures",
+            help="Answer each prompt at one of the temperatures, drawn for it, instead of at all; "
+            "repeat one to draw it more often.",
+        ),
+    ] = False,
     samples: Annotated[int, typer.Option(help="Answers to a prompt at a temperature.")] = 1,
     max_tokens: Annotated[
         int,

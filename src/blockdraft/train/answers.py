@@ -5,7 +5,7 @@ bits as the engine. Free slots are refilled while the others go on, and an answe
 loop is cut off, since it would be filtered anyway.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -52,6 +52,16 @@ class Writer(Protocol):
 
     def write(self, jobs: Iterable[Job]) -> Iterator[Answer]:
         """Yield answers as they finish, in no particular order."""
+
+
+def has_begun_to_loop(response_ids: Sequence[int]) -> bool:
+    """True if an unfinished answer repeats itself; looked for every LOOP_CHECK_EVERY tokens.
+
+    The tail alone is looked at: a fresh loop hides behind a long good beginning.
+    """
+    if len(response_ids) < 3 * LOOP_CHECK_EVERY or len(response_ids) % LOOP_CHECK_EVERY:
+        return False
+    return distinct_ngram_share(response_ids[-2 * LOOP_CHECK_EVERY :]) < 0.5
 
 
 @dataclass
@@ -265,8 +275,4 @@ class AnswerWriter:
             return "loop" if loops(slot.tokens) else "stop"
         if len(slot.tokens) >= slot.job.max_tokens:
             return "loop" if loops(slot.tokens) else "length"
-        # The tail alone is looked at: a fresh loop hides behind a long good beginning.
-        is_due = len(slot.tokens) >= 96 and len(slot.tokens) % LOOP_CHECK_EVERY == 0
-        if is_due and distinct_ngram_share(slot.tokens[-2 * LOOP_CHECK_EVERY :]) < 0.5:
-            return "loop"
-        return None
+        return "loop" if has_begun_to_loop(slot.tokens) else None

@@ -298,15 +298,25 @@ def _asked(
     answered: Answered,
 ) -> Iterator[tuple[Key, Prompt, tuple[int, ...]]]:
     """Turn `turn` (from 0) of each conversation that got that far: (key, prompt, its tokens)."""
-    for temperature in config.temperatures:
+    for prompt in prompts:
+        for temperature, sample in _samples(config, prompt):
+            keys = [(_turn_id(prompt, t), temperature, sample) for t in range(turn + 1)]
+            before = [answered[key].response_ids for key in keys[:-1] if key in answered]
+            if len(prompt.turns) <= turn or len(before) < turn or not all(before):
+                continue
+            said = [tokenizer.decode(ids, skip_special_tokens=True) for ids in before if ids]
+            yield keys[-1], prompt, prompt_ids(tokenizer, prompt, said, config.thinking)
+
+
+def _samples(config: DataConfig, prompt: Prompt) -> Iterator[tuple[float, int]]:
+    """The (temperature, sample) of each answer to a prompt."""
+    temperatures = config.temperatures
+    if config.mix_temperatures:
+        draw = random.Random(f"{config.seed}/{prompt.id}")
+        temperatures = (draw.choice(temperatures),)
+    for temperature in temperatures:
         for sample in range(config.samples if temperature > 0 else 1):
-            for prompt in prompts:
-                keys = [(_turn_id(prompt, t), temperature, sample) for t in range(turn + 1)]
-                before = [answered[key].response_ids for key in keys[:-1] if key in answered]
-                if len(prompt.turns) <= turn or len(before) < turn or not all(before):
-                    continue
-                said = [tokenizer.decode(ids, skip_special_tokens=True) for ids in before if ids]
-                yield keys[-1], prompt, prompt_ids(tokenizer, prompt, said, config.thinking)
+            yield temperature, sample
 
 
 def _jobs(

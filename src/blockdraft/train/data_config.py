@@ -18,6 +18,8 @@ class DataConfig:
         datasets: data sets of the Hugging Face hub or local folders: "name", "name:split" or
             "name:config:split".
         num_self_written: prompts that the target writes itself.
+        mix_temperatures: answer each prompt at one of the temperatures, drawn for it, instead of at
+            all of them; a temperature that is repeated is drawn more often.
         limit: most prompts to answer, drawn at random.
         max_prompt_tokens: longer prompts are skipped, conversation so far included.
         max_turns: user turns of a conversation that are answered.
@@ -37,6 +39,7 @@ class DataConfig:
     num_self_written: int = 0
     limit: int | None = None
     temperatures: tuple[float, ...] = (0.7,)
+    mix_temperatures: bool = False
     samples: int = 1
     max_tokens: int = 256
     slots: int = 96

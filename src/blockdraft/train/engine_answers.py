@@ -1,4 +1,4 @@
-"""Answers of targets that the writer in bulk does not know, by the engine that serves."""
+"""Answers by the engine that serves."""
 
 import hashlib
 import logging
@@ -12,9 +12,10 @@ from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.load import make_target
+from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.text.kinds import loops
-from blockdraft.train.answers import Answer, AnswerWriter, Job, Writer
+from blockdraft.train.answers import Answer, AnswerWriter, Job, Writer, has_begun_to_loop
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +53,23 @@ class EngineWriter:
                 running[self._add(job)] = job
             if not running:
                 return
-            ended = [out.key for out in self._engine.step() if out.finish_reason is not None]
-            for key in ended:
+            outputs = self._engine.step()
+            for key in [out.key for out in outputs if self._has_ended(out)]:
                 job, sequence = running.pop(key), self._engine.take(key).sequence
                 if sequence.error is not None:
                     logger.warning("no answer to %s: %s", job.id, sequence.error)
                     continue
                 ids = tuple(sequence.output_ids)
-                finish = "loop" if loops(ids) else str(sequence.finish_reason)
+                is_loop = sequence.finish_reason is None or loops(ids)
+                finish = "loop" if is_loop else str(sequence.finish_reason)
                 yield Answer(job=job, response_ids=ids, finish=finish)
+
+    def _has_ended(self, output: StepOutput) -> bool:
+        """True if an answer is complete, or has begun to loop and would be left out anyway."""
+        if output.finish_reason is not None:
+            return True
+        sequence = self._engine.progress[output.key].sequence
+        return has_begun_to_loop(sequence.output_ids)
 
     def _add(self, job: Job) -> int:
         params = SamplingParams(max_tokens=job.max_tokens, temperature=job.temperature)
@@ -74,8 +83,10 @@ class EngineWriter:
 def writer_for(
     model: PreTrainedModel, *, stop_ids: Iterable[int], slots: int, capacity: int, seed: int
 ) -> Writer:
-    """The writer in bulk, or the engine for targets that it would answer wrongly."""
+    """The engine on a CPU, where it is twice as fast, and for what the writer in bulk refuses."""
     stop_ids = frozenset(stop_ids)
+    if model.device.type == "cpu":
+        return EngineWriter(model, stop_ids=stop_ids, slots=slots, capacity=capacity, seed=seed)
     try:
         return AnswerWriter(model, stop_ids=stop_ids, slots=slots, capacity=capacity, seed=seed)
     except ModelError as reason:

@@ -85,7 +85,9 @@ def _with_expected(existing: Texts, config: TrainConfig, answers: DataConfig) ->
         prompts = chosen(answers, prompts)
     num_prompts = len(prompts) + answers.num_self_written
     num_prompts = min(num_prompts, answers.limit or num_prompts)
-    each = sum(answers.samples if temperature > 0 else 1 for temperature in answers.temperatures)
+    each: float = sum(answers.samples if t > 0 else 1 for t in answers.temperatures)
+    if answers.mix_temperatures:
+        each /= len(answers.temperatures)
     turns = [min(len(prompt.turns), answers.max_turns) for prompt in prompts]
     number = round(num_prompts * each * (sum(turns) / len(turns) if turns else 1))
     if not number:
