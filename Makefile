@@ -14,7 +14,7 @@ help:
 	@echo "make demo      plain against drafted decoding with the default pair"
 	@echo "make test      check + the quick tests"
 	@echo "make test-all  check + every test that this machine can run, then exact and serve-test"
-	@echo "make check     lint, format, types, imports, sizes"
+	@echo "make check     lint, format, types, imports"
 	@echo "make exact     drafted output equals plain output, bit for bit (slow)"
 	@echo "make serve-test  the server with the real pair: clients, identical texts, load (slow)"
 	@echo "make clean     remove build products and tool caches, keep .venv and the models"
@@ -40,7 +40,6 @@ check: env
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tools/check_sizes.py
 
 env: $(STAMP)
 

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import torch
 
+from blockdraft.allocation.controller import DepthUse
 from blockdraft.bench import decode
 from blockdraft.cache.memory import Unlimited
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ContextTooLong
 from blockdraft.engine.completion import Completion, Generation, Timings
-from blockdraft.engine.controller import DepthUse
-from blockdraft.engine.ledger import PhaseTimer
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.measure.phases import PhaseTimer
 from blockdraft.speculate.drafters.none import NoDrafter
 
 FIRST_TOKEN_SECONDS = 0.5

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from blockdraft.engine.controller import Candidate, Controller
-from blockdraft.engine.costs import StepCosts
+from blockdraft.allocation.controller import Candidate, Controller
+from blockdraft.allocation.costs import StepCosts
 
 Rates = Callable[[int, float], Sequence[float]]
 """Acceptance by position, each given that all before were accepted, of a sequence at a time."""

@@ -11,7 +11,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.core.request import FinishReason, SamplingParams
 from blockdraft.core.sequence import Batch, DraftBlock
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts

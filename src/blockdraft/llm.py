@@ -13,9 +13,9 @@ from blockdraft.core.machine import num_cpus
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
-from blockdraft.engine.measuring import Meter, measured
 from blockdraft.engine.samples import Job, Samples
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
+from blockdraft.measure.measuring import Meter, measured
 from blockdraft.models.loading import resolve_device, resolve_dtype
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Message, load_tokenizer

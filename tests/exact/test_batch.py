@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from blockdraft.allocation.controller import AdaptiveDepth, Controller, FixedDepth
+from blockdraft.allocation.cost_measurement import measure_costs
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.calibrate import measure_costs
-from blockdraft.engine.controller import AdaptiveDepth, Controller, FixedDepth
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter

@@ -14,13 +14,13 @@ LIGHT_MODULES = [
     "blockdraft.cache.memory",
     "blockdraft.cache.pages",
     "blockdraft.core.config",
-    "blockdraft.core.environment",
+    "blockdraft.measure.provenance",
     "blockdraft.core.errors",
     "blockdraft.core.grammar",
     "blockdraft.core.request",
     "blockdraft.core.sequence",
     "blockdraft.engine.fair_queue",
-    "blockdraft.engine.report",
+    "blockdraft.measure.step_report",
     "blockdraft.hub.cache_dir",
     "blockdraft.hub.catalog",
     "blockdraft.hub.resolve",
@@ -41,7 +41,7 @@ LIGHT_MODULES = [
 ]
 
 
-PLANNERS = ["blockdraft.engine.controller", "blockdraft.engine.scheduler"]
+PLANNERS = ["blockdraft.allocation.controller", "blockdraft.engine.scheduler"]
 """What decides who runs, and how much is drafted: arithmetic, and no tensors."""
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.request import FinishReason, SamplingParams
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.draft_context import ContextKV, ContextSpan, LayerKV
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.target import Target

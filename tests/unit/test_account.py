@@ -11,9 +11,9 @@ from torch import nn
 from blockdraft import LLM
 from blockdraft.core.recorder import Work
 from blockdraft.engine import engine as engine_module
-from blockdraft.engine.account import DraftMemory, Ledger, LedgerLine, make_ledger
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.ledger import NO_TIMER, NoTimer, PhaseTimer, PhaseTotals
+from blockdraft.measure.ledger import DraftMemory, Ledger, LedgerLine, make_ledger
+from blockdraft.measure.phases import NO_TIMER, NoTimer, PhaseTimer, PhaseTotals
 from blockdraft.models.packed import can_pack
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.fakes import OracleDrafter, TableTarget

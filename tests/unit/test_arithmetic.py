@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from blockdraft.cache.pages import Pages
 from blockdraft.core.recorder import Work
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.account import line_rates, make_ledger
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.ledger import PhaseTimer
+from blockdraft.measure.ledger import line_rates, make_ledger
+from blockdraft.measure.phases import PhaseTimer
 from blockdraft.models.arithmetic import Rates, target_rates
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts

@@ -11,8 +11,8 @@ import pytest
 from blockdraft import RequestError
 from blockdraft.core.errors import EngineDead, Overloaded
 from blockdraft.engine.async_engine import AsyncEngine
-from blockdraft.engine.report import Pace
 from blockdraft.engine.samples import Job
+from blockdraft.measure.step_report import Pace
 from tests.small_llm import MAX_TOKENS, assert_nothing_left, load_llm, params
 
 PATIENCE = 20.0

@@ -19,8 +19,8 @@ from blockdraft.bench.workload import (
 )
 from blockdraft.cli.main import app
 from blockdraft.core.errors import BlockdraftError, ConfigError, RequestError
-from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.llm import LLM
+from blockdraft.measure.acceptance import AcceptanceStats
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 

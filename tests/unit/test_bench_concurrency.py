@@ -29,8 +29,8 @@ from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.ledger import NO_TIMER
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.measure.phases import NO_TIMER
 from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
 
 PROMPTS = [BenchPrompt(name, name[0], name) for name in ("a1", "a2", "a3", "b1")]

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from blockdraft.engine.controller import AdaptiveDepth, Candidate, Controller, FixedDepth
-from blockdraft.engine.costs import StepCosts
+from blockdraft.allocation.controller import AdaptiveDepth, Candidate, Controller, FixedDepth
+from blockdraft.allocation.costs import StepCosts
 from tests.controller_sim import Machine, Result, simulate
 
 CPU = Machine()

@@ -4,10 +4,10 @@ import random
 import numpy as np
 import pytest
 
-from blockdraft.engine.acceptance import Acceptance
-from blockdraft.engine.calibrate import measure_points
-from blockdraft.engine.costs import CostCurve, StepCosts
-from blockdraft.engine.plans import Economy
+from blockdraft.allocation.acceptance import Acceptance
+from blockdraft.allocation.cost_measurement import measure_points
+from blockdraft.allocation.costs import CostCurve, StepCosts
+from blockdraft.allocation.depths import Economy
 
 FORWARD = [(1, 0.016), (4, 0.0175), (16, 0.022), (64, 0.046)]
 

@@ -7,7 +7,7 @@ import pytest
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.proof.explain.record import recording
 from blockdraft.proof.explain.run import explain
 from blockdraft.proof.explain.sums import sum_all, sum_rounds

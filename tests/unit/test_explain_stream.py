@@ -6,7 +6,7 @@ import pytest
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk
-from blockdraft.engine.ledger import NO_TIMER, PhaseTotals
+from blockdraft.measure.phases import NO_TIMER, PhaseTotals
 from blockdraft.proof.explain.round import Round
 from blockdraft.proof.explain.stream import follow, longest_rejected_run, stream_both
 

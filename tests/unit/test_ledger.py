@@ -1,7 +1,7 @@
 import pytest
 
 from blockdraft.core.recorder import NO_RECORDER, Work
-from blockdraft.engine.ledger import (
+from blockdraft.measure.phases import (
     LINES,
     NO_TIMER,
     PHASES,

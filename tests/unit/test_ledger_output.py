@@ -11,8 +11,8 @@ from blockdraft.bench.ledger import Account, decode_accounted, describe_accounts
 from blockdraft.bench.ledger_page import _round_step, render_page
 from blockdraft.bench.ledger_report import LINE_LABELS, figure_lines, ledger_table
 from blockdraft.core.recorder import Work
-from blockdraft.engine.account import DraftMemory, Ledger, LedgerLine
-from blockdraft.engine.ledger import LINES
+from blockdraft.measure.ledger import DraftMemory, Ledger, LedgerLine
+from blockdraft.measure.phases import LINES
 from tests.command_line import refusal, run, run_json
 from tests.small_llm import params
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from blockdraft import LLM, ConfigError, ContextTooLong, DraftModel, ModelError, RequestError
-from blockdraft.engine.controller import AdaptiveDepth, FixedDepth
+from blockdraft.allocation.controller import AdaptiveDepth, FixedDepth
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from tests.small_llm import MAX_TOKENS, assert_nothing_left, load_llm, params, without_pages

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from blockdraft.allocation.controller import Candidate, FixedDepth
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.recorder import NO_RECORDER
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, DraftBlock, Row
-from blockdraft.engine.controller import Candidate, FixedDepth
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft_context import LayerKV
 from blockdraft.models.paged_context import PagedContexts

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from blockdraft.allocation.controller import Candidate, FixedDepth
 from blockdraft.cache.memory import Memory, Unlimited
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
-from blockdraft.engine.controller import Candidate, FixedDepth
 from blockdraft.engine.scheduler import MIN_CHUNK, Scheduler
 
 

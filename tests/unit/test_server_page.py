@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from blockdraft.engine.report import Pace
+from blockdraft.measure.step_report import Pace
 from blockdraft.server import web
 from blockdraft.text.kinds import KINDS
 from tests.serving import chat_body, error_of, running_server

@@ -2,11 +2,11 @@
 
 import pytest
 
+from blockdraft.allocation.controller import FixedDepth
 from blockdraft.cache.memory import Unlimited
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Sequence
-from blockdraft.engine.controller import FixedDepth
 from blockdraft.engine.scheduler import Scheduler
 
 NUM_PROMPT = 3 * PAGE_SIZE + 5

@@ -1,6 +1,6 @@
 import pytest
 
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 
 
 def make_stats() -> AcceptanceStats:

@@ -5,8 +5,8 @@ import pytest
 from blockdraft.core.recorder import Work
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
-from blockdraft.engine.ledger import PhaseTimer
-from blockdraft.engine.step_work import RowWork, lines_of, record_step, rows_work
+from blockdraft.measure.phases import PhaseTimer
+from blockdraft.measure.step_work import RowWork, lines_of, record_step, rows_work
 from blockdraft.speculate.commit import StepOutput
 
 

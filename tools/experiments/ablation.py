@@ -28,9 +28,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from blockdraft.core.environment import describe_environment
 from blockdraft.core.files import write_whole
 from blockdraft.hub.resolve import resolve_model
+from blockdraft.measure.provenance import describe_environment
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import LayerKV
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype

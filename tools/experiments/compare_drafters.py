@@ -23,11 +23,11 @@ from blockdraft.bench.figures import groups_of
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.speed import Measurement
 from blockdraft.bench.workload import BenchPrompt, read_workload
-from blockdraft.core.environment import describe_environment
 from blockdraft.core.jsonl import set_name
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.measuring import compute_every_prompt
 from blockdraft.llm import LLM
+from blockdraft.measure.measuring import compute_every_prompt
+from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.overlap import Overlap
 from blockdraft.train.prompts import read_prompts
 

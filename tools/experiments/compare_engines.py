@@ -28,8 +28,8 @@ import torch
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.speed import Measurement, SpeedBench
 from blockdraft.bench.workload import BenchPrompt, read_workload
-from blockdraft.core.environment import describe_environment
 from blockdraft.llm import LLM
+from blockdraft.measure.provenance import describe_environment
 
 WORKER = Path(__file__).with_name("against_vllm.py")
 SHUTDOWN_SECONDS = 60

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from blockdraft.bench.memory import kv_bytes_per_token
-from blockdraft.core.environment import describe_environment
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.ledger import NO_TIMER, PhaseTimer
 from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.llm import LLM
+from blockdraft.measure.phases import NO_TIMER, PhaseTimer
+from blockdraft.measure.provenance import describe_environment
 from blockdraft.models.packed import PackedLinear
 from blockdraft.models.paged_attention import GroupedPlan, TiledPlan
 

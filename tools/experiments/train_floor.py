@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from blockdraft.core.environment import describe_environment
 from blockdraft.hub.resolve import resolve_model
+from blockdraft.measure.provenance import describe_environment
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.blocks import Anchors, sample_anchors
 from blockdraft.train.config import TrainConfig

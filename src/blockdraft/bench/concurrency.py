@@ -21,9 +21,9 @@ from blockdraft.bench.decode import (
 from blockdraft.bench.figures import Spread, spread_of
 from blockdraft.bench.ledger import Account, merge_totals
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
-from blockdraft.engine.account import make_ledger
-from blockdraft.engine.measuring import measured
 from blockdraft.llm import LLM
+from blockdraft.measure.ledger import make_ledger
+from blockdraft.measure.measuring import measured
 
 CONCURRENCY_DEFINITIONS = {
     "concurrency": "most requests that run at once; twice as many, at least 4, are asked for "

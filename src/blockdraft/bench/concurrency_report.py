@@ -25,8 +25,8 @@ from blockdraft.bench.never_slower import (
     pair_figures,
 )
 from blockdraft.bench.report import describe_sample, empty_table, spread_cells, three_digits
-from blockdraft.engine.setting import describe_setting
 from blockdraft.llm import LLM
+from blockdraft.measure.setting import describe_setting
 
 CONCURRENCY_LEGEND = """\
 at once: most requests that run together. tok/s: output tokens of all over the

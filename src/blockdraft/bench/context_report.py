@@ -15,8 +15,8 @@ from blockdraft.bench.context import (
 )
 from blockdraft.bench.prose import Prose
 from blockdraft.bench.report import describe_sample, empty_table, spread_cells, three_digits
-from blockdraft.engine.setting import describe_setting
 from blockdraft.llm import LLM
+from blockdraft.measure.setting import describe_setting
 
 CONTEXT_LEGEND = """\
 plain, drafted: output tokens per second from the first token on. speed-up: of

@@ -9,17 +9,17 @@ from itertools import count, cycle
 from time import perf_counter
 from typing import Literal, TypeVar
 
+from blockdraft.allocation.controller import Controller, DepthUse
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.ledger import merge_totals
 from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.controller import Controller, DepthUse
-from blockdraft.engine.ledger import PhaseTotals
-from blockdraft.engine.measuring import compute_every_prompt
-from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.llm import LLM
+from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.measure.measuring import compute_every_prompt
+from blockdraft.measure.phases import PhaseTotals
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 
 DEFINITIONS = {
     "tokens_per_second": "all output tokens over all seconds, from request to last token, the "

@@ -7,11 +7,11 @@ from typing import Any
 
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.account import LEDGER_DEFINITIONS, Ledger, Margin
 from blockdraft.engine.completion import Generation
-from blockdraft.engine.ledger import PhaseTotals
-from blockdraft.engine.measuring import compute_every_prompt
 from blockdraft.llm import LLM
+from blockdraft.measure.ledger import LEDGER_DEFINITIONS, Ledger, Margin
+from blockdraft.measure.measuring import compute_every_prompt
+from blockdraft.measure.phases import PhaseTotals
 
 
 @dataclass(frozen=True, slots=True)

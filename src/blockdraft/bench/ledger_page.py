@@ -10,7 +10,7 @@ from html import escape
 from blockdraft.bench.ledger import Account
 from blockdraft.bench.ledger_report import LINE_LABELS, figure_lines
 from blockdraft.core.recorder import Line
-from blockdraft.engine.account import Ledger
+from blockdraft.measure.ledger import Ledger
 
 _WIDTH, _LEFT, _RIGHT = 900, 170, 190
 """Of the picture, its labels, and the room for the numbers behind the longest bar."""

@@ -7,7 +7,7 @@ from rich.table import Table
 from blockdraft.bench.ledger import Account
 from blockdraft.bench.report import empty_table, three_digits
 from blockdraft.core.recorder import Line
-from blockdraft.engine.account import Ledger, LedgerLine
+from blockdraft.measure.ledger import Ledger, LedgerLine
 
 LINE_LABELS: dict[Line, str] = {
     "schedule": "scheduling",

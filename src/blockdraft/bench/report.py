@@ -12,9 +12,9 @@ from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, S
 from blockdraft.bench.ledger import Account, describe_accounts, merge_totals
 from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement
-from blockdraft.engine.account import make_ledger
-from blockdraft.engine.setting import describe_setting
 from blockdraft.llm import LLM
+from blockdraft.measure.ledger import make_ledger
+from blockdraft.measure.setting import describe_setting
 
 Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from blockdraft.engine.completion import Completion
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 
 
 @dataclass(frozen=True, slots=True)

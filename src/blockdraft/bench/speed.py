@@ -11,9 +11,9 @@ from blockdraft.bench.stock import StockGenerator
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.ledger import PhaseTotals
-from blockdraft.engine.measuring import Meter, compute_every_prompt
 from blockdraft.llm import LLM
+from blockdraft.measure.measuring import Meter, compute_every_prompt
+from blockdraft.measure.phases import PhaseTotals
 from blockdraft.text.kinds import loops
 
 Decode = Callable[[list[int], SamplingParams], Sample]

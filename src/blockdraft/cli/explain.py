@@ -11,10 +11,10 @@ from blockdraft.cli import options
 from blockdraft.cli.bench_output import Progress, headline
 from blockdraft.cli.output import DIFFERS, describe_llm, print_json
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
+from blockdraft.measure.provenance import describe_environment
 
 if TYPE_CHECKING:
     from blockdraft.llm import LLM

@@ -14,9 +14,9 @@ from blockdraft.core.errors import EngineDead, Overloaded
 from blockdraft.core.grammar import Grammar
 from blockdraft.engine.completion import Chunk
 from blockdraft.engine.fair_queue import FairQueue
-from blockdraft.engine.ledger import PhaseTimer
-from blockdraft.engine.report import Load, Pace, StepObserver, StepReport, page_use
 from blockdraft.engine.samples import Job, Samples
+from blockdraft.measure.phases import PhaseTimer
+from blockdraft.measure.step_report import Load, Pace, StepObserver, StepReport, page_use
 from blockdraft.speculate.commit import StepOutput
 
 _MAX_FAILURES = 3

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from blockdraft.core.request import FinishReason
 from blockdraft.engine.engine import Progress
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.speculate.verify import TokenLogprobs
 
 

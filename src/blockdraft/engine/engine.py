@@ -7,20 +7,20 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from blockdraft.allocation.controller import AdaptiveDepth, Controller, FixedDepth
+from blockdraft.allocation.cost_measurement import measure_costs
+from blockdraft.allocation.costs import StepCosts
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ContextTooLong, RequestError
 from blockdraft.core.recorder import Recorded
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Constraint, Sequence
-from blockdraft.engine.calibrate import measure_costs
-from blockdraft.engine.controller import AdaptiveDepth, Controller, FixedDepth
-from blockdraft.engine.costs import StepCosts
 from blockdraft.engine.failures import is_out_of_memory
-from blockdraft.engine.ledger import NO_TIMER, Timer
 from blockdraft.engine.observer import Observer
 from blockdraft.engine.scheduler import Scheduler
-from blockdraft.engine.stats import AcceptanceStats
-from blockdraft.engine.step_work import record_step, rows_work
+from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.measure.phases import NO_TIMER, Timer
+from blockdraft.measure.step_work import record_step, rows_work
 from blockdraft.models.target import Target
 from blockdraft.speculate.commit import StepOutput, commit
 from blockdraft.speculate.drafters.base import Drafter

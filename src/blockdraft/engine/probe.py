@@ -14,7 +14,7 @@ from blockdraft.core.config import Thinking
 from blockdraft.core.jsonl import prompt_text, read_all
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine, Progress
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.text.tokenizer import Tokenizer, thinking_options
 
 BUNDLED = Path(__file__).with_name("probe.jsonl")

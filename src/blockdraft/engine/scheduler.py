@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
+from blockdraft.allocation.controller import Candidate, Controller
 from blockdraft.cache.memory import Memory
 from blockdraft.core.sequence import Batch, Row, Sequence
-from blockdraft.engine.controller import Candidate, Controller
 
 MIN_CHUNK = 32
 """Prompt tokens that a row gets at least, however many prompts share a step."""

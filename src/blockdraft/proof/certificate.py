@@ -5,8 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blockdraft.engine.setting import describe_setting
 from blockdraft.llm import LLM
+from blockdraft.measure.setting import describe_setting
 from blockdraft.proof.cases import Case
 from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.corpus import ProofPrompt

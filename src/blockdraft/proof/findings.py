@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.proof.agreement import Agreement
 from blockdraft.proof.cases import Case, Plan
 from blockdraft.proof.context import ContextCheck

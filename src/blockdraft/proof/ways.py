@@ -8,8 +8,8 @@ from typing import Literal
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import FinishReason
 from blockdraft.engine.completion import Chunk, Completion
-from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.llm import LLM
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.proof.cases import Case
 from blockdraft.speculate.verify import TokenLogprobs
 

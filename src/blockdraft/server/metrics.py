@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from blockdraft.engine.completion import Completion
-from blockdraft.engine.ledger import PHASES
-from blockdraft.engine.report import Load, StepReport
+from blockdraft.measure.phases import PHASES
+from blockdraft.measure.step_report import Load, StepReport
 
 MAX_TAGS = 32
 OTHER_TAG = "other"

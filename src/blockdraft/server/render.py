@@ -6,7 +6,7 @@ from typing import Any
 
 from blockdraft.engine.completion import Completion, Round
 from blockdraft.engine.samples import Job
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.server.calls import Call
 from blockdraft.server.pieces import Piece, TokenEntry
 from blockdraft.speculate.verify import TokenLogprobs

@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError
 from blockdraft.hub.resolve import resolve_model
+from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.identity import file_sha256, target_sha256, template_sha256
 from blockdraft.train.self_written import SELF_PROMPTS

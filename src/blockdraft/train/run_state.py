@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import ConfigError
+from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.settings import plain
 

@@ -15,7 +15,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine, Progress
 from blockdraft.engine.load import make_target
 from blockdraft.engine.probe import decode_alone
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.draft import DraftModel
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter

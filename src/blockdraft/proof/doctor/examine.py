@@ -5,10 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from blockdraft.core.environment import describe_environment
 from blockdraft.core.errors import BlockdraftError
 from blockdraft.core.machine import busy_cores
-from blockdraft.engine.measuring import compute_every_prompt
 from blockdraft.engine.probe import (
     ProbeAnswer,
     acceptance_by_category,
@@ -16,8 +14,10 @@ from blockdraft.engine.probe import (
     read_probe,
     run_probe,
 )
-from blockdraft.engine.stats import AcceptanceStats
 from blockdraft.llm import LLM
+from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.measure.measuring import compute_every_prompt
+from blockdraft.measure.provenance import describe_environment
 from blockdraft.proof.doctor import machine_checks, shape_checks, target_checks
 from blockdraft.proof.doctor.check import Check, verdict
 from blockdraft.proof.doctor.offline import Offline, measure_offline

@@ -8,7 +8,7 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine, Progress
 from blockdraft.engine.probe import MAX_TOKENS, decode_alone
-from blockdraft.engine.stats import AcceptanceStats
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.proof.cases import Case
 from blockdraft.proof.context import ContextCheck, check_context
 from blockdraft.proof.corpus import ProofPrompt

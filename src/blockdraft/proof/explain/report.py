@@ -6,8 +6,8 @@ from typing import Any
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.measuring import compute_every_prompt
 from blockdraft.llm import LLM
+from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.proof.explain.groups import Explained, group_prompts, main_kind
 from blockdraft.proof.explain.prompts import Question
 from blockdraft.proof.explain.run import check_explains, explain

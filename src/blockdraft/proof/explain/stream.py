@@ -12,9 +12,9 @@ import numpy as np
 from blockdraft.core.recorder import Phase
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk
-from blockdraft.engine.ledger import PHASES, PhaseTotals
-from blockdraft.engine.measuring import time_phases
 from blockdraft.llm import LLM
+from blockdraft.measure.measuring import time_phases
+from blockdraft.measure.phases import PHASES, PhaseTotals
 from blockdraft.proof.explain.round import Round
 
 STALL_MEDIANS = 3.0

@@ -14,10 +14,10 @@ from operator import mul
 
 import numpy as np
 
-from blockdraft.engine.acceptance import Acceptance
-from blockdraft.engine.costs import StepCosts
-from blockdraft.engine.plans import Economy, Plan
-from blockdraft.engine.switch import MARGIN, Probes, Switch
+from blockdraft.allocation.acceptance import Acceptance
+from blockdraft.allocation.costs import StepCosts
+from blockdraft.allocation.depths import Economy, Plan
+from blockdraft.allocation.switch import MARGIN, Probes, Switch
 
 _SEQUENCE_MEMORY = 40.0
 _ENGINE_MEMORY = 256.0

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
+from blockdraft.allocation.costs import StepCosts
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Row, Sequence
-from blockdraft.engine.costs import StepCosts
 from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.base import Drafter
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.environment import describe_environment
+from blockdraft.measure.provenance import describe_environment
 
 
 class Loaded(Protocol):

@@ -1,16 +1,15 @@
 """The ledger: where the time of a run went, what was computed in it, and what drafting cost.
 
-Times are measured (engine/ledger.py), operations and bytes follow from counted rows and the shapes
+Times are measured (measure/phases.py), operations and bytes follow from counted rows and the shapes
 of the models (models/arithmetic.py).
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from blockdraft.core.recorder import Line, Phase, Work
-from blockdraft.engine.engine import Engine
-from blockdraft.engine.ledger import LINES, SPLITS, PhaseTotals
+from blockdraft.measure.phases import LINES, SPLITS, PhaseTotals, Timer
 from blockdraft.models.arithmetic import (
     Rates,
     context_bytes,
@@ -22,8 +21,27 @@ from blockdraft.models.arithmetic import (
     target_rates,
     weight_bytes,
 )
+from blockdraft.models.target import Target
 from blockdraft.models.transformers_target import TransformersTarget
+from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+
+
+class Measurable(Protocol):
+    """What is asked of an engine that is measured."""
+
+    timer: Timer
+
+    @property
+    def target(self) -> Target:
+        """Runs the rows that are accounted for."""
+        ...
+
+    @property
+    def drafter(self) -> Drafter:
+        """Made the proposals."""
+        ...
+
 
 LEDGER_DEFINITIONS = {
     "lines": "nanoseconds by one clock: they sum to wall_nanoseconds, to the last one. On a GPU it "
@@ -187,7 +205,7 @@ class Ledger:
         return next((line.nanoseconds for line in self.lines if line.name == name), 0)
 
 
-def make_ledger(totals: PhaseTotals, engine: Engine) -> Ledger:
+def make_ledger(totals: PhaseTotals, engine: Measurable) -> Ledger:
     """The account of what a PhaseTimer has noted of this engine.
 
     Operations and bytes are known of transformers targets and DFlash drafters, 0 of any other.
@@ -205,7 +223,7 @@ def make_ledger(totals: PhaseTotals, engine: Engine) -> Ledger:
     return Ledger(tuple(lines), totals.num_steps, _memory(totals, engine))
 
 
-def line_rates(engine: Engine) -> dict[Line, Rates]:
+def line_rates(engine: Measurable) -> dict[Line, Rates]:
     """What a unit of work costs, for the lines that have such a cost."""
     rates: dict[Line, Rates] = {}
     if isinstance(engine.target, TransformersTarget):
@@ -234,7 +252,7 @@ def _waited(totals: PhaseTotals, name: Line, nanoseconds: int) -> int:
     return totals.waited[phase] * nanoseconds // max(1, totals.nanoseconds[phase])
 
 
-def _memory(totals: PhaseTotals, engine: Engine) -> DraftMemory:
+def _memory(totals: PhaseTotals, engine: Measurable) -> DraftMemory:
     drafter = engine.drafter
     if not isinstance(drafter, DFlashDrafter):
         return DraftMemory()

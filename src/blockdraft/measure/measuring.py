@@ -6,19 +6,18 @@ from contextlib import contextmanager
 import torch
 
 from blockdraft.cache.pages import Pages
-from blockdraft.engine.account import Ledger, make_ledger
-from blockdraft.engine.engine import Engine
-from blockdraft.engine.ledger import PhaseTimer, PhaseTotals
+from blockdraft.measure.ledger import Ledger, Measurable, make_ledger
+from blockdraft.measure.phases import PhaseTimer, PhaseTotals
 
 
-def compute_every_prompt(engine: Engine) -> None:
+def compute_every_prompt(engine: Measurable) -> None:
     """Turn off the reuse of prompts: runs repeat each other's, and would find them in memory."""
     memory = engine.target.memory
     if isinstance(memory, Pages):
         memory.reuse = False
 
 
-def time_phases(engine: Engine, device: str) -> None:
+def time_phases(engine: Measurable, device: str) -> None:
     """Time the phases of every step from now on; on a GPU each waits until the device is done."""
     on_gpu = torch.device(device).type == "cuda"
     engine.timer = PhaseTimer(synchronize=torch.cuda.synchronize if on_gpu else None)
@@ -27,7 +26,7 @@ def time_phases(engine: Engine, device: str) -> None:
 class Meter:
     """Keeps account of an engine that is being measured."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Measurable) -> None:
         self._engine = engine
 
     def take(self) -> Ledger:
@@ -40,7 +39,7 @@ class Meter:
 
 
 @contextmanager
-def measured(engine: Engine, device: str) -> Iterator[Meter]:
+def measured(engine: Measurable, device: str) -> Iterator[Meter]:
     """Measure what an engine does inside, and all that its user does: text, streams, pauses.
 
     Afterwards the engine has the timer that it had.

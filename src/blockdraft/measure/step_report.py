@@ -7,7 +7,7 @@ from typing import Protocol
 
 from blockdraft.cache.memory import Memory
 from blockdraft.cache.pages import Pages
-from blockdraft.engine.ledger import PhaseTotals
+from blockdraft.measure.phases import PhaseTotals
 
 _STALL_FACTOR = 3.0
 _NUM_GAPS = 33

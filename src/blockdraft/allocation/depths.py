@@ -6,7 +6,7 @@ from itertools import accumulate, product
 
 import numpy as np
 
-from blockdraft.engine.costs import Floats, StepCosts
+from blockdraft.allocation.costs import Floats, StepCosts
 
 _PRICES: Floats = np.array([0.02, 0.05, 0.1, 0.17, 0.25, 0.35, 0.5, 0.7])[:, None, None]
 """Probabilities of being kept that a draft must reach. The best of them is chosen."""
