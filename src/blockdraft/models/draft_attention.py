@@ -60,8 +60,7 @@ def _rule(
     starts: Tensor,
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Whether the slot `query` of row `b` sees the key `key`; all are index tensors."""
-    is_causal = config.is_causal(kind)
-    window = config.sliding_window if kind == "sliding_attention" else None
+    visibility = config.visibility(kind)
 
     def sees(b: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         block, slot = query // block_size, (key - num_context).clamp(min=0)
@@ -70,10 +69,6 @@ def _rule(
         key_place = torch.where(in_context, key, anchors[b, slot // block_size] + slot % block_size)
         before = in_context & (key < anchors[b, block]) & (key >= starts[b, block])
         visible = before | (~in_context & (slot // block_size == block))
-        if is_causal:
-            visible = visible & (key_place <= place)
-        if window is not None:
-            visible = visible & ((place - key_place).abs() < window)
-        return visible
+        return visible & visibility.sees(place, key_place)
 
     return sees

@@ -11,6 +11,7 @@ from blockdraft.models.draft_config_reader import (
     default_target_layer_ids,
     read_fields,
 )
+from blockdraft.models.visibility import Visibility
 
 __all__ = ["ARCHITECTURE", "AttentionKind", "DraftConfig", "default_target_layer_ids"]
 
@@ -84,6 +85,11 @@ class DraftConfig:
     def is_causal(self, kind: AttentionKind) -> bool:
         """Whether a slot in a layer of this kind sees only itself and earlier slots."""
         return kind == "sliding_attention" if self.causal is None else self.causal
+
+    def visibility(self, kind: AttentionKind) -> Visibility:
+        """Whom a slot in a layer of this kind sees, of its context and its block."""
+        window = self.sliding_window if kind == "sliding_attention" else None
+        return Visibility(self.is_causal(kind), window)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "DraftConfig":

@@ -40,10 +40,5 @@ def block_masks(
     visible = torch.cat((before, same), dim=2)
     masks: dict[AttentionKind, Tensor | None] = {}
     for kind in sorted(set(config.layer_types)):
-        mask = visible
-        if config.is_causal(kind):
-            mask = mask & (keys <= queries)
-        if kind == "sliding_attention" and config.sliding_window is not None:
-            mask = mask & ((queries - keys).abs() < config.sliding_window)
-        masks[kind] = mask[:, None]
+        masks[kind] = (visible & config.visibility(kind).sees(queries, keys))[:, None]
     return masks

@@ -204,15 +204,11 @@ class PagedBlocks:
 
     def _ranges(self, kind: AttentionKind) -> list[tuple[int, int]]:
         """The keys that each slot sees, as in `draft_masks`."""
-        window = self._config.sliding_window if kind == "sliding_attention" else None
+        visibility = self._config.visibility(kind)
         ranges = []
         for length, block_end in zip(self._lengths, self._ends, strict=True):
             for position in range(length, length + self._width):
-                first, end = 0, block_end
-                if self._config.is_causal(kind):
-                    end = min(end, position + 1)
-                if window is not None:
-                    first, end = max(0, position - window + 1), min(end, position + window)
+                first, end = visibility.key_range(position, block_end)
                 # A slot that only fills up may see nothing; one key keeps it a number.
                 ranges.append((min(first, end - 1), end))
         return ranges
