@@ -53,11 +53,11 @@ _ENTRIES = ("vllm/entrypoints/openai/api_server.py", "sglang/launch_server.py")
 class FakeEngine:
     """Packages named vllm and sglang in a folder, and what their program wrote down.
 
-    wishes: `delay` in seconds until it is healthy, `early_status` to end with before that, `status`
-    to end with when it is told to, `is_stubborn` if it does not end then.
+    settings: `delay` in seconds until it is healthy, `early_status` to end with before that,
+    `status` to end with when it is told to, `is_stubborn` if it does not end then.
     """
 
-    def __init__(self, folder: Path, **wishes: object) -> None:
+    def __init__(self, folder: Path, **settings: object) -> None:
         self._record = folder / "record.json"
         for entry in _ENTRIES:
             path = folder / entry
@@ -68,7 +68,7 @@ class FakeEngine:
                     (folder / parent / "__init__.py").touch()
         self.environment = {
             "PYTHONPATH": str(folder),
-            "FAKE_ENGINE": json.dumps({"record": str(self._record), **wishes}),
+            "FAKE_ENGINE": json.dumps({"record": str(self._record), **settings}),
         }
 
     def record(self) -> dict:

@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from blockdraft.bench.bad_drafters import make_bad
 from blockdraft.bench.concurrency_report import (
     NEVER_SLOWER_LEGEND,
     holding_lines,
@@ -18,7 +19,6 @@ from blockdraft.bench.never_slower import (
     PairFigures,
     pair_figures,
 )
-from blockdraft.bench.spoil import spoil
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cli import options
 from blockdraft.cli.main import app
@@ -147,7 +147,7 @@ def test_a_drafter_is_needed(sides):
     with pytest.raises(ConfigError, match="no drafter"):
         NeverSlowerBench(sides[1], sides[1])
     with pytest.raises(ConfigError, match="no drafter to make noise"):
-        spoil(sides[1], "noise")
+        make_bad(sides[1], "noise")
 
 
 def guesses_of(llm):
@@ -159,13 +159,13 @@ def guesses_of(llm):
 
 def test_wrong_moves_every_guess_to_the_next_token(pair):
     guesses_of(pair)
-    spoil(pair, "wrong")
+    make_bad(pair, "wrong")
     assert pair.engine.drafter.draft([]) == [[4, 6, 0], []]
 
 
 def test_noise_replaces_every_guess_and_keeps_their_number(pair):
     last = guesses_of(pair)
-    spoil(pair, "noise")
+    make_bad(pair, "noise")
     drawn = [pair.engine.drafter.draft([]) for _ in range(50)]
     assert all([len(guess) for guess in block] == [3, 0] for block in drawn)
     tokens = [token_id for block in drawn for token_id in block[0]]
@@ -176,7 +176,7 @@ def test_noise_replaces_every_guess_and_keeps_their_number(pair):
 @pytest.mark.parametrize("fault", ["no", "wrong"])
 def test_the_command_loads_both_sides(monkeypatch, sides, tmp_path, fault):
     llm, baseline = sides
-    spoiled, loaded = [], []
+    made_bad, loaded = [], []
 
     def load(config):
         loaded.append(config.drafter)
@@ -184,18 +184,18 @@ def test_the_command_loads_both_sides(monkeypatch, sides, tmp_path, fault):
 
     monkeypatch.setattr(options, "load_llm", load)
     monkeypatch.setattr(
-        "blockdraft.bench.spoil.spoil", lambda llm, fault: spoiled.append((llm, fault))
+        "blockdraft.bench.bad_drafters.make_bad", lambda llm, fault: made_bad.append((llm, fault))
     )
     output = tmp_path / "report.json"
     arguments = ["--concurrency", "1,2", "--seconds", "0.5", "--pairs", "2", "--max-tokens", "5"]
-    arguments += ["--spoil", fault, "--output", str(output)]
+    arguments += ["--bad-drafter", fault, "--output", str(output)]
     result = CliRunner().invoke(app, ["bench", "never-slower", *arguments])
     assert result.exit_code == 0, result.output
     assert "2 requests of at most 5 tokens" in result.stdout
     assert loaded == ["auto", None]
-    assert spoiled == ([] if fault == "no" else [(llm, "wrong")])
+    assert made_bad == ([] if fault == "no" else [(llm, "wrong")])
     report = json.loads(output.read_text(encoding="utf-8"))
-    assert report["spoiled"] == fault
+    assert report["bad_drafter"] == fault
     assert [row["concurrency"] for row in report["figures"]] == [1, 2]
     assert len(report["pairs"]) == 4
     assert report["pairs"][0]["adaptive"]["requests"][0]["token_ids"]

@@ -7,7 +7,7 @@ import pytest
 from blockdraft.allocation.acceptance import Acceptance
 from blockdraft.allocation.cost_measurement import measure_points
 from blockdraft.allocation.costs import CostCurve, StepCosts
-from blockdraft.allocation.depths import Economy
+from blockdraft.allocation.depths import DepthSearch
 
 FORWARD = [(1, 0.016), (4, 0.0175), (16, 0.022), (64, 0.046)]
 
@@ -134,7 +134,7 @@ def test_few_sequences_are_planned_by_looking_at_all_plans():
     for num in (1, 2):
         for _ in range(20):
             survival = luck.uniform(0.2, 0.95, (num, 5)).cumprod(axis=1)
-            best = Economy(make_costs(), survival.tolist(), 0).best()
+            best = DepthSearch(make_costs(), survival.tolist(), 0).best()
             assert best.rate == pytest.approx(exhaustive_rate(make_costs(), survival, 0))
 
 
@@ -150,7 +150,7 @@ def test_costs_of_one_number_are_those_of_arrays():
 
 def test_two_sequences_are_planned_within_their_limits_beside_a_prompt():
     survival = np.array([[0.9, 0.8, 0.7, 0.6], [0.95, 0.0, 0.0, 0.0]])
-    best = Economy(make_costs(), survival.tolist(), 100).best()
+    best = DepthSearch(make_costs(), survival.tolist(), 100).best()
     assert best.rate == pytest.approx(exhaustive_rate(make_costs(), survival, 100))
     assert best.depths[0] > 1
     assert best.depths[1] <= 1
@@ -176,9 +176,9 @@ def test_measuring_takes_turns_and_the_median():
 
 
 def exhaustive_rate(costs: StepCosts, survival: np.ndarray, num_other_rows: int) -> float:
-    economy = Economy(costs, survival.tolist(), num_other_rows)
+    search = DepthSearch(costs, survival.tolist(), num_other_rows)
     depths = itertools.product(range(survival.shape[1] + 1), repeat=len(survival))
-    return max(economy.price(list(some)).rate for some in depths)
+    return max(search.price(list(some)).rate for some in depths)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -190,8 +190,8 @@ def test_the_best_plan_is_nearly_the_best_of_all(seed):
     costs = StepCosts(forward, forward, [(1, 0.004), (200, 0.004 + 199 * slot)])
     survival = rates.cumprod(axis=1)
     num_other_rows = 100 * (seed % 2)
-    economy = Economy(costs, survival.tolist(), num_other_rows)
-    best, plain = economy.best(), economy.price([0] * 4)
+    search = DepthSearch(costs, survival.tolist(), num_other_rows)
+    best, plain = search.best(), search.price([0] * 4)
     found = max(best.rate, plain.rate)
     assert found >= 0.985 * exhaustive_rate(costs, survival, num_other_rows)
 
@@ -200,14 +200,14 @@ def test_prompt_rows_do_not_change_what_pays():
     survival = np.array([[0.5, 0.3, 0.1]] * 3)
     forward = [(1, 0.016), (512, 0.272)]
     costs = StepCosts(forward, forward, [(6, 0.006), (96, 0.024)])
-    alone, beside = (Economy(costs, survival.tolist(), rows).best() for rows in (0, 400))
+    alone, beside = (DepthSearch(costs, survival.tolist(), rows).best() for rows in (0, 400))
     assert alone.depths == beside.depths
     assert alone.seconds == pytest.approx(beside.seconds)
 
 
 def test_only_the_sequence_that_is_guessed_well_drafts():
     survival = np.array([[0.9, 0.8, 0.7, 0.6, 0.5]] + [[0.05, 0.0, 0.0, 0.0, 0.0]] * 7)
-    depths = Economy(make_costs(), survival.tolist(), 0).best().depths
+    depths = DepthSearch(make_costs(), survival.tolist(), 0).best().depths
     assert depths[0] >= 4
     assert depths[1:] == [0] * 7
 

@@ -31,8 +31,8 @@ def serving(target, tmp_path):
     """Runs `blockdraft serve --engine vllm`, of which no process may be left in the end."""
 
     @contextmanager
-    def serving(*arguments, **wishes):
-        fake = FakeEngine(tmp_path, **wishes)
+    def serving(*arguments, **settings):
+        fake = FakeEngine(tmp_path, **settings)
         paths = f"{fake.environment['PYTHONPATH']}{os.pathsep}{SOURCE}"
         environment = {**os.environ, **fake.environment, "PYTHONPATH": paths}
         command = [sys.executable, "-W", "error", "-m", "blockdraft.cli.main", "serve", "--engine"]

@@ -1,7 +1,6 @@
 """Answers in bulk: every prompt is answered once, resumed or not, and misuse is refused."""
 
 import json
-import logging
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ModelError
-from blockdraft.train.answers import AnswerWriter, Job
+from blockdraft.train.answers import LOOP_CHECK_EVERY, AnswerWriter, Job
 from blockdraft.train.engine_answers import EngineWriter, writer_for
 from blockdraft.train.shards import read_manifest
 from tests.tiny import tiny_target, tiny_target_folder
@@ -69,13 +68,11 @@ def test_targets_that_would_be_answered_wrongly_are_refused():
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_the_engine_answers_what_the_writer_in_bulk_does_not(kind, caplog):
-    caplog.set_level(logging.WARNING)
+def test_the_engine_answers_as_the_model_would(kind):
     model = tiny_target(kind)
     settings = {"stop_ids": (), "slots": 3, "capacity": 64, "seed": 0}
-    writer = EngineWriter(model, **settings) if kind == "llama" else writer_for(model, **settings)
+    writer = writer_for(model, **settings)
     assert isinstance(writer, EngineWriter)
-    assert ("sliding window of 24" in caplog.text) == (kind == "gemma3")
     answers = {int(answer.job.id): answer for answer in writer.write(jobs(8, 30))}
     assert sorted(answers) == list(range(8))
     oracle = tiny_target(kind)
@@ -84,6 +81,18 @@ def test_the_engine_answers_what_the_writer_in_bulk_does_not(kind, caplog):
         expected = oracle(ids).logits[0, 2:-1].argmax(-1).tolist()
         assert list(answer.response_ids) == expected
         assert answer.finish in ("length", "loop")
+
+
+def test_the_engine_cuts_an_answer_that_has_begun_to_loop():
+    model = tiny_target()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # every token ties, so the lowest id is said forever
+    writer = EngineWriter(model, stop_ids=(), slots=3, capacity=400, seed=0)
+    answers = list(writer.write(jobs(6, 300)))
+    assert sorted(int(answer.job.id) for answer in answers) == list(range(6))
+    for answer in answers:
+        assert answer.finish == "loop"
+        assert len(answer.response_ids) == 3 * LOOP_CHECK_EVERY
 
 
 def test_sampled_answers_of_the_engine_follow_their_seed():

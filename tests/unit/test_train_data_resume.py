@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import folder_lock
-from blockdraft.train.answers import AnswerWriter
 from blockdraft.train.data import generate_data
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.data_history import is_answered
+from blockdraft.train.engine_answers import EngineWriter
 from blockdraft.train.shards import read_manifest, read_rows, write_manifest
 from blockdraft.train.texts import are_written
 from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE, tiny_target_folder
@@ -58,7 +58,7 @@ def test_more_tokens_than_the_context_holds_are_refused(config):
 
 
 def test_a_run_that_answers_nothing_is_refused(config, monkeypatch):
-    monkeypatch.setattr(AnswerWriter, "write", lambda self, jobs: iter(()))
+    monkeypatch.setattr(EngineWriter, "write", lambda self, jobs: iter(()))
     with pytest.raises(ConfigError, match="none of 6 prompts was answered"):
         generate_data(config)
 
@@ -115,9 +115,9 @@ def test_a_folder_that_grows_is_unfinished_until_it_has_grown(config, tmp_path, 
     assert are_written(config)
     more = write_rows(tmp_path / "more.jsonl", [{"prompt": f"ask {n}"} for n in range(9)])
     grown = replace(config, prompts=(*config.prompts, more))
-    answered = AnswerWriter.write
+    answered = EngineWriter.write
     with monkeypatch.context() as patch:
-        patch.setattr(AnswerWriter, "write", lambda *args: dies_after(3, answered(*args)))
+        patch.setattr(EngineWriter, "write", lambda *args: dies_after(3, answered(*args)))
         with pytest.raises(KeyboardInterrupt):
             generate_data(grown)
     assert not are_written(config)

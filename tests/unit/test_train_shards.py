@@ -8,12 +8,12 @@ import torch
 from transformers import AutoTokenizer
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.train.answer_file import Said
+from blockdraft.train.answer_file import PriorAnswer
 from blockdraft.train.data import generate_data
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.dataset import read_examples
 from blockdraft.train.prompts import Prompt, check_template, prompt_ids
-from blockdraft.train.shards import join_data, read_manifest, read_rows, write_shards
+from blockdraft.train.shards import ANSWERS, join_data, read_manifest, read_rows, write_shards
 from blockdraft.train.trainer import train
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_target_folder
 from tests.train_runs import small_config, write_rows
@@ -93,8 +93,8 @@ def test_chats_are_answered_turn_by_turn_with_the_targets_own_answers(folder, tm
     config = data_config(folder, tmp_path, [chat, shared], temperatures=(0.0,), max_turns=2)
     # The tiny target never ends by itself.
     with pytest.MonkeyPatch.context() as patch:
-        said = Said.of
-        patch.setattr(Said, "of", lambda row: said(row | {"finish": "stop"}))
+        said = PriorAnswer.of
+        patch.setattr(PriorAnswer, "of", lambda row: said(row | {"finish": "stop"}))
         generate_data(config)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = {row["id"]: row for _, row in read_rows(config.output / "answers.jsonl")}
@@ -185,14 +185,39 @@ def test_prompts_of_one_name_and_other_texts_are_not_one(folder, tmp_path):
     assert len(list(read_rows(outputs[0]))) == num_rows
 
 
-def test_a_folder_of_answers_trains_its_own_target_only(tmp_path):
-    config = small_config(
-        tmp_path, max_steps=1, held_out_share=0.3, mask_token_id=TEXT_VOCAB_SIZE - 1
+def test_a_prompt_may_be_answered_at_one_of_several_temperatures(folder, tmp_path):
+    rows = [{"prompt": f"say {n}", "id": str(n)} for n in range(90)]
+    config = data_config(
+        folder, tmp_path, rows, temperatures=(0.7, 0.7, 0.0), mix_temperatures=True, max_tokens=2
     )
+    order = [row["id"] for row in read_jsonl_rows(generate_data(config) / ANSWERS)]
+    found = {row["id"]: row["temperature"] for row in read_jsonl_rows(config.output / ANSWERS)}
+    assert len(order) == len(found) == 90, "one answer each"
+    assert 15 < sum(t == 0.0 for t in found.values()) < 45
+    # Any part is a fair sample: neither the order of the file, nor one temperature after another.
+    half = [found[name] for name in order[:45]]
+    assert 5 < half.count(0.0) < 25
+    assert order != sorted(order, key=int)
+    other = dataclasses.replace(config, output=tmp_path / "again")
+    again = {
+        row["id"]: row["temperature"] for row in read_jsonl_rows(generate_data(other) / ANSWERS)
+    }
+    assert again == found
+
+
+def read_jsonl_rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_folder_of_answers_trains_its_own_target_only(tmp_path):
+    config = small_config(tmp_path, max_steps=1, held_out_share=0.3)
     rows = [{"prompt": f"say {n}"} for n in range(12)]
     made = data_config(config.target, tmp_path, rows, temperatures=(1.0,), max_tokens=20)
     config = dataclasses.replace(config, data=(generate_data(made),))
-    assert read_examples(config.data, min_response_len=2, max_len=99)
+    examples = read_examples(config.data, min_response_len=2, max_len=99)
+    used = {token for example in examples for token in example.response_ids}
+    mask_token_id = max(set(range(TEXT_VOCAB_SIZE)) - used)
+    config = dataclasses.replace(config, mask_token_id=mask_token_id)
     train(dataclasses.replace(config, min_response_len=2))
     (tmp_path / "other").mkdir()
     other = tiny_target_folder(tmp_path / "other", seed=9)

@@ -16,7 +16,7 @@ import numpy as np
 
 from blockdraft.allocation.acceptance import Acceptance
 from blockdraft.allocation.costs import StepCosts
-from blockdraft.allocation.depths import Economy, Plan
+from blockdraft.allocation.depths import DepthSearch, Plan
 from blockdraft.allocation.switch import MARGIN, Probes, Switch
 
 _SEQUENCE_MEMORY = 40.0
@@ -210,14 +210,14 @@ class AdaptiveDepth(Controller):
             return _Step(plain, plain, plain, num_other_rows, is_idle=True)
         self._news = False
         self._forget_old(candidates)
-        economy = Economy(self._costs, self._survival(candidates), num_other_rows)
-        best = economy.best()
+        search = DepthSearch(self._costs, self._survival(candidates), num_other_rows)
+        best = search.best()
         gain = _trust(len(candidates)) * best.rate / plain.rate if best.num_drafting else 1.0
         self._switch.update(gain)
         followed = best if self._switch.on and gain > 1 else plain
         step = _Step(followed, plain, followed, num_other_rows)
         if self._probes.due:
-            self._probe(step, economy, candidates)
+            self._probe(step, search, candidates)
         return step
 
     def _is_promising(self, plain: Plan, limit: int) -> bool:
@@ -253,7 +253,7 @@ class AdaptiveDepth(Controller):
             if self._num_steps - tracked.tested_at > _FORGOTTEN_STEPS:
                 tracked.acceptance = self._everyone
 
-    def _probe(self, step: _Step, economy: Economy, candidates: Sequence[Candidate]) -> None:
+    def _probe(self, step: _Step, search: DepthSearch, candidates: Sequence[Candidate]) -> None:
         """Change the step into a probe, if there is something to learn and it can be afforded."""
         followed = step.followed
         depths = list(followed.depths)
@@ -269,7 +269,7 @@ class AdaptiveDepth(Controller):
             depths[i] = min(candidates[i].limit, depths[i] + _PROBE_DEPTH)
         if depths == followed.depths:
             return
-        probe, num = economy.price(depths), len(depths)
+        probe, num = search.price(depths), len(depths)
         step.aftermath = 0.0 if followed.num_drafting else self._costs.aftermath(num)
         step.paid = step.loss(probe.seconds, _believed_tokens(probe))
         if self._probes.afford(step.paid, step.plain.seconds):

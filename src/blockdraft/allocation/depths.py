@@ -36,7 +36,7 @@ class Plan:
         return sum(depth > 0 for depth in self.depths)
 
 
-class Economy:
+class DepthSearch:
     """Prices plans of one step.
 
     survival: by sequence and depth, all of one length, the probability that a draft and all before

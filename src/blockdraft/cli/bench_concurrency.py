@@ -32,7 +32,7 @@ _LLM = LLMConfig()
 _CONCURRENCY = ConcurrencyConfig()
 _NEVER_SLOWER = NeverSlowerConfig()
 
-Spoil = Literal["no", "noise", "wrong"]
+BadDrafter = Literal["no", "noise", "wrong"]
 Points = Annotated[str, typer.Option(help="Most requests at once, point by point.", metavar="N,N")]
 Prompts = Annotated[
     list[Path] | None,
@@ -139,8 +139,8 @@ def never_slower(
     ctx: typer.Context,
     concurrency: Points = show_points(_NEVER_SLOWER.concurrency),
     prompts: Prompts = None,
-    spoil: Annotated[
-        Spoil,
+    bad_drafter: Annotated[
+        BadDrafter,
         typer.Option(help="Make the drafter bad: guesses at random, or off by one."),
     ] = "no",
     seconds: Annotated[
@@ -170,14 +170,16 @@ def never_slower(
         pairs=pairs,
         max_tokens=max_tokens,
     )
-    _measure_never_slower(options.llm_config(ctx.params), config, workload, spoil, output, as_json)
+    _measure_never_slower(
+        options.llm_config(ctx.params), config, workload, bad_drafter, output, as_json
+    )
 
 
 def _measure_never_slower(
     llm_config: LLMConfig,
     config: NeverSlowerConfig,
     workload: list[BenchPrompt],
-    spoil: Spoil,
+    bad_drafter: BadDrafter,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -188,17 +190,17 @@ def _measure_never_slower(
     from rich.console import Console
 
     from blockdraft.bench import concurrency_report as report
+    from blockdraft.bench.bad_drafters import make_bad
     from blockdraft.bench.never_slower import NeverSlowerBench, pair_figures
-    from blockdraft.bench.spoil import spoil as spoil_drafter
 
-    if spoil != "no":
-        spoil_drafter(llm, spoil)
+    if bad_drafter != "no":
+        make_bad(llm, bad_drafter)
     progress = Progress("never slower", len(config.concurrency) * config.pairs, "pairs")
     measured = NeverSlowerBench(llm, baseline).run(workload, config, progress.advance)
-    described = report.never_slower_json(llm, config, measured) | {"spoiled": spoil}
+    described = report.never_slower_json(llm, config, measured) | {"bad_drafter": bad_drafter}
     publish(described, output, as_json=as_json)
     if not as_json:
-        print(headline(llm) + ("" if spoil == "no" else f", drafter spoiled: {spoil}"))
+        print(headline(llm) + ("" if bad_drafter == "no" else f", bad drafter: {bad_drafter}"))
         size = f"{config.requests_per_point} requests of at most {config.max_tokens} tokens"
         rows = pair_figures(measured)
         Console().print(report.never_slower_table(f"greedy, {size}", rows))

@@ -168,9 +168,9 @@ def _serve_with(
     llm_config: LLMConfig, config: ServeConfig, engine: EngineConfig, given: Mapping[str, str]
 ) -> None:
     from blockdraft.server.engines.run import serve_with
-    from blockdraft.server.engines.wish import Wish
+    from blockdraft.server.engines.settings import EngineSettings
 
-    if status := serve_with(Wish(llm_config, config, engine, given)):
+    if status := serve_with(EngineSettings(llm_config, config, engine, given)):
         raise typer.Exit(status)
 
 

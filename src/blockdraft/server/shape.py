@@ -78,7 +78,7 @@ def read_shape(
     """What the answer must look like; None if it is free. For `thinks` see Answer.
 
     Raises:
-        RequestError: the format is malformed, or there are two wishes at once.
+        RequestError: the format is malformed, or there are two formats at once.
     """
     wanted = _read_format(response_format)
     if toolbox is None:

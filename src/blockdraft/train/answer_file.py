@@ -26,7 +26,7 @@ def shared_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PriorAnswer:
     """An answer: to which prompt, its tokens if it has an end, else how many there are."""
 
     prompt_ids: tuple[int, ...]
@@ -34,7 +34,7 @@ class Said:
     cut_at: int | None
 
     @classmethod
-    def of(cls, row: Row) -> "Said":
+    def of(cls, row: Row) -> "PriorAnswer":
         """An answer that the conversation can go on from, if it has an end."""
         finish, response_ids = row["finish"], shared_ids(row["response_ids"])
         return cls(
@@ -48,7 +48,7 @@ class Said:
         return self.cut_at is not None and self.cut_at < max_tokens
 
 
-Answered = dict[Key, Said]
+Answered = dict[Key, PriorAnswer]
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ def read_answered(path: Path) -> Answered:
         return answered
     for number, row in read_jsonl(path, is_growing=True):
         try:
-            answered[key_of(row)] = Said.of(row)
+            answered[key_of(row)] = PriorAnswer.of(row)
         except (KeyError, TypeError) as error:
             reason, remedy = f"{error!r}", "delete that line, or give another --output"
             raise bad_row(path, number, reason, remedy) from error

@@ -29,9 +29,9 @@ from blockdraft.train.answer_file import (
     Answered,
     DataProgress,
     Key,
+    PriorAnswer,
     Report,
     Row,
-    Said,
     append_rows,
     key_of,
     last_rows,
@@ -358,7 +358,7 @@ def _write_answers(
     progress = DataProgress("answers", len(jobs), 0, 0, 0.0, Counter())
     path = config.output / ANSWERS
     for row in append_rows(path, writer.write(jobs), _to_row, progress, report):
-        answered[key_of(row)] = Said.of(row)
+        answered[key_of(row)] = PriorAnswer.of(row)
 
 
 def _to_row(answer: Answer) -> Row:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.server.engines.config import EngineConfig, EngineName
-from blockdraft.server.engines.wish import Pair, Wish
+from blockdraft.server.engines.settings import EngineSettings, Pair
 
 _PROBE = """
 import importlib.util, sys
@@ -41,38 +41,40 @@ class Engine:
     name: EngineName
     module: str
     entry: tuple[str, ...]
-    arguments: Callable[[Wish, Pair], list[str]]
-    environment: Callable[[Wish], dict[str, str]]
+    arguments: Callable[[EngineSettings, Pair], list[str]]
+    environment: Callable[[EngineSettings], dict[str, str]]
     refused: Mapping[str, str]
 
-    def check(self, wish: Wish) -> None:
+    def check(self, settings: EngineSettings) -> None:
         """Refuse what the engine cannot honor, and an engine that is not there.
 
         Raises:
             ConfigError: the first such option, or where the engine was looked for.
         """
         for field, remedy in self.refused.items():
-            if field in wish.given:
-                raise ConfigError(f"{wish.given[field]} cannot be kept by {self.name}: {remedy}")
-        if wish.llm.exact and "exact" in wish.given:
+            if field in settings.given:
+                raise ConfigError(
+                    f"{settings.given[field]} cannot be kept by {self.name}: {remedy}"
+                )
+        if settings.llm.exact and "exact" in settings.given:
             raise ConfigError(
-                f"{wish.given['exact']} on cannot be kept by {self.name}: whether drafted text "
+                f"{settings.given['exact']} on cannot be kept by {self.name}: whether drafted text "
                 "equals plain text is up to it; leave it out"
             )
-        if wish.llm.dtype == "float64":
+        if settings.llm.dtype == "float64":
             raise ConfigError(f"dtype is float64; {self.name} has auto, bfloat16 and float32")
-        self._check_installed(wish.engine)
+        self._check_installed(settings.engine)
 
-    def command(self, wish: Wish, pair: Pair) -> Command:
+    def command(self, settings: EngineSettings, pair: Pair) -> Command:
         """The program that serves a pair.
 
         Raises:
             ConfigError: an option that was handed on stands in the command already.
         """
-        arguments = self.arguments(wish, pair)
-        _check_extra(arguments, wish.engine.extra)
-        line = (wish.engine.python, *self.entry, *arguments, *wish.engine.extra)
-        return Command(line, self.environment(wish))
+        arguments = self.arguments(settings, pair)
+        _check_extra(arguments, settings.engine.extra)
+        line = (settings.engine.python, *self.entry, *arguments, *settings.engine.extra)
+        return Command(line, self.environment(settings))
 
     def _check_installed(self, config: EngineConfig) -> None:
         probe = [config.python, "-c", _PROBE, self.module]
@@ -92,14 +94,14 @@ class Engine:
             )
 
 
-def common_arguments(wish: Wish) -> list[str]:
+def common_arguments(settings: EngineSettings) -> list[str]:
     """Options that all engines spell alike."""
-    serve, engine = wish.serve, wish.engine
+    serve, engine = settings.serve, settings.engine
     return [
-        *("--served-model-name", serve.model_name or wish.llm.target),
+        *("--served-model-name", serve.model_name or settings.llm.target),
         *("--host", serve.host),
         *("--port", str(serve.port)),
-        *("--dtype", wish.llm.dtype),
+        *("--dtype", settings.llm.dtype),
         *("--tensor-parallel-size", str(engine.tensor_parallel)),
         *("--pipeline-parallel-size", str(engine.pipeline_parallel)),
         *("--data-parallel-size", str(engine.data_parallel)),

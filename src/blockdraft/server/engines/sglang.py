@@ -2,20 +2,20 @@
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.server.engines.engine import Engine, common_arguments
-from blockdraft.server.engines.wish import Pair, Wish
+from blockdraft.server.engines.settings import EngineSettings, Pair
 
 
-def _arguments(wish: Wish, pair: Pair) -> list[str]:
+def _arguments(settings: EngineSettings, pair: Pair) -> list[str]:
     arguments = [
         *("--model-path", str(pair.target)),
-        *common_arguments(wish),
+        *common_arguments(settings),
         "--enable-metrics",
     ]
     if pair.drafter is not None:
-        if wish.engine.pipeline_parallel > 1:
+        if settings.engine.pipeline_parallel > 1:
             raise ConfigError(
-                f"pipeline_parallel is {wish.engine.pipeline_parallel}; sglang drafts on one stage "
-                "only; leave it out, or give --drafter none"
+                f"pipeline_parallel is {settings.engine.pipeline_parallel}; sglang drafts on one "
+                "stage only; leave it out, or give --drafter none"
             )
         # Here the anchor counts: its draft tokens are the slots of a block.
         arguments += [
@@ -23,13 +23,13 @@ def _arguments(wish: Wish, pair: Pair) -> list[str]:
             *("--speculative-draft-model-path", str(pair.drafter)),
             *("--speculative-num-draft-tokens", str(pair.num_draft_tokens + 1)),
         ]
-    if "max_concurrency" in wish.given:
-        arguments += ["--max-running-requests", str(wish.llm.max_concurrency)]
+    if "max_concurrency" in settings.given:
+        arguments += ["--max-running-requests", str(settings.llm.max_concurrency)]
     return arguments
 
 
-def _environment(wish: Wish) -> dict[str, str]:
-    if wish.serve.api_keys:
+def _environment(settings: EngineSettings) -> dict[str, str]:
+    if settings.serve.api_keys:
         raise ConfigError(
             "an API key is given; sglang takes it from its command line, where everybody sees it, "
             "or from a file: write `api-key: KEY` to a YAML file and add `-- --config FILE`"

@@ -4,16 +4,16 @@ import json
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.server.engines.engine import Engine, common_arguments
-from blockdraft.server.engines.wish import Pair, Wish
+from blockdraft.server.engines.settings import EngineSettings, Pair
 
 _GIB = 2**30
 
 
-def _arguments(wish: Wish, pair: Pair) -> list[str]:
-    serve = wish.serve
+def _arguments(settings: EngineSettings, pair: Pair) -> list[str]:
+    serve = settings.serve
     arguments = [
         *("--model", str(pair.target)),
-        *common_arguments(wish),
+        *common_arguments(settings),
         *("--shutdown-timeout", str(round(serve.drain_seconds))),
     ]
     if pair.drafter is not None:
@@ -24,17 +24,17 @@ def _arguments(wish: Wish, pair: Pair) -> list[str]:
             "num_speculative_tokens": pair.num_draft_tokens,
         }
         arguments += ["--speculative-config", json.dumps(drafts)]
-    if "max_concurrency" in wish.given:
-        arguments += ["--max-num-seqs", str(wish.llm.max_concurrency)]
-    if wish.llm.memory is not None:
-        arguments += ["--kv-cache-memory-bytes", str(int(wish.llm.memory * _GIB))]
+    if "max_concurrency" in settings.given:
+        arguments += ["--max-num-seqs", str(settings.llm.max_concurrency)]
+    if settings.llm.memory is not None:
+        arguments += ["--kv-cache-memory-bytes", str(int(settings.llm.memory * _GIB))]
     if serve.cors_origins:
         arguments += ["--allowed-origins", json.dumps(serve.cors_origins)]
     return arguments
 
 
-def _environment(wish: Wish) -> dict[str, str]:
-    keys = wish.serve.api_keys
+def _environment(settings: EngineSettings) -> dict[str, str]:
+    keys = settings.serve.api_keys
     if len(keys) > 1:
         raise ConfigError(
             f"{len(keys)} API keys are given; vllm takes one without showing it to everybody in "

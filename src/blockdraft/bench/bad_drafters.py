@@ -11,7 +11,7 @@ from blockdraft.llm import LLM
 Fault = Literal["noise", "wrong"]
 
 
-def spoil(llm: LLM, fault: Fault) -> None:
+def make_bad(llm: LLM, fault: Fault) -> None:
     """Make a loaded drafter bad, in place: it works as before, and something else is handed on.
 
     "noise": random tokens. "wrong": every guess becomes its neighbor in the vocabulary, so what was
@@ -24,11 +24,11 @@ def spoil(llm: LLM, fault: Fault) -> None:
         raise ConfigError(f"there is no drafter to make {fault}; name one with --drafter")
     drafter, vocab_size = llm.engine.drafter, llm.engine.target.vocab_size
     draw = random.Random(0).randrange
-    spoiled: dict[Fault, Callable[[int], int]] = {
+    changes: dict[Fault, Callable[[int], int]] = {
         "noise": lambda token_id: draw(vocab_size),
         "wrong": lambda token_id: (token_id + 1) % vocab_size,
     }
-    draft, change = drafter.draft, spoiled[fault]
+    draft, change = drafter.draft, changes[fault]
 
     def draft_badly(batch: Batch) -> DraftBlock:
         return [[change(token_id) for token_id in guess] for guess in draft(batch)]

@@ -25,7 +25,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class EngineSettings:
     """All options of `blockdraft serve` that another engine has to honor.
 
     given: how the user spelled the options that were given on the command line, by the names of
@@ -38,16 +38,16 @@ class Wish:
     given: Mapping[str, str]
 
 
-def resolve_pair(wish: Wish) -> Pair:
+def resolve_pair(settings: EngineSettings) -> Pair:
     """Find both models, and check that they belong together.
 
     Raises:
         ConfigError: there is nothing to draft with, or a block is not as long.
         ModelError: a model cannot be found, or the drafter was made for another target.
     """
-    target = resolve_model(wish.llm.target)
-    drafter = resolve_drafter(wish.llm, target)
-    wanted = wish.engine.num_draft_tokens
+    target = resolve_model(settings.llm.target)
+    drafter = resolve_drafter(settings.llm, target)
+    wanted = settings.engine.num_draft_tokens
     if drafter is None:
         if wanted is not None:
             raise ConfigError(f"num_draft_tokens is {wanted}, but there is no drafter; name one")
