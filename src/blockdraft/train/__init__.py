@@ -1,0 +1,28 @@
+"""A drafter's way: where a drafter comes from.
+
+1. `config_file.py` reads a run: `config.py` is the training, `data_config.py` the answers.
+   `plan.py` tells what a run will be before it starts, and `texts.py` how much there will be to
+   learn from; what would stop it is found here. `keys.py` prints all settings, `interrupted.py`
+   says how a run goes on that was broken off. `__main__.py` is the trainer without the command
+   line.
+2. `prompts.py` reads what users say, or lets the target write it; `overlap.py` leaves out what
+   overlaps a benchmark. `data.py` lets the target answer (`answers.py` in bulk, `engine_answers.py`
+   by the engine where that is not possible), turn by turn, line by line, so that nothing is lost,
+   and `shards.py` packs what is fit to learn from, with a manifest.
+3. `dataset.py` makes rows of texts: one each, or several packed, and a batch says of each token
+   which text it belongs to and where it stands in it.
+4. `features.py` asks the frozen target for the states that the drafter reads, in every pass or from
+   disk. The drafter sees them as it does when it drafts: `models/draft.py` is the same code.
+5. `blocks.py` lays blocks on random answer tokens, others in every pass. A slot sees the features
+   of its own text before its anchor, and its own block (`models/draft_masks.py`, dense;
+   `models/draft_attention.py`, in tiles on a GPU).
+6. `step.py` goes through the blocks a few anchors at a time and through the head in chunks;
+   `loss.py` weighs the slots: the answer's token, the target's distribution, or both.
+7. `optimizer.py` keeps float32 masters and their average. Several processes (`parallel.py`) draw
+   the same step, compute a share of its rows each, and add their gradients; FSDP2 may share the
+   target's layers out among them.
+8. `evaluate.py` walks over held-out answers; `true_tau.py` decodes with the engine that serves. The
+   difference is the gap between training and serving, and should be small.
+9. `trainer.py` holds it together: step, evaluate, save. What it leaves: `drafter/` (the best) and
+   `last/`, `log.jsonl` (`run_log.py`), `index.html` (`report.py`), `state.pt` (`run_state.py`).
+"""
