@@ -15,6 +15,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 KEY_MULTIPLE = 64
 
+SlotKV = list[tuple[Tensor, Tensor]]
+"""Keys and values of one token in each layer that has its own, each [1, kv_heads, 1, head_dim]."""
+
 
 class KVLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
     """K/V of one layer: [1, kv_heads, capacity, head_dim], of which `length` slots are valid.
@@ -102,6 +105,21 @@ class KVCache(Cache):  # type: ignore[misc]
         """
         for layer in self._held:
             layer.truncate(length)
+
+    def copied(self, position: int) -> "SlotKV":
+        """Copies of the keys and values at a position, for `append`."""
+        copies = []
+        for layer in self._held:
+            assert layer.keys is not None
+            assert layer.values is not None
+            slot = slice(position, position + 1)
+            copies.append((layer.keys[:, :, slot].clone(), layer.values[:, :, slot].clone()))
+        return copies
+
+    def append(self, slot: "SlotKV") -> None:
+        """Put the keys and values of one token behind those held."""
+        for layer, (keys, values) in zip(self._held, slot, strict=True):
+            layer.update(keys, values)
 
     def repeat(self, length: int) -> None:
         """Fill up to `length` tokens with copies of those held."""

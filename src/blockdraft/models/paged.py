@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.core.errors import ModelError
-from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.models.exact import TAIL_SPLIT, Split
 from blockdraft.models.paged_attention import (
     PAGED_ATTENTION,
@@ -43,12 +43,14 @@ class _Stretch:
 class PagedTarget(TransformersTarget):
     """A transformers model that runs all rows of a batch in one forward. See TransformersTarget.
 
-    `memory` says what fits.
+    `memory` says what fits. The rows of a plan are chains.
 
     Raises:
         NotPaged: the model needs the sequential path.
         ModelError: the model is not supported at all.
     """
+
+    takes_trees = False
 
     def __init__(
         self,
@@ -65,21 +67,21 @@ class PagedTarget(TransformersTarget):
         self._kernels = kernels_for_pages(self.kv)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
+    def forward(self, plan: ForwardPlan) -> TargetOutput:
         """See Target.forward. The scheduler has reserved the pages."""
         stretches = [
             _Stretch(
-                row.sequence.key,
-                row.new_ids + draft,
-                row.sequence.num_cached,
-                row.num_logits(len(draft)),
+                planned.row.sequence.key,
+                planned.token_ids,
+                planned.row.sequence.num_cached,
+                planned.num_logits,
                 index,
             )
-            for index, (row, draft) in enumerate(zip(batch, block, strict=True))
+            for index, planned in enumerate(plan)
         ]
-        with_features = any(row.sequence.may_draft for row in batch)
+        with_features = plan.wants_features
         logits: list[Tensor] = []
-        features: list[list[Tensor]] = [[] for _ in batch]
+        features: list[list[Tensor]] = [[] for _ in plan]
         for packed in _packed(stretches, self.rule.max_rows):
             piece_logits, piece_features = self._run(packed, with_features=with_features)
             logits.append(piece_logits)
@@ -142,8 +144,11 @@ class PagedTarget(TransformersTarget):
     def _num_memory_tokens(self) -> int:
         return self.memory.num_tokens
 
+    def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
+        """See Target.keep. Slots behind the end are written again before they are read."""
+
     def truncate(self, key: int, length: int) -> None:
-        """See Target.truncate. Slots behind the end are written again before they are read."""
+        """See Target.truncate; likewise nothing is to be done."""
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""

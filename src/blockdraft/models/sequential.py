@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from blockdraft.cache.kv import KVCache
+from blockdraft.cache.kv import KVCache, SlotKV
 from blockdraft.cache.memory import Unlimited
-from blockdraft.core.sequence import Batch, DraftBlock, Row
+from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.models.attention import EXACT_ATTENTION, STOCK_ATTENTION
 from blockdraft.models.exact import NUM_COPIED, TAIL_SPLIT, Split
 from blockdraft.models.target import TargetOutput
@@ -19,7 +19,9 @@ from blockdraft.models.transformers_target import TransformersTarget, filled
 
 
 class SequentialTarget(TransformersTarget):
-    """One K/V cache per sequence, one forward per row. See TransformersTarget."""
+    """One K/V cache per sequence, one forward per row or path. See TransformersTarget."""
+
+    takes_trees = True
 
     def __init__(
         self, model: PreTrainedModel, *, layer_ids: Sequence[int] = (), exact: bool = True
@@ -28,25 +30,68 @@ class SequentialTarget(TransformersTarget):
         super().__init__(model, attention, layer_ids=layer_ids, exact=exact)
         self.memory = Unlimited()
         self._caches: dict[int, KVCache] = {}
+        self._node_kv: dict[int, dict[int, SlotKV]] = {}
+        """Of the trees of the last forward, until commit says which path stays."""
+        self._num_forwards = 0
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
+    def forward(self, plan: ForwardPlan) -> TargetOutput:
         """See Target.forward. Sequences new to the target get a cache."""
-        outputs = [self._forward_row(row, draft) for row, draft in zip(batch, block, strict=True)]
-        lengths = [len(row.new_ids) + len(draft) for row, draft in zip(batch, block, strict=True)]
+        self._num_forwards = 0
+        outputs = [self._forward_row(planned) for planned in plan]
         return TargetOutput(
             torch.cat([o[0] for o in outputs]),
             [o[1] for o in outputs],
-            num_forwards=sum(-(-length // self.rule.max_rows) for length in lengths),
+            num_forwards=self._num_forwards,
         )
 
-    def _forward_row(self, row: Row, draft: list[int]) -> tuple[Tensor, Tensor | None]:
-        cache = self._caches.setdefault(row.sequence.key, KVCache(len(self.layers)))
-        assert cache.length == row.sequence.num_cached
-        num_logits = row.num_logits(len(draft))
+    def _forward_row(self, planned: PlannedRow) -> tuple[Tensor, Tensor | None]:
+        sequence = planned.row.sequence
+        cache = self._caches.setdefault(sequence.key, KVCache(len(self.layers)))
+        assert cache.length == sequence.num_cached
+        if not planned.tree.is_chain:
+            return self._run_paths(cache, planned)
         return self._run(
-            cache, row.new_ids + draft, num_logits, with_features=row.sequence.may_draft
+            cache, planned.token_ids, planned.num_logits, with_features=sequence.may_draft
         )
+
+    def _run_paths(self, cache: KVCache, planned: PlannedRow) -> tuple[Tensor, Tensor | None]:
+        """The paths of a tree one after another, as plain decoding would run each of them.
+
+        A node that several leaves share is computed once, and its keys and values are copied to
+        where it stands in every path.
+        """
+        row, tree = planned.row, planned.tree
+        num_new, base = len(row.new_ids), cache.length + len(row.new_ids)
+        done = self._node_kv[row.sequence.key] = {}
+        logits, features, order = [], [], list(range(num_new))
+        for leaf in tree.leaves:
+            path = tree.path(leaf)
+            shared = [node for node in path if node in done]
+            fresh = path[len(shared) :]
+            token_ids = [tree.tokens[node] for node in fresh]
+            num_logits = len(fresh)
+            if not done:
+                token_ids = row.new_ids + token_ids
+                num_logits = planned.num_logits - len(tree) + len(fresh)
+            else:
+                cache.truncate(base)
+                for node in shared:
+                    cache.append(done[node])
+            own, own_features = self._run(
+                cache, token_ids, num_logits, with_features=row.sequence.may_draft
+            )
+            logits.append(own)
+            features += [] if own_features is None else [own_features]
+            for node in fresh:
+                done[node] = cache.copied(base + tree.depths[node] - 1)
+                order.append(num_new + node)
+        # From the order in which they ran to that of the nodes.
+        places = torch.tensor(order, device=self.model.device).argsort()
+        of_logits = places[planned.num_positions - planned.num_logits :]
+        of_logits = of_logits - (planned.num_positions - planned.num_logits)
+        in_order = torch.cat(features)[places] if features else None
+        return torch.cat(logits)[of_logits], in_order
 
     def _run(
         self,
@@ -72,6 +117,7 @@ class SequentialTarget(TransformersTarget):
         self, cache: KVCache, token_ids: list[int], num_choices: int, with_features: bool
     ) -> tuple[Tensor, Tensor | None]:
         start, num_real = cache.length, len(token_ids)
+        self._num_forwards += 1
         # Rows that only fill up repeat the last token at its own position, so that no position past
         # the end is ever used; causal attention hides them from the real rows.
         num_fill = filled(num_real, self.rule) - num_real
@@ -95,14 +141,28 @@ class SequentialTarget(TransformersTarget):
     def _num_memory_tokens(self) -> int:
         return self.memory.num_tokens
 
+    @torch.inference_mode()
+    def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
+        """See Target.keep."""
+        sequence, num_new = planned.row.sequence, len(planned.row.new_ids)
+        cache, node_kv = self._caches[sequence.key], self._node_kv.pop(sequence.key, None)
+        if node_kv is None:
+            cache.truncate(sequence.num_cached + num_new + len(nodes))
+            return
+        cache.truncate(sequence.num_cached + num_new)
+        for node in nodes:
+            cache.append(node_kv[node])
+
     def truncate(self, key: int, length: int) -> None:
         """See Target.truncate."""
+        self._node_kv.pop(key, None)
         if key in self._caches:
             self._caches[key].truncate(length)
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
         self._caches.pop(key, None)
+        self._node_kv.pop(key, None)
 
     @torch.inference_mode()
     def logits_of_split(

@@ -1,23 +1,24 @@
 """What the engine needs of a target model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from blockdraft.cache.memory import Memory
-from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.core.plan import ForwardPlan, PlannedRow
 
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """What one pass over a batch computed.
+    """What one pass over a plan computed.
 
-    logits: [positions, V], row after row: the 1 + num_drafted positions that get a choice, none of
-    an incomplete row; all positions of a prompt that is scored. See Row.num_logits.
-    features: [num_new + num_drafted, num_features * hidden] of every token of a row: the outputs
-    of the wanted layers side by side, in the order asked for; None if none are wanted. May be None
-    for a row whose sequence never drafts.
+    logits: [positions, V], row after row: the anchor's and those of the nodes in their order, none
+    of an incomplete row; all positions of a prompt that is scored. See PlannedRow.num_logits.
+    features: [num_positions, num_features * hidden] of every row: the outputs of the wanted layers
+    side by side, in the order asked for; None if none are wanted. May be None for a row whose
+    sequence never drafts.
     num_forwards: how often the model ran for it.
     """
 
@@ -29,21 +30,30 @@ class TargetOutput:
 class Target(Protocol):
     """A causal language model with a cache per sequence, addressed by the sequence's key.
 
-    After `forward` a sequence's cache holds its cached, new and drafted tokens; `truncate` takes
-    back what was not kept. Commit truncates, and the engine after a failed step. `memory` says what
-    fits; the scheduler opens a sequence there and reserves its tokens before a forward.
+    After `forward` the target holds keys and values of all positions of the plan; commit says by
+    `keep` which of them stay, and the engine takes a failed step back by `truncate`. `memory` says
+    what fits; the scheduler opens a sequence there and reserves its tokens before a forward.
+    `takes_trees`: rows of a plan may have branches.
     """
 
     vocab_size: int
     max_context: int
+    takes_trees: bool
 
     @property
     def memory(self) -> Memory:
         """Room for the K/V of sequences."""
         ...
 
-    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
-        """Run the new and drafted tokens of every row through the model."""
+    def forward(self, plan: ForwardPlan) -> TargetOutput:
+        """Run the new tokens and candidates of every row through the model."""
+        ...
+
+    def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
+        """Keep what the cache held before the last forward, the new tokens and a path of nodes.
+
+        The path begins right under the anchor; the rest of the row is forgotten.
+        """
         ...
 
     def truncate(self, key: int, length: int) -> None:
