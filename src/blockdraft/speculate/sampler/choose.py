@@ -11,7 +11,7 @@ from torch import Tensor
 from blockdraft.core.sequence import Sequence
 from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.race import winners
-from blockdraft.speculate.sampler.reference import NO_CHOICE, choose_row, without_noise
+from blockdraft.speculate.sampler.reference import NO_CHOICE, Undecided, choose_row, without_noise
 
 TILE_BYTES = 16 * 2**20
 """Logits in float32 that are copied at once, or one row if that has more."""
@@ -156,22 +156,16 @@ def _on_host(rows: list[Tensor]) -> list[Scores]:
 
 
 def _together(scores: list[Scores], places: list[Place]) -> list[Choice]:
-    found: list[Choice] = []
-    noisy: dict[int, tuple[Scores, Place]] = {}
-    for index, (own, place) in enumerate(zip(scores, places, strict=True)):
-        settled: int | Scores | Exception
-        try:
-            settled = without_noise(own, place)
-        except Exception as error:  # whatever it is, the other rows have nothing to do with it
-            settled = error
-        if isinstance(settled, np.ndarray):
-            noisy[index] = settled, place
-            settled = NO_CHOICE
-        found.append(settled)
-    won = winners([own for own, _ in noisy.values()], [place for _, place in noisy.values()])
-    for index, token_id in zip(noisy, won, strict=True):
-        found[index] = token_id
-    return found
+    found = [_without_noise(own, place) for own, place in zip(scores, places, strict=True)]
+    won = iter(winners([each for each in found if isinstance(each, Undecided)]))
+    return [next(won) if isinstance(each, Undecided) else each for each in found]
+
+
+def _without_noise(scores: Scores, place: Place) -> Choice | Undecided:
+    try:
+        return without_noise(scores, place)
+    except Exception as error:  # whatever it is, the other rows have nothing to do with it
+        return error
 
 
 def _alone(scores: Scores, place: Place) -> Choice:

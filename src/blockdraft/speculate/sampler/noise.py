@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from blockdraft.speculate.sampler.philox import Ids, Stream, Words, words_at
+from blockdraft.speculate.sampler.philox import Ids, Stream, Words, words_at, words_below
 
 Noise = NDArray[np.float64]
 
@@ -59,8 +59,7 @@ class LargeNoise:
 @lru_cache(maxsize=MAX_KEPT)
 def large_noise(stream: Stream, vocab_size: int) -> LargeNoise:
     """The largest noise of a position; it is the same for all who choose there."""
-    limit = np.uint64(min(NUM_LARGEST / vocab_size, 1.0) * (2.0**64 - 2.0**12))
-    words = stream.first(vocab_size)
-    ids = np.flatnonzero(words < limit)
-    bound = float(_noise_of(np.array([limit]))[0]) + _MARGIN
-    return LargeNoise(ids, _noise_of(words[ids]), bound)
+    limit = int(min(NUM_LARGEST / vocab_size, 1.0) * (2.0**64 - 2.0**12))
+    ids, words = words_below(stream, vocab_size, limit, NUM_LARGEST)
+    bound = float(_noise_of(np.array([limit], dtype=np.uint64))[0]) + _MARGIN
+    return LargeNoise(ids, _noise_of(words), bound)

@@ -1,15 +1,18 @@
-"""Philox4x64-10 at random access, with the bits of numpy's generator (Salmon et al., 2011)."""
+"""Philox4x64-10 at random access, with the words of numpy's generator (Salmon et al., 2011)."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockdraft.kernels import random_words
+from blockdraft.kernels.library import library
+
 Words = NDArray[np.uint64]
-Ids = NDArray[np.intp]
+Ids = NDArray[np.int64]
 
 _ROUNDS = 10
-# A column each for the words 0 and 2 of the counter, which a round multiplies.
+# A row each for the words 0 and 2 of the counter, which a round multiplies.
 _MULTIPLIERS = np.array([[0xD2E7470EE14C6C93], [0xCA5A826395121157]], dtype=np.uint64)
 _KEY_STEPS = np.array([[0x9E3779B97F4A7C15], [0xBB67AE8584CAA73B]], dtype=np.uint64)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -29,28 +32,55 @@ class Stream:
     sample_index: int
     position: int
 
+    def address(self) -> Words:
+        """As words [3]: the key, and the second word of the counter."""
+        # Typed: numpy turns a list with a seed of 64 bits and a small number into float64.
+        return np.array([self.seed, self.sample_index, self.position], dtype=np.uint64)
+
     def first(self, num: int) -> Words:
         """The words of the tokens below `num`."""
-        # Typed: numpy turns a list with a seed of 64 bits and a small number into float64.
-        key = np.array([self.seed, self.sample_index], dtype=np.uint64)
-        counter = np.array([0, self.position, 0, 0], dtype=np.uint64)
+        key, position = self.address()[:2], self.position
+        counter = np.array([0, position, 0, 0], dtype=np.uint64)
         words: Words = np.random.Philox(counter=counter, key=key).random_raw(num)
         return words
 
 
 def words_at(streams: list[Stream], counts: list[int], ids: Ids) -> Words:
     """The words of tokens `ids` [n]: the first `counts[0]` of the first stream, and so on."""
-    keys = np.array([(s.seed, s.sample_index) for s in streams], dtype=np.uint64)
-    positions = np.array([s.position for s in streams], dtype=np.uint64)
+    addresses = np.array([(s.seed, s.sample_index, s.position) for s in streams], dtype=np.uint64)
+    kernels = library()
+    if kernels is None:
+        return numpy_words_at(addresses, counts, ids)
+    return random_words.words_at(kernels, addresses, np.array(counts), ids)
+
+
+def words_below(stream: Stream, num: int, limit: int, expected: int) -> tuple[Ids, Words]:
+    """Which tokens below `num` have words below `limit`, ascending, and their words.
+
+    expected: how many there are, on average.
+    """
+    kernels = library()
+    if kernels is not None:
+        capacity = min(num, 2 * expected)
+        found = random_words.words_below(kernels, stream.address(), num, limit, capacity)
+        if found is not None:
+            return found
+    words = stream.first(num)
+    ids = np.flatnonzero(words < np.uint64(limit))
+    return ids, words[ids]
+
+
+def numpy_words_at(addresses: Words, counts: list[int], ids: Ids) -> Words:
+    """The same as `words_at`, of streams at addresses [k, 3]."""
+    seeds, sample_indices, positions = np.repeat(addresses, counts, axis=0).T
     # numpy's generator counts before it draws.
     blocks = (ids >> 2).astype(np.uint64) + np.uint64(1)
-    multiplied = np.stack([blocks, np.zeros_like(blocks)])
-    added = np.stack([np.repeat(positions, counts), np.zeros_like(blocks)])
-    key = np.repeat(keys, counts, axis=0).T.copy()
+    zeros = np.zeros_like(blocks)
+    multiplied, added = np.stack([blocks, zeros]), np.stack([positions, zeros])
+    key = np.stack([seeds, sample_indices])
     for _ in range(_ROUNDS):
-        high, low = _products(multiplied)
-        multiplied = high[::-1] ^ added ^ key
-        added = low[::-1]
+        upper, lower = _products(multiplied)
+        multiplied, added = upper[::-1] ^ added ^ key, lower[::-1]
         key += _KEY_STEPS
     words = np.stack([multiplied[0], added[0], multiplied[1], added[1]])
     found: Words = words[ids & 3, np.arange(ids.shape[0])]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockdraft.speculate.sampler.filters import Indices, survivors
-from blockdraft.speculate.sampler.logits import Place, Scores, tempered
+from blockdraft.speculate.sampler.logits import tempered
 from blockdraft.speculate.sampler.noise import MIN_NOISE, Noise, large_noise, noise_at
 from blockdraft.speculate.sampler.philox import Stream
-from blockdraft.speculate.sampler.reference import with_noise
+from blockdraft.speculate.sampler.reference import Undecided, with_noise
 
 MAX_SHARE = 16
 """Where more than one token in this many can win, the noise of all is drawn instead."""
@@ -48,10 +48,11 @@ class Contest:
         return token_id if value > self.leader_value else self.leader
 
 
-def contest(scores: Scores, place: Place) -> Contest | None:
-    """Who can win at a place, given its processed logits [V]; None if they are too many."""
-    params, stream = place.sequence.params, place.stream
-    ids, top = survivors(scores, params), scores.max()
+def contest(row: Undecided) -> Contest | None:
+    """Who can win there; None if they are too many."""
+    params, stream = row.place.sequence.params, row.place.stream
+    scores, top = row.scores, row.top
+    ids = survivors(scores, params)
     if ids is not None and ids.shape[0] <= MAX_FILTERED:
         return Contest(stream, ids, tempered(scores[ids], top, params.temperature))
     large = large_noise(stream, scores.shape[0])
@@ -82,15 +83,15 @@ def _threshold(top: float, temperature: float, distance: float) -> np.float32:
     return below
 
 
-def winners(scores: list[Scores], places: list[Place]) -> list[int]:
-    """The choices at places whose processed logits are `scores`."""
+def winners(rows: list[Undecided]) -> list[int]:
+    """The choices that noise decides."""
     found: list[int] = []
     waiting: list[Contest] = []
     num_waiting = 0
-    for own, place in zip(scores, places, strict=True):
-        entrants = contest(own, place)
+    for row in rows:
+        entrants = contest(row)
         if entrants is None:
-            found += [*_decided(waiting), with_noise(own, place)]
+            found += [*_decided(waiting), with_noise(row)]
             waiting, num_waiting = [], 0
             continue
         waiting.append(entrants)

@@ -1,5 +1,7 @@
 """The rule of the choice in its plainest form: one row, and the noise of a whole vocabulary."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from blockdraft.speculate.sampler.filters import survivors
@@ -17,31 +19,42 @@ def choose_row(scores: Scores, place: Place) -> int:
         RequestError: nothing may be chosen.
     """
     found = without_noise(scores, place)
-    return found if isinstance(found, int) else with_noise(found, place)
+    return found if isinstance(found, int) else with_noise(found)
 
 
-def without_noise(scores: Scores, place: Place) -> int | Scores:
-    """The choice where noise decides nothing; elsewhere the processed logits.
+@dataclass(frozen=True, slots=True, eq=False)
+class Undecided:
+    """A place where the noise decides: its processed logits [V], and the largest of them."""
+
+    place: Place
+    scores: Scores
+    top: np.float32
+
+
+def without_noise(scores: Scores, place: Place) -> int | Undecided:
+    """The choice where noise decides nothing.
 
     Raises:
         RequestError: nothing may be chosen.
     """
     # A NaN counts as the largest. No processing may hide it: what made it may have made others.
-    largest = scores[scores.argmax()]
-    if np.isnan(largest) or largest == -np.inf:
+    best = int(scores.argmax())
+    if not scores[best] > -np.inf:
         return NO_CHOICE
-    scores = processed(scores, place)
-    top = int(scores.argmax())
-    # An infinite logit outweighs all noise.
-    if place.sequence.params.temperature == 0.0 or scores[top] == np.inf:
-        return top
-    return scores
-
-
-def with_noise(scores: Scores, place: Place) -> int:
-    """argmax of scores / T + noise over the survivors, in float64; a sample of their softmax."""
     params = place.sequence.params
-    values = tempered(scores, scores.max(), params.temperature)
-    values += gumbel_noise(place.stream, scores.shape[0])
-    ids = survivors(scores, params)
+    if params.changes_logits:
+        scores = processed(scores, place)
+        best = int(scores.argmax())
+    # An infinite logit outweighs all noise.
+    if params.temperature == 0.0 or scores[best] == np.inf:
+        return best
+    return Undecided(place, scores, scores[best])
+
+
+def with_noise(row: Undecided) -> int:
+    """argmax of scores / T + noise over the survivors, in float64; a sample of their softmax."""
+    params = row.place.sequence.params
+    values = tempered(row.scores, row.top, params.temperature)
+    values += gumbel_noise(row.place.stream, row.scores.shape[0])
+    ids = survivors(row.scores, params)
     return int(values.argmax()) if ids is None else int(ids[values[ids].argmax()])
