@@ -10,9 +10,9 @@ from blockdraft.core.sequence import Batch, Constraint, DraftBlock, Row
 from blockdraft.engine.engine import Engine
 from blockdraft.proof.explain.record import recording
 from blockdraft.proof.explain.round import Round
-from blockdraft.speculate.choice import choices
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Watch
+from blockdraft.speculate.sampler.choose import choices
 from tests.fakes import FakeDrafter, TableTarget
 
 VOCAB_SIZE = 31

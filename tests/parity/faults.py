@@ -9,47 +9,44 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.kv import KVCache
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.sequence import Row, Sequence
+from blockdraft.core.sequence import Row
 from blockdraft.models import paged as paged_module
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
-from blockdraft.speculate import choice as choice_module
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.sampler import choose as choose_module
+from blockdraft.speculate.sampler.choose import Choice
+from blockdraft.speculate.sampler.logits import Place
+from blockdraft.speculate.sampler.philox import Stream
 from blockdraft.text.grammar import GrammarState
 
 
 @contextmanager
 def noise_by_slot() -> Iterator[None]:
     """The noise belongs to the slot in the block instead of the absolute position."""
-    real_choose, real_noise = choice_module._choose, choice_module.gumbel_noise
 
-    def choose(scores: Any, sequence: Sequence, ahead: list[int]) -> int:
-        def noise(seed: int, sample_index: int, position: int, size: int) -> Any:
-            return real_noise(seed, sample_index, len(ahead), size)
+    def stream(place: Place) -> Stream:
+        return Stream(place.sequence.seed, place.sequence.sample_index, place.num_ahead)
 
-        with patch.object(choice_module, "gumbel_noise", noise):
-            return real_choose(scores, sequence, ahead)
-
-    with patch.object(choice_module, "_choose", choose):
+    with patch.object(Place, "stream", property(stream)):
         yield
 
 
 @contextmanager
 def one_noise_for_all_samples() -> Iterator[None]:
     """The n samples of a request share their noise."""
-    real = choice_module.gumbel_noise
 
-    def noise(seed: int, sample_index: int, position: int, size: int) -> Any:
-        return real(seed, 0, position, size)
+    def stream(place: Place) -> Stream:
+        sequence = place.sequence
+        return Stream(sequence.seed, 0, len(sequence.token_ids) + place.num_ahead)
 
-    with patch.object(choice_module, "gumbel_noise", noise):
+    with patch.object(Place, "stream", property(stream)):
         yield
 
 
@@ -181,18 +178,19 @@ def one_mask_for_the_block() -> Iterator[None]:
 @contextmanager
 def grammar_after_the_choice() -> Iterator[None]:
     """A choice that the grammar refuses is replaced by the most likely token that it allows."""
-    real = choice_module._choose
+    real = choose_module._chosen
 
-    def choose(scores: Any, sequence: Sequence, ahead: list[int]) -> int:
-        free = copy.copy(sequence)
+    def chosen(rows: list[tuple[Tensor, Place]]) -> list[Choice]:
+        ((logits, place),) = rows
+        free = copy.copy(place.sequence)
         free.constraint = None
-        found = real(scores.copy(), free, ahead)
-        assert sequence.constraint is not None
-        allowed = sequence.constraint.allowed(sequence.output_ids, ahead)
+        (found,) = real([(logits, Place(free, place.num_ahead, place.ahead))])
+        assert place.sequence.constraint is not None
+        assert isinstance(found, int)
+        allowed = place.sequence.constraint.allowed(place.sequence.output_ids, place.path)
         if allowed is None or allowed[found]:
-            return found
-        scores[~allowed] = -np.inf
-        return int(scores.argmax())
+            return [found]
+        return [int(logits.masked_fill(~torch.from_numpy(allowed), -torch.inf).argmax())]
 
-    with patch.object(choice_module, "_choose", choose):
+    with patch.object(choose_module, "_chosen", chosen):
         yield

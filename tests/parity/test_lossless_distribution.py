@@ -26,7 +26,7 @@ from blockdraft.proof.distribution import (
     sample,
     sampling_params,
 )
-from blockdraft.speculate.choice import choices
+from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.verify import verify
 from tests.fakes import RandomDrafter, TableTarget
 from tests.parity.checks import check_distribution, check_drafted_equals_plain, generate_plain

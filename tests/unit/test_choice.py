@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Constraint, Sequence
-from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices, token_logprobs
-from blockdraft.speculate.noise import gumbel_noise
+from blockdraft.speculate.sampler import choose as choose_module
+from blockdraft.speculate.sampler.choose import Choice, argmax_ids, choices
+from blockdraft.speculate.sampler.logprobs import token_logprobs
+from blockdraft.speculate.sampler.noise import gumbel_noise
+from blockdraft.speculate.sampler.philox import Stream
+from blockdraft.speculate.sampler.reference import NO_CHOICE
 
 NEVER = -math.inf
 
@@ -125,7 +129,7 @@ def reference(logits: list[float], sequence: Sequence, ahead: list[int]) -> int:
     if params.temperature == 0.0:
         return max(range(len(scores)), key=lambda i: (scores[i], -i))
     position = len(sequence.token_ids) + len(ahead)
-    noise = gumbel_noise(sequence.seed, sequence.sample_index, position, len(scores))
+    noise = gumbel_noise(Stream(sequence.seed, sequence.sample_index, position), len(scores))
     ids = sorted(survivors(scores, params))
     return max(ids, key=lambda i: scores[i] / params.temperature + float(noise[i]))
 
@@ -203,15 +207,13 @@ class CountingRows:
     """Logits that tell how many rows were processed."""
 
     def __init__(self, logits: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-        from blockdraft.speculate import choice
+        self.logits, self.num_read, real = logits, 0, choose_module._chosen
 
-        self.logits, self.num_read, real = logits, 0, choice._choose
+        def counting(rows: list[Any]) -> list[Choice]:
+            self.num_read += len(rows)
+            return real(rows)
 
-        def counting(*args: Any) -> int:
-            self.num_read += 1
-            return real(*args)
-
-        monkeypatch.setattr(choice, "_choose", counting)
+        monkeypatch.setattr(choose_module, "_chosen", counting)
 
     def choices(self, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
         return choices(self.logits, sequence, ahead)
@@ -286,7 +288,7 @@ def test_argmax_of_many_rows_is_that_of_each() -> None:
     logits[4, 49] = math.nan
     logits[5, 40] = 2.0
     logits[5, 3] = -math.inf
-    expected = [0, 20, 7, 0, NO_CHOICE, 40]
+    expected = [0, 20, 7, NO_CHOICE, NO_CHOICE, 40]
     assert argmax_ids(logits) == argmax_ids(logits.bfloat16()) == expected
     assert [argmax_ids(row[None])[0] for row in logits] == expected
     assert argmax_ids(logits[:0]) == []

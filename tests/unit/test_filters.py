@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from blockdraft.speculate.filters import FIRST_PART, keep_min_p, keep_top_k, keep_top_p
+from blockdraft.speculate.sampler.filters import FIRST_PART, keep_min_p, keep_top_k, keep_top_p
 
 
 def ranked(scores: list[float]) -> list[int]:

@@ -2,9 +2,9 @@ import itertools
 
 import numpy as np
 import pytest
+from blockdraft.speculate.noise import CACHE_BYTES, gumbel_noise
 
 from blockdraft.speculate import noise as noise_module
-from blockdraft.speculate.noise import CACHE_BYTES, gumbel_noise
 
 
 def test_no_two_draws_are_shared() -> None:

@@ -23,7 +23,7 @@ from blockdraft.proof.forced import (
     measure_noise,
 )
 from blockdraft.proof.ways import PLAIN, Output, run
-from blockdraft.speculate.choice import choices
+from blockdraft.speculate.sampler.choose import choices
 from tests.small_llm import assert_nothing_left
 
 SAMPLINGS = (

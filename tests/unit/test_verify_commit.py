@@ -233,7 +233,9 @@ def test_logits_that_are_no_numbers_end_the_row_with_the_tokens_before(
     assert verdict.num_accepted == len(verdict.logprobs) == index
     (output,) = commit([row], [TRUTH[:4]], [verdict], [torch.ones(5, 2)], recorder, recorder)
     # The sequence had four tokens.
-    message = f"the target's logits for the token at position {4 + index} are not numbers"
+    message = (
+        f"the target's logits for the token at position {4 + index} are not numbers, or all -inf"
+    )
     assert output.error == row.sequence.error == message
     assert output.finish_reason == row.sequence.finish_reason == "error"
     assert output.token_ids == TRUTH[:index]

@@ -28,7 +28,8 @@ from blockdraft.models.loading import load_target_model
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
-from blockdraft.speculate.noise import gumbel_noise
+from blockdraft.speculate.sampler.noise import gumbel_noise
+from blockdraft.speculate.sampler.philox import Stream
 from blockdraft.train.prompts import prompt_ids, read_prompts
 
 TEMPERATURE, MAX_TOKENS, SEED = 0.7, 96, 7
@@ -128,7 +129,7 @@ def gumbel(scale: float) -> Pick:
     """Draft with the noise that chose the target's token; drafter's logits scaled."""
 
     def pick(logits: Scores, position: int, uniform: float) -> int:
-        noise = gumbel_noise(SEED, 0, position, logits.shape[0])
+        noise = gumbel_noise(Stream(SEED, 0, position), logits.shape[0])
         return int((scale * logits / TEMPERATURE + noise).argmax())
 
     return pick

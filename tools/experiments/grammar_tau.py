@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import patch
 
-import torch
-
 from blockdraft import LLM, Completion, Grammar, SamplingParams
 from blockdraft.core.sequence import Sequence
-from blockdraft.speculate.choice import choices
 from blockdraft.speculate.drafters import dflash
+from blockdraft.speculate.sampler.choose import Walk, choose
 
 MAX_TOKENS = 192
 
@@ -99,10 +97,14 @@ _BY_SHAPE = {
 ASKED = tuple((prompt, shape) for shape, prompts in _BY_SHAPE.items() for prompt in prompts)
 
 
-def _unmasked(logits: torch.Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
+def _unmasked(walks: list[Walk]) -> list[Iterator[int]]:
+    return choose([Walk(walk.logits, _free(walk.sequence), walk.ahead) for walk in walks])
+
+
+def _free(sequence: Sequence) -> Sequence:
     free = copy.copy(sequence)
     free.constraint = None
-    return choices(logits, free, ahead)
+    return free
 
 
 def _ask(llm: LLM, prompt: str, params: SamplingParams) -> Completion:
@@ -140,9 +142,9 @@ def main() -> None:
     """Measure both ways, greedy and sampled."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--unmasked", action="store_true")
-    guess = _unmasked if parser.parse_args().unmasked else choices
+    guess = _unmasked if parser.parse_args().unmasked else choose
     llm = LLM(adaptive=False)
-    with patch.object(dflash, "choices", guess):
+    with patch.object(dflash, "choose", guess):
         for temperature in (0.0, 0.7):
             for with_grammar in (True, False):
                 found = _measure(llm, temperature, with_grammar=with_grammar)

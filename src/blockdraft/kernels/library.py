@@ -21,6 +21,8 @@ _SIGNATURES: dict[str, list[type]] = {
     "product_step": [_FLAG],
     "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
     "layer": [_FLAG, *[_ADDRESS] * 9],
+    "words_at": [*[_ADDRESS] * 3, _COUNT, _ADDRESS],
+    "words_below": [*[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT, ctypes.c_uint64, _COUNT],
 }  # fmt: skip
 """As declared in the sources."""
 
@@ -40,6 +42,8 @@ class Library:
         self.product_step.restype = _COUNT
         self.multiply = _function(loaded, "multiply")
         self.layer = _function(loaded, "layer")
+        self.words_at = _function(loaded, "words_at")
+        self.words_below = _function(loaded, "words_below")
 
 
 class Plan(ctypes.Structure):

@@ -19,7 +19,7 @@ from torch import Tensor
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
 from blockdraft.proof.faults import redraw_rejected
-from blockdraft.speculate.choice import choices
+from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.verify import Verdict, verify
 
 VOCAB = 8

@@ -18,7 +18,7 @@ from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
 from blockdraft.models import attention, fused, paged_attention
 from blockdraft.models.target import TargetOutput
-from blockdraft.speculate.choice import choices
+from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.verify import Verdict, rows_of, verify
 
 Fault = Callable[[Engine], AbstractContextManager[None]]

@@ -18,7 +18,7 @@ from blockdraft.proof.cases import Case
 from blockdraft.proof.differences import Difference, DifferenceVerdict, first_differences
 from blockdraft.proof.lone import lone_sequence
 from blockdraft.proof.ways import Output
-from blockdraft.speculate.choice import choices
+from blockdraft.speculate.sampler.choose import choices
 
 NUM_LEADING = 16
 """Tokens whose margins to each other are looked at: those that could be chosen."""

@@ -1,6 +1,6 @@
 """Verification: what the target decided about a block. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -8,7 +8,9 @@ from torch import Tensor
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
-from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices, token_logprobs
+from blockdraft.speculate.sampler.choose import Walk, choose
+from blockdraft.speculate.sampler.logprobs import token_logprobs
+from blockdraft.speculate.sampler.reference import NO_CHOICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,12 @@ def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
     """
     split = _split(block, logits, batch)
     rows = rows_of(block, logits, batch)
-    greedy = _greedy_choices([r for r, row in zip(rows, batch, strict=True) if _is_greedy(row)])
+    walks = [
+        Walk(own, row.sequence, draft) for own, row, draft in zip(rows, batch, block, strict=True)
+    ]
     verdicts = [
-        _verify_row(
-            row.sequence,
-            draft,
-            own,
-            next(greedy) if _is_greedy(row) else choices(own, row.sequence, draft),
-        )
-        for row, draft, own in zip(batch, block, rows, strict=True)
+        _verify_row(walk.sequence, walk.ahead, walk.logits, found)
+        for walk, found in zip(walks, choose(walks), strict=True)
     ]
     return [
         replace(verdict, prompt_logprobs=_score(row, own)) if row.sequence.is_scoring else verdict
@@ -87,19 +86,6 @@ def _split(block: DraftBlock, logits: Tensor, batch: Batch) -> tuple[Tensor, ...
     return torch.split(logits, counts)
 
 
-def _is_greedy(row: Row) -> bool:
-    return row.sequence.params.is_greedy_argmax
-
-
-def _greedy_choices(rows: list[Tensor]) -> Iterator[Iterable[int]]:
-    """The choices of each of these rows [positions, V], found together: one wait for the device."""
-    if rows:
-        found = argmax_ids(torch.cat(rows) if len(rows) > 1 else rows[0])
-        for own in rows:
-            yield found[: own.shape[0]]
-            del found[: own.shape[0]]
-
-
 def _verify_row(
     sequence: Sequence, draft: list[int], logits: Tensor, found: Iterable[int]
 ) -> Verdict:
@@ -109,7 +95,10 @@ def _verify_row(
         for index, choice in enumerate(found):
             if choice == NO_CHOICE:
                 position = len(sequence.token_ids) + index
-                error = f"the target's logits for the token at position {position} are not numbers"
+                error = (
+                    f"the target's logits for the token at position {position} are not numbers, "
+                    "or all -inf"
+                )
                 break
             token_ids.append(choice)
             if index == len(draft) or choice != draft[index]:

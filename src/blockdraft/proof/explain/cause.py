@@ -11,7 +11,8 @@ from torch import Tensor
 
 from blockdraft.core.sequence import Sequence
 from blockdraft.proof.explain.round import Cause, Evidence, Likely
-from blockdraft.speculate.choice import choices, process_logits
+from blockdraft.speculate.sampler.choose import choices
+from blockdraft.speculate.sampler.logits import Place, processed
 
 SURE = 0.5
 """The target is sure where it gives one token at least this probability, as Evidence defines it."""
@@ -127,8 +128,7 @@ def _behind(slot: Slot) -> Sequence:
 
 def _believed(logits: Tensor, sequence: Sequence) -> NDArray[np.float64]:
     """Logits [V] -> probabilities [V] as Evidence defines them."""
-    scores = logits.float().cpu().numpy().copy()
-    process_logits(scores, sequence, [])
+    scores = processed(logits.float().cpu().numpy(), Place(sequence, 0, []))
     top = scores.max()
     # An infinite logit takes everything, shared by all that are infinite.
     weights = np.isposinf(scores) if np.isposinf(top) else np.exp(scores.astype(np.float64) - top)

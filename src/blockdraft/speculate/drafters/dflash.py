@@ -18,8 +18,9 @@ from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.packed import linear_of, packed_copy, plain_linears
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.waiting_features import Waiting
-from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices
 from blockdraft.speculate.drafters.base import Watch
+from blockdraft.speculate.sampler.choose import Walk, argmax_ids, choose
+from blockdraft.speculate.sampler.reference import NO_CHOICE
 
 MAX_PROJECTED = 512
 """Tokens whose features are projected at once, if one page or sequence alone has no more."""
@@ -195,15 +196,25 @@ class DFlashDrafter:
 
     def _chosen(self, logits: Tensor, rows: list[Row]) -> list[list[int]]:
         """[b, slots, guessable tokens] -> the guesses of each row."""
-        if all(row.sequence.params.is_greedy_argmax for row in rows):
+        is_greedy = [row.sequence.params.is_greedy_argmax for row in rows]
+        if all(is_greedy):
             found = self._greedy(logits.flatten(0, 1))
             size = logits.shape[1]
             return [found[i * size : i * size + row.num_draft_tokens] for i, row in enumerate(rows)]
         whole = self._over_whole_vocabulary(logits)
-        return [
-            self._choices(own[: row.num_draft_tokens], row)
-            for own, row in zip(whole, rows, strict=True)
+        guesses: list[list[int]] = [[] for _ in rows]
+        # The guesses grow while the rows are read, so each guess sees those before it.
+        walks = [
+            Walk(own[: row.num_draft_tokens], row.sequence, guessed)
+            for own, row, guessed in zip(whole, rows, guesses, strict=True)
         ]
+        for guessed, choices in zip(guesses, choose(walks), strict=True):
+            # Behind a place where a grammar cannot be followed there is nothing to guess.
+            with suppress(RequestError):
+                for token_id in choices:
+                    # Not even a broken drafter may give the target what is no token.
+                    guessed.append(0 if token_id == NO_CHOICE else token_id)
+        return guesses
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[b, slots, D] -> [b, slots, guessable tokens]."""
@@ -225,16 +236,6 @@ class DFlashDrafter:
         whole = logits.new_full((*logits.shape[:-1], self.embed_weight.shape[0]), -torch.inf)
         whole[..., self.vocabulary_ids] = logits
         return whole
-
-    def _choices(self, logits: Tensor, row: Row) -> list[int]:
-        guessed: list[int] = []
-        # Behind a place where a grammar cannot be followed there is nothing to guess.
-        with suppress(RequestError):
-            # `guessed` grows while the rows are read, so each guess sees those before it.
-            for token_id in choices(logits, row.sequence, guessed):
-                # Not even a broken drafter may give the target what is no token.
-                guessed.append(0 if token_id == NO_CHOICE else token_id)
-        return guessed
 
     @torch.inference_mode()
     def absorb(self, key: int, start: int, features: Tensor) -> None:

@@ -1,16 +1,40 @@
 """top-k, top-p and min-p without sorting a vocabulary.
 
-Each takes scores [n] of tokens in ascending id order and returns the indices kept, ascending. Ties
-at the border go by value, then by id.
+Each `keep_` takes scores [n] of tokens in ascending id order and returns the indices kept,
+ascending. Ties at the border go by value, then by id.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockdraft.core.request import SamplingParams
+from blockdraft.speculate.sampler.logits import Scores, tempered
+
 Indices = NDArray[np.intp]
 
 FIRST_PART = 256
 """Tokens sorted first by top-p; more only if these do not hold enough probability."""
+
+
+def survivors(scores: Scores, params: SamplingParams) -> Indices | None:
+    """Ids left by top-k, top-p and min-p, in this order, ascending; None if nothing filters.
+
+    top-p and min-p look at the probabilities at the request's temperature.
+    """
+    if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
+        return None
+    ids = np.flatnonzero(scores > -np.inf)
+    if params.top_k:
+        ids = ids[keep_top_k(scores[ids], params.top_k)]
+    if params.top_p == 1.0 and params.min_p == 0.0:
+        return ids
+    values = tempered(scores[ids], scores.max(), params.temperature)
+    if params.top_p < 1.0:
+        kept = keep_top_p(values, params.top_p)
+        ids, values = ids[kept], values[kept]
+    if params.min_p > 0.0:
+        ids = ids[keep_min_p(values, params.min_p)]
+    return ids
 
 
 def keep_top_k(scores: NDArray[np.floating], k: int) -> Indices:

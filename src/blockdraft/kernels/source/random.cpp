@@ -1,0 +1,110 @@
+// Philox4x64-10 at random access (Salmon et al., 2011), with the words of numpy's generator.
+
+#include <cstdint>
+
+namespace blockdraft {
+namespace {
+
+constexpr int kRounds = 10;
+constexpr int kWords = 4;  // that a block has
+constexpr int kTogether = 2;  // blocks side by side: one's products are waited for by the other's
+
+// The place of a block: key and counter without the first word.
+struct Stream {
+  uint64_t seed;
+  uint64_t sample_index;
+  uint64_t position;
+};
+
+inline uint64_t high(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+
+// The words of `kNum` blocks; numpy's generator counts before it draws.
+template <int kNum>
+inline void draw(uint64_t (*words)[kWords], const Stream& stream, const int64_t* blocks) {
+  constexpr uint64_t kFirst = 0xD2E7470EE14C6C93u, kSecond = 0xCA5A826395121157u;
+  uint64_t a[kNum], b[kNum], c[kNum], d[kNum];
+  for (int i = 0; i < kNum; ++i) {
+    a[i] = static_cast<uint64_t>(blocks[i]) + 1;
+    b[i] = stream.position;
+    c[i] = d[i] = 0;
+  }
+  uint64_t key = stream.seed, other_key = stream.sample_index;
+  for (int round = 0; round < kRounds; ++round) {
+    for (int i = 0; i < kNum; ++i) {
+      const uint64_t upper = high(kFirst, a[i]), lower = kFirst * a[i];
+      const uint64_t other_upper = high(kSecond, c[i]), other_lower = kSecond * c[i];
+      a[i] = other_upper ^ b[i] ^ key;
+      b[i] = other_lower;
+      c[i] = upper ^ d[i] ^ other_key;
+      d[i] = lower;
+    }
+    key += 0x9E3779B97F4A7C15u;
+    other_key += 0xBB67AE8584CAA73Bu;
+  }
+  for (int i = 0; i < kNum; ++i) {
+    words[i][0] = a[i];
+    words[i][1] = b[i];
+    words[i][2] = c[i];
+    words[i][3] = d[i];
+  }
+}
+
+}  // namespace
+}  // namespace blockdraft
+
+extern "C" {
+
+// The words of single tokens: the first counts[0] ids belong to the first stream, and so on.
+void blockdraft_words_at(uint64_t* words, const void* streams, const int64_t* counts,
+                         int64_t num_streams, const int64_t* ids) {
+  using namespace blockdraft;
+  const Stream* stream = static_cast<const Stream*>(streams);
+  for (int64_t s = 0; s < num_streams; ++s) {
+    int64_t i = 0;
+    uint64_t drawn[kTogether][kWords];
+    int64_t blocks[kTogether];
+    for (; i < counts[s]; i += kTogether) {
+      const int64_t num = counts[s] - i < kTogether ? counts[s] - i : kTogether;
+      for (int64_t j = 0; j < kTogether; ++j) blocks[j] = ids[i + (j < num ? j : 0)] / kWords;
+      draw<kTogether>(drawn, stream[s], blocks);
+      for (int64_t j = 0; j < num; ++j) words[i + j] = drawn[j][ids[i + j] % kWords];
+    }
+    words += counts[s];
+    ids += counts[s];
+  }
+}
+
+// Which of the first `num` words of a stream are below `limit`, ascending, and the words. Each of
+// `num_threads` looks at a part, and writes `capacity` of what it finds behind the part before;
+// `num_found` says how many there are in each.
+void blockdraft_words_below(int64_t* ids, uint64_t* words, int64_t* num_found, int64_t capacity,
+                            const void* stream, int64_t num, uint64_t limit, int64_t num_threads) {
+  using namespace blockdraft;
+  constexpr int64_t kDrawn = kTogether * kWords;
+  const int64_t part = (num / num_threads / kDrawn + 1) * kDrawn;
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1) schedule(static)
+  for (int64_t t = 0; t < num_threads; ++t) {
+    const int64_t end = (t + 1) * part < num ? (t + 1) * part : num;
+    int64_t count = 0;
+    uint64_t drawn[kTogether][kWords];
+    int64_t blocks[kTogether];
+    for (int64_t first = t * part; first < end; first += kDrawn) {
+      for (int64_t j = 0; j < kTogether; ++j) blocks[j] = first / kWords + j;
+      draw<kTogether>(drawn, *static_cast<const Stream*>(stream), blocks);
+      const uint64_t* word = &drawn[0][0];
+      for (int64_t j = 0; j < kDrawn && first + j < end; ++j) {
+        if (word[j] >= limit) continue;
+        if (count < capacity) {
+          ids[t * capacity + count] = first + j;
+          words[t * capacity + count] = word[j];
+        }
+        ++count;
+      }
+    }
+    num_found[t] = count;
+  }
+}
+
+}  // extern "C"

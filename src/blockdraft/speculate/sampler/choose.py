@@ -1,0 +1,175 @@
+"""The choices of many rows together. Each is what `reference.choose_row` says of its row alone."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blockdraft.core.sequence import Sequence
+from blockdraft.speculate.sampler.logits import Place, Scores
+from blockdraft.speculate.sampler.race import winners
+from blockdraft.speculate.sampler.reference import NO_CHOICE, Undecided, choose_row, without_noise
+
+TILE_BYTES = 16 * 2**20
+"""Logits in float32 that are copied at once, or one row if that has more."""
+
+Choice = int | Exception
+"""A token id, NO_CHOICE, or why there is none for this row."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Rows behind each other in one sequence: row i of `logits` [rows, V] follows `ahead[:i]`.
+
+    `ahead` may grow while the choices are read.
+    """
+
+    logits: Tensor
+    sequence: Sequence
+    ahead: list[int]
+
+    @property
+    def needs_path(self) -> bool:
+        """True if it matters which tokens are ahead, and not only how many."""
+        return self.sequence.params.uses_penalties or self.sequence.constraint is not None
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if every choice is the argmax of the logits as they are."""
+        return self.sequence.params.is_greedy_argmax
+
+    def rows(self) -> Iterator[tuple[Tensor, Place]]:
+        """The logits [V] of each row, and its place."""
+        for index, row in enumerate(self.logits):
+            yield row, Place(self.sequence, index, self.ahead)
+
+
+def choose(walks: list[Walk]) -> list[Iterator[int]]:
+    """The choices of each walk, row after row.
+
+    Rows that do not depend on the tokens ahead are chosen at once; the others when they are asked
+    for, so that a caller who stops early pays for no more. An iterator raises what keeps its own
+    next row from a choice; no other walk notices.
+    """
+    greedy = iter(_argmaxes([walk.logits for walk in walks if walk.is_greedy]))
+    sampled = iter(_sampled([w for w in walks if not w.is_greedy and not w.needs_path]))
+    return [
+        iter(next(greedy))
+        if walk.is_greedy
+        else choices(walk.logits, walk.sequence, walk.ahead)
+        if walk.needs_path
+        else _told(next(sampled))
+        for walk in walks
+    ]
+
+
+def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
+    """Yield the choice of each row of `logits` [rows, V], lazily; see Walk.
+
+    Ties go to the lowest id.
+
+    Raises:
+        RequestError: nothing may be chosen there, or a grammar cannot be followed any further.
+    """
+    walk = Walk(logits, sequence, ahead)
+    if walk.is_greedy:
+        yield from argmax_ids(logits)
+        return
+    for row in walk.rows():
+        yield from _told(_chosen([row]))
+
+
+def _told(found: list[Choice]) -> Iterator[int]:
+    for choice in found:
+        if isinstance(choice, Exception):
+            raise choice
+        yield choice
+
+
+def argmax_ids(logits: Tensor) -> list[int]:
+    """The id of the largest logit in each row of [rows, V], the lowest of several.
+
+    NO_CHOICE where one is NaN, or all are -inf.
+    """
+    if logits.device.type == "cpu":
+        return [token_id for tile in _tiles(logits) for token_id in _argmax_ids(tile)]
+    # NaN counts as the largest.
+    values, ids = logits.float().max(dim=-1)
+    token_ids: list[int] = ids.masked_fill(~(values > -torch.inf), NO_CHOICE).tolist()
+    return token_ids
+
+
+def _argmax_ids(scores: Scores) -> list[int]:
+    ids = scores.argmax(axis=-1)
+    largest = scores[np.arange(ids.shape[0]), ids]
+    token_ids: list[int] = np.where(largest > -np.inf, ids, NO_CHOICE).tolist()
+    return token_ids
+
+
+def _tiles(logits: Tensor) -> Iterator[Scores]:
+    """Rows [.., V] in float32; numpy finds the largest of a row several times as fast as torch."""
+    num_rows = max(1, TILE_BYTES // (4 * logits.shape[-1]))
+    for tile in torch.split(logits, num_rows):
+        yield tile.float().numpy()
+
+
+def _argmaxes(logits: list[Tensor]) -> list[list[int]]:
+    """The same of each of these [rows, V]; with one wait for another device."""
+    if not logits or logits[0].device.type == "cpu":
+        return [argmax_ids(own) for own in logits]
+    found = iter(argmax_ids(torch.cat(logits)))
+    return [[next(found) for _ in own] for own in logits]
+
+
+def _sampled(walks: list[Walk]) -> list[list[Choice]]:
+    """The choices of all rows of each walk, none of which needs its path."""
+    rows = [row for walk in walks for row in walk.rows()]
+    if not rows:
+        return [[] for _ in walks]
+    num_rows = max(1, TILE_BYTES // (4 * rows[0][0].shape[0]))
+    tiles = [rows[i : i + num_rows] for i in range(0, len(rows), num_rows)]
+    found = iter([choice for tile in tiles for choice in _chosen(tile)])
+    return [[next(found) for _ in walk.logits] for walk in walks]
+
+
+def _chosen(rows: list[tuple[Tensor, Place]]) -> list[Choice]:
+    """The choices of some rows."""
+    scores = _on_host([logits for logits, _ in rows])
+    places = [place for _, place in rows]
+    try:
+        return _together(scores, places)
+    except Exception:
+        logger.exception("%d rows could not be chosen together; each is chosen alone", len(rows))
+    return [_alone(own, place) for own, place in zip(scores, places, strict=True)]
+
+
+def _on_host(rows: list[Tensor]) -> list[Scores]:
+    """Each of these [V] in float32."""
+    if rows[0].device.type == "cpu":
+        return [row.float().numpy() for row in rows]
+    return list(torch.stack(rows).float().cpu().numpy())
+
+
+def _together(scores: list[Scores], places: list[Place]) -> list[Choice]:
+    found = [_without_noise(own, place) for own, place in zip(scores, places, strict=True)]
+    won = iter(winners([each for each in found if isinstance(each, Undecided)]))
+    return [next(won) if isinstance(each, Undecided) else each for each in found]
+
+
+def _without_noise(scores: Scores, place: Place) -> Choice | Undecided:
+    try:
+        return without_noise(scores, place)
+    except Exception as error:  # whatever it is, the other rows have nothing to do with it
+        return error
+
+
+def _alone(scores: Scores, place: Place) -> Choice:
+    try:
+        return choose_row(scores, place)
+    except Exception as error:
+        return error
