@@ -19,8 +19,8 @@ class Machine:
     row: float = 0.00045
     draft_base: float = 0.005
     slot: float = 0.0002
-    absorb_base: float = 0.0003
-    absorb_row: float = 0.00002
+    project_base: float = 0.0003
+    project_row: float = 0.00002
     aftermath: float = 1.0
     """Of drafts, on a step behind them that has none: so many times its seconds."""
     slowdown: Callable[[float], float] = lambda now: 1.0
@@ -31,8 +31,8 @@ class Machine:
     def draft(self, num_sequences: int, num_slots: int) -> float:
         return self.draft_base + self.slot * num_sequences * num_slots if num_sequences else 0.0
 
-    def absorb(self, num_tokens: int) -> float:
-        return self.absorb_base + self.absorb_row * num_tokens if num_tokens else 0.0
+    def project(self, num_tokens: int) -> float:
+        return self.project_base + self.project_row * num_tokens if num_tokens else 0.0
 
     def costs(self, error: float = 0.0) -> StepCosts:
         """What a calibration finds; `error` tilts the costs of rows."""
@@ -81,10 +81,10 @@ def simulate(
         result.plans.append(depths)
         slowdown = machine.slowdown(result.seconds)
         num_drafting = sum(depth > 0 for depth in depths)
-        num_tokens = absorbed = 0
+        num_tokens = projected = 0
         for key, depth in enumerate(depths):
             if depth:
-                absorbed, pending[key] = absorbed + pending[key], 0
+                projected, pending[key] = projected + pending[key], 0
             chances = rates(key, result.seconds)
             kept = 0
             while kept < depth and luck.random() < chances[kept]:
@@ -104,12 +104,12 @@ def simulate(
             "plan": 0.0002,
             "forward": noisy(forward),
             "draft": noisy(machine.draft(num_drafting, 1 + max(depths))),
-            "absorb": noisy(machine.absorb(absorbed)),
+            "project": noisy(machine.project(projected)),
         }
         controller.record_times(**times)
         # Noise and outliers fall on plain decoding too, so seconds without them are compared.
         exact = forward
-        exact += machine.draft(num_drafting, 1 + max(depths)) + machine.absorb(absorbed)
+        exact += machine.draft(num_drafting, 1 + max(depths)) + machine.project(projected)
         result.seconds += exact * slowdown
         result.num_tokens += num_tokens
         result.plain_seconds += (

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from collections.abc import Sequence as IdSequence
 from typing import Any, Self
 
 import torch
@@ -9,8 +10,13 @@ from torch import Tensor
 
 from blockdraft.cache.memory import Memory, Unlimited
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.sequence import Batch, DraftBlock, Sequence
+from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal
+from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import TargetOutput
+from blockdraft.speculate.drafters.base import DraftCost
+
+Rows = IdSequence[Row]
+Ids = IdSequence[int]
 
 NEVER_WRITTEN = -1
 
@@ -18,22 +24,33 @@ NEVER_WRITTEN = -1
 class FakeDrafter:
     """Base of drafters that guess from token ids alone; `guess` may return fewer tokens."""
 
-    layer_ids: tuple[int, ...] = ()
+    kind = "fake"
+    feature_layers: tuple[int, ...] = ()
+    bytes_per_token = 0.0
+    cost = DraftCost()
 
     def __init__(self, max_draft_tokens: int) -> None:
-        self.max_draft_tokens = max_draft_tokens
+        self.max_nodes = max_draft_tokens
 
-    def prepare(self, batch: Batch) -> None:
-        """Nothing waits."""
+    def open(self, row: Row, num_reused: int) -> None:
+        """Nothing to prepare."""
 
-    def draft(self, batch: Batch) -> DraftBlock:
-        return [self.guess(row.sequence, row.num_draft_tokens) for row in batch]
+    def lag(self, row: Row) -> int:
+        return 0
+
+    def propose(self, rows: Rows) -> list[Proposal]:
+        return [
+            Proposal.chain(self.guess(row.sequence, row.num_draft_tokens), self.kind)
+            for row in rows
+        ]
 
     def guess(self, sequence: Sequence, num: int) -> list[int]:
         raise NotImplementedError
 
-    def absorb(self, key: int, start: int, features: Tensor) -> None:
-        raise AssertionError("a drafter without layer_ids gets no features")
+    def committed(self, row: Row, token_ids: Ids, features: Tensor | None) -> None:
+        assert features is None, "a drafter without feature layers gets no features"
+        start = row.sequence.num_cached
+        assert list(token_ids) == row.sequence.token_ids[start : start + len(token_ids)]
 
     def close(self, key: int) -> None:
         """Nothing to forget."""
@@ -111,6 +128,8 @@ class TableTarget:
     wrongly shows in the logits. `forwards` records (key, first position, token ids) of each row.
     """
 
+    takes_trees = True
+
     def __init__(self, table: Tensor, max_context: int = 4096) -> None:
         self.table = table
         self.memory: Memory = Unlimited()
@@ -124,19 +143,25 @@ class TableTarget:
         generator = torch.Generator().manual_seed(seed)
         return cls(2.0 * torch.randn((vocab_size,) * 3, generator=generator), **kwargs)
 
-    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
+    def forward(self, plan: ForwardPlan) -> TargetOutput:
         logits = []
-        for row, draft in zip(batch, block, strict=True):
+        for planned in plan:
+            row, tree = planned.row, planned.tree
             cached = self._cached(row.sequence)
-            new = row.new_ids + draft
-            self.forwards.append((row.sequence.key, len(cached), new))
-            self._extend(row.sequence.key, len(cached), new)
-            held = cached + new
-            num = 1 + len(draft) if row.is_complete else 0
-            ends = range(len(held) - num, len(held))
-            rows = [self.table[held[end - 1] if end else 0, held[end]] for end in ends]
+            self.forwards.append((row.sequence.key, len(cached), planned.token_ids))
+            self._extend(row.sequence.key, len(cached), planned.token_ids)
+            rows = []
+            for node in [ROOT, *range(len(tree))] if planned.num_choices else []:
+                path = [tree.tokens[i] for i in tree.path(node)]
+                before, last = [0, *cached, *row.new_ids, *path][-2:]
+                rows.append(self.table[before, last])
             logits.append(torch.stack(rows) if rows else self.table.new_empty(0, self.vocab_size))
-        return TargetOutput(torch.cat(logits), [None] * len(batch))
+        return TargetOutput(torch.cat(logits), [None] * len(plan))
+
+    def keep(self, planned: PlannedRow, nodes: Ids) -> None:
+        num_before = planned.row.sequence.num_cached + len(planned.row.new_ids)
+        cached = self.cached[planned.row.sequence.key]
+        cached[num_before:] = [planned.tree.tokens[node] for node in nodes]
 
     def _cached(self, sequence: Sequence) -> list[int]:
         """A copy of what is held of a sequence."""
@@ -162,6 +187,8 @@ class PagedTableTarget(TableTarget):
     A page that holds other tokens than those of the sequence that reads it raises AssertionError.
     """
 
+    takes_trees = False
+
     def __init__(self, table: Tensor, memory: Pages, max_context: int = 4096) -> None:
         super().__init__(table, max_context)
         self.memory: Pages = memory
@@ -181,8 +208,11 @@ class PagedTableTarget(TableTarget):
         for slot, token_id in zip(self._slots(key, start, start + len(new)), new, strict=True):
             self.slots[slot] = token_id
 
-    def truncate(self, key: int, length: int) -> None:
+    def keep(self, planned: PlannedRow, nodes: Ids) -> None:
         """What is behind the end is written again before it is read."""
+
+    def truncate(self, key: int, length: int) -> None:
+        """See above."""
 
     def close(self, key: int) -> None:
         self.memory.close(key)

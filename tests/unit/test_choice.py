@@ -280,7 +280,7 @@ def test_there_is_no_choice_where_a_logit_is_no_number(
 
 
 def test_argmax_of_many_rows_is_that_of_each() -> None:
-    """Ties go to the lowest id; infinite logits are numbers."""
+    """Ties go to the lowest id; infinite logits are numbers, but some must have a chance."""
     logits = torch.zeros(6, 50)
     logits[1, 20:] = 1.0
     logits[2, [7, 30]] = math.inf

@@ -103,7 +103,7 @@ def test_limits_are_honored():
 
 def test_nothing_flaps_at_break_even():
     # One draft that is kept half of the time is worth exactly what it costs.
-    machine = Machine(row=0.002, draft_base=0.0055, slot=0.0, absorb_base=0.0005, absorb_row=0.0)
+    machine = Machine(row=0.002, draft_base=0.0055, slot=0.0, project_base=0.0005, project_row=0.0)
     num_switches = 0
     for seed in range(3):
         controller = adaptive(machine, 1)
@@ -144,7 +144,7 @@ def test_a_wrong_calibration_is_overcome(error):
 def test_a_plain_step_that_is_cheaper_than_believed_is_found_out():
     # Believed: plain 20 ms, so that 1.6 tokens in 27 ms are a gain. In truth 16, and they are not.
     costs = StepCosts([(1, 0.02)], [(1, 0.02), (2, 0.0202), (64, 0.045)], [(2, 0.0068)])
-    machine = Machine(row=0.0042, draft_base=0.0068, slot=0.0, absorb_base=0.0, absorb_row=0.0)
+    machine = Machine(row=0.0042, draft_base=0.0068, slot=0.0, project_base=0.0, project_row=0.0)
     result = simulate(AdaptiveDepth(costs, 1), machine, always(0.6), 1, limit=1)
     assert result.over_plain < 1.025
 
@@ -178,7 +178,7 @@ def play(controller: Controller, keys: range, kept: int, num_steps: int) -> list
             plan=0.0,
             draft=CPU.draft(num_drafting, 1 + max(depths)),
             forward=CPU.forward(len(depths) + sum(depths)),
-            absorb=0.0,
+            project=0.0,
         )
     return depths
 
@@ -198,19 +198,19 @@ def test_drafts_that_do_not_come_are_not_paid_for_long():
     for _ in range(200):
         depth = controller.plan([Candidate(0, 5)], 0)[0]
         controller.record(0, min(depth, 1), min(depth, 1))
-        controller.record_times(plan=0.0, draft=0.016, forward=0.016 + 0.0004 * depth, absorb=0.0)
+        controller.record_times(plan=0.0, draft=0.016, forward=0.016 + 0.0004 * depth, project=0.0)
     assert controller.summary().num_switches > 1
 
 
 def test_a_backlog_of_features_is_not_taken_for_the_cost_of_a_step():
     costs = CPU.costs()
     controller = AdaptiveDepth(costs, 5)
-    for absorb in (0.5, 0.002, 0.002):
+    for project in (0.5, 0.002, 0.002):
         depth = controller.plan([Candidate(0, 5)], 0)[0]
         assert depth > 0
         controller.record(0, depth, depth)
-        controller.record_times(plan=0.0, draft=0.006, forward=0.018, absorb=absorb)
-    assert float(costs.absorb(1)) == pytest.approx(0.002, rel=0.2)
+        controller.record_times(plan=0.0, draft=0.006, forward=0.018, project=project)
+    assert float(costs.project(1)) == pytest.approx(0.002, rel=0.2)
 
 
 def test_short_requests_do_not_switch_drafting_off():
@@ -225,7 +225,7 @@ def test_short_requests_do_not_switch_drafting_off():
             controller.record(key, depth, kept)
             seconds = CPU.draft(bool(depth), 1 + depth)
             controller.record_times(
-                plan=0.0, draft=seconds, forward=CPU.forward(1 + depth), absorb=0.0
+                plan=0.0, draft=seconds, forward=CPU.forward(1 + depth), project=0.0
             )
             left -= 1 + kept
         controller.close(key)
@@ -247,7 +247,7 @@ def test_a_step_that_failed_may_be_planned_again():
     controller.close(0)
     controller.close(99)
     assert controller.plan([], 64) == []
-    controller.record_times(plan=0.0, draft=0.0, forward=0.03, absorb=0.0)
+    controller.record_times(plan=0.0, draft=0.0, forward=0.03, project=0.0)
 
 
 def test_steps_with_prompt_rows_teach_no_times():
@@ -257,7 +257,7 @@ def test_steps_with_prompt_rows_teach_no_times():
     for _ in range(50):
         depths = controller.plan([Candidate(0, 5)], 100)
         controller.record(0, depths[0], depths[0])
-        controller.record_times(plan=0.0, draft=1.0, forward=1.0, absorb=1.0)
+        controller.record_times(plan=0.0, draft=1.0, forward=1.0, project=1.0)
     assert float(costs.forward(101)) == before
 
 

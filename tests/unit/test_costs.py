@@ -140,11 +140,11 @@ def test_few_sequences_are_planned_by_looking_at_all_plans():
 
 def test_costs_of_one_number_are_those_of_arrays():
     costs = make_costs()
-    costs.record_absorb(4, 0.002)
+    costs.record_project(4, 0.002)
     costs.record_forward(8, 0.03)
     for rows, num, slots in ((1, 1, 2), (7, 1, 6), (40, 3, 6), (500, 32, 16)):
         assert costs.forward_at(rows) == pytest.approx(float(costs.forward(rows)))
-        both = float(costs.draft(num, slots) + costs.absorb(num))
+        both = float(costs.draft(num, slots) + costs.project(num))
         assert costs.drafting_at(num, slots) == pytest.approx(both)
 
 
@@ -156,13 +156,13 @@ def test_two_sequences_are_planned_within_their_limits_beside_a_prompt():
     assert best.depths[1] <= 1
 
 
-def test_absorbing_is_free_until_it_was_measured():
+def test_projecting_is_free_until_it_was_measured():
     costs = make_costs()
-    assert float(costs.absorb(8)) == 0.0
-    costs.record_absorb(4, 0.002)
-    assert float(costs.absorb(8)) == pytest.approx(0.004)
-    costs.record_absorb(4, 0.5)
-    assert float(costs.absorb(8)) < 0.0042
+    assert float(costs.project(8)) == 0.0
+    costs.record_project(4, 0.002)
+    assert float(costs.project(8)) == pytest.approx(0.004)
+    costs.record_project(4, 0.5)
+    assert float(costs.project(8)) < 0.0042
 
 
 def test_measuring_takes_turns_and_the_median():

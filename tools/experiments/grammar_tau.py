@@ -9,14 +9,13 @@ under the grammar. With --unmasked the drafter guesses as if there were no gramm
 import argparse
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import patch
 
 from blockdraft import LLM, Completion, Grammar, SamplingParams
 from blockdraft.core.sequence import Sequence
 from blockdraft.speculate.drafters import dflash
-from blockdraft.speculate.sampler.choose import Walk, choose
+from blockdraft.speculate.sampler.choose import Chooser, Walk, choose
 
 MAX_TOKENS = 192
 
@@ -97,8 +96,13 @@ _BY_SHAPE = {
 ASKED = tuple((prompt, shape) for shape, prompts in _BY_SHAPE.items() for prompt in prompts)
 
 
-def _unmasked(walks: list[Walk]) -> list[Iterator[int]]:
-    return choose([Walk(walk.logits, _free(walk.sequence), walk.ahead) for walk in walks])
+def _unmasked(walks: list[Walk]) -> list[Chooser]:
+    free = []
+    for walk in walks:
+        sequence = _free(walk.sequence)
+        places = [replace(place, sequence=sequence) for place in walk.places]
+        free.append(Walk(walk.logits, sequence, places))
+    return choose(free)
 
 
 def _free(sequence: Sequence) -> Sequence:

@@ -63,9 +63,9 @@ def sequence_of(params: SamplingParams, position: int = 8) -> Sequence:
 
 def take_rows(logits: Tensor, params: SamplingParams) -> None:
     """One row of each of several sequences."""
-    walks = [Walk(row[None], sequence_of(params), []) for row in logits]
-    for found in choose(walks):
-        list(found)
+    walks = [Walk.chain(row[None], sequence_of(params), []) for row in logits]
+    for choice_at in choose(walks):
+        choice_at(0)
 
 
 def take_reference(logits: Tensor, params: SamplingParams) -> None:
@@ -78,8 +78,9 @@ def step(logits: Tensor, params: SamplingParams, state: list[Sequence]) -> None:
     """Guess and verify, then go on by three tokens."""
     (sequence,) = state
     for num_rows in (5, 6):
-        (found,) = choose([Walk(logits[:num_rows], sequence, [0] * 5)])
-        list(found)
+        (choice_at,) = choose([Walk.chain(logits[:num_rows], sequence, [0] * 5)])
+        for index in range(num_rows):
+            choice_at(index)
     sequence.token_ids += [1] * 3
 
 

@@ -24,7 +24,7 @@ from blockdraft.bench.memory import kv_bytes_per_token
 from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.llm import LLM
-from blockdraft.measure.phases import NO_TIMER, PhaseTimer
+from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.models.packed import PackedLinear
 from blockdraft.models.paged_attention import GroupedPlan, TiledPlan
@@ -101,24 +101,24 @@ def parts_of_step(step: Callable[[], object], repeats: int) -> dict[str, float]:
 
 
 def timer_cost(llm: LLM, step: Callable[[], object], turns: int) -> dict[str, float]:
-    """Milliseconds of a step with the phase timer and without, in turns."""
+    """Milliseconds of a step with work counted and without, in turns."""
     measured: dict[str, list[float]] = {"off": [], "on": []}
     for _ in range(turns):
-        for name, timer in (("off", NO_TIMER), ("on", PhaseTimer())):
+        for name, timer in (("off", PhaseTimer(measures=False)), ("on", PhaseTimer())):
             llm.engine.timer = timer
             measured[name] += seconds(step, TURN)
-    llm.engine.timer = NO_TIMER
+    llm.engine.timer = PhaseTimer(measures=False)
     return {name: 1000 * median(values) for name, values in measured.items()}
 
 
 def begin(llm: LLM, context: int, num_steps: int, *, drafted: bool) -> Callable[[], object]:
     """A request that is past its prompt; each call advances it by a step."""
     if drafted:
-        llm.use_fixed_depth(llm.engine.drafter.max_draft_tokens)
+        llm.use_fixed_depth(llm.engine.drafter.max_nodes)
     else:
         llm.use_fixed_depth(0)
     params = SamplingParams(
-        max_tokens=num_steps * (1 + llm.engine.drafter.max_draft_tokens),
+        max_tokens=num_steps * (1 + llm.engine.drafter.max_nodes),
         ignore_eos=True,
         speculative=drafted,
     )

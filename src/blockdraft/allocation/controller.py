@@ -77,17 +77,17 @@ class Controller:
     def __init__(self) -> None:
         self._used: Counter[int] = Counter()
 
-    def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
-        """Depth for each candidate; `num_other_rows` are prompt rows in the same forward."""
+    def limits(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
+        """Most tokens that each candidate drafts; `num_other_rows` are prompt rows beside them."""
         raise NotImplementedError
 
     def record(self, key: int, num_drafted: int, num_accepted: int) -> None:
-        """Take the outcome of one candidate of the last plan, before any cut at a stop."""
+        """Take the outcome of one candidate of the last limits, before any cut at a stop."""
 
-    def record_times(self, *, plan: float, absorb: float, draft: float, forward: float) -> None:
-        """Take the seconds of the last planned step, after its outcomes.
+    def record_times(self, *, limits: float, project: float, draft: float, forward: float) -> None:
+        """Take the seconds of the last step, after its outcomes.
 
-        plan: making it. absorb: projecting the features of what was committed. draft: the draft
+        limits: making them. project: of the features of what was committed. draft: the draft
         forward. forward: the target's, verification and commit.
         """
 
@@ -107,7 +107,7 @@ class Controller:
 class FixedDepth(Controller):
     """Drafts as many tokens as the limits allow, and learns nothing."""
 
-    def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
+    def limits(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
         """See `Controller`."""
         depths = [candidate.limit for candidate in candidates]
         self._used.update(depths)
@@ -179,7 +179,7 @@ class AdaptiveDepth(Controller):
         self._switch = Switch()
         self._probes = Probes()
 
-    def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
+    def limits(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
         """See `Controller`."""
         self._num_steps += 1
         depths = [0] * len(candidates)
@@ -227,7 +227,7 @@ class AdaptiveDepth(Controller):
         for num_drafting in {1, num}:
             seconds = self._costs.forward(num + num_drafting * depths)
             seconds += self._costs.draft(num_drafting, 1 + depths)
-            seconds += self._costs.absorb(num_drafting)
+            seconds += self._costs.project(num_drafting)
             rates = _trust(num) * (num + num_drafting * kept) / seconds
             if rates.max() >= (1 + MARGIN) * plain.rate:
                 return True
@@ -299,7 +299,7 @@ class AdaptiveDepth(Controller):
             else:
                 tracked.probed_at = self._num_steps
 
-    def record_times(self, *, plan: float, absorb: float, draft: float, forward: float) -> None:
+    def record_times(self, *, limits: float, project: float, draft: float, forward: float) -> None:
         """See `Controller`."""
         step, behind_drafts = self._step, self._behind_drafts
         self._behind_drafts = step is not None and step.plan.num_drafting > 0
@@ -308,11 +308,11 @@ class AdaptiveDepth(Controller):
         planned, num = step.plan, len(step.plan.depths)
         num_tokens = num + step.num_accepted
         if planned is not step.followed:
-            seconds = min(plan + draft + forward, _OUTLIER * planned.seconds)
+            seconds = min(limits + draft + forward, _OUTLIER * planned.seconds)
             if step.num_other_rows:
-                seconds = planned.seconds - float(self._costs.absorb(planned.num_drafting))
+                seconds = planned.seconds - float(self._costs.project(planned.num_drafting))
             # Not only what was predicted: the features of a prompt may have waited until now.
-            loss = step.loss(seconds + absorb, num_tokens)
+            loss = step.loss(seconds + project, num_tokens)
             self._probes.settle(step.surprised, step.paid - loss)
         # Prompt rows cost otherwise: only the last of them goes through the head.
         if step.num_other_rows:
@@ -326,10 +326,10 @@ class AdaptiveDepth(Controller):
                 self._costs.record_plain(num, forward)
         else:
             # Without drafts there would be no plan to make.
-            self._costs.record_forward(num + sum(planned.depths), plan + forward)
+            self._costs.record_forward(num + sum(planned.depths), limits + forward)
             self._costs.record_draft(planned.num_drafting, 1 + max(planned.depths), draft)
             if step.caught_up:
-                self._costs.record_absorb(planned.num_drafting, absorb)
+                self._costs.record_project(planned.num_drafting, project)
             if planned is step.followed:
                 worth = num_tokens * step.plain.seconds / num
                 self._switch.measure(worth, planned.seconds)

@@ -7,8 +7,10 @@ from statistics import median
 from time import perf_counter
 
 from blockdraft.allocation.costs import StepCosts
+from blockdraft.core.errors import ModelError
+from blockdraft.core.plan import ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Batch, Row, Sequence
+from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.base import Drafter
 
@@ -25,32 +27,38 @@ def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
     (sequence,) = _sequences(1)
     with _opened(target, drafter, [sequence]):
         # The sequence has drafted all rows but one; the logits of all are computed.
+        row = Row(sequence, [0], 0)
         forward_points = measure_points(
-            lambda num_rows: _forward(target, [Row(sequence, [0], num_rows - 1)]), FORWARD_ROWS
+            lambda num_rows: _forward(target, [_with_drafts(row, num_rows - 1)]), FORWARD_ROWS
         )
-    batch = [Row(sequence, [0], drafter.max_draft_tokens) for sequence in _sequences(len(_KEYS))]
-    with _opened(target, drafter, [row.sequence for row in batch]):
-        plain = [Row(row.sequence, [0], 0) for row in batch]
+    sequences = _sequences(len(_KEYS))
+    with _opened(target, drafter, sequences):
+        rows = [Row(sequence, [0], drafter.max_nodes) for sequence in sequences]
+        plain = [PlannedRow(row) for row in rows]
         plain_points = measure_points(lambda num: _forward(target, plain[:num]), PLAIN_SEQUENCES)
-        output = target.forward(plain, [[] for _ in plain])
-        for row, features in zip(batch, output.features, strict=True):
-            target.truncate(row.sequence.key, 0)
-            row.sequence.token_ids.append(0)
-            row.sequence.num_cached = 1
-            if features is not None:
-                drafter.absorb(row.sequence.key, 0, features)
-        drafter.prepare(batch)
-        sequence_points = measure_points(lambda num: drafter.draft(batch[:num]), DRAFT_SEQUENCES)
-    num_slots = 1 + drafter.max_draft_tokens
+        output = target.forward(ForwardPlan(plain))
+        for planned, features in zip(plain, output.features, strict=True):
+            target.keep(planned, [])
+            drafter.open(planned.row, 0)
+            drafter.committed(planned.row, [0], features)
+            planned.row.sequence.token_ids.append(0)
+            planned.row.sequence.num_cached = 1
+        drafter.propose(rows)  # catches up with the features, which is no part of a draft
+        sequence_points = measure_points(lambda num: drafter.propose(rows[:num]), DRAFT_SEQUENCES)
+    num_slots = 1 + drafter.max_nodes
     draft_points = [(num * num_slots, seconds) for num, seconds in sequence_points]
     return StepCosts(plain_points, forward_points, draft_points)
 
 
-def _forward(target: Target, batch: Batch) -> None:
-    output = target.forward(batch, [[0] * row.num_draft_tokens for row in batch])
+def _with_drafts(row: Row, num: int) -> PlannedRow:
+    return PlannedRow(row, Proposal.chain([0] * num, "none"))
+
+
+def _forward(target: Target, rows: list[PlannedRow]) -> None:
+    output = target.forward(ForwardPlan(rows))
     output.logits[-1, 0].item()  # waits for a device that works on after the call
-    for row in batch:
-        target.truncate(row.sequence.key, 0)
+    for planned in rows:
+        target.truncate(planned.row.sequence.key, 0)
 
 
 def _sequences(number: int) -> list[Sequence]:
@@ -67,7 +75,11 @@ def _opened(target: Target, drafter: Drafter, sequences: list[Sequence]) -> Iter
         for sequence in sequences:
             target.memory.open(sequence.key, sequence.token_ids, with_context=True)
             num_tokens = max(FORWARD_ROWS) if len(sequences) == 1 else 1
-            assert target.memory.reserve(sequence.key, num_tokens)
+            if not target.memory.reserve(sequence.key, num_tokens):
+                raise ModelError(
+                    f"the K/V memory of {target.memory.num_tokens} tokens is too small to measure "
+                    "what a step costs; give more --memory"
+                )
         yield
     finally:
         for sequence in sequences:

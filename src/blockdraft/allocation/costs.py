@@ -96,7 +96,7 @@ class StepCosts:
         self._plain = CostCurve(plain_points)
         self._forward = CostCurve(forward_points)
         self._draft = CostCurve(draft_points)
-        self._absorb = 0.0
+        self._project = 0.0
         self._aftermath = 1.0
 
     def plain(self, num_sequences: int) -> float:
@@ -126,13 +126,13 @@ class StepCosts:
         """
         return self._forward.level * self._draft(np.multiply(num_sequences, num_slots))
 
-    def absorb(self, num_sequences: ArrayLike) -> Floats:
+    def project(self, num_sequences: ArrayLike) -> Floats:
         """Projecting the context features of one step's tokens of so many drafted sequences."""
-        return self._forward.level * self._absorb * np.asarray(num_sequences, np.float64)
+        return self._forward.level * self._project * np.asarray(num_sequences, np.float64)
 
     def drafting_at(self, num_sequences: int, num_slots: int) -> float:
-        """`draft` and `absorb` of one number of sequences, at least 1, without numpy."""
-        seconds = self._draft.at(num_sequences * num_slots) + self._absorb * num_sequences
+        """`draft` and `project` of one number of sequences, at least 1, without numpy."""
+        seconds = self._draft.at(num_sequences * num_slots) + self._project * num_sequences
         return self._forward.level * seconds
 
     def record_plain(self, num_sequences: int, seconds: float) -> None:
@@ -163,13 +163,13 @@ class StepCosts:
         """Learn from a draft forward."""
         self._draft.record(num_sequences * num_slots, seconds / self._forward.level)
 
-    def record_absorb(self, num_sequences: int, seconds: float) -> None:
+    def record_project(self, num_sequences: int, seconds: float) -> None:
         """Learn from the features of a step in which so many sequences drafted again."""
         measured = seconds / self._forward.level / num_sequences
-        if self._absorb:
+        if self._project:
             # The same guard against outliers as for the curves, from above only: it may be free.
-            measured = min(measured, self._absorb * (1 + 4 * _LARGEST_SURPRISE))
-        self._absorb += (measured - self._absorb) * (_LEVEL_GAIN if self._absorb else 1.0)
+            measured = min(measured, self._project * (1 + 4 * _LARGEST_SURPRISE))
+        self._project += (measured - self._project) * (_LEVEL_GAIN if self._project else 1.0)
 
 
 def _place(size: int) -> tuple[int, float]:

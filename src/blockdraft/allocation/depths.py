@@ -117,7 +117,7 @@ class DepthSearch:
     def _seconds(self, num_drafts: Floats, num_drafting: Floats, num_slots: Floats) -> Floats:
         costs = self._costs
         forward = costs.forward(self._start + num_drafts) - self._sunk
-        drafting = costs.draft(num_drafting, num_slots) + costs.absorb(num_drafting)
+        drafting = costs.draft(num_drafting, num_slots) + costs.project(num_drafting)
         with_drafts = np.maximum(forward, self._plain_seconds) + drafting
         seconds: Floats = np.where(num_drafts > 0, with_drafts, self._plain_seconds)
         return seconds

@@ -1,11 +1,12 @@
 """Two drafters as bad as can be, at the cost of the real one: what an engine must survive."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.core.plan import Proposal
+from blockdraft.core.sequence import Row
 from blockdraft.llm import LLM
 
 Fault = Literal["noise", "wrong"]
@@ -28,9 +29,12 @@ def make_bad(llm: LLM, fault: Fault) -> None:
         "noise": lambda token_id: draw(vocab_size),
         "wrong": lambda token_id: (token_id + 1) % vocab_size,
     }
-    draft, change = drafter.draft, changes[fault]
+    propose, change = drafter.propose, changes[fault]
 
-    def draft_badly(batch: Batch) -> DraftBlock:
-        return [[change(token_id) for token_id in guess] for guess in draft(batch)]
+    def propose_badly(rows: Sequence[Row]) -> list[Proposal]:
+        return [
+            Proposal.chain([change(token_id) for token_id in proposal.tree.tokens], fault)
+            for proposal in propose(rows)
+        ]
 
-    drafter.draft = draft_badly  # type: ignore[method-assign]
+    drafter.propose = propose_badly  # type: ignore[method-assign]

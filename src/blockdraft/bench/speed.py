@@ -91,7 +91,7 @@ class SpeedBench:
         return sample_of(self.llm.generate(prompt_ids, params).completions[0])
 
     def _check_block(self, config: SpeedConfig) -> None:
-        most = self.llm.engine.drafter.max_draft_tokens + 1
+        most = self.llm.engine.drafter.max_nodes + 1
         if config.block is not None and config.block > most:
             raise ConfigError(
                 f"block is {config.block}, and the drafter's blocks have {most} slots; "

@@ -14,7 +14,7 @@ class Memory(Protocol):
     def open(self, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
         """Start a sequence; returns how many of its first tokens need not be computed again.
 
-        `with_context`: the drafter has absorbed these tokens too.
+        `with_context`: the drafter has the features of these tokens too.
         """
 
     def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:
@@ -28,6 +28,9 @@ class Memory(Protocol):
 
     def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """The first `num_tokens` tokens are committed and written: others may reuse them."""
+
+    def put_back(self, key: int) -> None:
+        """Undo `open` for a sequence that is opened again later; unknown keys are fine."""
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
@@ -56,6 +59,9 @@ class Unlimited:
 
     def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """See Memory.publish."""
+
+    def put_back(self, key: int) -> None:
+        """See Memory.put_back."""
 
     def close(self, key: int) -> None:
         """See Memory.close."""

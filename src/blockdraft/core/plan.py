@@ -79,6 +79,17 @@ class Tree:
         """The child of `node` that holds a token, None if there is none."""
         return self._child_of.get((node, token_id))
 
+    def first_child(self, node: int) -> int | None:
+        """The most probable child of `node`, None for a leaf."""
+        return next((i for i, parent in enumerate(self.parents) if parent == node), None)
+
+    def through(self, nodes: Sequence[int]) -> list[int]:
+        """A path from the anchor, and on from it by first children down to a leaf."""
+        path = list(nodes)
+        while (child := self.first_child(path[-1] if path else ROOT)) is not None:
+            path.append(child)
+        return path
+
     def path(self, node: int) -> list[int]:
         """The nodes from right under the anchor to `node`; none for ROOT."""
         path = []
@@ -157,11 +168,7 @@ class Proposal:
 
     def first_chain(self) -> "Proposal":
         """The path that always goes on with the first child: what takes no trees verifies."""
-        nodes: list[int] = []
-        for node, parent in enumerate(self.tree.parents):
-            if parent == (nodes[-1] if nodes else ROOT):
-                nodes.append(node)
-        return self.only(nodes)
+        return self.only(self.tree.through([]))
 
 
 NOTHING = Proposal(NO_NODES, (), ())
@@ -214,6 +221,16 @@ class ForwardPlan:
     """What one pass of the target computes, row by row."""
 
     rows: list[PlannedRow] = field(default_factory=list)
+
+    @classmethod
+    def of_chains(cls, rows: Sequence[Row], drafts: Sequence[Sequence[int]]) -> "ForwardPlan":
+        """Each row with one path of given tokens."""
+        return cls(
+            [
+                PlannedRow(row, Proposal.chain(draft, "given"))
+                for row, draft in zip(rows, drafts, strict=True)
+            ]
+        )
 
     def __iter__(self) -> Iterator[PlannedRow]:
         return iter(self.rows)

@@ -6,8 +6,8 @@ from typing import Literal, Protocol, Self, runtime_checkable
 
 Phase = Literal[
     "schedule",  # who runs
-    "absorb",  # the target's features become keys and values of the drafter
-    "draft",  # the drafter's forward
+    "project",  # the target's features become keys and values of the drafter
+    "draft",  # the drafter's forward, and all of a proposal that no other phase claims
     "draft_head",  # logits of the drafted slots
     "guess",  # the choice rule on those logits
     "forward",  # the target's forward
@@ -23,15 +23,16 @@ Phase = Literal[
 
 Line = Literal[
     "schedule",
-    "draft_prefill",  # of absorb: features of the prompt
-    "inject",  # of absorb: features of generated tokens, and of any that waited for too long
+    "draft_prefill",  # of project: features of the prompt
+    "inject",  # of project: features of generated tokens, and of any that waited for too long
     "draft",
     "draft_head",
     "guess",
     "prefill",  # of forward: rows of prompts
     "accepted",  # of forward: rows whose guess was kept
     "bonus",  # of forward: one row for each pass; all of plain decoding
-    "wasted",  # of forward: rows whose choice was thrown away
+    "siblings",  # of forward: rows of candidates beside a first child, unless they were kept
+    "wasted",  # of forward: all other rows whose choice was thrown away
     "capture",
     "choose",
     "commit",

@@ -38,7 +38,8 @@ class Sequence:
     `scan_stop` is told every committed token and says whether it completes a stop string.
     `constraint` is there if the parameters hold a grammar.
     `num_reused` tokens of the prompt were taken over from earlier sequences, and `num_scored` have
-    got their log-probability, if that was asked for.
+    got their log-probability, if that was asked for. `has_lost_context`: the drafter has failed to
+    take its features, and may not draft for it any more.
     """
 
     key: int
@@ -55,6 +56,7 @@ class Sequence:
     num_scored: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    has_lost_context: bool = False
     prompt_ids: frozenset[int] = field(init=False)
     output_counts: Counter[int] = field(default_factory=Counter)
 
@@ -85,7 +87,7 @@ class Sequence:
     @property
     def may_draft(self) -> bool:
         """False for plain decoding: no features, no draft context."""
-        return self.params.max_draft_tokens != 0
+        return self.params.max_draft_tokens != 0 and not self.has_lost_context
 
     def append(self, token_id: int) -> None:
         """Append one committed token and decide whether the sequence ends with it."""
@@ -115,6 +117,7 @@ class Row:
     """One sequence's share of a step.
 
     `new_ids` are committed tokens that the caches lack: a chunk of the prompt, or the anchor alone.
+    `num_draft_tokens` is the most candidates that may be verified behind them.
     A row that does not reach the sequence's end gets no choice, and drafts nothing; nor does any
     other row of a prompt, or of what a preempted sequence computes again.
     """
@@ -129,15 +132,11 @@ class Row:
         """True if the row reaches the sequence's end, so that a token is chosen."""
         return self.sequence.num_cached + len(self.new_ids) == len(self.sequence.token_ids)
 
-    def num_choices(self, num_drafted: int) -> int:
-        """Positions at which a token is chosen, the last ones of the row."""
-        return 1 + num_drafted if self.is_complete else 0
-
-    def num_logits(self, num_drafted: int) -> int:
-        """Positions whose logits are needed, the last ones of the row."""
-        return len(self.new_ids) if self.sequence.is_scoring else self.num_choices(num_drafted)
+    def limited(self, num_draft_tokens: int) -> "Row":
+        """The same with room for so many candidates."""
+        if num_draft_tokens == self.num_draft_tokens:
+            return self
+        return Row(self.sequence, self.new_ids, num_draft_tokens, self.is_prompt)
 
 
 Batch = list[Row]
-DraftBlock = list[list[int]]
-"""Drafted token ids, one list a row; empty where nothing is drafted."""

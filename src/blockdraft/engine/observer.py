@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.verify import Verdict
 
@@ -12,12 +12,11 @@ from blockdraft.speculate.verify import Verdict
 class Observer(Protocol):
     """Is told what happens and changes nothing. An engine without one does no work for it."""
 
-    def verified(
-        self, batch: Batch, block: DraftBlock, logits: Tensor, verdicts: list[Verdict]
-    ) -> None:
-        """The target has decided about a block, and nothing of it is committed yet.
+    def verified(self, plan: ForwardPlan, logits: Tensor, verdicts: list[Verdict]) -> None:
+        """The target has decided about a plan, and nothing of it is committed yet.
 
-        logits: [positions, V], as in TargetOutput. A step that fails later is made again, and told
+        The plan has each row's candidates with their parents and sources. logits: [positions, V],
+        as in TargetOutput. A step that fails later is made again, and told
         again.
         """
         ...

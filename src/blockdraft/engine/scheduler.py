@@ -1,20 +1,23 @@
 """Who runs in a step, and how many tokens each may draft. No torch."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
-from time import perf_counter
+from itertools import islice
 
-from blockdraft.allocation.controller import Candidate, Controller
 from blockdraft.cache.memory import Memory
 from blockdraft.core.sequence import Batch, Row, Sequence
 
 MIN_CHUNK = 32
 """Prompt tokens that a row gets at least, however many prompts share a step."""
 
+logger = logging.getLogger(__name__)
+
 
 class Scheduler:
     """Continuous batching, first come, first served: each running sequence is in every step.
+
+    But for those who wait for a beginning that is being computed: others may start meanwhile.
 
     Up to `max_running` sequences run. `prefill_chunk` bounds the prompt tokens of a step (but for
     MIN_CHUNK a prompt), so that running sequences are not held up by a long prompt for more than
@@ -27,7 +30,6 @@ class Scheduler:
     def __init__(
         self,
         memory: Memory,
-        controller: Controller,
         release: Callable[[int], None],
         *,
         max_running: int,
@@ -36,15 +38,12 @@ class Scheduler:
         draft_context: bool = False,
     ) -> None:
         self.memory = memory
-        self.controller = controller
         self._release = release
         self.max_running = max_running
         self.prefill_chunk = prefill_chunk
         self.max_draft_tokens = max_draft_tokens
         self.draft_context = draft_context
         self.num_preempted = 0
-        self.plan_seconds = 0.0
-        """That the controller took for the last step."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -70,7 +69,7 @@ class Scheduler:
         if len(self.running) == num_running:
             self._admit()
         chunk = self._chunk()
-        return self._with_depths([self._row(sequence, chunk) for sequence in self.running])
+        return [self._row(sequence, chunk) for sequence in self.running]
 
     def _make_room(self) -> None:
         """Reserve one more page where a sequence needs it, the oldest first.
@@ -94,25 +93,30 @@ class Scheduler:
     def _admit(self) -> None:
         """Start waiting sequences while there is a place, and room for all their tokens.
 
-        One whose beginning is being computed for another waits for it instead of computing it too.
+        One whose beginning is being computed for another waits for it instead of computing it too,
+        and those behind it go first. One without room holds up all behind it, or it might wait
+        forever. No more than `max_running` are looked at: a request may have thousands of samples.
         """
-        while self.waiting and len(self.running) < self.max_running:
-            sequence = self.waiting[0]
-            self.memory.close(sequence.key)  # a step that was interrupted here is made again
+        for sequence in list(islice(self.waiting, self.max_running)):
+            if len(self.running) >= self.max_running:
+                return
+            self.memory.put_back(sequence.key)  # a step that was interrupted here is made again
             # What is taken over has no logits.
             reusable = sequence.token_ids[:1] if sequence.is_scoring else sequence.token_ids
             num_reused = self.memory.open(
                 sequence.key, reusable, with_context=self._with_context(sequence)
             )
-            if self._saves_by_waiting(sequence, num_reused) or not self.memory.reserve(
-                sequence.key, len(sequence.token_ids)
-            ):
-                self.memory.close(sequence.key)
+            if self._saves_by_waiting(sequence, num_reused):
+                self.memory.put_back(sequence.key)
+                continue
+            if not self.memory.reserve(sequence.key, len(sequence.token_ids)):
+                self.memory.put_back(sequence.key)
                 return
             sequence.num_cached = num_reused
             if sequence.num_output == 0:  # what it takes over later is its own
                 sequence.num_reused = num_reused
-            self.running.append(self.waiting.popleft())
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
 
     def _with_context(self, sequence: Sequence) -> bool:
         return self.draft_context and sequence.may_draft
@@ -139,21 +143,14 @@ class Scheduler:
     def _row(self, sequence: Sequence, chunk: int) -> Row:
         start = sequence.num_cached
         new_ids = sequence.token_ids[start : start + chunk]
-        return Row(sequence, new_ids, 0, is_prompt=sequence.is_prefilling)
-
-    def _with_depths(self, rows: Batch) -> Batch:
-        """Let the controller say how much is drafted; what is still prefilling drafts nothing."""
-        decoding = [row.sequence for row in rows if not row.is_prompt]
-        candidates = [Candidate(s.key, self._draft_limit(s)) for s in decoding]
-        num_prompt_rows = sum(len(row.new_ids) for row in rows if row.is_prompt)
-        begun = perf_counter()
-        depths = iter(self.controller.plan(candidates, num_prompt_rows))
-        self.plan_seconds = perf_counter() - begun
-        return [
-            row if row.is_prompt else replace(row, num_draft_tokens=next(depths)) for row in rows
-        ]
+        if sequence.is_prefilling:
+            return Row(sequence, new_ids, 0, is_prompt=True)
+        return Row(sequence, new_ids, self._draft_limit(sequence))
 
     def _draft_limit(self, sequence: Sequence) -> int:
+        """The most candidates to verify of it in this step; room is reserved for them."""
+        if not sequence.may_draft:
+            return 0
         limits = [self.max_draft_tokens]
         if sequence.params.max_draft_tokens is not None:
             limits.append(sequence.params.max_draft_tokens)

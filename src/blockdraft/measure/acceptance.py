@@ -1,7 +1,10 @@
 """What was drafted, what was kept. Each metric is defined here, once."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from blockdraft.core.plan import Tree
 
 
 @dataclass(slots=True)
@@ -10,9 +13,10 @@ class AcceptanceStats:
 
     tau, the acceptance length, is tokens committed per pass, the bonus included, tokens cut off
     behind a stop excluded. `histogram[k]` is the number of passes that committed k tokens.
-    `drafted[i]` and `accepted[i]` count how often slot i (from 0) held a draft, and how often the
-    target kept it; their ratio is the acceptance rate of the position. `outcomes[d, a]` is the
-    number of passes that drafted d tokens of which a were kept.
+    `drafted[i]` and `accepted[i]` count how often depth i (from 0) held candidates, and how often
+    the target kept one; their ratio is the acceptance rate of the position. `drafted_at[i, r]` and
+    `accepted_at[i, r]` count the candidates of rank r among their siblings there. `outcomes[d, a]`
+    is the number of passes that verified d candidates and kept a path of a.
     """
 
     num_passes: int = 0
@@ -20,16 +24,21 @@ class AcceptanceStats:
     histogram: Counter[int] = field(default_factory=Counter)
     drafted: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
+    drafted_at: Counter[tuple[int, int]] = field(default_factory=Counter)
+    accepted_at: Counter[tuple[int, int]] = field(default_factory=Counter)
     outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
 
-    def record(self, num_tokens: int, num_drafted: int, num_accepted: int) -> None:
-        """Count one pass."""
+    def record(self, num_tokens: int, tree: Tree, nodes: Sequence[int]) -> None:
+        """Count one pass: what it committed, what it verified, and the path that was kept."""
         self.num_passes += 1
         self.num_tokens += num_tokens
         self.histogram[num_tokens] += 1
-        self.drafted.update(range(num_drafted))
-        self.accepted.update(range(num_accepted))
-        self.outcomes[num_drafted, num_accepted] += 1
+        self.drafted.update(range(max(tree.depths, default=0)))
+        self.accepted.update(range(len(nodes)))
+        places = [(depth - 1, rank) for depth, rank in zip(tree.depths, tree.ranks, strict=True)]
+        self.drafted_at.update(places)
+        self.accepted_at.update(places[node] for node in nodes)
+        self.outcomes[len(tree), len(nodes)] += 1
 
     def add(self, other: "AcceptanceStats") -> None:
         """Add another sequence's counts."""
@@ -38,6 +47,8 @@ class AcceptanceStats:
         self.histogram.update(other.histogram)
         self.drafted.update(other.drafted)
         self.accepted.update(other.accepted)
+        self.drafted_at.update(other.drafted_at)
+        self.accepted_at.update(other.accepted_at)
         self.outcomes.update(other.outcomes)
 
     @property
@@ -46,14 +57,23 @@ class AcceptanceStats:
         return self.num_tokens / self.num_passes if self.num_passes else 0.0
 
     @property
+    def num_drafted(self) -> int:
+        """Candidates that were verified."""
+        return self.drafted_at.total()
+
+    @property
+    def num_accepted(self) -> int:
+        """Candidates that were kept."""
+        return self.accepted_at.total()
+
+    @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted tokens; 0 if nothing was drafted."""
-        drafted = self.drafted.total()
-        return self.accepted.total() / drafted if drafted else 0.0
+        """Kept over verified candidates; 0 if nothing was drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
 
     @property
     def mean_depth(self) -> float:
-        """Drafted tokens per pass; 0 if no pass was made."""
+        """Longest path per pass; 0 if no pass was made."""
         return self.drafted.total() / self.num_passes if self.num_passes else 0.0
 
     @property
@@ -70,16 +90,28 @@ class AcceptanceStats:
         """Acceptance rate of each slot: kept over drafted."""
         return [self.accepted[i] / self.drafted[i] for i in sorted(self.drafted)]
 
+    @property
+    def per_rank(self) -> dict[int, float]:
+        """Share of the candidates of each rank among their siblings that were kept."""
+        drafted: Counter[int] = Counter()
+        accepted: Counter[int] = Counter()
+        for (_, rank), number in self.drafted_at.items():
+            drafted[rank] += number
+        for (_, rank), number in self.accepted_at.items():
+            accepted[rank] += number
+        return {rank: accepted[rank] / drafted[rank] for rank in sorted(drafted)}
+
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         return {
             "acceptance_length": self.acceptance_length,
             "acceptance_rate": self.acceptance_rate,
             "per_position": self.per_position,
+            "per_rank": {str(rank): rate for rank, rate in self.per_rank.items()},
             "mean_depth": self.mean_depth,
             "num_passes_of_depth": {str(k): n for k, n in self.num_passes_of_depth.items()},
             "histogram": {str(k): self.histogram[k] for k in sorted(self.histogram)},
             "num_passes": self.num_passes,
-            "num_drafted": self.drafted.total(),
-            "num_accepted": self.accepted.total(),
+            "num_drafted": self.num_drafted,
+            "num_accepted": self.num_accepted,
         }

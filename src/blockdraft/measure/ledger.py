@@ -46,9 +46,10 @@ class Measurable(Protocol):
 LEDGER_DEFINITIONS = {
     "lines": "nanoseconds by one clock: they sum to wall_nanoseconds, to the last one. On a GPU it "
     "is waited for at every border, and a line has the waiting for the work that it asked for",
-    "prefill, accepted, bonus, wasted": "the target's forward, split after each step in equal "
-    "parts over its rows, so an attribution: of prompts, behind whose position a guess was kept, "
-    "one for each pass (all of plain decoding), and whose choice was thrown away",
+    "prefill, accepted, bonus, siblings, wasted": "the target's forward, split after each step in "
+    "equal parts over its rows, so an attribution: of prompts, behind whose position a candidate "
+    "was kept, one for each pass (all of plain decoding), of candidates beside a first child that "
+    "were not kept, and all others whose choice was thrown away",
     "draft_prefill, inject": "fusing features and projecting them to keys and values of the draft "
     "layers, split likewise: of prompts, of generated tokens",
     "capture": "features copied out of the target's forward, and kept until they are projected",
@@ -145,14 +146,19 @@ class Ledger:
     @property
     def rows_per_token(self) -> float:
         """Target rows per decoded token; 0 without any."""
-        num_rows = self.num_decoded + self._work("wasted").rows
+        num_rows = self.num_decoded + self._num_wasted
         return num_rows / self.num_decoded if self.num_decoded else 0.0
 
     @property
     def wasted_share(self) -> float:
         """Part of the decoding rows that gave no token."""
-        num_wasted = self._work("wasted").rows
+        num_wasted = self._num_wasted
         return num_wasted / (self.num_decoded + num_wasted) if num_wasted else 0.0
+
+    @property
+    def _num_wasted(self) -> int:
+        """Target rows of decoding that gave no token."""
+        return self._work("siblings").rows + self._work("wasted").rows
 
     @property
     def remainder_share(self) -> float:
@@ -232,7 +238,7 @@ def line_rates(engine: Measurable) -> dict[Line, Rates]:
         rates["choose"] = Rates(head_row_bytes=of_target.head_row_bytes)
     if isinstance(engine.drafter, DFlashDrafter):
         model, head = engine.drafter.model, _draft_head(engine.drafter)
-        rates |= dict.fromkeys(SPLITS["absorb"], projection_rates(model))
+        rates |= dict.fromkeys(SPLITS["project"], projection_rates(model))
         rates["draft"], rates["draft_head"] = draft_rates(model), head
         rates["guess"] = Rates(head_row_bytes=head.head_row_bytes)
         # A copy is read and written.

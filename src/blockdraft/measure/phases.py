@@ -17,13 +17,13 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Protocol, cast, get_args
 
-from blockdraft.core.recorder import Line, NoRecorder, Phase, Recorder, Work
+from blockdraft.core.recorder import Line, Phase, Recorder, Work
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 LINES: tuple[Line, ...] = get_args(Line)
 SPLITS: Mapping[Phase, tuple[Line, ...]] = {
-    "absorb": ("draft_prefill", "inject"),
-    "forward": ("prefill", "accepted", "bonus", "wasted"),
+    "project": ("draft_prefill", "inject"),
+    "forward": ("prefill", "accepted", "bonus", "siblings", "wasted"),
 }
 """Phases that are split by rows; what has no rows, such as a step that failed, is the last's."""
 
@@ -91,7 +91,12 @@ class PhaseTotals:
 
 
 class Timer(Recorder, Protocol):
-    """What the loop needs of a timer; PhaseTimer measures, NO_TIMER does not."""
+    """What the loop needs of a timer."""
+
+    @property
+    def step_seconds(self) -> Mapping[Phase, float]:
+        """Seconds of the phases that have ended in the step that runs, or in the last one."""
+        ...
 
     def step(self) -> AbstractContextManager[None]:
         """Time one step: `with timer.step(): ...`. Steps do not nest."""
@@ -106,28 +111,28 @@ class Timer(Recorder, Protocol):
 
 
 class PhaseTimer:
-    """Measures. For one thread; a failed step counts like any other, as its time has passed.
+    """Times the phases. For one thread; a failed step counts like any other: its time has passed.
 
-    clock: nanoseconds. synchronize: called before the clock is read, to wait for a device that
+    measures: whether work is to be counted too, which costs more than the clock. clock:
+    nanoseconds. synchronize: called before the clock is read, to wait for a device that
     works on after a call has returned; it makes steps slower, so measure speed without it. The
     phase that gave the device its work is charged for the waiting.
     """
 
-    measures = True
-
     def __init__(
         self,
         *,
+        measures: bool = True,
         clock: Callable[[], int] = perf_counter_ns,
         synchronize: Callable[[], None] | None = None,
     ) -> None:
+        self.measures = measures
         self._clock = clock
         self._synchronize = synchronize
         self._totals = PhaseTotals()
         self._step_ns: Counter[Phase] = Counter()
         self._step_rows: Counter[Line] = Counter()
         self._in_step = False
-        self._last_step: dict[Phase, float] = {}
         # Innermost last. Empty between steps, unless a phase goes on there.
         self._open: list[Phase] = []
         self._switched_at = 0
@@ -135,9 +140,9 @@ class PhaseTimer:
         self._scopes = {name: _PhaseScope(self, name) for name in PHASES}
 
     @property
-    def last_step(self) -> Mapping[Phase, float]:
-        """Seconds of each phase of the last finished step; empty before the first."""
-        return self._last_step
+    def step_seconds(self) -> Mapping[Phase, float]:
+        """See Timer; in the order of PHASES."""
+        return _in_seconds(self._step_ns)
 
     def phase(self, name: Phase) -> AbstractContextManager[None]:
         """Charge the time inside to a phase. Outside of a step it counts in the totals only."""
@@ -158,7 +163,6 @@ class PhaseTimer:
             self._in_step = False
             self._split()
             self._totals.num_steps += 1
-            self._last_step = _in_seconds(self._step_ns)
 
     def add(self, line: Line, work: Work) -> None:
         """See Recorder.add."""
@@ -230,24 +234,6 @@ class _PhaseScope:
         traceback: TracebackType | None,
     ) -> None:
         self._timer.leave()
-
-
-class NoTimer(NoRecorder):
-    """Measures nothing and holds nothing; use the one instance NO_TIMER."""
-
-    __slots__ = ()
-
-    def step(self) -> AbstractContextManager[None]:
-        """A scope that does nothing."""
-        return self.phase(_REMAINDER)
-
-    def take_totals(self) -> PhaseTotals:
-        """Empty totals."""
-        return PhaseTotals()
-
-
-NO_TIMER = NoTimer()
-"""The timer of an engine that is not measured."""
 
 
 def split_evenly(total: int, rows: Sequence[int]) -> list[int]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.recorder import Line, Recorder, Work
-from blockdraft.core.sequence import Batch, DraftBlock
 
 
 class Committed(Protocol):
@@ -17,7 +17,11 @@ class Committed(Protocol):
 
     @property
     def num_accepted(self) -> int:
-        """Guesses that the target agreed with, before any cut at a stop."""
+        """The depth that the target agreed with, before any cut at a stop."""
+
+    @property
+    def num_siblings_kept(self) -> int:
+        """Of it, nodes that were not the first child of their parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,41 +29,46 @@ class RowWork:
     """The rows of one sequence in a forward of the target, before it is known what is kept.
 
     num_keys: tokens that the last row attends to, which is what all of them are computed with.
+    num_siblings: candidates that are not the first child of their parent.
     """
 
     is_prompt: bool
     num_rows: int
     num_head_rows: int
     num_keys: int
+    num_siblings: int = 0
 
 
-def rows_work(batch: Batch, block: DraftBlock) -> list[RowWork]:
+def rows_work(plan: ForwardPlan) -> list[RowWork]:
     """The work of a forward, to be called before it is committed."""
-    planned = []
-    for row, draft in zip(batch, block, strict=True):
-        num_rows = len(row.new_ids) + len(draft)
-        num_head_rows = row.num_logits(len(draft))
-        num_keys = row.sequence.num_cached + num_rows
-        planned.append(RowWork(row.is_prompt, num_rows, num_head_rows, num_keys))
-    return planned
+    return [
+        RowWork(
+            is_prompt=planned.row.is_prompt,
+            num_rows=planned.num_positions,
+            num_head_rows=planned.num_logits,
+            num_keys=planned.row.sequence.num_cached + planned.num_positions,
+            num_siblings=sum(rank > 0 for rank in planned.tree.ranks),
+        )
+        for planned in plan
+    ]
 
 
 def lines_of(rows: RowWork, output: Committed) -> dict[Line, int]:
     """How many rows served what.
 
-    A row of a block gives the token behind it. Those of kept guesses are accepted, that of the
-    target's own token behind them is the bonus, and all others are wasted: behind the first guess
-    that was wrong, or behind a stop. Plain decoding is one bonus a pass.
+    A row gives the token behind it. Those of kept candidates are accepted, that of the target's own
+    token behind them is the bonus. All others gave nothing: siblings, and what is wasted behind the
+    first candidate that was wrong, or behind a stop. Plain decoding is one bonus a pass.
     """
     if rows.is_prompt:
         return {"prefill": rows.num_rows}
     num_kept = len(output.token_ids)
     num_accepted = min(num_kept, output.num_accepted)
-    return {
-        "accepted": num_accepted,
-        "bonus": num_kept - num_accepted,
-        "wasted": rows.num_rows - num_kept,
-    }
+    lines: dict[Line, int] = {"accepted": num_accepted, "bonus": num_kept - num_accepted}
+    num_siblings = rows.num_siblings - output.num_siblings_kept
+    if num_siblings:
+        lines["siblings"] = num_siblings
+    return lines | {"wasted": rows.num_rows - num_kept - num_siblings}
 
 
 def record_step(

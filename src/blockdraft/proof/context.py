@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
@@ -51,7 +52,7 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
     assert isinstance(drafter, DFlashDrafter)
     params = SamplingParams(max_tokens=case.params.max_tokens, ignore_eos=True)
     # Adaptive depth gives a bad drafter a rest.
-    engine.use_fixed_depth(drafter.max_draft_tokens)
+    engine.use_fixed_depth(drafter.max_nodes)
     key = engine.add(case.prompt_ids, params)
     sequence = engine.progress[key].sequence
     held: list[LayerKV] = []
@@ -86,7 +87,7 @@ def _computed(engine: Engine, drafter: DFlashDrafter, token_ids: Sequence[int]) 
     """Keys and values of each draft layer for tokens that the target has just read, at once."""
     with lone_sequence(engine, token_ids, 0, features=True) as sequence:
         row = Row(sequence, list(token_ids), 0)
-        features = engine.target.forward([row], [[]]).features[0]
+        features = engine.target.forward(ForwardPlan([PlannedRow(row)])).features[0]
     assert features is not None
     positions = torch.arange(len(token_ids), device=features.device)
     return drafter.model.project_context(features[None], positions[None])

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
+from blockdraft.core.sequence import Row, Sequence
 from blockdraft.proof.faults import redraw_rejected
 from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.verify import Verdict, verify
@@ -30,7 +31,7 @@ LEAST_P = 1e-3
 rule does not fail once in a while."""
 
 Draft = Callable[[Sequence], list[int]]
-Verify = Callable[[DraftBlock, Tensor, Batch], list[Verdict]]
+Verify = Callable[[ForwardPlan, Tensor], list[Verdict]]
 
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -150,7 +151,8 @@ def sample(
         guessed = draft(sequence)[: LENGTH - 1 - sequence.num_output]
         tokens = sequence.token_ids[-2:] + guessed
         logits = torch.stack([table[a, b] for a, b in itertools.pairwise(tokens)])
-        (verdict,) = verify_block([guessed], logits, [Row(sequence, tokens[1:2], len(guessed))])
+        row = Row(sequence, tokens[1:2], len(guessed))
+        (verdict,) = verify_block(ForwardPlan.of_chains([row], [guessed]), logits)
         for token_id in verdict.token_ids:
             sequence.append(token_id)
         sequence.num_cached = len(sequence.token_ids) - 1

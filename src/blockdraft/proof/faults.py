@@ -6,6 +6,7 @@ that a real engine got wrong, or nearly; none needs a switch inside the engine.
 
 import copy
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -13,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
+from blockdraft.core.plan import ForwardPlan
+from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
 from blockdraft.models import attention, fused, paged_attention
@@ -42,7 +44,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
-def keep_one_too_many(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
+def keep_one_too_many(plan: ForwardPlan, logits: Tensor) -> list[Verdict]:
     """`verify` that keeps the first rejected draft, and chooses the bonus behind it."""
 
     def change(draft: list[int], rows: Tensor, row: Row, verdict: Verdict) -> Verdict:
@@ -50,10 +52,10 @@ def keep_one_too_many(block: DraftBlock, logits: Tensor, batch: Batch) -> list[V
         bonus = _choice_at(rows, row.sequence, draft, num)
         return _with_tokens(verdict, [*draft[:num], bonus], num)
 
-    return _after_rejections(block, logits, batch, change)
+    return _after_rejections(plan, logits, change)
 
 
-def redraw_rejected(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
+def redraw_rejected(plan: ForwardPlan, logits: Tensor) -> list[Verdict]:
     """`verify` that throws away the choice that rejected a draft, and draws another."""
 
     def change(draft: list[int], rows: Tensor, row: Row, verdict: Verdict) -> Verdict:
@@ -61,7 +63,7 @@ def redraw_rejected(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Ver
         token_id = redraw(rows, row.sequence, draft, num)
         return _with_tokens(verdict, [*draft[:num], token_id], num)
 
-    return _after_rejections(block, logits, batch, change)
+    return _after_rejections(plan, logits, change)
 
 
 def redraw(logits: Tensor, sequence: Sequence, draft: list[int], index: int) -> int:
@@ -76,20 +78,17 @@ def _choice_at(logits: Tensor, sequence: Sequence, ahead: list[int], index: int)
 
 
 def _after_rejections(
-    block: DraftBlock,
+    plan: ForwardPlan,
     logits: Tensor,
-    batch: Batch,
     change: Callable[[list[int], Tensor, Row, Verdict], Verdict],
 ) -> list[Verdict]:
     """What `verify` says, every verdict with a rejection passed through `change`."""
-    own = rows_of(block, logits, batch)
+    own, verdicts = rows_of(plan, logits), verify(plan, logits)
     return [
-        change(draft, rows, row, verdict)
-        if rows.shape[0] and verdict.num_accepted < len(draft)
+        change(list(planned.tree.tokens), rows, planned.row, verdict)
+        if rows.shape[0] and verdict.num_accepted < len(planned.tree)
         else verdict
-        for draft, rows, row, verdict in zip(
-            block, own, batch, verify(block, logits, batch), strict=True
-        )
+        for planned, rows, verdict in zip(plan, own, verdicts, strict=True)
     ]
 
 
@@ -98,11 +97,12 @@ def _with_tokens(verdict: Verdict, token_ids: list[int], num_accepted: int) -> V
     logprobs = verdict.logprobs
     if logprobs:
         logprobs = [*logprobs, logprobs[-1]][: len(token_ids)]
-    return replace(verdict, token_ids=token_ids, num_accepted=num_accepted, logprobs=logprobs)
+    nodes = list(range(num_accepted))
+    return replace(verdict, token_ids=token_ids, nodes=nodes, logprobs=logprobs)
 
 
 @contextmanager
-def verifying_by(faulty: Callable[[DraftBlock, Tensor, Batch], list[Verdict]]) -> Iterator[None]:
+def verifying_by(faulty: Callable[[ForwardPlan, Tensor], list[Verdict]]) -> Iterator[None]:
     """Let engines verify by another function for a while."""
     with replaced(engine_module, "verify", faulty):
         yield
@@ -124,11 +124,14 @@ def wrong_rollback(engine: Engine) -> Iterator[None]:
     forward = engine.target.forward
     drafted: dict[int, tuple[int, list[int]]] = {}
 
-    def faulty(batch: Batch, block: DraftBlock) -> TargetOutput:
-        rows = [_with_leftover(row, *drafted.get(row.sequence.key, (0, []))) for row in batch]
-        for row, draft in zip(batch, block, strict=True):
-            drafted[row.sequence.key] = len(row.sequence.token_ids), list(draft)
-        return forward(rows, block)
+    def faulty(plan: ForwardPlan) -> TargetOutput:
+        rows = []
+        for planned in plan:
+            row = planned.row
+            leftover = _with_leftover(row, *drafted.get(row.sequence.key, (0, [])))
+            rows.append(replace(planned, row=leftover))
+            drafted[row.sequence.key] = len(row.sequence.token_ids), list(planned.tree.tokens)
+        return forward(ForwardPlan(rows))
 
     with replaced(engine.target, "forward", faulty):
         yield
@@ -145,12 +148,12 @@ def _with_leftover(row: Row, start: int, draft: list[int]) -> Row:
 @contextmanager
 def shifted_features(engine: Engine) -> Iterator[None]:
     """The drafter gets for each token of a forward the features of the token beside it."""
-    absorb = engine.drafter.absorb
+    committed = engine.drafter.committed
 
-    def faulty(key: int, start: int, features: Tensor) -> None:
-        absorb(key, start, features.roll(1, dims=0))
+    def faulty(row: Row, token_ids: Ids[int], features: Tensor | None) -> None:
+        committed(row, token_ids, None if features is None else features.roll(1, dims=0))
 
-    with replaced(engine.drafter, "absorb", faulty):
+    with replaced(engine.drafter, "committed", faulty):
         yield
 
 

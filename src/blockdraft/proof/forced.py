@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Tokens
 from blockdraft.engine.engine import Engine
@@ -53,20 +54,24 @@ def forced_logits(
     """
     target = engine.target
     with lone_sequence(engine, prompt_ids, len(output_ids)) as sequence:
-        yield from target.forward([Row(sequence, list(prompt_ids), 0)], [[]]).logits
+        yield from target.forward(_plan(sequence, list(prompt_ids))).logits
         sequence.num_cached = len(prompt_ids)
         # The last token of all is chosen, never run.
         num_run = len(output_ids) - 1
         for first in range(0, num_run, length):
             own = list(output_ids[first : min(first + length, num_run)])
             sequence.token_ids = [*prompt_ids, *output_ids[: first + 1]]
-            yield from target.forward([Row(sequence, own[:1], len(own) - 1)], [own[1:]]).logits
+            yield from target.forward(_plan(sequence, own[:1], own[1:])).logits
             sequence.num_cached += len(own)
+
+
+def _plan(sequence: Tokens, new_ids: list[int], draft: Sequence[int] = ()) -> ForwardPlan:
+    return ForwardPlan.of_chains([Row(sequence, new_ids, len(draft))], [draft])
 
 
 def measure_noise(engine: Engine, cases: Sequence[tuple[Case, Output]]) -> Noise:
     """Run the first sample of each case in different shapes, and compare the margins."""
-    shapes = (1, 1 + engine.drafter.max_draft_tokens, 16)
+    shapes = (1, 1 + engine.drafter.max_nodes, 16)
     moved = []
     for case, output in cases:
         runs = [

@@ -89,7 +89,7 @@ def run(
     if way.depth == "adaptive":
         llm.use_adaptive_depth()
     else:
-        llm.use_fixed_depth(llm.engine.drafter.max_draft_tokens)
+        llm.use_fixed_depth(llm.engine.drafter.max_nodes)
     llm.engine.scheduler.max_running = llm.config.max_concurrency
     with _reusing(llm, way.from_memory):
         return (_run_together if way.together else _run_alone)(llm, cases, way, done)

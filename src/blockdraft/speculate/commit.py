@@ -1,91 +1,159 @@
 """Commit: the only writer. Appends what the target decided, and cuts both caches to it."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from blockdraft.core.plan import NOTHING, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.request import FinishReason
-from blockdraft.core.sequence import Batch, Row, Sequence
-from blockdraft.models.target import Target
-from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.core.sequence import Sequence
+from blockdraft.models.target import Target, TargetOutput
+from blockdraft.speculate.proposer import Proposer
 from blockdraft.speculate.verify import TokenLogprobs, Verdict
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step gave one sequence.
+    """What one step gave one sequence: the target's verdict, and how much of it was committed.
 
-    `token_ids` ends with the bonus unless the sequence ended before it. `num_drafted` and
-    `num_accepted` count drafts before any cut at a stop. `prompt_logprobs` are those of the next
-    prompt tokens, if they were asked for.
+    num_kept: of the verdict's tokens; fewer than all where the sequence ended before the bonus.
+    proposal: the candidates that were verified; nothing where the row could not be committed.
     """
 
     key: int
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]
-    num_drafted: int
-    num_accepted: int
-    finish_reason: FinishReason | None
+    verdict: Verdict = field(default_factory=Verdict)
+    num_kept: int = 0
+    proposal: Proposal = NOTHING
+    finish_reason: FinishReason | None = None
     error: str | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Committed tokens."""
+        return self.verdict.token_ids[: self.num_kept]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """Of the committed tokens, if they were asked for."""
+        return self.verdict.logprobs[: self.num_kept]
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Of the next prompt tokens, if they were asked for."""
+        return self.verdict.prompt_logprobs
+
+    @property
+    def num_drafted(self) -> int:
+        """Candidates that were verified, before any cut at a stop."""
+        return len(self.proposal)
+
+    @property
+    def num_siblings_kept(self) -> int:
+        """Kept nodes that were not the first child of their parent."""
+        ranks = self.proposal.tree.ranks
+        return sum(ranks[node] > 0 for node in self.verdict.nodes) if self.proposal else 0
+
+    @property
+    def num_accepted(self) -> int:
+        """The depth that the target agreed with, before any cut at a stop."""
+        return self.verdict.num_accepted if self.proposal else 0
 
 
 def commit(
-    batch: Batch,
-    block: list[list[int]],
+    plan: ForwardPlan,
     verdicts: list[Verdict],
-    features: list[Tensor | None],
+    output: TargetOutput,
     target: Target,
-    drafter: Drafter,
+    proposer: Proposer,
 ) -> Iterator[StepOutput]:
     """Write each row's verdict when its output is taken: tokens, target cache, draft context.
 
-    A row that fails is half written and ends with an error; its output comes before the exception.
+    A row that fails is half written and ends with an error, and no other row does. An interrupt
+    ends the row that it meets too, whose output comes before it is raised again.
     """
-    for row, draft, verdict, row_features in zip(batch, block, verdicts, features, strict=True):
-        num_before = len(row.sequence.token_ids)
+    for planned, verdict, features in zip(plan, verdicts, output.features, strict=True):
+        num_before = len(planned.row.sequence.token_ids)
         try:
-            output = _commit_row(row, draft, verdict, row_features, target, drafter)
+            result = _commit_row(planned, verdict, features, target, proposer)
+        except Exception as error:
+            logger.exception("a row could not be committed; its request ends with an error")
+            result = _end_failed(planned, num_before, verdict, error, target, proposer)
         except BaseException as error:
-            yield _end_failed(row.sequence, num_before, verdict, error, target, drafter)
+            yield _end_failed(planned, num_before, verdict, error, target, proposer)
             raise
-        yield output
+        yield result
 
 
 def _end_failed(
-    sequence: Sequence,
+    planned: PlannedRow,
     num_before: int,
     verdict: Verdict,
     error: BaseException,
     target: Target,
-    drafter: Drafter,
+    proposer: Proposer,
 ) -> StepOutput:
+    sequence = planned.row.sequence
     if sequence.finish_reason is None:
         sequence.fail(f"its tokens could not be committed: {error!r}")
-    target.close(sequence.key)
-    drafter.close(sequence.key)
-    token_ids = sequence.token_ids[num_before:]
+    try:
+        target.close(sequence.key)
+    except Exception:
+        logger.exception("the memory of a row that failed could not be given back")
+    proposer.close(sequence.key)
+    num_kept = len(sequence.token_ids) - num_before
     return StepOutput(
-        key=sequence.key,
-        token_ids=token_ids,
-        logprobs=verdict.logprobs[: len(token_ids)],
-        num_drafted=0,
-        num_accepted=0,
+        sequence.key,
+        verdict,
+        num_kept,
         finish_reason=sequence.finish_reason,
         error=sequence.error,
     )
 
 
 def _commit_row(
-    row: Row,
-    draft: list[int],
+    planned: PlannedRow,
     verdict: Verdict,
     features: Tensor | None,
     target: Target,
-    drafter: Drafter,
+    proposer: Proposer,
 ) -> StepOutput:
-    sequence = row.sequence
+    sequence = planned.row.sequence
+    num_kept = _append(sequence, verdict)
+    # The last token of a complete row is the next anchor, and stays out of both caches.
+    nodes = verdict.nodes[: max(0, num_kept - 1)]
+    sequence.num_scored += len(verdict.prompt_logprobs)
+    if sequence.finish_reason is None:
+        target.keep(planned, nodes)
+    if sequence.finish_reason != "error":
+        # The last ones too: others may reuse what is published.
+        _tell_proposer(planned, nodes, features, proposer)
+    num_cached = sequence.num_cached + len(planned.row.new_ids) + len(nodes)
+    sequence.num_cached = min(num_cached, len(sequence.token_ids) - 1)
+    if num_kept and verdict.error is None and not sequence.has_lost_context:
+        # Not before there is a choice: keys of a prompt may be no numbers, which none would follow.
+        # And whoever takes a page over expects the draft context in it.
+        target.memory.publish(sequence.key, sequence.token_ids, sequence.num_cached)
+    if sequence.finish_reason is not None:
+        target.close(sequence.key)
+        proposer.close(sequence.key)
+    sequence.check()
+    return StepOutput(
+        sequence.key,
+        verdict,
+        num_kept,
+        planned.proposal,
+        sequence.finish_reason,
+        sequence.error,
+    )
+
+
+def _append(sequence: Sequence, verdict: Verdict) -> int:
+    """Append the verdict's tokens up to one that ends the sequence; returns how many."""
     num_kept = 0
     for token_id in verdict.token_ids:
         sequence.append(token_id)
@@ -94,39 +162,27 @@ def _commit_row(
             break
     if verdict.error is not None and sequence.finish_reason is None:
         sequence.fail(verdict.error)
-    output = StepOutput(
-        key=sequence.key,
-        token_ids=verdict.token_ids[:num_kept],
-        logprobs=verdict.logprobs[:num_kept],
-        num_drafted=len(draft),
-        num_accepted=verdict.num_accepted,
-        finish_reason=sequence.finish_reason,
-        error=sequence.error,
-        prompt_logprobs=verdict.prompt_logprobs,
-    )
-    sequence.num_scored += len(verdict.prompt_logprobs)
-    # The last token of a complete row is the next anchor, and stays out of both caches.
-    num_cached = sequence.num_cached + len(row.new_ids) + max(0, num_kept - 1)
-    if sequence.finish_reason is None:
-        target.truncate(sequence.key, num_cached)
-    if sequence.finish_reason != "error" and _has_context(sequence, drafter):
-        # The last ones too: others may reuse what is published.
-        assert features is not None
-        num_new = num_cached - sequence.num_cached
-        if num_new < features.shape[0]:
-            features = features[:num_new]
-        drafter.absorb(sequence.key, sequence.num_cached, features)
-    sequence.num_cached = min(num_cached, len(sequence.token_ids) - 1)
-    if num_kept and verdict.error is None:
-        # Not before there is a choice: keys of a prompt may be no numbers, which none would follow.
-        target.memory.publish(sequence.key, sequence.token_ids, sequence.num_cached)
-    if sequence.finish_reason is not None:
-        target.close(sequence.key)
-        drafter.close(sequence.key)
-    sequence.check()
-    return output
+    return num_kept
 
 
-def _has_context(sequence: Sequence, drafter: Drafter) -> bool:
-    """A sequence that may never draft needs no draft context: plain decoding stays free of it."""
-    return bool(drafter.layer_ids) and sequence.may_draft
+def _tell_proposer(
+    planned: PlannedRow, nodes: list[int], features: Tensor | None, proposer: Proposer
+) -> None:
+    """The tokens that stay in the target's cache, with their features where they may be needed."""
+    row = planned.row
+    token_ids = [*row.new_ids, *(planned.tree.tokens[node] for node in nodes)]
+    # A sequence that may never draft needs no draft context: plain decoding stays free of it.
+    has_context = bool(proposer.drafter.feature_layers) and row.sequence.may_draft
+    if not has_context:
+        features = None
+    elif features is not None:
+        features = _at(features, planned.kept_positions(nodes))
+    proposer.committed(row, token_ids, features)
+
+
+def _at(features: Tensor, positions: list[int]) -> Tensor:
+    """[positions of the row, ..] -> those that are kept; a view where they follow each other."""
+    num = len(positions)
+    if positions == list(range(num)):
+        return features if num == features.shape[0] else features[:num]
+    return features[torch.tensor(positions, device=features.device)]

@@ -1,13 +1,13 @@
 """Asks the drafter, and keeps what goes wrong with it away from the requests."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from blockdraft.core.failures import FailureLog
-from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
+from blockdraft.core.plan import NOTHING, Proposal
+from blockdraft.core.sequence import Batch, Row
 from blockdraft.speculate.drafters.base import Drafter
 
 logger = logging.getLogger(__name__)
@@ -24,68 +24,61 @@ class Proposer:
         self.drafter = drafter
         self.failures = FailureLog("the drafter failed; its proposals are dropped", logger)
         self._vocab_size = vocab_size
+        self._open: set[int] = set()
 
-    @property
-    def layer_ids(self) -> tuple[int, ...]:
-        """See Drafter."""
-        return self.drafter.layer_ids
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Let the drafter write its context. Rows for which it cannot draft nothing in this step.
-
-        See Drafter.prepare.
-        """
-        if self._prepares(batch):
-            return batch
-        return [
-            row if not row.num_draft_tokens or self._prepares([row])
-            # What could not be written waits on, and is written when it is asked for again.
-            else replace(row, num_draft_tokens=0)
-            for row in batch
-        ]
-
-    def _prepares(self, batch: Batch) -> bool:
-        return self._succeeds(lambda: self.drafter.prepare(batch))
-
-    def draft(self, batch: Batch) -> DraftBlock:
-        """At most `row.num_draft_tokens` guesses for each row, none where the drafter fails."""
-        block = self._drafted(batch)
-        if block is not None:
-            return block
-        drafts: DraftBlock = []
+    def propose(self, batch: Batch) -> list[Proposal]:
+        """What to verify of each row; nothing where none may be drafted, or the drafter fails."""
         for row in batch:
-            alone = self._drafted([row]) if row.num_draft_tokens else None
-            drafts.append([] if alone is None else alone[0])
-        return drafts
+            self._open_once(row)
+        drafting = [row for row in batch if row.num_draft_tokens and row.sequence.may_draft]
+        found = self._proposed(drafting)
+        if found is None:
+            alone = [self._proposed([row]) for row in drafting]
+            found = [NOTHING if own is None else own[0] for own in alone]
+        proposals = dict(zip((row.sequence.key for row in drafting), found, strict=True))
+        return [proposals.get(row.sequence.key, NOTHING) for row in batch]
 
-    def _drafted(self, batch: Batch) -> DraftBlock | None:
+    def _open_once(self, row: Row) -> None:
+        key = row.sequence.key
+        if key not in self._open:
+            self._open.add(key)
+            if not self._succeeds(lambda: self.drafter.open(row, row.sequence.num_cached)):
+                self._lose_context(row)
+
+    def _proposed(self, rows: Sequence[Row]) -> list[Proposal] | None:
         try:
-            block = self.drafter.draft(batch)
-            for row, draft in zip(batch, block, strict=True):
-                self._check(row, draft)
+            proposals = self.drafter.propose(rows)
+            for row, proposal in zip(rows, proposals, strict=True):
+                self._check(row, proposal)
         except Exception as error:
             self.failures.note(error)
             return None
-        return block
+        return proposals
 
-    def _check(self, row: Row, draft: list[int]) -> None:
+    def _check(self, row: Row, proposal: Proposal) -> None:
         """A forward of other tokens would fail for all rows, or write where nothing is reserved."""
-        if len(draft) > row.num_draft_tokens:
-            raise ValueError(f"{len(draft)} tokens drafted, at most {row.num_draft_tokens} allowed")
-        for token_id in draft:
+        if len(proposal) > row.num_draft_tokens:
+            raise ValueError(
+                f"{len(proposal)} tokens drafted, at most {row.num_draft_tokens} allowed"
+            )
+        for token_id in proposal.tree.tokens:
             if not 0 <= token_id < self._vocab_size:
                 raise ValueError(
                     f"drafted token id {token_id} is outside the vocabulary of {self._vocab_size}"
                 )
 
-    def absorb(self, sequence: Sequence, start: int, features: Tensor) -> None:
-        """See Drafter.absorb. A sequence whose features are lost is not drafted for any more."""
-        if not self._succeeds(lambda: self.drafter.absorb(sequence.key, start, features)):
-            sequence.has_lost_context = True
-            self.close(sequence.key)
+    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
+        """See Drafter.committed. A sequence whose features are lost is not drafted for any more."""
+        if not self._succeeds(lambda: self.drafter.committed(row, token_ids, features)):
+            self._lose_context(row)
+
+    def _lose_context(self, row: Row) -> None:
+        row.sequence.has_lost_context = True
+        self._succeeds(lambda: self.drafter.close(row.sequence.key))
 
     def close(self, key: int) -> None:
         """See Drafter.close."""
+        self._open.discard(key)
         self._succeeds(lambda: self.drafter.close(key))
 
     def _succeeds(self, run: Callable[[], None]) -> bool:

@@ -1,16 +1,18 @@
-"""Verification: what the target decided about a block. Pure."""
+"""Verification: what the target decided about the candidates of a pass. Pure."""
 
-from collections.abc import Iterable
+import logging
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from blockdraft.core.errors import RequestError
-from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
-from blockdraft.speculate.sampler.choose import Walk, choose
+from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow
+from blockdraft.speculate.sampler.choose import Chooser, Walk, choose
 from blockdraft.speculate.sampler.logprobs import token_logprobs
 from blockdraft.speculate.sampler.reference import NO_CHOICE
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,46 +25,107 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The target's own next tokens of one row: the kept drafts, then the bonus.
+    """The target's own next tokens of one row: those of the kept nodes, then the bonus.
 
-    Empty for a row that does not reach its sequence's end. `num_accepted` leaves the bonus out.
-    `error` says why there is no choice where there should be one. `prompt_logprobs` are those of
-    the next prompt tokens that had none.
+    nodes: the path from the anchor whose tokens the target chose. Without tokens for a row that
+    does not reach its sequence's end. error: why there is no choice where there should be one; the
+    bonus is missing then. prompt_logprobs: of the next prompt tokens that had none.
     """
 
-    token_ids: list[int]
-    num_accepted: int
-    logprobs: list[TokenLogprobs]
+    token_ids: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
+    @property
+    def num_accepted(self) -> int:
+        """The depth that was kept, without the bonus."""
+        return len(self.nodes)
 
-def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
-    """Choose at every position until a choice differs from the draft.
+
+def verify(plan: ForwardPlan, logits: Tensor) -> list[Verdict]:
+    """Walk down each row's tree: the choice at a node, then the child that equals it.
+
+    The first choice without a child is the bonus. Whatever goes wrong for one row alone is the
+    error of its verdict.
 
     logits: [positions, V], as in TargetOutput.
     """
-    split = _split(block, logits, batch)
-    rows = rows_of(block, logits, batch)
+    split = torch.split(logits, [planned.num_logits for planned in plan])
     walks = [
-        Walk(own, row.sequence, draft) for own, row, draft in zip(rows, batch, block, strict=True)
+        Walk.tree(own, planned.row.sequence, planned.tree)
+        for own, planned in zip(rows_of(plan, logits), plan, strict=True)
     ]
     verdicts = [
-        _verify_row(walk.sequence, walk.ahead, walk.logits, found)
-        for walk, found in zip(walks, choose(walks), strict=True)
+        _walk_down(planned, walk.logits, chooser)
+        for planned, walk, chooser in zip(plan, walks, choose(walks), strict=True)
     ]
     return [
-        replace(verdict, prompt_logprobs=_score(row, own)) if row.sequence.is_scoring else verdict
-        for verdict, row, own in zip(verdicts, batch, split, strict=True)
+        _with_scores(verdict, planned, own) if planned.row.sequence.is_scoring else verdict
+        for verdict, planned, own in zip(verdicts, plan, split, strict=True)
     ]
 
 
-def _score(row: Row, logits: Tensor) -> list[TokenLogprobs]:
+def rows_of(plan: ForwardPlan, logits: Tensor) -> list[Tensor]:
+    """A forward's packed logits by rows: [1 + nodes, V], or [0, V] where nothing is chosen."""
+    split = torch.split(logits, [planned.num_logits for planned in plan])
+    return [
+        own[own.shape[0] - planned.num_choices :] for own, planned in zip(split, plan, strict=True)
+    ]
+
+
+def _walk_down(planned: PlannedRow, logits: Tensor, choice_at: Chooser) -> Verdict:
+    """logits: [1 + nodes, V] of one row."""
+    if not planned.num_choices:
+        return Verdict()
+    sequence, tree = planned.row.sequence, planned.tree
+    verdict, node, num_top = Verdict(), ROOT, sequence.params.logprobs
+    position = len(sequence.token_ids)
+    try:
+        while True:
+            choice = choice_at(1 + node)
+            if choice == NO_CHOICE:
+                return replace(verdict, error=_why_no_choice(logits[1 + node], position))
+            if num_top is not None:
+                told = token_logprobs(logits[1 + node], choice, num_top)
+                verdict.logprobs.append(TokenLogprobs(*told))
+            verdict.token_ids.append(choice)
+            child = tree.child(node, choice)
+            if child is None:
+                return verdict
+            verdict.nodes.append(child)
+            node, position = child, position + 1
+    except RequestError as refused:
+        # Of the grammar: it ends this sequence, and not the step that others share.
+        return replace(verdict, error=str(refused))
+    except Exception as failed:
+        logger.exception("a token could not be chosen; its request ends with an error")
+        error = f"the token at position {position} could not be chosen: {failed!r}"
+        return replace(verdict, error=error)
+
+
+def _why_no_choice(logits: Tensor, position: int) -> str:
+    """logits: [V], of which none could be chosen."""
+    what = "not numbers" if bool(logits.isnan().any()) else "all minus infinity"
+    return f"the target's logits for the token at position {position} are {what}"
+
+
+def _with_scores(verdict: Verdict, planned: PlannedRow, logits: Tensor) -> Verdict:
+    try:
+        return replace(verdict, prompt_logprobs=_score(planned, logits))
+    except Exception as error:
+        logger.exception("a prompt could not be scored; its request ends with an error")
+        return Verdict(error=f"its prompt's log-probabilities could not be found: {error!r}")
+
+
+def _score(planned: PlannedRow, logits: Tensor) -> list[TokenLogprobs]:
     """Of the prompt tokens behind each position of the row; logits: [new tokens, V].
 
     What a preempted sequence computes again is not told again.
     """
-    sequence, num_top = row.sequence, row.sequence.params.logprobs
+    sequence = planned.row.sequence
+    num_top = sequence.params.logprobs
     assert num_top is not None
     first = sequence.num_cached + 1
     end = min(first + logits.shape[0], sequence.num_prompt)
@@ -70,46 +133,3 @@ def _score(row: Row, logits: Tensor) -> list[TokenLogprobs]:
         TokenLogprobs(*token_logprobs(logits[i - first], sequence.token_ids[i], num_top))
         for i in range(max(first, sequence.num_scored + 1), end)
     ]
-
-
-def rows_of(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Tensor]:
-    """A forward's packed logits by rows: [1 + drafted, V], or [0, V] where nothing is chosen."""
-    return [
-        own[own.shape[0] - row.num_choices(len(draft)) :]
-        for own, row, draft in zip(_split(block, logits, batch), batch, block, strict=True)
-    ]
-
-
-def _split(block: DraftBlock, logits: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-    """By rows: all logits of each, those of a scored prompt included."""
-    counts = [row.num_logits(len(draft)) for row, draft in zip(batch, block, strict=True)]
-    return torch.split(logits, counts)
-
-
-def _verify_row(
-    sequence: Sequence, draft: list[int], logits: Tensor, found: Iterable[int]
-) -> Verdict:
-    token_ids: list[int] = []
-    error = None
-    try:
-        for index, choice in enumerate(found):
-            if choice == NO_CHOICE:
-                position = len(sequence.token_ids) + index
-                error = (
-                    f"the target's logits for the token at position {position} are not numbers, "
-                    "or all -inf"
-                )
-                break
-            token_ids.append(choice)
-            if index == len(draft) or choice != draft[index]:
-                break
-    except RequestError as refused:
-        # Of the grammar: it ends this sequence, and not the step that others share.
-        error = str(refused)
-    num_top = sequence.params.logprobs
-    logprobs = []
-    if num_top is not None:
-        for index, token_id in enumerate(token_ids):
-            logprobs.append(TokenLogprobs(*token_logprobs(logits[index], token_id, num_top)))
-    num_accepted = len(token_ids) if error else max(0, len(token_ids) - 1)
-    return Verdict(token_ids, num_accepted, logprobs, error)

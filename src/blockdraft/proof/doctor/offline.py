@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.probe import ProbeAnswer
@@ -158,7 +159,7 @@ def _layer_outputs(
     hooks = [target.layers[index].register_forward_hook(keep(index)) for index in layer_ids]
     try:
         with lone_sequence(engine, ids, 0) as sequence:
-            engine.target.forward([Row(sequence, list(ids), 0)], [[]])
+            engine.target.forward(ForwardPlan([PlannedRow(Row(sequence, list(ids), 0))]))
     finally:
         for hook in hooks:
             hook.remove()

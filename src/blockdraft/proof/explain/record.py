@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from blockdraft.core.sequence import Batch, DraftBlock, Row
+from blockdraft.core.plan import ROOT, ForwardPlan
+from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
 from blockdraft.proof.explain.cause import Slot, find_cause, weigh
 from blockdraft.proof.explain.round import Rejection, Round
@@ -47,12 +48,12 @@ class Recorder:
         for row, own in zip(rows, logits, strict=True):
             self._thoughts[row.sequence.key] = own
 
-    def verified(
-        self, batch: Batch, block: DraftBlock, logits: Tensor, verdicts: list[Verdict]
-    ) -> None:
+    def verified(self, plan: ForwardPlan, logits: Tensor, verdicts: list[Verdict]) -> None:
         """See Observer."""
-        rows = rows_of(block, logits, batch)
-        for row, draft, own, verdict in zip(batch, block, rows, verdicts, strict=True):
+        for planned, own, verdict in zip(plan, rows_of(plan, logits), verdicts, strict=True):
+            row, tree = planned.row, planned.tree
+            # Of a tree, the way that was kept and what would have followed it first.
+            draft = [tree.tokens[node] for node in tree.through(verdict.nodes)]
             self._pending[row.sequence.key] = _Pending(
                 start=row.sequence.num_output,
                 drafted_ids=tuple(draft),
@@ -65,9 +66,11 @@ class Recorder:
     def _rejection(
         self, row: Row, draft: list[int], logits: Tensor, verdict: Verdict
     ) -> Rejection | None:
+        """logits: [1 + nodes, V]."""
         place = verdict.num_accepted
         if place == len(draft):
             return None
+        last = verdict.nodes[-1] if verdict.nodes else ROOT
         if verdict.error is not None:
             return Rejection(place, draft[place], "other", None)
         thoughts = self._thoughts.get(row.sequence.key)
@@ -76,7 +79,7 @@ class Recorder:
             ahead=draft[:place],
             drafted_id=draft[place],
             wanted_id=verdict.token_ids[place],
-            target=logits[place],
+            target=logits[1 + last],
             drafter=None if thoughts is None else thoughts[place],
         )
         evidence = weigh(slot)

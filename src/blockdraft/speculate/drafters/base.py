@@ -1,44 +1,73 @@
 """What the engine needs of a drafter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from blockdraft.core.sequence import Batch, DraftBlock, Row
+from blockdraft.core.plan import Proposal
+from blockdraft.core.sequence import Row
 
 Watch = Callable[[list[Row], Tensor], None]
 """Is shown the rows that draft and the logits [rows, slots, V] behind their guesses; tokens that
 the drafter cannot guess have -inf. A row may use fewer slots than there are."""
 
 
-class Drafter(Protocol):
-    """Guesses the tokens that the target will choose. Whatever it guesses, the output is the same.
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """What a proposal costs beside the target's pass.
 
-    `max_draft_tokens` bounds a block; `layer_ids` are the target layers whose outputs it wants.
+    num_forwards: of the drafter, for a proposal of `max_nodes`: one for a block, one a level of a
+    tree, none for a drafter that looks things up.
     """
 
-    max_draft_tokens: int
-    layer_ids: tuple[int, ...]
+    num_forwards: int = 0
 
-    def prepare(self, batch: Batch) -> None:
-        """Turn features that wait into draft context, as far as this step needs it."""
+
+class Drafter(Protocol):
+    """Proposes the tokens that the target will choose; whatever it proposes, output is the same.
+
+    kind: its name in the table of kinds. feature_layers: of the target, whose outputs it wants; ()
+    if none. max_nodes: bounds a proposal. bytes_per_token: of its own cache, for the memory plan.
+    """
+
+    kind: str
+    feature_layers: tuple[int, ...]
+    max_nodes: int
+    bytes_per_token: float
+    cost: DraftCost
+
+    def open(self, row: Row, num_reused: int) -> None:
+        """A sequence begins, or begins again, behind `num_reused` tokens of the prefix cache.
+
+        Their features were committed by an earlier sequence.
+        """
         ...
 
-    def draft(self, batch: Batch) -> DraftBlock:
-        """At most `row.num_draft_tokens` guesses for each row."""
+    def lag(self, row: Row) -> int:
+        """Cached tokens that a proposal for this row would have to catch up with first."""
         ...
 
-    def absorb(self, key: int, start: int, features: Tensor) -> None:
-        """Take the features [new, num_features * hidden] of newly cached tokens of a sequence.
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        """At most `row.num_draft_tokens` nodes for each row, which is more than 0 in all of them.
 
-        `start` is the position of the first. A sequence may begin behind tokens that an earlier
-        one has absorbed, see Memory.open.
+        Called in every step, without rows where nothing is drafted: what must not wait any longer
+        is caught up with then.
+        """
+        ...
+
+    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
+        """Take the tokens that entered the target's cache: the row's new ones and the kept nodes.
+
+        The first stands at position `row.sequence.num_cached`. The new anchor is not among them.
+        features: [tokens, num_features * hidden]; None for a drafter that wants none, and for a
+        sequence that never drafts.
         """
         ...
 
     def close(self, key: int) -> None:
-        """Forget a sequence."""
+        """Forget a sequence; unknown keys are fine."""
         ...
 
 

@@ -1,15 +1,17 @@
 """The block-diffusion drafter at work: one forward fills a block (DFlash, arXiv 2602.06036)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.errors import RequestError
+from blockdraft.core.plan import Proposal
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
-from blockdraft.core.sequence import Batch, DraftBlock, Row
+from blockdraft.core.sequence import Row
 from blockdraft.models.context_projection import ContextProjection
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ContextSpan, DraftContexts, SeparateContexts
@@ -18,7 +20,7 @@ from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.packed import linear_of, packed_copy, plain_linears
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.waiting_features import Waiting
-from blockdraft.speculate.drafters.base import Watch
+from blockdraft.speculate.drafters.base import DraftCost, Watch
 from blockdraft.speculate.sampler.choose import Walk, argmax_ids, choose
 from blockdraft.speculate.sampler.reference import NO_CHOICE
 
@@ -38,10 +40,13 @@ class DFlashDrafter:
     """Drafts with a DFlash model that shares the target's embedding and head.
 
     embed_weight and lm_head_weight: [V, D] of the target, raw. `contexts` hold the draft keys and
-    values, one by one unless given. `max_draft_tokens` is the most that the model was trained for;
+    values, one by one unless given. `max_nodes` is the most that the model was trained for;
     it may be set to anything, and the output stays the same; so may `watch`. Packed weights are
     copies of this moment: after `model` was trained, make a new drafter.
     """
+
+    kind = "dflash"
+    cost = DraftCost(num_forwards=1)
 
     def __init__(
         self,
@@ -63,8 +68,11 @@ class DFlashDrafter:
             self.vocabulary_ids = torch.tensor(model.draft_vocabulary, device=lm_head_weight.device)
             lm_head_weight = lm_head_weight.detach()[self.vocabulary_ids]
         self._head = linear_of(lm_head_weight)
-        self.max_draft_tokens = model.config.block_size - 1
-        self.layer_ids = model.config.target_layer_ids
+        self.max_nodes = model.config.block_size - 1
+        self.feature_layers = model.config.target_layer_ids
+        self.bytes_per_token = (
+            PagedContexts.page_bytes(model.config, model.fc.weight.dtype) / PAGE_SIZE
+        )
         self.watch: Watch | None = None
         self.recorder: Recorder = NO_RECORDER
         self._known: dict[int, _Context] = {}
@@ -75,12 +83,33 @@ class DFlashDrafter:
         ids = self.embed_weight if self.vocabulary_ids is None else self.vocabulary_ids
         return ids.shape[0]
 
+    def open(self, row: Row, num_reused: int) -> None:
+        """See Drafter.open. Features of what was reused are written, or wait with their page."""
+        self._known[row.sequence.key] = _Context(0, num_reused)
+
+    def lag(self, row: Row) -> int:
+        """See Drafter.lag: tokens whose features may still wait to be projected."""
+        known = self._known[row.sequence.key]
+        return known.end - known.num_written
+
     @torch.inference_mode()
-    def prepare(self, batch: Batch) -> None:
-        """Project the features that this step drafts from, and the oldest where too many wait."""
-        due, num_prompt = self._due(batch)
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        """See Drafter.propose: one chain each, of the target's choices as the drafter sees them.
+
+        The choice rule is applied to the drafter's logits, so a sampled request is drafted with the
+        very noise that will choose the target's token.
+        """
+        with self.recorder.phase("project"):
+            self._catch_up(rows)
+        parts = [list(rows)] if self.contexts.together else [[row] for row in rows]
+        guesses = [guess for part in parts if part for guess in self._draft_rows(part)]
+        return [Proposal.chain(guess, self.kind) for guess in guesses]
+
+    def _catch_up(self, rows: Sequence[Row]) -> None:
+        """Project the features that these rows draft from, and the oldest where too many wait."""
+        due, num_prompt = self._due(rows)
         if self.recorder.measures:
-            self._record_prepare(due, num_prompt)
+            self._record_projection(due, num_prompt)
         for piece in _pieces(due):
             positions = [p for waiting in piece for p in range(waiting.start, waiting.end)]
             projected = self._project_context(
@@ -88,21 +117,17 @@ class DFlashDrafter:
                 torch.tensor([positions], device=self.embed_weight.device),
             )
             self.contexts.write(piece, projected)
-        for row in batch:
-            if row.num_draft_tokens:
-                known = self._known[row.sequence.key]
-                known.num_written = known.end
+        for row in rows:
+            known = self._known[row.sequence.key]
+            known.num_written = known.end
 
-    def _due(self, batch: Batch) -> tuple[list[Waiting], int]:
+    def _due(self, rows: Sequence[Row]) -> tuple[list[Waiting], int]:
         """What must be written now, and how many tokens of it are known to be of prompts."""
         due: dict[int, Waiting] = {}
         num_prompt = 0
-        for row in batch:
-            if not row.num_draft_tokens:
-                continue
-            key, num_cached = row.sequence.key, row.sequence.num_cached
-            # Seen for the first time: all that is cached was taken over.
-            known = self._known.setdefault(key, _Context(0, num_cached))
+        for row in rows:
+            key = row.sequence.key
+            known = self._known[key]
             for waiting in self.contexts.due(ContextSpan(key, known.num_written, known.end)):
                 # Sequences that share a page share what waits.
                 if waiting.holder not in due:
@@ -113,7 +138,7 @@ class DFlashDrafter:
             due.setdefault(waiting.holder, waiting)
         return list(due.values()), num_prompt
 
-    def _record_prepare(self, due: list[Waiting], num_prompt: int) -> None:
+    def _record_projection(self, due: list[Waiting], num_prompt: int) -> None:
         """What is held, and what is about to be projected."""
         self.recorder.hold(
             context=sum(known.num_written for known in self._known.values()),
@@ -124,17 +149,6 @@ class DFlashDrafter:
             self.recorder.add("draft_prefill", Work(num_prompt, forwards=num_prompt / num_tokens))
         if num_generated := num_tokens - num_prompt:
             self.recorder.add("inject", Work(num_generated, forwards=num_generated / num_tokens))
-
-    @torch.inference_mode()
-    def draft(self, batch: Batch) -> DraftBlock:
-        """Guess the target's choices: its choice rule, applied to the drafter's logits.
-
-        So a sampled request is drafted with the very noise that will choose the target's token.
-        """
-        drafting = [row for row in batch if row.num_draft_tokens]
-        parts = [drafting] if self.contexts.together else [[row] for row in drafting]
-        guesses = iter([guess for part in parts if part for guess in self._draft_rows(part)])
-        return [next(guesses) if row.num_draft_tokens else [] for row in batch]
 
     def _draft_rows(self, rows: list[Row]) -> list[list[int]]:
         """Guesses of rows that share a forward; all blocks are as long as the longest."""
@@ -205,13 +219,14 @@ class DFlashDrafter:
         guesses: list[list[int]] = [[] for _ in rows]
         # The guesses grow while the rows are read, so each guess sees those before it.
         walks = [
-            Walk(own[: row.num_draft_tokens], row.sequence, guessed)
+            Walk.chain(own[: row.num_draft_tokens], row.sequence, guessed)
             for own, row, guessed in zip(whole, rows, guesses, strict=True)
         ]
-        for guessed, choices in zip(guesses, choose(walks), strict=True):
+        for row, guessed, choice_at in zip(rows, guesses, choose(walks), strict=True):
             # Behind a place where a grammar cannot be followed there is nothing to guess.
             with suppress(RequestError):
-                for token_id in choices:
+                for index in range(row.num_draft_tokens):
+                    token_id = choice_at(index)
                     # Not even a broken drafter may give the target what is no token.
                     guessed.append(0 if token_id == NO_CHOICE else token_id)
         return guesses
@@ -238,11 +253,12 @@ class DFlashDrafter:
         return whole
 
     @torch.inference_mode()
-    def absorb(self, key: int, start: int, features: Tensor) -> None:
-        """Keep features [new, num_features * hidden] until the context is needed."""
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = _Context(0, start)
+    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
+        """See Drafter.committed. Features wait until someone drafts behind them."""
+        if features is None:
+            return
+        key, start = row.sequence.key, row.sequence.num_cached
+        known = self._known[key]
         assert known.end == start
         with self.recorder.phase("capture"):
             self.contexts.keep(key, start, features)

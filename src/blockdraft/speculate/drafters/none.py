@@ -1,24 +1,35 @@
-"""Plain decoding is a drafter of zero tokens."""
+"""Plain decoding is a drafter that proposes nothing."""
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.core.plan import NOTHING, Proposal
+from blockdraft.core.sequence import Row
+from blockdraft.speculate.drafters.base import DraftCost
 
 
 class NoDrafter:
-    """Drafts nothing."""
+    """Proposes nothing."""
 
-    max_draft_tokens = 0
-    layer_ids: tuple[int, ...] = ()
+    kind = "none"
+    feature_layers: tuple[int, ...] = ()
+    max_nodes = 0
+    bytes_per_token = 0.0
+    cost = DraftCost()
 
-    def prepare(self, batch: Batch) -> None:
-        """Nothing waits."""
+    def open(self, row: Row, num_reused: int) -> None:
+        """Nothing to prepare."""
 
-    def draft(self, batch: Batch) -> DraftBlock:
-        """An empty guess for each row."""
-        return [[] for _ in batch]
+    def lag(self, row: Row) -> int:
+        """Nothing to catch up with."""
+        return 0
 
-    def absorb(self, key: int, start: int, features: Tensor) -> None:
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        """An empty proposal for each row."""
+        return [NOTHING for _ in rows]
+
+    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
         """Nothing to keep."""
 
     def close(self, key: int) -> None:

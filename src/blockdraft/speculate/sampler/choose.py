@@ -1,13 +1,17 @@
 """The choices of many rows together. Each is what `reference.choose_row` says of its row alone."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as IdSequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from blockdraft.core.plan import Tree
 from blockdraft.core.sequence import Sequence
 from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.race import winners
@@ -22,16 +26,33 @@ Choice = int | Exception
 logger = logging.getLogger(__name__)
 
 
+Chooser = Callable[[int], int]
+"""The choice at a row of a walk: a token id or NO_CHOICE. Raises what keeps this row from one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Rows behind each other in one sequence: row i of `logits` [rows, V] follows `ahead[:i]`.
+    """Rows of one sequence between which a caller walks: `logits` [rows, V], and where each stands.
 
-    `ahead` may grow while the choices are read.
+    The tokens ahead of a place may become known while the choices are asked for.
     """
 
     logits: Tensor
     sequence: Sequence
-    ahead: list[int]
+    places: list[Place]
+
+    @classmethod
+    def chain(cls, logits: Tensor, sequence: Sequence, ahead: list[int]) -> "Walk":
+        """Row i of `logits` follows `ahead[:i]`; `ahead` may grow while the choices are read."""
+        return cls(logits, sequence, [Place(sequence, i, ahead) for i in range(logits.shape[0])])
+
+    @classmethod
+    def tree(cls, logits: Tensor, sequence: Sequence, tree: Tree) -> "Walk":
+        """Row 0 follows the anchor, row `1 + i` the path to node i. Paths are read when needed."""
+        places = [Place(sequence, 0, [])]
+        for node, depth in enumerate(tree.depths):
+            places.append(Place(sequence, depth, _Path(tree, node)))
+        return cls(logits, sequence, places[: logits.shape[0]])
 
     @property
     def needs_path(self) -> bool:
@@ -43,52 +64,79 @@ class Walk:
         """True if every choice is the argmax of the logits as they are."""
         return self.sequence.params.is_greedy_argmax
 
-    def rows(self) -> Iterator[tuple[Tensor, Place]]:
+    def rows(self) -> list[tuple[Tensor, Place]]:
         """The logits [V] of each row, and its place."""
-        for index, row in enumerate(self.logits):
-            yield row, Place(self.sequence, index, self.ahead)
+        return list(zip(self.logits, self.places, strict=True))
 
 
-def choose(walks: list[Walk]) -> list[Iterator[int]]:
-    """The choices of each walk, row after row.
+class _Path(IdSequence[int]):
+    """The tokens on the way to a node, found when the first of them is looked at."""
+
+    def __init__(self, tree: Tree, node: int) -> None:
+        self._tree, self._node = tree, node
+
+    @cached_property
+    def _tokens(self) -> list[int]:
+        return [self._tree.tokens[node] for node in self._tree.path(self._node)]
+
+    def __len__(self) -> int:
+        return self._tree.depths[self._node]
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return self._tokens[index]
+
+
+def choose(walks: list[Walk]) -> list[Chooser]:
+    """For each walk, what tells the choice at its rows.
 
     Rows that do not depend on the tokens ahead are chosen at once; the others when they are asked
-    for, so that a caller who stops early pays for no more. An iterator raises what keeps its own
-    next row from a choice; no other walk notices.
+    for, so that a caller who stops early pays for no more. No walk notices what keeps a row of
+    another from a choice.
     """
     greedy = iter(_argmaxes([walk.logits for walk in walks if walk.is_greedy]))
     sampled = iter(_sampled([w for w in walks if not w.is_greedy and not w.needs_path]))
-    return [
-        iter(next(greedy))
-        if walk.is_greedy
-        else choices(walk.logits, walk.sequence, walk.ahead)
-        if walk.needs_path
-        else _told(next(sampled))
-        for walk in walks
-    ]
+    choosers: list[Chooser] = []
+    for walk in walks:
+        if walk.is_greedy:
+            choosers.append(next(greedy).__getitem__)
+        elif walk.needs_path:
+            choosers.append(partial(_choice_at, walk))
+        else:
+            choosers.append(partial(_told, next(sampled)))
+    return choosers
 
 
 def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
-    """Yield the choice of each row of `logits` [rows, V], lazily; see Walk.
+    """Yield the choice of each row of `logits` [rows, V], lazily; see Walk.chain.
 
     Ties go to the lowest id.
 
     Raises:
         RequestError: nothing may be chosen there, or a grammar cannot be followed any further.
     """
-    walk = Walk(logits, sequence, ahead)
+    walk = Walk.chain(logits, sequence, ahead)
     if walk.is_greedy:
         yield from argmax_ids(logits)
         return
-    for row in walk.rows():
-        yield from _told(_chosen([row]))
+    for index in range(logits.shape[0]):
+        yield _choice_at(walk, index)
 
 
-def _told(found: list[Choice]) -> Iterator[int]:
-    for choice in found:
-        if isinstance(choice, Exception):
-            raise choice
-        yield choice
+def _choice_at(walk: Walk, index: int) -> int:
+    return _told(_chosen([(walk.logits[index], walk.places[index])]), 0)
+
+
+def _told(found: list[Choice], index: int) -> int:
+    choice = found[index]
+    if isinstance(choice, Exception):
+        raise choice
+    return choice
 
 
 def argmax_ids(logits: Tensor) -> list[int]:

@@ -1,5 +1,6 @@
 """What a request does to the target's logits before anything is chosen."""
 
+from collections.abc import Sequence as IdSequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +23,13 @@ class Place:
 
     sequence: Sequence
     num_ahead: int
-    ahead: list[int]
+    ahead: IdSequence[int]
 
     @property
     def path(self) -> list[int]:
         """The tokens between the sequence and this place."""
         assert len(self.ahead) >= self.num_ahead
-        return self.ahead[: self.num_ahead]
+        return list(self.ahead[: self.num_ahead])
 
     @property
     def stream(self) -> Stream:
