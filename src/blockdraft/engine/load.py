@@ -12,15 +12,12 @@ from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.machine import memory_bytes
 from blockdraft.engine.engine import Engine
-from blockdraft.models.draft import DraftModel, load_draft_model
-from blockdraft.models.draft_context import DraftContexts
-from blockdraft.models.loading import check_pair, load_target_model
+from blockdraft.models.loading import load_target_model
 from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.paged_support import NotPaged, layer_shapes
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
-from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
 from blockdraft.speculate.drafters.none import NoDrafter
 
 SHARE_OF_MEMORY = 0.25
@@ -45,15 +42,11 @@ def load_engine(
             this machine's kernels do not give it.
     """
     model = load_target_model(target_folder, dtype, device)
-    draft_model = None
+    checkpoint = None
     if drafter_folder is not None:
-        draft_model = load_draft_model(drafter_folder, dtype, device)
-        check_pair(model, draft_model.config)
-    target, contexts = make_target(config, model, draft_model)
-    drafter: Drafter = NoDrafter()
-    if draft_model is not None:
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        drafter = DFlashDrafter(draft_model, embedding.weight, head.weight, contexts)
+        checkpoint = load_checkpoint(drafter_folder, model, dtype, device)
+    target = make_target(config, model, checkpoint)
+    drafter = make_drafter(target, checkpoint)
     if config.exact:
         target.check_row_invariance()
     engine = Engine(
@@ -62,24 +55,24 @@ def load_engine(
         max_running=config.max_concurrency,
         prefill_chunk=config.prefill_chunk,
     )
-    if config.adaptive and draft_model is not None:
+    if config.adaptive and checkpoint is not None:
         engine.use_adaptive_depth()
     return engine
 
 
 def make_target(
-    config: LLMConfig, model: PreTrainedModel, draft_model: DraftModel | None
-) -> tuple[PagedTarget | SequentialTarget, DraftContexts | None]:
-    """The target, and where the drafter keeps its context, None for its own place.
+    config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint | None
+) -> PagedTarget | SequentialTarget:
+    """The target, with memory for itself and a drafter.
 
     Raises:
         ConfigError: see `load_engine`.
         ModelError: the model is not supported.
     """
-    layer_ids = () if draft_model is None else draft_model.config.target_layer_ids
+    layer_ids = () if checkpoint is None else checkpoint.feature_layers
     try:
-        pages = Pages(_num_pages(config, model, draft_model))
-        target = PagedTarget(model, pages, layer_ids=layer_ids, exact=config.exact)
+        pages = Pages(_num_pages(config, model, checkpoint))
+        return PagedTarget(model, pages, layer_ids=layer_ids, exact=config.exact)
     except NotPaged as reason:
         name = type(model).__name__
         if config.memory is not None:
@@ -88,17 +81,22 @@ def make_target(
                 f"after another, each with memory of its own ({reason}); leave out --memory"
             ) from reason
         logger.warning("%s runs its sequences one after another: %s", name, reason)
-        return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact), None
-    if draft_model is None:
-        return target, None
-    return target, PagedContexts(draft_model.config, pages, draft_model.fc.weight)
+        return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)
 
 
-def _num_pages(config: LLMConfig, model: PreTrainedModel, draft_model: DraftModel | None) -> int:
+def make_drafter(target: PagedTarget | SequentialTarget, checkpoint: Checkpoint | None) -> Drafter:
+    """The drafter of a checkpoint, with its cache where the target has its own."""
+    if checkpoint is None:
+        return NoDrafter()
+    pages = target.memory if isinstance(target, PagedTarget) else None
+    return checkpoint.drafter(target.model, pages)
+
+
+def _num_pages(config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint | None) -> int:
     """As many pages as the memory holds, but no more than all sequences can ever fill."""
     size: float = page_bytes(layer_shapes(model), model.dtype)
-    if draft_model is not None:
-        size += PagedContexts.page_bytes(draft_model.config, draft_model.fc.weight.dtype)
+    if checkpoint is not None:
+        size += checkpoint.page_bytes
     max_context = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
     most = max(MIN_PAGES, 1 + config.max_concurrency * -(-max_context // PAGE_SIZE))
     budget = _memory_bytes(config, model.device)

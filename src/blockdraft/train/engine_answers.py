@@ -40,7 +40,7 @@ class EngineWriter:
     ) -> None:
         self._stop_ids = frozenset(stop_ids)
         self._slots, self._seed = slots, seed
-        target, _ = make_target(LLMConfig(max_concurrency=slots, exact=False), model, None)
+        target = make_target(LLMConfig(max_concurrency=slots, exact=False), model, None)
         self._capacity = min(capacity, target.max_context)
         self._engine = Engine(target, NoDrafter(), max_running=slots)
 

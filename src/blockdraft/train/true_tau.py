@@ -13,11 +13,11 @@ from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine, Progress
-from blockdraft.engine.load import make_target
+from blockdraft.engine.load import make_drafter, make_target
 from blockdraft.engine.probe import decode_alone
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.draft import DraftModel
-from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.kinds import DFlashCheckpoint
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.text.kinds import loops
 from blockdraft.text.tokenizer import load_tokenizer
@@ -118,13 +118,13 @@ def serving(model: PreTrainedModel, drafter: DraftModel) -> Iterator[Engine]:
     copy = DraftModel(drafter.config).to(device=model.device, dtype=model.dtype)
     copy.load_state_dict(drafter.state_dict())
     copy.draft_vocabulary = drafter.draft_vocabulary
+    checkpoint = DFlashCheckpoint(copy.eval())
     try:
-        target, contexts = make_target(LLMConfig(max_concurrency=1), model, copy)
+        target = make_target(LLMConfig(max_concurrency=1), model, checkpoint)
     except ModelError as error:
         raise ModelError(f"{error}; or set tau_limit=0, without real decoding") from error
     with target.released_after():
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        yield Engine(target, DFlashDrafter(copy.eval(), embedding.weight, head.weight, contexts))
+        yield Engine(target, make_drafter(target, checkpoint))
 
 
 def _decode_seconds(progress: Progress) -> float:

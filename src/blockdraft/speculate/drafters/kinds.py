@@ -1,0 +1,94 @@
+"""The table of kinds of drafters: from a checkpoint's folder to a drafter at work.
+
+A drafter is loaded in two steps. Its checkpoint says what it will ask of the target and how much
+memory its cache takes; then the target is prepared and the memory planned; then the drafter is made
+beside it.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from blockdraft.cache.pages import Pages
+from blockdraft.models.checkpoint import read_config
+from blockdraft.models.draft import DraftModel, load_draft_model
+from blockdraft.models.draft_config import ARCHITECTURE
+from blockdraft.models.loading import check_pair
+from blockdraft.models.paged_context import PagedContexts
+from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+
+
+class Checkpoint(Protocol):
+    """A drafter's weights, before the target is prepared for it."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Of the target, whose outputs it wants."""
+        ...
+
+    @property
+    def page_bytes(self) -> float:
+        """Of its own cache, for each page of the target's memory."""
+        ...
+
+    def drafter(self, target: PreTrainedModel, pages: Pages | None) -> Drafter:
+        """The drafter beside a target, with its cache in the same pages if there are any."""
+        ...
+
+
+class DFlashCheckpoint:
+    """A block-diffusion drafter (DFlash, arXiv 2602.06036)."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+        self.feature_layers = model.config.target_layer_ids
+        self.page_bytes = PagedContexts.page_bytes(model.config, model.fc.weight.dtype)
+
+    def drafter(self, target: PreTrainedModel, pages: Pages | None) -> DFlashDrafter:
+        """See Checkpoint."""
+        weight, contexts = self._model.fc.weight, None
+        if pages is not None:
+            contexts = PagedContexts(self._model.config, pages, weight)
+        embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+        return DFlashDrafter(self._model, embedding.weight, head.weight, contexts)
+
+
+Loader = Callable[[Path, PreTrainedModel, torch.dtype, str], Checkpoint]
+"""From (folder, target, dtype, device). Raises ModelError for what does not fit the target."""
+
+
+def _load_dflash(
+    folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str
+) -> Checkpoint:
+    model = load_draft_model(folder, dtype, device)
+    check_pair(target, model.config)
+    return DFlashCheckpoint(model)
+
+
+LOADERS: Mapping[str, Loader] = {"dflash": _load_dflash}
+ARCHITECTURES: Mapping[str, str] = {ARCHITECTURE: "dflash"}
+"""Kinds by the architecture that a published config names."""
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """The kind that a checkpoint's config describes.
+
+    What names no architecture of the table is read as DFlash, whose reader says what it is instead.
+    """
+    named = [str(name) for name in config.get("architectures") or []]
+    return next((ARCHITECTURES[name] for name in named if name in ARCHITECTURES), "dflash")
+
+
+def load_checkpoint(
+    folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str
+) -> Checkpoint:
+    """Load a drafter of any kind in the table.
+
+    Raises:
+        ModelError: the folder is incomplete, its kind is unknown, or it does not fit the target.
+    """
+    return LOADERS[kind_of(read_config(folder))](folder, target, dtype, device)
