@@ -75,6 +75,7 @@ class LLM:
         self.engine = load_engine(
             self.config, self.folder, self.drafter_folder, self.dtype, self.device
         )
+        self.tokenizer.drop_unknown_eos_ids(self.engine.target.vocab_size)
         grammars = Grammars(self.tokenizer, self.engine.target.vocab_size)
         self.samples = Samples(self.engine, self.tokenizer, grammars)
 
@@ -223,8 +224,8 @@ class LLM:
                             open_keys.remove(key)
                         yield chunk
         finally:
-            for key in open_keys:
-                self.samples.drop(key)
+            # Maybe called by the garbage collector, in the middle of somebody else's step.
+            self.samples.abandon(open_keys)
 
 
 def _is_single(prompts: object) -> bool:

@@ -13,7 +13,13 @@ from transformers import PreTrainedModel
 from blockdraft.core.request import FinishReason, SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.stats import AcceptanceStats
-from blockdraft.models.draft_context import ContextKV, ContextSpan, LayerKV
+from blockdraft.models.draft_context import (
+    ContextKV,
+    ContextSpan,
+    DraftContexts,
+    LayerKV,
+    SeparateContexts,
+)
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.target import Target
 from blockdraft.models.waiting_features import Waiting
@@ -65,6 +71,7 @@ def generate(
     token_ids = [token_id for output in outputs for token_id in output.token_ids]
     assert token_ids == progress.sequence.output_ids
     assert progress.acceptance.num_tokens == max(0, len(token_ids) - 1)
+    assert engine.proposer.failures.num_failures == 0, "the drafter failed"
     logprobs = [entry for output in outputs for entry in output.logprobs]
     sequence = progress.sequence
     return Generated(
@@ -117,6 +124,7 @@ def check_together_equals_alone(
     finally:
         for key in keys:
             engine.take(key)
+    assert engine.proposer.failures.num_failures == 0, "the drafter failed"
     for index, tokens in enumerate(expected):
         assert found[keys[index]] == tokens, f"sequence {index} together differs from alone"
     return expected
@@ -186,13 +194,23 @@ def check_draft_context(engine: Engine, key: int) -> None:
             assert own.shape[1] == waiting.end - waiting.start
             found = drafter.model.project_context(own, positions[:, behind])
             _check_close(found, expected, behind)
-        if known.num_written:
-            view = drafter.contexts.view([key], [known.num_written])
-            assert view.num_context == known.num_written
+        num_written = _num_written(drafter.contexts, key, known.num_written)
+        if num_written:
+            view = drafter.contexts.view([key], [num_written])
+            assert view.num_context == num_written
             found = [_held(view, layer, k[:, :, :0]) for layer, (k, _) in enumerate(expected)]
-            _check_close(found, expected, slice(0, known.num_written))
+            _check_close(found, expected, slice(0, num_written))
         if isinstance(drafter.contexts, PagedContexts):
             _check_written_early(drafter.contexts, key, known.end, waits, expected)
+
+
+def _num_written(contexts: DraftContexts, key: int, num_certain: int) -> int:
+    """More than is certain, behind a write that failed after it had written."""
+    if not isinstance(contexts, SeparateContexts):
+        return num_certain
+    num_held = len(contexts._contexts[key]) if key in contexts._contexts else 0
+    assert num_held >= num_certain
+    return num_held
 
 
 def _check_written_early(

@@ -220,7 +220,7 @@ class NotItself(TellingDrafter):
 
 def test_a_draft_that_its_logits_do_not_explain_is_other():
     engine = constant_engine([5.0, 1.0, 0.0, 0.0], [5.0, 1.0, 0.0, 0.0])
-    engine.drafter = NotItself(engine.drafter.table)
+    engine.proposer.drafter = NotItself(engine.drafter.table)
     assert first_rejection(engine, GREEDY).cause == "other"
 
 

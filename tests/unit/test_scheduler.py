@@ -14,7 +14,9 @@ from blockdraft.engine.controller import Candidate, FixedDepth
 from blockdraft.engine.scheduler import MIN_CHUNK, Scheduler
 
 
-def make_sequence(key: int, num_prompt: int = 3, num_output: int = 0, **params: object) -> Sequence:
+def make_sequence(
+    key: int, num_prompt: int = 3, num_output: int = 0, first_id: int = 0, **params: object
+) -> Sequence:
     num_tokens = num_prompt + num_output
     return Sequence(
         key=key,
@@ -22,7 +24,7 @@ def make_sequence(key: int, num_prompt: int = 3, num_output: int = 0, **params: 
         seed=0,
         sample_index=0,
         stop_ids=frozenset(),
-        token_ids=list(range(num_tokens)),
+        token_ids=list(range(first_id, first_id + num_tokens)),
         num_prompt=num_prompt,
     )
 
@@ -212,7 +214,7 @@ def test_nobody_starts_without_room_for_the_whole_prompt() -> None:
     pages = Pages(4)
     scheduler = make_scheduler(pages, max_running=8)
     for key, num_prompt in enumerate((70, 2 * PAGE_SIZE, 3)):
-        scheduler.add(make_sequence(key, num_prompt=num_prompt))
+        scheduler.add(make_sequence(key, num_prompt=num_prompt, first_id=1000 * key))
     (row,) = scheduler.schedule()
     assert [s.key for s in scheduler.waiting] == [1, 2]
     pages.check_integrity()

@@ -1,7 +1,9 @@
 """verify is pure and decides; commit is the only writer."""
 
 import copy
+import itertools
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from blockdraft.cache.memory import Unlimited
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import TargetOutput
+from blockdraft.speculate import verify as verify_module
 from blockdraft.speculate.commit import StepOutput, commit
+from blockdraft.speculate.proposer import Proposer
 from blockdraft.speculate.verify import Verdict, verify
 
 VOCAB = 16
@@ -45,6 +49,10 @@ class Recorder(Unlimited):
 
     def close(self, key: int) -> None:
         self.calls.append(("close", key))
+
+
+def proposer(recorder: Recorder) -> Proposer:
+    return Proposer(recorder, VOCAB)
 
 
 def make_row(
@@ -91,12 +99,15 @@ def decide(row: Row, draft: list[int]) -> Verdict:
     return verdict
 
 
-def commit_one(row: Row, draft: list[int], recorder: Recorder) -> StepOutput:
+def commit_one(
+    row: Row, draft: list[int], recorder: Recorder, one: Proposer | None = None
+) -> StepOutput:
     num_rows = len(row.new_ids) + len(draft)
     features = torch.arange(num_rows, dtype=torch.float32)[:, None].expand(num_rows, 2)
     output = TargetOutput(make_logits(1 + len(draft)), [features])
     verdicts = verify([draft], output.logits, [row])
-    (result,) = commit([row], [draft], verdicts, output.features, recorder, recorder)
+    one = one or proposer(recorder)
+    (result,) = commit([row], [draft], verdicts, output.features, recorder, one)
     return result
 
 
@@ -152,7 +163,7 @@ def test_a_chunk_of_the_prompt_commits_its_tokens_only() -> None:
     sequence = make_row(num_prompt=6, cached=2, output=()).sequence
     row = Row(sequence, sequence.token_ids[2:4], 0)
     features: list[torch.Tensor | None] = [torch.ones(2, 2)]
-    (output,) = commit([row], [[]], [Verdict([], 0, [])], features, recorder, recorder)
+    (output,) = commit([row], [[]], [Verdict([], 0, [])], features, recorder, proposer(recorder))
     assert (output.token_ids, sequence.num_cached, sequence.num_output) == ([], 4, 0)
     assert recorder.calls == [
         ("truncate", 8, 4),
@@ -231,7 +242,9 @@ def test_logits_that_are_no_numbers_end_the_row_with_the_tokens_before(
     (verdict,) = verify([TRUTH[:4]], without_number(5, index), [row])
     assert verdict.token_ids == TRUTH[:index]
     assert verdict.num_accepted == len(verdict.logprobs) == index
-    (output,) = commit([row], [TRUTH[:4]], [verdict], [torch.ones(5, 2)], recorder, recorder)
+    (output,) = commit(
+        [row], [TRUTH[:4]], [verdict], [torch.ones(5, 2)], recorder, proposer(recorder)
+    )
     # The sequence had four tokens.
     message = f"the target's logits for the token at position {4 + index} are not numbers"
     assert output.error == row.sequence.error == message
@@ -250,7 +263,9 @@ def test_an_end_before_the_missing_number_is_no_error() -> None:
     for params in ({"stop_ids": frozenset({5})}, {"max_tokens": 3}):
         recorder, row = Recorder(), make_row(**params)
         verdicts = verify([TRUTH[:4]], without_number(5, 2), [row])
-        (output,) = commit([row], [TRUTH[:4]], verdicts, [torch.ones(5, 2)], recorder, recorder)
+        (output,) = commit(
+            [row], [TRUTH[:4]], verdicts, [torch.ones(5, 2)], recorder, proposer(recorder)
+        )
         assert output.finish_reason in ("stop", "length")
         assert (output.error, output.token_ids) == (None, [3, 5])
 
@@ -281,31 +296,149 @@ def test_each_row_of_a_batch_gets_its_own_logits() -> None:
         assert verify([draft], logits, [row]) == [verdict]
 
 
-def test_a_stop_scanner_that_fails_leaves_every_row_consistent() -> None:
-    """The rows before are committed and reported, its own ends, those behind are untouched."""
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
+def test_a_stop_scanner_that_fails_leaves_every_row_consistent(error: BaseException) -> None:
+    """Its own row ends, the others are committed; those behind an interrupt are untouched."""
 
     def fail(token_id: int) -> bool:
         if token_id == 5:
-            raise RuntimeError("boom")
+            raise error
         return False
 
+    is_interrupt = isinstance(error, KeyboardInterrupt)
     recorder = Recorder()
     batch = [make_row(key=0), make_row(key=1, scan_stop=fail), make_row(key=2)]
     block = [TRUTH[:4]] * 3
     verdicts = verify(block, torch.cat([make_logits(5)] * 3), batch)
+    features: list[torch.Tensor | None] = [torch.ones(5, 2)] * 3
     outputs: list[StepOutput] = []
-    with pytest.raises(RuntimeError, match="boom"):
-        outputs.extend(commit(batch, block, verdicts, [torch.ones(5, 2)] * 3, recorder, recorder))
-    assert [(output.key, output.token_ids) for output in outputs] == [(0, TRUTH), (1, [3, 5])]
-    assert [output.finish_reason for output in outputs] == [None, "error"]
+    with pytest.raises(KeyboardInterrupt) if is_interrupt else nullcontext():
+        outputs.extend(commit(batch, block, verdicts, features, recorder, proposer(recorder)))
+    num_done = 2 if is_interrupt else 3
+    expected = [(0, TRUTH, None), (1, [3, 5], "error"), (2, TRUTH, None)][:num_done]
+    assert [(o.key, o.token_ids, o.finish_reason) for o in outputs] == expected
     for row in batch:
         row.sequence.check()
-    assert [row.sequence.output_ids for row in batch] == [[1, *TRUTH], [1, 3, 5], [1]]
-    assert [row.sequence.num_cached for row in batch] == [8, 3, 3]
-    assert [call[:2] for call in recorder.calls] == [
-        ("truncate", 0),
-        ("absorb", 0),
-        ("publish", 0),
-        ("close", 1),
-        ("close", 1),
-    ]
+    last = [1] if is_interrupt else [1, *TRUTH]
+    assert [row.sequence.output_ids for row in batch] == [[1, *TRUTH], [1, 3, 5], last]
+    assert [row.sequence.num_cached for row in batch] == [8, 3, 3 if is_interrupt else 8]
+    kept = [("truncate", 0), ("absorb", 0), ("publish", 0), ("close", 1), ("close", 1)]
+    if not is_interrupt:
+        kept += [("truncate", 2), ("absorb", 2), ("publish", 2)]
+    assert [call[:2] for call in recorder.calls] == kept
+
+
+@pytest.mark.parametrize("failing", ["truncate", "publish", "close"])
+def test_a_cache_that_fails_ends_its_row_alone(failing: str) -> None:
+    class Failing(Recorder):
+        def truncate(self, key: int, length: int) -> None:
+            self.meet("truncate", key)
+
+        def publish(self, key: int, token_ids: list[int], num_tokens: int) -> None:
+            self.meet("publish", key)
+
+        def close(self, key: int) -> None:
+            self.meet("close", key)
+
+        def meet(self, name: str, key: int) -> None:
+            if (name, key) == (failing, 1):
+                raise RuntimeError("boom")
+
+    recorder = Failing()
+    # A sequence that ends is closed.
+    num_tokens = 6 if failing == "close" else 256
+    batch = [make_row(key=key, max_tokens=num_tokens) for key in range(3)]
+    block = [TRUTH[:4]] * 3
+    verdicts = verify(block, torch.cat([make_logits(5)] * 3), batch)
+    features: list[torch.Tensor | None] = [torch.ones(5, 2)] * 3
+    outputs = list(commit(batch, block, verdicts, features, recorder, proposer(recorder)))
+    assert [output.token_ids for output in outputs] == [TRUTH] * 3
+    # With its last token an answer is whole, whatever fails then.
+    expected = ["length"] * 3 if failing == "close" else [None, "error", None]
+    assert [output.finish_reason for output in outputs] == expected
+
+
+def test_features_that_the_drafter_does_not_take_end_its_drafts_and_no_request() -> None:
+    class Failing(Recorder):
+        def absorb(self, key: int, start: int, features: torch.Tensor) -> None:
+            raise RuntimeError("boom")
+
+    recorder, row = Failing(), make_row()
+    one = proposer(recorder)
+    output = commit_one(row, TRUTH[:4], recorder, one)
+    assert (output.token_ids, output.error) == (TRUTH, None)
+    assert one.failures.num_failures == 1
+    assert row.sequence.has_lost_context
+    assert not row.sequence.may_draft
+    # Nobody may take over pages whose draft context is missing.
+    assert [call[0] for call in recorder.calls] == ["truncate", "close"]
+
+
+@pytest.mark.parametrize("params", CHOOSERS, ids=str)
+def test_logits_without_any_chance_end_the_row(params: dict[str, Any]) -> None:
+    logits = make_logits(5)
+    logits[2] = -math.inf
+    (verdict,) = verify([TRUTH[:4]], logits, [make_row(**params)])
+    assert verdict.token_ids == TRUTH[:2]
+    assert verdict.error == "the target's logits for the token at position 6 are all minus infinity"
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+def test_infinite_logits_cannot_be_sampled_from(filters: dict[str, Any]) -> None:
+    row = make_row(temperature=1.0, seed=1, **filters)
+    (verdict,) = verify([[]], without_number(1, 0, math.inf), [row])
+    assert verdict.token_ids == []
+    expected = "logits for the token at position 4 are infinite, and cannot be sampled from"
+    assert expected in str(verdict.error)
+
+
+def test_more_logprobs_than_tokens_are_those_of_all_tokens() -> None:
+    (verdict,) = verify([[]], make_logits(1), [make_row(logprobs=20)])
+    assert verdict.error is None
+    assert sorted(token_id for token_id, _ in verdict.logprobs[0].top) == list(range(VOCAB))
+
+
+@pytest.mark.parametrize("failing", ["choices", "token_logprobs"])
+@pytest.mark.parametrize("index", range(3))
+def test_what_fails_while_a_token_is_chosen_ends_its_row_alone(
+    index: int, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = [make_row(key=key, logprobs=1, temperature=1e-3, seed=1) for key in range(3)]
+    draft = TRUTH[:4]
+    expected = [decide(row, draft) for row in batch]
+    real, calls = getattr(verify_module, failing), itertools.count()
+
+    def fail(*args: Any) -> Any:
+        if failing == "choices":
+            if args[1] is batch[index].sequence:
+                raise RuntimeError("boom")
+        elif next(calls) == 5 * index:
+            raise RuntimeError("boom")
+        return real(*args)
+
+    def lazily(*args: Any) -> Any:
+        yield from fail(*args)
+
+    monkeypatch.setattr(verify_module, failing, lazily if failing == "choices" else fail)
+    verdicts = verify([draft] * 3, torch.cat([make_logits(5)] * 3), batch)
+    reason = "the token at position 4 could not be chosen: RuntimeError('boom')"
+    expected[index] = Verdict([], 0, [], reason)
+    assert verdicts == expected
+
+
+def test_a_prompt_that_cannot_be_scored_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"output": (), "cached": 0, "logprobs": 1, "prompt_logprobs": True}
+    batch = [make_row(key=0, **changes), make_row(key=1), make_row(key=2, **changes)]
+    logits = torch.cat([make_logits(3), make_logits(1), make_logits(3)])
+    expected = verify([[]] * 3, logits, batch)
+    real = verify_module._score
+
+    def fail(row: Row, own: torch.Tensor) -> Any:
+        if row.sequence.key == 0:
+            raise RuntimeError("boom")
+        return real(row, own)
+
+    monkeypatch.setattr(verify_module, "_score", fail)
+    first, *others = verify([[]] * 3, logits, batch)
+    assert "log-probabilities could not be found: RuntimeError('boom')" in str(first.error)
+    assert others == expected[1:]

@@ -7,6 +7,7 @@ little more than the position. They also serve speed: appending copies new rows 
 buffer is contiguous, which the matrix products want.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,16 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 KEY_MULTIPLE = 64
+
+
+@dataclass(slots=True)
+class Capacity:
+    """Slots that every layer of a cache hands out, the layers that lag behind once they grow.
+
+    One mask serves all layers, so they must agree; a forward that failed has grown the first only.
+    """
+
+    slots: int = 0
 
 
 class KVLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
@@ -26,9 +37,10 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
     is_sliding = False
     is_croppable = True
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: Capacity | None = None) -> None:
         super().__init__()
         self.length = 0
+        self._capacity = capacity or Capacity()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take shape, type and device from the first keys and values [1, kv_heads, q, head_dim]."""
@@ -45,10 +57,12 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
         assert self.keys is not None
         assert self.values is not None
         end = self.length + key_states.shape[2]
-        if end > self.keys.shape[2]:
+        slots = max(self._capacity.slots, _padded(end))
+        if slots > self.keys.shape[2]:
             # Both or none: a failure in between must leave buffers of one size.
-            grown = _grown(self.keys, _padded(end)), _grown(self.values, _padded(end))
+            grown = _grown(self.keys, slots), _grown(self.values, slots)
             self.keys, self.values = grown
+            self._capacity.slots = slots
         self.keys[:, :, self.length : end] = key_states
         self.values[:, :, self.length : end] = value_states
         self.length = end
@@ -65,8 +79,7 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(number of keys that the next update hands out, position of the first)."""
-        capacity = self.keys.shape[2] if self.keys is not None else 0
-        return max(capacity, _padded(self.length + query_length)), 0
+        return max(self._capacity.slots, _padded(self.length + query_length)), 0
 
     def get_max_length(self) -> int:
         """No limit."""
@@ -83,7 +96,8 @@ class KVCache(Cache):  # type: ignore[misc]
     layers: list[KVLayer]
 
     def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[KVLayer() for _ in range(num_layers)])
+        capacity = Capacity()
+        super().__init__(layers=[KVLayer(capacity) for _ in range(num_layers)])
 
     @property
     def length(self) -> int:

@@ -29,6 +29,9 @@ class Memory(Protocol):
     def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """The first `num_tokens` tokens are committed and written: others may reuse them."""
 
+    def put_back(self, key: int) -> None:
+        """Undo `open` for a sequence that is opened again later; unknown keys are fine."""
+
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
 
@@ -56,6 +59,9 @@ class Unlimited:
 
     def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """See Memory.publish."""
+
+    def put_back(self, key: int) -> None:
+        """See Memory.put_back."""
 
     def close(self, key: int) -> None:
         """See Memory.close."""

@@ -19,16 +19,32 @@ SCRATCH_PAGE = 0
 
 
 @dataclass(slots=True)
-class _Table:
-    """The pages of one sequence; the first `len(digests)` of them are in the prefix chain.
+class _Digests:
+    """Of the first pages of one sequence, as far as they were asked for: its tokens stay.
 
     `domain` parts the chain: pages whose draft context was written, and pages without.
-    `num_uncounted` tokens were taken over, by a sequence that may still be sent away.
     """
 
     domain: bytes
+    known: list[bytes] = field(default_factory=list)
+
+    def of(self, index: int, token_ids: Sequence[int]) -> bytes:
+        """That of a page."""
+        while len(self.known) <= index:
+            self.known.append(_next_digest(self, token_ids, len(self.known)))
+        return self.known[index]
+
+
+@dataclass(slots=True)
+class _Table:
+    """The pages of one sequence; the first `num_chained` of them are in the prefix chain.
+
+    `num_uncounted` tokens were taken over, by a sequence that may still be sent away.
+    """
+
+    digests: _Digests
     page_ids: list[int] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
+    num_chained: int = 0
     num_uncounted: int = 0
 
 
@@ -47,6 +63,7 @@ class Pages:
         self.on_forget: Callable[[int], None] | None = None
         self._free = list(range(num_pages - 1, SCRATCH_PAGE, -1))
         self._tables: dict[int, _Table] = {}
+        self._put_back: dict[int, _Digests] = {}
         self._num_holders = [0] * num_pages
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
@@ -76,17 +93,22 @@ class Pages:
             the number of tokens whose K/V is there, whole pages.
         """
         assert key not in self._tables
-        table = self._tables[key] = _Table(b"context" if with_context else b"plain")
+        table = self._tables[key] = _Table(self._digests(key, with_context))
         for index in range((len(token_ids) - 1) // PAGE_SIZE if self.reuse else 0):
-            digest = _next_digest(table, token_ids, index)
-            page_id = self._page_of.get(digest)
+            page_id = self._page_of.get(table.digests.of(index, token_ids))
             if page_id is None:
                 break
             self._hold(page_id)
             table.page_ids.append(page_id)
-            table.digests.append(digest)
-        table.num_uncounted = len(table.page_ids) * PAGE_SIZE
+        table.num_chained = len(table.page_ids)
+        table.num_uncounted = table.num_chained * PAGE_SIZE
         return table.num_uncounted
+
+    def _digests(self, key: int, with_context: bool) -> _Digests:
+        """Those that are known of a sequence that was put back, or none."""
+        domain = b"context" if with_context else b"plain"
+        known = self._put_back.pop(key, None)
+        return known if known is not None and known.domain == domain else _Digests(domain)
 
     def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:
         """See Memory.num_shared: whole pages."""
@@ -127,18 +149,26 @@ class Pages:
         A page whose content another one already stands for stays the sequence's own.
         """
         table = self._tables[key]
-        for index in range(len(table.digests), num_tokens // PAGE_SIZE if self.reuse else 0):
-            digest, page_id = _next_digest(table, token_ids, index), table.page_ids[index]
+        for index in range(table.num_chained, num_tokens // PAGE_SIZE if self.reuse else 0):
+            digest, page_id = table.digests.of(index, token_ids), table.page_ids[index]
             if digest not in self._page_of:
                 self._page_of[digest] = page_id
                 self._digest_of[page_id] = digest
-            table.digests.append(digest)
+            table.num_chained = index + 1
+
+    def put_back(self, key: int) -> None:
+        """See Memory.put_back. Its pages are free; what was hashed of its tokens is remembered."""
+        if (table := self._tables.pop(key, None)) is not None:
+            self._put_back[key] = table.digests
+            self._release_all(table)
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
-        table = self._tables.pop(key, None)
-        if table is None:
-            return
+        self._put_back.pop(key, None)
+        if (table := self._tables.pop(key, None)) is not None:
+            self._release_all(table)
+
+    def _release_all(self, table: _Table) -> None:
         # The end of a chain is useless without its beginning, so it goes first.
         for page_id in reversed(table.page_ids):
             self._release(page_id)
@@ -191,8 +221,8 @@ def even_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:
     return [[*table, *[table[0]] * (num_pages - len(table))] for table in tables]
 
 
-def _next_digest(table: _Table, token_ids: Sequence[int], index: int) -> bytes:
+def _next_digest(digests: _Digests, token_ids: Sequence[int], index: int) -> bytes:
     """Of a page, from the digest of the page before it and its own tokens."""
-    before = table.digests[index - 1] if index else table.domain
+    before = digests.known[index - 1] if index else digests.domain
     tokens = array("q", token_ids[index * PAGE_SIZE : (index + 1) * PAGE_SIZE])
     return hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest()

@@ -38,7 +38,8 @@ class Sequence:
     `scan_stop` is told every committed token and says whether it completes a stop string.
     `constraint` is there if the parameters hold a grammar.
     `num_reused` tokens of the prompt were taken over from earlier sequences, and `num_scored` have
-    got their log-probability, if that was asked for.
+    got their log-probability, if that was asked for. `has_lost_context`: the drafter has failed to
+    take its features, and may not draft for it any more.
     """
 
     key: int
@@ -55,6 +56,7 @@ class Sequence:
     num_scored: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    has_lost_context: bool = False
     prompt_ids: frozenset[int] = field(init=False)
     output_counts: Counter[int] = field(default_factory=Counter)
 
@@ -85,7 +87,7 @@ class Sequence:
     @property
     def may_draft(self) -> bool:
         """False for plain decoding: no features, no draft context."""
-        return self.params.max_draft_tokens != 0
+        return self.params.max_draft_tokens != 0 and not self.has_lost_context
 
     def append(self, token_id: int) -> None:
         """Append one committed token and decide whether the sequence ends with it."""

@@ -11,6 +11,7 @@ from time import perf_counter
 import torch
 
 from blockdraft.core.errors import EngineDead, Overloaded
+from blockdraft.core.failures import FailureLog
 from blockdraft.core.grammar import Grammar
 from blockdraft.engine.completion import Chunk
 from blockdraft.engine.fair_queue import FairQueue
@@ -131,6 +132,7 @@ class AsyncEngine:
         # Of the thread.
         self._running: dict[int, _Ticket] = {}
         self._num_failures = 0
+        self._report_failures = FailureLog("the report of a step failed; the step is kept", logger)
         self._mean_seconds = _FIRST_SECONDS
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -269,7 +271,7 @@ class AsyncEngine:
     def _drop(self, ticket: _Ticket) -> None:
         """Forget a running ticket; one that has ended meanwhile is no more there."""
         if ticket.key is not None and self._running.pop(ticket.key, None) is not None:
-            self._samples.drop(ticket.key)
+            self._forget(ticket.key)
             self._queue.release(ticket)
 
     def _step(self) -> None:
@@ -285,15 +287,25 @@ class AsyncEngine:
             logger.exception("a step failed and is tried again")
             return
         self._num_failures = 0
-        report = self._count(outputs)
+        report = None
+        with self._report_failures.caught():
+            report = self._count(outputs)
         for key in [key for key in self._running if self._samples.has_news(key)]:
             self._hand_out(key)
-        if self._observer is not None:
-            self._observer.on_step(report)
+        if self._observer is not None and report is not None:
+            with self._report_failures.caught():
+                self._observer.on_step(report)
 
     def _hand_out(self, key: int) -> None:
         ticket = self._running[key]
-        chunk = self._samples.take_chunk(key)
+        try:
+            chunk = self._samples.take_chunk(key)
+        except Exception as error:  # the affair of this sample alone
+            logger.exception("a sample could not be handed out")
+            with self._changed:
+                self._drop(ticket)
+            ticket.stream._deliver(error)
+            return
         if chunk.completion is not None:
             seconds = perf_counter() - ticket.started_at
             self._mean_seconds += _SECONDS_WEIGHT * (seconds - self._mean_seconds)
@@ -349,7 +361,7 @@ class AsyncEngine:
         self._running.clear()
 
     def _forget(self, key: int) -> None:
-        """After a failure anything may be broken; what is left of the engine is not used again."""
+        """After a failure anything may be broken, and one sample must not end the others."""
         try:
             self._samples.drop(key)
         except Exception:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
+from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Row, Sequence
 from blockdraft.engine.costs import StepCosts
@@ -67,7 +68,11 @@ def _opened(target: Target, drafter: Drafter, sequences: list[Sequence]) -> Iter
         for sequence in sequences:
             target.memory.open(sequence.key, sequence.token_ids, with_context=True)
             num_tokens = max(FORWARD_ROWS) if len(sequences) == 1 else 1
-            assert target.memory.reserve(sequence.key, num_tokens)
+            if not target.memory.reserve(sequence.key, num_tokens):
+                raise ModelError(
+                    f"the K/V memory of {target.memory.num_tokens} tokens is too small to measure "
+                    "what a step costs; give more --memory"
+                )
         yield
     finally:
         for sequence in sequences:

@@ -1,6 +1,7 @@
 """The loop. Knows token ids only."""
 
 import itertools
+import logging
 import secrets
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
@@ -9,6 +10,7 @@ from time import perf_counter
 
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ContextTooLong, RequestError
+from blockdraft.core.failures import FailureLog
 from blockdraft.core.recorder import Recorded
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Constraint, Sequence
@@ -24,10 +26,12 @@ from blockdraft.engine.step_work import record_step, rows_work
 from blockdraft.models.target import Target
 from blockdraft.speculate.commit import StepOutput, commit
 from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.proposer import Proposer
 from blockdraft.speculate.verify import verify
 
 _DEFAULTS = LLMConfig()
 
+logger = logging.getLogger(__name__)
 
 _KEYS = itertools.count()
 """Keys are unique in the process, so that engines can share a target or a drafter."""
@@ -64,9 +68,10 @@ class Engine:
         timer: Timer = NO_TIMER,
     ) -> None:
         self.target = target
-        self.drafter = drafter
+        self.proposer = Proposer(drafter, target.vocab_size)
         self.timer = timer
         self.observer: Observer | None = None
+        self.failures = FailureLog("the record of a step failed; its tokens are kept", logger)
         self.scheduler = Scheduler(
             target.memory,
             controller or FixedDepth(),
@@ -79,6 +84,11 @@ class Engine:
         self.progress: dict[int, Progress] = {}
         self._costs: StepCosts | None = None
         self._unreported: list[StepOutput] = []
+
+    @property
+    def drafter(self) -> Drafter:
+        """What the proposer asks."""
+        return self.proposer.drafter
 
     @property
     def timer(self) -> Timer:
@@ -139,14 +149,17 @@ class Engine:
         """Queue one sample of a request and return its key.
 
         Without a seed, here or in `params`, 64 bits are drawn from the system. `added_at` is when
-        the request came (perf_counter seconds), now unless given.
+        the request came (perf_counter seconds), now unless given. `eos_ids` outside the vocabulary
+        cannot be chosen, and are left out.
 
         Raises:
-            RequestError: an empty prompt, a token id outside the vocabulary, or a grammar in
-                `params` without the constraint that it was compiled to.
+            RequestError: an empty prompt, a token id outside the vocabulary, a `min_tokens` that
+                leaves nothing to choose, or a grammar in `params` without the constraint that it
+                was compiled to.
             ContextTooLong: prompt and max_tokens do not fit the target's context.
         """
-        self.check_prompt(prompt_ids, params)
+        eos_ids = frozenset(filter(self._is_token, eos_ids))
+        self.check_prompt(prompt_ids, params, eos_ids)
         if (params.grammar is None) != (constraint is None):
             raise RequestError("a grammar needs its constraint, and the other way around; use LLM")
         if seed is None:
@@ -177,13 +190,19 @@ class Engine:
 
         return scan
 
-    def check_prompt(self, prompt_ids: Ids[int], params: SamplingParams) -> None:
+    def check_prompt(
+        self,
+        prompt_ids: Ids[int],
+        params: SamplingParams,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
         """Raise what `add` would raise."""
         if not prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
         self.check_ids(None, prompt_ids)
         self.check_ids("stop_token_ids", params.stop_token_ids)
         self.check_ids("logit_bias", params.logit_bias)
+        self._check_min_tokens(params, eos_ids)
         num_tokens = len(prompt_ids) + params.max_tokens
         for described, limit in self._limits().items():
             if num_tokens > limit:
@@ -191,6 +210,20 @@ class Engine:
                     f"prompt of {len(prompt_ids)} tokens and max_tokens {params.max_tokens} exceed "
                     f"{described} tokens; shorten one of them"
                 )
+
+    def _check_min_tokens(self, params: SamplingParams, eos_ids: frozenset[int]) -> None:
+        """With a grammar `min_tokens` gives way; without, it may forbid every token there is."""
+        vocab_size = self.target.vocab_size
+        num_ending = sum(map(self._is_token, params.ending_ids(eos_ids)))
+        if params.min_tokens and params.grammar is None and num_ending == vocab_size:
+            raise RequestError(
+                f"min_tokens is {params.min_tokens}, and all {vocab_size} tokens of the vocabulary "
+                "end the answer; give min_tokens 0 or fewer stop_token_ids",
+                param="min_tokens",
+            )
+
+    def _is_token(self, token_id: int) -> bool:
+        return 0 <= token_id < self.target.vocab_size
 
     @property
     def max_tokens(self) -> int:
@@ -207,7 +240,7 @@ class Engine:
         Raises:
             RequestError: names the first of them, and `param`.
         """
-        wrong = [i for i in token_ids if not 0 <= i < self.target.vocab_size]
+        wrong = [i for i in token_ids if not self._is_token(i)]
         if wrong:
             raise RequestError(
                 f"token id {wrong[0]} is outside the vocabulary; give ids from 0 to "
@@ -223,9 +256,10 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Advance every scheduled sequence: by at least one token, or by a chunk of its prompt.
 
-        Where memory does not suffice for the step, the request with the largest share of it ends
-        with an error. If anything else fails, or is interrupted, the step may be tried again; what
-        it has committed is returned then.
+        What goes wrong for one row ends its request with an error, and a drafter that fails only
+        costs its proposals. Where memory does not suffice for the step, the request with the
+        largest share of it ends with an error. If anything else fails, or is interrupted, the step
+        may be tried again; what it has committed is returned then.
         """
         if self._unreported:
             return self._report()
@@ -255,10 +289,10 @@ class Engine:
     def _advance(self, batch: Batch) -> None:
         timer, started = self.timer, perf_counter()
         with timer.phase("absorb"):
-            self.drafter.prepare(batch)
+            batch = self.proposer.prepare(batch)
         prepared = perf_counter()
         with timer.phase("draft"):
-            block = self.drafter.draft(batch)
+            block = self.proposer.draft(batch)
         drafted = perf_counter()
         planned = rows_work(batch, block) if timer.measures else []
         with timer.phase("forward"):
@@ -266,29 +300,31 @@ class Engine:
         with timer.phase("choose"):
             verdicts = verify(block, output.logits, batch)
         if self.observer is not None:
-            self.observer.verified(batch, block, output.logits, verdicts)
+            with self.failures.caught():
+                self.observer.verified(batch, block, output.logits, verdicts)
         with timer.phase("commit"):
-            # One by one: if a row fails, the outputs of those before it must not be lost.
+            # One by one: if the commit is interrupted, what it has written must not be lost.
             for committed in commit(
-                batch, block, verdicts, output.features, self.target, self.drafter
+                batch, block, verdicts, output.features, self.target, self.proposer
             ):
                 self._unreported.append(committed)
         with timer.phase("controller"):
             for row, result in zip(batch, self._unreported, strict=True):
                 if not row.is_prompt:
-                    self.controller.record(result.key, result.num_drafted, result.num_accepted)
-            self.controller.record_times(
-                plan=self.scheduler.plan_seconds,
-                absorb=prepared - started,
-                draft=drafted - prepared,
-                forward=perf_counter() - drafted,
-            )
+                    with self.failures.caught():
+                        self.controller.record(result.key, result.num_drafted, result.num_accepted)
+            with self.failures.caught():
+                self.controller.record_times(
+                    plan=self.scheduler.plan_seconds,
+                    absorb=prepared - started,
+                    draft=drafted - prepared,
+                    forward=perf_counter() - drafted,
+                )
         if timer.measures:
-            record_step(timer, planned, self._unreported, output.num_forwards)
+            with self.failures.caught():
+                record_step(timer, planned, self._unreported, output.num_forwards)
 
     def _fail_largest(self, batch: Batch) -> None:
-        if self._unreported:
-            return  # It was the commit that failed, and that has ended its row.
         row = max(batch, key=lambda row: len(row.new_ids) + row.num_draft_tokens)
         sequence, num_tokens = row.sequence, len(row.new_ids) + row.num_draft_tokens
         sequence.fail(
@@ -312,22 +348,35 @@ class Engine:
             if progress.first_token_at is None:
                 progress.first_token_at = now
             else:
-                progress.acceptance.record(
-                    len(output.token_ids), output.num_drafted, output.num_accepted
-                )
+                with self.failures.caught():
+                    progress.acceptance.record(
+                        len(output.token_ids), output.num_drafted, output.num_accepted
+                    )
         if self.observer is not None:
-            self.observer.reported(outputs)
+            with self.failures.caught():
+                self.observer.reported(outputs)
         return outputs
+
+    def fail(self, key: int, error: str) -> None:
+        """End a sequence with an error from outside, even one that has just ended otherwise."""
+        progress = self.progress[key]
+        progress.sequence.fail(error)
+        if progress.finished_at is None:
+            progress.finished_at = perf_counter()
+        self._unreported = [output for output in self._unreported if output.key != key]
+        self.scheduler.remove(key)
+        self._forget(key)
 
     def take(self, key: int) -> Progress:
         """Hand over a sequence's progress and forget the sequence, ended or not."""
         progress = self.progress.pop(key)
         self._unreported = [output for output in self._unreported if output.key != key]
         self.scheduler.remove(key)
-        self.controller.close(key)
+        with self.failures.caught():
+            self.controller.close(key)
         self._forget(key)
         return progress
 
     def _forget(self, key: int) -> None:
         self.target.close(key)
-        self.drafter.close(key)
+        self.proposer.close(key)

@@ -1,16 +1,22 @@
 """The samples that run in an engine: its tokens, and the text beside them."""
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.completion import Chunk, Round, make_completion
+from blockdraft.engine.completion import Chunk, Completion, Round, make_completion
 from blockdraft.engine.engine import Engine
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.detokenizer import Detokenizer
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,14 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Sample:
-    """What of one sample has not been taken yet; `num_told` tokens were in its rounds."""
+    """What of one sample has not been taken yet; `num_told` tokens were in its rounds.
+
+    `pieces` of its text were handed out.
+    """
 
     prompt_index: int
     text: Detokenizer
+    pieces: list[str] = field(default_factory=list)
     new_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -88,8 +98,8 @@ class _Sample:
 class Samples:
     """Runs samples in an engine and hands out chunks of their text; a sample has a key.
 
-    For one thread, that of the engine. `open` holds the samples that have not been taken to their
-    end.
+    For one thread, that of the engine, but for `abandon`. `open` holds the samples that have not
+    been taken to their end.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, grammars: Grammars) -> None:
@@ -97,12 +107,14 @@ class Samples:
         self.tokenizer = tokenizer
         self.grammars = grammars
         self.open: dict[int, _Sample] = {}
+        self._busy = threading.Lock()
+        self._abandoned: deque[int] = deque()
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise what `add` would raise: see Engine.check_prompt, and RequestError for a grammar."""
         if params.grammar is not None:
             self.grammars.check(params.grammar)
-        self.engine.check_prompt(prompt_ids, params)
+        self.engine.check_prompt(prompt_ids, params, self.tokenizer.eos_ids)
 
     def add(self, job: Job, sample_index: int, *, added_at: float | None = None) -> int:
         """Queue one sample of a job and return its key. See `check` for what it raises."""
@@ -114,25 +126,37 @@ class Samples:
             stop_ids=params.ending_ids(self.tokenizer.eos_ids),
             min_tokens=params.min_tokens,
         )
-        key = self.engine.add(
-            job.prompt_ids,
-            params,
-            eos_ids=self.tokenizer.eos_ids,
-            sample_index=sample_index,
-            seed=job.seed,
-            scan_stop=text.push,
-            constraint=None if params.grammar is None else self.grammars.start(params.grammar),
-            added_at=added_at,
-        )
-        self.open[key] = _Sample(job.prompt_index, text)
+        with self._alone():
+            key = self.engine.add(
+                job.prompt_ids,
+                params,
+                eos_ids=self.tokenizer.eos_ids,
+                sample_index=sample_index,
+                seed=job.seed,
+                scan_stop=text.push,
+                constraint=None if params.grammar is None else self.grammars.start(params.grammar),
+                added_at=added_at,
+            )
+            self.open[key] = _Sample(job.prompt_index, text)
         return key
 
     def step(self) -> list[StepOutput]:
         """Advance the engine by a step. See Engine.step."""
-        outputs = self.engine.step()
-        for output in outputs:
-            self.open[output.key].receive(output)
+        with self._alone():
+            outputs = self.engine.step()
+            for output in outputs:
+                sample = self.open[output.key]
+                try:
+                    sample.receive(output)
+                except Exception as error:
+                    self._fail(output.key, sample, error)
         return outputs
+
+    def _fail(self, key: int, sample: _Sample, error: Exception) -> None:
+        """The text of a sample could not be written: it ends, and no other."""
+        logger.error("a text could not be written; its request ends with an error", exc_info=error)
+        self.engine.fail(key, f"its text could not be written: {error!r}")
+        sample.is_finished = True
 
     def has_news(self, key: int) -> bool:
         """True if a chunk of the sample can be taken."""
@@ -146,17 +170,13 @@ class Samples:
         """What is new of a sample. The last chunk holds the completion; the sample is gone then."""
         sample = self.open[key]
         sequence = self.engine.progress[key].sequence
-        token_ids, text = tuple(sample.new_ids), sample.text.read()
+        with self._alone():
+            text, rounds = self._read(key, sample)
+            completion = self._end(key, sample) if sample.is_finished else None
+        token_ids, logprobs = tuple(sample.new_ids), sample.take_logprobs()
         sample.new_ids.clear()
-        logprobs, completion = sample.take_logprobs(), None
         prompt_logprobs = () if sample.has_begun else tuple(sample.prompt_logprobs)
         sample.has_begun = True
-        if sample.is_finished:
-            del self.open[key]
-            progress = self.engine.take(key)
-            completion = make_completion(
-                progress, sample.text.text, tuple(sample.logprobs), tuple(sample.prompt_logprobs)
-            )
         return Chunk(
             prompt_index=sample.prompt_index,
             index=sequence.sample_index,
@@ -165,10 +185,60 @@ class Samples:
             completion=completion,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            rounds=sample.take_rounds(),
+            rounds=rounds,
+        )
+
+    def _read(self, key: int, sample: _Sample) -> tuple[str, tuple[Round, ...]]:
+        """Text that is final by now, and its rounds; nothing of a sample whose text fails."""
+        try:
+            text, rounds = sample.text.read(), sample.take_rounds()
+        except Exception as error:
+            self._fail(key, sample, error)
+            return "", ()
+        sample.pieces.append(text)
+        return text, rounds
+
+    def _end(self, key: int, sample: _Sample) -> Completion:
+        del self.open[key]
+        return make_completion(
+            self.engine.take(key),
+            "".join(sample.pieces),
+            tuple(sample.logprobs),
+            tuple(sample.prompt_logprobs),
         )
 
     def drop(self, key: int) -> None:
         """Forget a sample before its end."""
+        with self._alone():
+            self._forget(key)
+
+    def abandon(self, keys: Iterable[int]) -> None:
+        """Forget samples as soon as nothing is under way, at once if so. Never waits.
+
+        For cleanups: the garbage collector runs them in any thread, in the middle of anything.
+        """
+        self._abandoned.extend(keys)
+        self._drop_abandoned()
+
+    def _forget(self, key: int) -> None:
         self.open.pop(key, None)
         self.engine.take(key)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody forgets a sample meanwhile; what was abandoned inside is forgotten at the end."""
+        try:
+            with self._busy:
+                yield
+        finally:
+            self._drop_abandoned()
+
+    def _drop_abandoned(self) -> None:
+        # Who abandons something and finds the lock taken leaves it to the holder, who looks here
+        # after letting go: so nothing stays behind, though no further step may come.
+        while self._abandoned and self._busy.acquire(blocking=False):
+            try:
+                while self._abandoned:
+                    self._forget(self._abandoned.popleft())
+            finally:
+                self._busy.release()

@@ -1,20 +1,27 @@
 """Who runs in a step, and how many tokens each may draft. No torch."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from time import perf_counter
 
 from blockdraft.cache.memory import Memory
+from blockdraft.core.failures import FailureLog
 from blockdraft.core.sequence import Batch, Row, Sequence
 from blockdraft.engine.controller import Candidate, Controller
 
 MIN_CHUNK = 32
 """Prompt tokens that a row gets at least, however many prompts share a step."""
 
+logger = logging.getLogger(__name__)
+
 
 class Scheduler:
     """Continuous batching, first come, first served: each running sequence is in every step.
+
+    But for those who wait for a beginning that is being computed: others may start meanwhile.
 
     Up to `max_running` sequences run. `prefill_chunk` bounds the prompt tokens of a step (but for
     MIN_CHUNK a prompt), so that running sequences are not held up by a long prompt for more than
@@ -43,6 +50,7 @@ class Scheduler:
         self.max_draft_tokens = max_draft_tokens
         self.draft_context = draft_context
         self.num_preempted = 0
+        self.failures = FailureLog("the controller failed; nothing is drafted", logger)
         self.plan_seconds = 0.0
         """That the controller took for the last step."""
         self.waiting: deque[Sequence] = deque()
@@ -94,25 +102,30 @@ class Scheduler:
     def _admit(self) -> None:
         """Start waiting sequences while there is a place, and room for all their tokens.
 
-        One whose beginning is being computed for another waits for it instead of computing it too.
+        One whose beginning is being computed for another waits for it instead of computing it too,
+        and those behind it go first. One without room holds up all behind it, or it might wait
+        forever. No more than `max_running` are looked at: a request may have thousands of samples.
         """
-        while self.waiting and len(self.running) < self.max_running:
-            sequence = self.waiting[0]
-            self.memory.close(sequence.key)  # a step that was interrupted here is made again
+        for sequence in list(islice(self.waiting, self.max_running)):
+            if len(self.running) >= self.max_running:
+                return
+            self.memory.put_back(sequence.key)  # a step that was interrupted here is made again
             # What is taken over has no logits.
             reusable = sequence.token_ids[:1] if sequence.is_scoring else sequence.token_ids
             num_reused = self.memory.open(
                 sequence.key, reusable, with_context=self._with_context(sequence)
             )
-            if self._saves_by_waiting(sequence, num_reused) or not self.memory.reserve(
-                sequence.key, len(sequence.token_ids)
-            ):
-                self.memory.close(sequence.key)
+            if self._saves_by_waiting(sequence, num_reused):
+                self.memory.put_back(sequence.key)
+                continue
+            if not self.memory.reserve(sequence.key, len(sequence.token_ids)):
+                self.memory.put_back(sequence.key)
                 return
             sequence.num_cached = num_reused
             if sequence.num_output == 0:  # what it takes over later is its own
                 sequence.num_reused = num_reused
-            self.running.append(self.waiting.popleft())
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
 
     def _with_context(self, sequence: Sequence) -> bool:
         return self.draft_context and sequence.may_draft
@@ -147,13 +160,18 @@ class Scheduler:
         candidates = [Candidate(s.key, self._draft_limit(s)) for s in decoding]
         num_prompt_rows = sum(len(row.new_ids) for row in rows if row.is_prompt)
         begun = perf_counter()
-        depths = iter(self.controller.plan(candidates, num_prompt_rows))
+        depths = [0] * len(candidates)
+        with self.failures.caught():
+            depths = self.controller.plan(candidates, num_prompt_rows)
         self.plan_seconds = perf_counter() - begun
+        planned = iter(depths)
         return [
-            row if row.is_prompt else replace(row, num_draft_tokens=next(depths)) for row in rows
+            row if row.is_prompt else replace(row, num_draft_tokens=next(planned)) for row in rows
         ]
 
     def _draft_limit(self, sequence: Sequence) -> int:
+        if not sequence.may_draft:
+            return 0
         limits = [self.max_draft_tokens]
         if sequence.params.max_draft_tokens is not None:
             limits.append(sequence.params.max_draft_tokens)

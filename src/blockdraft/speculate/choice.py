@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blockdraft.core.errors import RequestError
 from blockdraft.core.sequence import Sequence
 from blockdraft.speculate.filters import keep_min_p, keep_top_k, keep_top_p
 from blockdraft.speculate.noise import gumbel_noise
@@ -21,7 +22,8 @@ Scores = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
 NO_CHOICE = -1
-"""Stands for the choice where some logit is not a number: no token may be chosen there."""
+"""Stands for the choice where some logit is not a number, all are minus infinity, or a sampled one
+is plus infinity: no token may be chosen there."""
 
 
 def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
@@ -42,15 +44,19 @@ def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[in
 
 
 def argmax_ids(logits: Tensor) -> list[int]:
-    """The id of the largest logit in each row of [rows, V], NO_CHOICE where one is NaN."""
+    """The id of the largest logit in each row of [rows, V], or NO_CHOICE."""
     # argmax of bfloat16 is slow on CPUs; the conversion is exact. NaN counts as the largest.
     largest = logits.float().max(dim=-1)
-    token_ids: list[int] = largest.indices.masked_fill(largest.values.isnan(), NO_CHOICE).tolist()
+    is_none = largest.values.isnan() | (largest.values == -torch.inf)
+    token_ids: list[int] = largest.indices.masked_fill(is_none, NO_CHOICE).tolist()
     return token_ids
 
 
 def _choose(scores: Scores, sequence: Sequence, ahead: list[int]) -> int:
-    if np.isnan(scores).any():
+    # The largest is NaN if any is.
+    largest = scores.max()
+    is_endless = largest == np.inf and sequence.params.temperature > 0.0
+    if np.isnan(largest) or largest == -np.inf or is_endless:
         return NO_CHOICE
     process_logits(scores, sequence, ahead)
     if sequence.params.temperature == 0.0:
@@ -132,6 +138,11 @@ def _without_stops(allowed: Mask | None, sequence: Sequence, vocab_size: int) ->
 def _forbid_others(scores: Scores, allowed: Mask) -> None:
     scores[~allowed] = -np.inf
     if scores.max() == -np.inf:
+        if not allowed.any():
+            raise RequestError(
+                "min_tokens forbids the end of the answer here, and nothing else may follow; lower "
+                "min_tokens, or give fewer stop_token_ids"
+            )
         # A drafter may give no chance to any of them, and then all have the same.
         scores[allowed] = 0.0
 
@@ -155,11 +166,11 @@ def _penalize(scores: Scores, sequence: Sequence, ahead: list[int]) -> None:
 def token_logprobs(
     logits: Tensor, token_id: int, num_top: int
 ) -> tuple[float, list[tuple[int, float]]]:
-    """Log-probability of a token, and the `num_top` most likely tokens with theirs.
+    """Log-probability of a token, and the `num_top` most likely tokens with theirs, at most all.
 
     logits: [V], as the target gave them: no temperature, penalty or filter.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
-    top = logprobs.topk(num_top)
+    top = logprobs.topk(min(num_top, logprobs.shape[-1]))
     pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return float(logprobs[token_id]), list(pairs)

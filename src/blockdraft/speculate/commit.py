@@ -1,5 +1,6 @@
 """Commit: the only writer. Appends what the target decided, and cuts both caches to it."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -8,8 +9,10 @@ from torch import Tensor
 from blockdraft.core.request import FinishReason
 from blockdraft.core.sequence import Batch, Row, Sequence
 from blockdraft.models.target import Target
-from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.proposer import Proposer
 from blockdraft.speculate.verify import TokenLogprobs, Verdict
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +40,22 @@ def commit(
     verdicts: list[Verdict],
     features: list[Tensor | None],
     target: Target,
-    drafter: Drafter,
+    proposer: Proposer,
 ) -> Iterator[StepOutput]:
     """Write each row's verdict when its output is taken: tokens, target cache, draft context.
 
-    A row that fails is half written and ends with an error; its output comes before the exception.
+    A row that fails is half written and ends with an error, and no other row does. An interrupt
+    ends the row that it meets too, whose output comes before it is raised again.
     """
     for row, draft, verdict, row_features in zip(batch, block, verdicts, features, strict=True):
         num_before = len(row.sequence.token_ids)
         try:
-            output = _commit_row(row, draft, verdict, row_features, target, drafter)
+            output = _commit_row(row, draft, verdict, row_features, target, proposer)
+        except Exception as error:
+            logger.exception("a row could not be committed; its request ends with an error")
+            output = _end_failed(row.sequence, num_before, verdict, error, target, proposer)
         except BaseException as error:
-            yield _end_failed(row.sequence, num_before, verdict, error, target, drafter)
+            yield _end_failed(row.sequence, num_before, verdict, error, target, proposer)
             raise
         yield output
 
@@ -59,12 +66,15 @@ def _end_failed(
     verdict: Verdict,
     error: BaseException,
     target: Target,
-    drafter: Drafter,
+    proposer: Proposer,
 ) -> StepOutput:
     if sequence.finish_reason is None:
         sequence.fail(f"its tokens could not be committed: {error!r}")
-    target.close(sequence.key)
-    drafter.close(sequence.key)
+    try:
+        target.close(sequence.key)
+    except Exception:
+        logger.exception("the memory of a row that failed could not be given back")
+    proposer.close(sequence.key)
     token_ids = sequence.token_ids[num_before:]
     return StepOutput(
         key=sequence.key,
@@ -74,6 +84,7 @@ def _end_failed(
         num_accepted=0,
         finish_reason=sequence.finish_reason,
         error=sequence.error,
+        prompt_logprobs=verdict.prompt_logprobs,
     )
 
 
@@ -83,7 +94,7 @@ def _commit_row(
     verdict: Verdict,
     features: Tensor | None,
     target: Target,
-    drafter: Drafter,
+    proposer: Proposer,
 ) -> StepOutput:
     sequence = row.sequence
     num_kept = 0
@@ -109,24 +120,25 @@ def _commit_row(
     num_cached = sequence.num_cached + len(row.new_ids) + max(0, num_kept - 1)
     if sequence.finish_reason is None:
         target.truncate(sequence.key, num_cached)
-    if sequence.finish_reason != "error" and _has_context(sequence, drafter):
+    if sequence.finish_reason != "error" and _has_context(sequence, proposer):
         # The last ones too: others may reuse what is published.
         assert features is not None
         num_new = num_cached - sequence.num_cached
         if num_new < features.shape[0]:
             features = features[:num_new]
-        drafter.absorb(sequence.key, sequence.num_cached, features)
+        proposer.absorb(sequence, sequence.num_cached, features)
     sequence.num_cached = min(num_cached, len(sequence.token_ids) - 1)
-    if num_kept and verdict.error is None:
+    if num_kept and verdict.error is None and not sequence.has_lost_context:
         # Not before there is a choice: keys of a prompt may be no numbers, which none would follow.
+        # And whoever takes a page over expects the draft context in it.
         target.memory.publish(sequence.key, sequence.token_ids, sequence.num_cached)
     if sequence.finish_reason is not None:
         target.close(sequence.key)
-        drafter.close(sequence.key)
+        proposer.close(sequence.key)
     sequence.check()
     return output
 
 
-def _has_context(sequence: Sequence, drafter: Drafter) -> bool:
+def _has_context(sequence: Sequence, proposer: Proposer) -> bool:
     """A sequence that may never draft needs no draft context: plain decoding stays free of it."""
-    return bool(drafter.layer_ids) and sequence.may_draft
+    return bool(proposer.layer_ids) and sequence.may_draft

@@ -1,5 +1,6 @@
 """Verification: what the target decided about a block. Pure."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -9,6 +10,8 @@ from torch import Tensor
 from blockdraft.core.errors import RequestError
 from blockdraft.core.sequence import Batch, DraftBlock, Row, Sequence
 from blockdraft.speculate.choice import NO_CHOICE, argmax_ids, choices, token_logprobs
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Verdict:
 def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
     """Choose at every position until a choice differs from the draft.
 
+    Whatever goes wrong for one row alone is the error of its verdict.
+
     logits: [positions, V], as in TargetOutput.
     """
     split = _split(block, logits, batch)
@@ -53,9 +58,17 @@ def verify(block: DraftBlock, logits: Tensor, batch: Batch) -> list[Verdict]:
         for row, draft, own in zip(batch, block, rows, strict=True)
     ]
     return [
-        replace(verdict, prompt_logprobs=_score(row, own)) if row.sequence.is_scoring else verdict
+        _with_scores(verdict, row, own) if row.sequence.is_scoring else verdict
         for verdict, row, own in zip(verdicts, batch, split, strict=True)
     ]
+
+
+def _with_scores(verdict: Verdict, row: Row, logits: Tensor) -> Verdict:
+    try:
+        return replace(verdict, prompt_logprobs=_score(row, logits))
+    except Exception as error:
+        logger.exception("a prompt could not be scored; its request ends with an error")
+        return Verdict([], 0, [], f"its prompt's log-probabilities could not be found: {error!r}")
 
 
 def _score(row: Row, logits: Tensor) -> list[TokenLogprobs]:
@@ -104,23 +117,36 @@ def _verify_row(
     sequence: Sequence, draft: list[int], logits: Tensor, found: Iterable[int]
 ) -> Verdict:
     token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    num_top = sequence.params.logprobs
     error = None
     try:
         for index, choice in enumerate(found):
             if choice == NO_CHOICE:
-                position = len(sequence.token_ids) + index
-                error = f"the target's logits for the token at position {position} are not numbers"
+                error = _why_no_choice(logits[index], len(sequence.token_ids) + index)
                 break
+            if num_top is not None:
+                logprobs.append(TokenLogprobs(*token_logprobs(logits[index], choice, num_top)))
             token_ids.append(choice)
             if index == len(draft) or choice != draft[index]:
                 break
     except RequestError as refused:
         # Of the grammar: it ends this sequence, and not the step that others share.
         error = str(refused)
-    num_top = sequence.params.logprobs
-    logprobs = []
-    if num_top is not None:
-        for index, token_id in enumerate(token_ids):
-            logprobs.append(TokenLogprobs(*token_logprobs(logits[index], token_id, num_top)))
+    except Exception as failed:
+        logger.exception("a token could not be chosen; its request ends with an error")
+        position = len(sequence.token_ids) + len(token_ids)
+        error = f"the token at position {position} could not be chosen: {failed!r}"
     num_accepted = len(token_ids) if error else max(0, len(token_ids) - 1)
     return Verdict(token_ids, num_accepted, logprobs, error)
+
+
+def _why_no_choice(logits: Tensor, position: int) -> str:
+    """logits: [V], of which none could be chosen."""
+    if bool(logits.isnan().any()):
+        what = "not numbers"
+    elif bool((logits == -torch.inf).all()):
+        what = "all minus infinity"
+    else:
+        what = "infinite, and cannot be sampled from"
+    return f"the target's logits for the token at position {position} are {what}"

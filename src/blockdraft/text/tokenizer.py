@@ -1,6 +1,7 @@
 """A target's tokenizer: text to ids, the chat template, and the ids that end an answer."""
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from transformers import AutoConfig, AutoTokenizer
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ModelError, RequestError
+
+logger = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `role` and `content`, both texts; an answer may have
@@ -51,6 +54,18 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.backend: Backend = tokenizer.backend_tokenizer
         self.eos_ids = frozenset(eos_ids)
+
+    def drop_unknown_eos_ids(self, vocab_size: int) -> None:
+        """Leave out ids that a model with a vocabulary of this size can never choose, and say so."""
+        known = frozenset(i for i in self.eos_ids if 0 <= i < vocab_size)
+        if unknown := sorted(self.eos_ids - known):
+            logger.warning(
+                "end-of-text ids %s are outside the target's vocabulary of %d tokens and are left "
+                "out; correct eos_token_id in its generation_config.json or config.json",
+                ", ".join(map(str, unknown)),
+                vocab_size,
+            )
+            self.eos_ids = known
 
     @property
     def has_chat_template(self) -> bool:
