@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ModelError, RequestError
+from blockdraft.text.vocabulary import Vocabulary
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `role` and `content`, both texts; an answer may have
@@ -51,6 +53,11 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.backend: Backend = tokenizer.backend_tokenizer
         self.eos_ids = frozenset(eos_ids)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What the decoder sees in each token."""
+        return Vocabulary(self.backend)
 
     @property
     def has_chat_template(self) -> bool:
