@@ -6,6 +6,7 @@ Each is something that a real engine got wrong, or nearly.
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ from blockdraft.cache import pages as pages_module
 from blockdraft.cache.kv import KVCache
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.sequence import Row, Sequence
+from blockdraft.engine.scheduler import Scheduler
 from blockdraft.models import paged as paged_module
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
@@ -146,6 +148,39 @@ def context_never_written() -> Iterator[None]:
         return real(pages, key, token_ids, with_context=False)
 
     with patch.object(Pages, "open", open_pages):
+        yield
+
+
+@contextmanager
+def contexts_of_one_kind() -> Iterator[None]:
+    """A page is the same whether its draft context was written or not."""
+    real = pages_module._next_digest
+
+    def next_digest(table: Any, token_ids: Any, index: int) -> bytes:
+        return real(replace(table, domain=b""), token_ids, index)
+
+    with patch.object(pages_module, "_next_digest", next_digest):
+        yield
+
+
+def everybody_has_a_context() -> AbstractContextManager[object]:
+    """Pages of requests that never draft count as pages with draft context."""
+    return patch.object(Scheduler, "_with_context", lambda scheduler, sequence: True)
+
+
+@contextmanager
+def one_noise_for_all_slots() -> Iterator[None]:
+    """The drafter guesses all slots of a block with the noise of the first; none is wrong."""
+    real_choices, real_noise = DFlashDrafter._choices, choice_module.gumbel_noise
+
+    def guesses(drafter: DFlashDrafter, logits: Tensor, row: Row) -> list[int]:
+        def noise(seed: int, sample_index: int, position: int, size: int) -> Any:
+            return real_noise(seed, sample_index, len(row.sequence.token_ids), size)
+
+        with patch.object(choice_module, "gumbel_noise", noise):
+            return real_choices(drafter, logits, row)
+
+    with patch.object(DFlashDrafter, "_choices", guesses):
         yield
 
 
