@@ -21,7 +21,9 @@ from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.scheduler import Scheduler
 from blockdraft.models import paged as paged_module
 from blockdraft.models.paged import PagedTarget
+from blockdraft.models.paged_attention import Group, TiledPlan
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.visibility import Visibility
 from blockdraft.speculate import choice as choice_module
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.text.grammar import GrammarState
@@ -113,6 +115,26 @@ def page_turned_too_early() -> Iterator[None]:
 def fill_rows_in_a_real_page() -> AbstractContextManager[object]:
     """Rows that only fill up a forward write into the first page that a sequence got."""
     return patch.object(paged_module, "SCRATCH_PAGE", 1)
+
+
+@contextmanager
+def window_one_key_too_wide() -> Iterator[None]:
+    """Rows over pages see one key more than the window of their layer, the drafter's slots too."""
+    ranges, bias, key_range = TiledPlan._ranges, Group.bias, Visibility.key_range
+
+    def wider(window: int | None) -> int | None:
+        return None if window is None else window + 1
+
+    with (
+        patch.object(TiledPlan, "_ranges", lambda plan, window: ranges(plan, wider(window))),
+        patch.object(Group, "bias", lambda group, window, dtype: bias(group, wider(window), dtype)),
+        patch.object(
+            Visibility,
+            "key_range",
+            lambda rule, *where: key_range(replace(rule, window=wider(rule.window)), *where),
+        ),
+    ):
+        yield
 
 
 @contextmanager
