@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -153,6 +153,28 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=_TEMPLATE
     )
+
+
+def spelled_bytes_tokenizer() -> PreTrainedTokenizerFast:
+    """As SentencePiece makes them (Llama 2): words, and tokens that spell bytes, newlines too."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += ["\u2581", "\u2581a", "a", "b", "\u2581the", "é", "ab", "\N{REPLACEMENT CHARACTER}"]
+    vocab = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>")])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
 
 
 def tiny_target_folder(

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, cast, overload
+from typing import Literal, TypeGuard, cast, overload
 
 import torch
 
@@ -184,7 +184,7 @@ class LLM:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if not _are_ids(prompt):
-            raise RequestError(f"prompt {prompt!r:.60} is neither text nor a list of token ids")
+            raise _no_prompt(prompt)
         return list(prompt)
 
     def _check_jobs(self, prompts: list[list[int]], params: SamplingParams | None) -> list[Job]:
@@ -230,10 +230,28 @@ class LLM:
 
 def _is_single(prompts: object) -> bool:
     """True for one prompt, False for a list of prompts."""
-    if not isinstance(prompts, Sequence):
-        raise RequestError(f"prompt {prompts!r:.60} is neither text nor a list of token ids")
-    return isinstance(prompts, str) or (bool(prompts) and _are_ids(prompts))
+    if isinstance(prompts, str):
+        return True
+    if not _is_list(prompts):
+        raise _no_prompt(prompts)
+    return bool(prompts) and _are_ids(prompts)
 
 
 def _are_ids(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and all(isinstance(token_id, int) for token_id in prompt)
+    # A bool is an int for Python, and no id that anybody means.
+    return _is_list(prompt) and all(
+        isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in prompt
+    )
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    """Bytes and ranges are sequences of numbers too, and hardly meant as token ids."""
+    others = bytes | bytearray | memoryview | range
+    return isinstance(value, Sequence) and not isinstance(value, others)
+
+
+def _no_prompt(found: object) -> RequestError:
+    return RequestError(
+        f"prompt {found!r:.60} is neither text nor a list of token ids; give a str "
+        "(bytes.decode() makes one of bytes) or a list of ints"
+    )

@@ -240,7 +240,7 @@ def _plain_features(target: Any, token_ids: list[int], drafter: DFlashDrafter) -
         for index in drafter.layer_ids
     ]
     attention = target.model.config._attn_implementation
-    target.model.set_attn_implementation(target._own_attention)
+    target.model.set_attn_implementation("sdpa")
     try:
         target.model(torch.tensor([token_ids]), use_cache=False)
     finally:

@@ -6,6 +6,7 @@ Each is something that a real engine got wrong, or nearly.
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,10 +16,13 @@ from torch import Tensor
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.kv import KVCache
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Row, Sequence
+from blockdraft.engine.scheduler import Scheduler
 from blockdraft.models import paged as paged_module
 from blockdraft.models.paged import PagedTarget
+from blockdraft.models.paged_attention import Group, TiledPlan
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.visibility import Visibility
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Choice
@@ -111,6 +115,26 @@ def fill_rows_in_a_real_page() -> AbstractContextManager[object]:
 
 
 @contextmanager
+def window_one_key_too_wide() -> Iterator[None]:
+    """Rows over pages see one key more than the window of their layer, the drafter's slots too."""
+    ranges, bias, key_range = TiledPlan._ranges, Group.bias, Visibility.key_range
+
+    def wider(window: int | None) -> int | None:
+        return None if window is None else window + 1
+
+    with (
+        patch.object(TiledPlan, "_ranges", lambda plan, window: ranges(plan, wider(window))),
+        patch.object(Group, "bias", lambda group, window, dtype: bias(group, wider(window), dtype)),
+        patch.object(
+            Visibility,
+            "key_range",
+            lambda rule, *where: key_range(replace(rule, window=wider(rule.window)), *where),
+        ),
+    ):
+        yield
+
+
+@contextmanager
 def digest_without_parent() -> Iterator[None]:
     """A page is known by its own tokens, whatever stands before them."""
 
@@ -143,6 +167,40 @@ def context_never_written() -> Iterator[None]:
         return real(pages, key, token_ids, with_context=False)
 
     with patch.object(Pages, "open", open_pages):
+        yield
+
+
+@contextmanager
+def contexts_of_one_kind() -> Iterator[None]:
+    """A page is the same whether its draft context was written or not."""
+    real = pages_module._next_digest
+
+    def next_digest(table: Any, token_ids: Any, index: int) -> bytes:
+        return real(replace(table, domain=b""), token_ids, index)
+
+    with patch.object(pages_module, "_next_digest", next_digest):
+        yield
+
+
+def everybody_has_a_context() -> AbstractContextManager[object]:
+    """Pages of requests that never draft count as pages with draft context."""
+    return patch.object(Scheduler, "_with_context", lambda scheduler, sequence: True)
+
+
+@contextmanager
+def one_noise_for_all_slots() -> Iterator[None]:
+    """The drafter guesses all slots of a block with the noise of the first; none is wrong."""
+    real = DFlashDrafter._chosen
+
+    def stream(place: Place) -> Stream:
+        sequence = place.sequence
+        return Stream(sequence.seed, sequence.sample_index, len(sequence.token_ids))
+
+    def chosen(drafter: DFlashDrafter, logits: Tensor, rows: list[Row]) -> list[list[int]]:
+        with patch.object(Place, "stream", property(stream)):
+            return real(drafter, logits, rows)
+
+    with patch.object(DFlashDrafter, "_chosen", chosen):
         yield
 
 

@@ -1,7 +1,7 @@
 """Every planted fault is caught by a losslessness check, and the same check passes without it."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -25,6 +25,7 @@ from blockdraft.proof.faults import (
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.verify import verify
+from tests.crowd import LogitsRecorder
 from tests.fakes import NoisyOracleDrafter, TableTarget
 from tests.parity import faults
 from tests.parity.checks import (
@@ -34,6 +35,7 @@ from tests.parity.checks import (
     check_samples_differ,
     check_together_equals_alone,
     generate,
+    generate_plain,
 )
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
@@ -211,6 +213,91 @@ def test_the_shared_context_check_finds_a_context_that_was_never_written() -> No
 def test_the_shared_context_check_finds_a_context_that_outlives_its_pages() -> None:
     with pytest.raises(AssertionError):
         check_shared_context(faults.ContextOutlivesPages)
+
+
+def check_mixed_contexts() -> None:
+    """The draft context is right where requests that draft and others share their beginnings."""
+    target = new_target("paged", 16)
+    drafter, prompt = new_drafter(target), [*range(PAGE_SIZE + 6)]
+    engine, drafting = Engine(target, drafter), []
+    for index, speculative in enumerate((False, True, False, True, True)):
+        params = SamplingParams(max_tokens=8, speculative=speculative)
+        key = engine.add([*prompt, index], params)
+        if speculative:
+            drafting.append(key)
+        for _ in range(4):
+            engine.step()
+            for one in drafting:
+                check_draft_context(engine, one)
+    while engine.has_work:
+        engine.step()
+        for one in drafting:
+            check_draft_context(engine, one)
+    # The third and later ones took over a page of their own kind.
+    assert target.memory.num_reused_tokens >= 3 * PAGE_SIZE
+
+
+def test_the_mixed_contexts_check_passes_without_a_fault() -> None:
+    check_mixed_contexts()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [faults.contexts_of_one_kind, faults.everybody_has_a_context, faults.context_never_written],
+)
+def test_the_mixed_contexts_check_finds(
+    fault: Callable[[], AbstractContextManager[object]],
+) -> None:
+    with fault(), pytest.raises(AssertionError, match="not close"):
+        check_mixed_contexts()
+
+
+class OwnLogitsDrafter(DFlashDrafter):
+    """Guesses from the target's own logits [V], by position: of a plain run."""
+
+    known_logits: Mapping[int, torch.Tensor]
+
+    def _chosen(self, logits: torch.Tensor, rows: list[Row]) -> list[list[int]]:
+        # Behind the end of the plain run nothing counts.
+        behind = torch.zeros(self.embed_weight.shape[0], dtype=logits.dtype)
+        own = [
+            [self.known_logits.get(len(row.sequence.token_ids) + slot, behind) for slot in slots]
+            for row in rows
+            for slots in [range(logits.shape[1])]
+        ]
+        return super()._chosen(torch.stack([torch.stack(slots) for slots in own]), rows)
+
+
+OWN_LOGITS_PARAMS = (
+    GREEDY,
+    SAMPLED,
+    SamplingParams(max_tokens=24, temperature=0.7, seed=3, top_p=0.9, repetition_penalty=1.2),
+    SamplingParams(max_tokens=24, temperature=1.5, seed=3, top_k=20, min_tokens=9),
+)
+
+
+def check_own_logits(params: SamplingParams) -> None:
+    """A drafter with the target's own logits is accepted to the last token, at any temperature."""
+    target = new_target("sequential")
+    recorder = LogitsRecorder(target)
+    plain = generate_plain(recorder, PROMPT, params)
+    drafter = new_drafter(target, OwnLogitsDrafter)
+    drafter.known_logits = {position: own for (_, position), own in recorder.logits.items()}
+    drafted = generate(target, drafter, PROMPT, params)
+    assert drafted.token_ids == plain.token_ids
+    acceptance = drafted.acceptance
+    assert sum(acceptance.drafted.values()) > len(plain.token_ids) // 2
+    assert acceptance.accepted == acceptance.drafted, "a guess from the target's logits is rejected"
+
+
+@pytest.mark.parametrize("params", OWN_LOGITS_PARAMS, ids=str)
+def test_the_targets_own_logits_are_accepted(params: SamplingParams) -> None:
+    check_own_logits(params)
+
+
+def test_the_check_of_own_logits_finds_one_noise_for_all_slots() -> None:
+    with faults.one_noise_for_all_slots(), pytest.raises(AssertionError, match="is rejected"):
+        check_own_logits(SAMPLED)
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -13,6 +13,7 @@ from blockdraft.models.draft_context import ContextSpan
 from blockdraft.models.draft_kernels import kernel_draft
 from blockdraft.models.exact import supports_bfloat16
 from blockdraft.models.paged_context import PagedContexts
+from tests.parity import faults
 from tests.tiny import HIDDEN_SIZE, tiny_drafter
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
@@ -87,17 +88,29 @@ OPTIONS: list[dict[str, Any]] = [
 def test_blocks_by_kernels_are_those_of_the_model(
     options: dict[str, Any], dtype: torch.dtype
 ) -> None:
+    check_blocks(options, dtype)
+
+
+def check_blocks(options: dict[str, Any], dtype: torch.dtype) -> None:
     case = Case(tiny_drafter(dtype, **options))
     alone = [case.found([index])[0] for index in range(len(SIZES))]
     for index, found in enumerate(alone):
         expected = case.expected(index)
         error = (found - expected).float().abs().max()
-        assert error <= 64 * torch.finfo(dtype).eps * expected.abs().max(), index
+        assert error <= 64 * torch.finfo(dtype).eps * expected.abs().max(), "not the model's block"
     for chosen in ([0, 1], [3, 0, 2], [2, 1, 0, 3]):
         for index, found in zip(chosen, case.found(chosen), strict=True):
             error = (found - alone[index]).float().abs().max()
             # Products of other numbers of rows may round differently, which drafts may.
             assert error <= 64 * torch.finfo(dtype).eps * alone[index].abs().max(), index
+
+
+@pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
+@torch.inference_mode()
+def test_a_window_one_key_too_wide_is_found(options: dict[str, Any]) -> None:
+    """It would cost acceptance only, and so show nowhere else."""
+    with faults.window_one_key_too_wide(), pytest.raises(AssertionError, match="not the model's"):
+        check_blocks(options, torch.float32)
 
 
 def test_other_drafters_are_left_to_torch() -> None:

@@ -129,6 +129,17 @@ def test_bad_prompts_are_refused_at_once(llm, prompt):
         llm.generate(prompt, stream=True)
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [b"the", bytearray(b"the"), memoryview(b"the"), range(5), (True, False), [1, True]],
+    ids=lambda prompt: type(prompt).__name__,
+)
+@pytest.mark.parametrize("is_one_of_many", [False, True])
+def test_what_only_looks_like_token_ids_is_refused(llm, prompt, is_one_of_many):
+    with pytest.raises(RequestError, match=r"give a str .* or a list of ints"):
+        llm.generate(["abc", prompt] if is_one_of_many else prompt, stream=True)
+
+
 def test_a_long_prompt_is_refused_with_both_numbers(llm):
     with pytest.raises(ContextTooLong, match=rf"600 tokens.*{CONTEXT} tokens"):
         llm.generate([5] * 600)

@@ -1,6 +1,7 @@
 """`blockdraft prove` as a command: exit codes, certificate, page, replay, interruption."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 from blockdraft.cli import prove as command
 from blockdraft.cli.main import app
 from blockdraft.core.errors import INTERRUPTED
+from blockdraft.kernels.build import COMPILE_FLAGS
+from blockdraft.kernels.library import library
 from blockdraft.proof import faults
 from blockdraft.proof.controls import CONTROLS
 from blockdraft.proof.page import make_page
@@ -68,8 +71,13 @@ def test_a_proof_leaves_a_certificate_and_a_page(pair, tmp_path):
     assert (found["verdict"], found["partial"], found["num_differences"]) == ("proven", False, 0)
     assert {len(value) for value in found["hashes"].values()} == {64}
     assert set(found["hashes"]) == {
-        "target", "drafter", "tokenizer", "chat_template", "code", "prompts",
+        "target", "drafter", "tokenizer", "chat_template", "code", "prompts", "kernels",
     }  # fmt: skip
+    kernels = found["kernels"]
+    assert kernels["used"] == (library() is not None)
+    if kernels["used"]:
+        assert re.search(r"(GCC|clang).* \d+\.\d+", kernels["compiler"])
+        assert set(COMPILE_FLAGS) <= set(kernels["flags"].split())
     assert {"versions", "machine", "command", "threads", "config", "proof"} <= set(found)
     assert all(control["caught"] for control in found["controls"])
     assert len(found["cases"]) == 2 * len(CORPUS)
@@ -152,6 +160,30 @@ def test_a_replay_says_what_is_another(pair, folders, tmp_path):
     assert [change["name"] for change in changes if change["area"] == "outputs"] == [
         found["cases"][1]["id"]
     ]
+
+
+def test_a_replay_names_other_kernels(pair, tmp_path, without_kernels, monkeypatch):
+    path, made = tmp_path / "c.json", tmp_path / "kernels.so"
+    assert prove("--quick", *pair, "--output", path).exit_code == 0
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found["kernels"] == {"used": False, "compiler": None, "flags": None}
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "other.cpp").write_text("int other;", encoding="utf-8")
+    monkeypatch.setattr("blockdraft.proof.fingerprint.KERNELS", source)
+    made.write_bytes(b"\x7fELF GOMP_parallel\0GCC: (Somewhere 99.1) 99.1\0")
+    monkeypatch.setattr("blockdraft.kernels.provenance.kernels_for", lambda tensor: object())
+    monkeypatch.setattr("blockdraft.kernels.provenance.build", lambda: made)
+    result = prove("--replay", path, "--json")
+    assert result.exit_code == 0, result.output
+    changes = json.loads(result.stdout)["replay"]["changes"]
+    named = {f"{change['area']}: {change['name']}": change["now"] for change in changes}
+    assert set(named) == {
+        "hashes: kernels", "kernels: used", "kernels: compiler", "kernels: flags",
+    }  # fmt: skip
+    assert named["kernels: used"] is True
+    assert named["kernels: compiler"] == "GCC: (Somewhere 99.1) 99.1"
+    assert named["kernels: flags"].endswith(" -fopenmp")
 
 
 def test_an_interrupted_proof_leaves_a_partial_certificate(pair, tmp_path, monkeypatch):

@@ -1,10 +1,18 @@
 """The published way to call a drafter: on a transformers model of one's own."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    SiglipVisionConfig,
+)
 
 from blockdraft import DraftModel, ModelError, RequestError
-from tests.tiny import tiny_draft_config, tiny_target
+from tests.tiny import TINY_SIZES, VOCAB_SIZE, tiny_draft_config, tiny_target
 
 
 def _pair(dtype=torch.float64):
@@ -73,6 +81,77 @@ def test_spec_generate_runs_a_model_in_training_as_if_it_were_not(fails, monkeyp
         assert torch.equal(drafter.spec_generate(target, input_ids, 24), expected)
     assert [module.training for module in target.modules()] == before
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in target.modules())
+
+
+def _for_text_and_images():
+    """A target whose two parts attend in different ways."""
+    text = Gemma3TextConfig(**TINY_SIZES, vocab_size=VOCAB_SIZE, sliding_window=24)
+    vision = SiglipVisionConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+    )
+    ids = {"image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, **ids)
+    target = Gemma3ForConditionalGeneration(config).double().eval()
+    target.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    return target
+
+
+def test_each_part_of_a_target_keeps_its_own_attention():
+    target, (_, drafter) = _for_text_and_images(), _pair()
+    configs = [target.config, target.config.text_config, target.config.vision_config]
+    before = [config._attn_implementation for config in configs]
+    assert before[1:] == ["eager", "sdpa"]
+    input_ids = torch.arange(5, 25)[None]
+    drafted = drafter.spec_generate(target, input_ids, 8)
+    assert torch.equal(drafter.spec_generate(target, input_ids, 8, block_size=1), drafted)
+    assert [config._attn_implementation for config in configs] == before
+
+
+@pytest.mark.parametrize(
+    "setting", [{"output_hidden_states": True, "use_cache": False}, {"return_dict": False}], ids=str
+)
+def test_what_a_target_is_set_to_put_out_does_not_matter_and_stays(setting):
+    """Hooks for hidden states would stay for good."""
+    target, drafter = _pair()
+    input_ids = torch.arange(5, 25)[None]
+    expected = drafter.spec_generate(target, input_ids, 24)
+    for name, value in setting.items():
+        setattr(target.config, name, value)
+    assert torch.equal(drafter.spec_generate(target, input_ids, 24), expected)
+    assert {name: getattr(target.config, name) for name in setting} == setting
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in target.modules())
+
+
+@contextmanager
+def _default_type(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda: torch.device("meta"),
+        lambda: _default_type(torch.float64),
+    ],
+    ids=["autocast", "default device", "default type"],
+)
+def test_what_is_set_around_the_call_does_not_matter(around):
+    target, drafter = _pair(torch.float32)
+    input_ids = torch.arange(5, 25)[None]
+    expected = drafter.spec_generate(target, input_ids, 24)
+    with around():
+        assert torch.equal(drafter.spec_generate(target, input_ids, 24), expected)
 
 
 def test_spec_generate_refuses_what_it_cannot_do():

@@ -1,6 +1,7 @@
 """The published interface of a DFlash drafter: `draft.spec_generate(target=..., input_ids=...)`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self, cast
@@ -53,7 +54,8 @@ class DraftModel(draft.DraftModel):
         and is left as it was, also after an exception. Loading an `LLM` tests that this machine's
         kernels keep drafted output equal to plain; here nothing is tested, to save a second a call.
         On a CPU both models compute from packed copies of their weights while the call lasts, which
-        takes a moment to make and as much memory again.
+        takes a moment to make and as much memory again. Autocast does not apply: both models
+        compute in the type of their weights.
 
         Args:
             target: a causal LM of the same type and on the same device as the drafter.
@@ -88,7 +90,8 @@ class DraftModel(draft.DraftModel):
             )
         _check_same_type(self, target)
         check_pair(target, self.config)
-        output_ids = self._decode(target, input_ids[0].tolist(), params)
+        with _own_types_and_devices(target):
+            output_ids = self._decode(target, input_ids[0].tolist(), params)
         return torch.cat([input_ids, input_ids.new_tensor([output_ids])], dim=1)
 
     def _decode(
@@ -102,6 +105,13 @@ class DraftModel(draft.DraftModel):
             while engine.has_work:
                 engine.step()
             return engine.take(key).sequence.output_ids
+
+
+@contextmanager
+def _own_types_and_devices(target: PreTrainedModel) -> Iterator[None]:
+    """Neither autocast nor another default device decides where and how numbers are computed."""
+    with torch.autocast(target.device.type, enabled=False), torch.device("cpu"):
+        yield
 
 
 def _check_block_size(block_size: int, trained: int) -> None:

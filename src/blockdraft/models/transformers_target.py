@@ -1,12 +1,12 @@
 """What every target made of a transformers model shares: its preparation, and the test of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
@@ -22,6 +22,13 @@ from blockdraft.models.exact import (
 from blockdraft.models.experts import EXACT_EXPERTS, forget_row_multiple, set_row_multiple
 from blockdraft.models.fused import speed_up
 from blockdraft.models.supported import check_supported, decoder_layers
+
+_OWN_SETTINGS = (
+    *("_attn_implementation", "_experts_implementation", "return_dict"),
+    *("output_hidden_states", "output_attentions", "output_router_logits"),
+)
+"""What a target changes in a model's configs. The first ones first: attentions that are put out
+must not be those of another implementation."""
 
 
 class TransformersTarget:
@@ -50,8 +57,7 @@ class TransformersTarget:
         self.rule = _model_rule(model) if exact else INEXACT_RULE
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._own_attention: str = model.config._attn_implementation
-        self._own_experts: str = model.config._experts_implementation
+        self._own_settings = [(config, _settings(config)) for config in _configs(model)]
         self._undo = ExitStack()
         self._training = [module for module in model.modules() if module.training]
         try:
@@ -62,6 +68,9 @@ class TransformersTarget:
 
     def _prepare(self, attention: str) -> None:
         self.model.eval()  # which also rests gradient checkpointing: it would drop the cache
+        for config, own in self._own_settings:
+            # What else is put out would be kept by hooks that transformers never takes back.
+            _set(config, {name: name == "return_dict" for name in _OWN_SETTINGS[2:] if name in own})
         self.model.set_attn_implementation(attention)
         # transformers only warns of a model whose attention cannot be replaced.
         if self.model.config._attn_implementation != attention:
@@ -159,7 +168,7 @@ class TransformersTarget:
         return "--exact off" if self.model.dtype == torch.float32 else "float32 or --exact off"
 
     def release(self) -> None:
-        """Give the model back as it was: no hooks, its own attention and training flags."""
+        """Give the model back as it was: no hooks, its own settings and training flags."""
         self._undo.close()
         for hook in self._hooks:
             hook.remove()
@@ -167,8 +176,8 @@ class TransformersTarget:
         for module in self._training:
             module.training = True
         self._training = []
-        self.model.set_attn_implementation(self._own_attention)
-        self.model.set_experts_implementation(self._own_experts)
+        for config, own in self._own_settings:
+            _set(config, own)
         forget_row_multiple(self.model)
 
     @contextmanager
@@ -178,6 +187,31 @@ class TransformersTarget:
             yield self
         finally:
             self.release()
+
+
+def _configs(model: PreTrainedModel) -> list[PretrainedConfig]:
+    """All configs of a model, each once, those of a whole before those of its parts.
+
+    The parts of a model for text and images may have settings of their own.
+    """
+    found: dict[int, PretrainedConfig] = {}
+    queue = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    while queue:
+        config = queue.pop(0)
+        if id(config) not in found:
+            found[id(config)] = config
+            parts = [getattr(config, name, None) for name in config.sub_configs]
+            queue += [part for part in parts if part is not None]
+    return list(found.values())
+
+
+def _settings(config: PretrainedConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in _OWN_SETTINGS if hasattr(config, name)}
+
+
+def _set(config: PretrainedConfig, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(config, name, value)
 
 
 def filled(num_rows: int, rule: RowRule) -> int:

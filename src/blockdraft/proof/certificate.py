@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from blockdraft.kernels.provenance import describe_kernels
 from blockdraft.llm import LLM
 from blockdraft.measure.setting import describe_setting
 from blockdraft.proof.cases import Case
@@ -13,6 +14,7 @@ from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.findings import Findings, WayCheck
 from blockdraft.proof.fingerprint import (
     hash_code,
+    hash_kernels,
     hash_model,
     hash_prompts,
     hash_text,
@@ -38,7 +40,9 @@ def describe_proof(llm: LLM, config: ProofConfig, prompt_files: Sequence[Path]) 
             "tokenizer": hash_tokenizer(llm.folder),
             "chat_template": hash_text(llm.tokenizer.chat_template),
             "code": hash_code(),
+            "kernels": hash_kernels(),
         },
+        "kernels": describe_kernels(llm.dtype, llm.device),
     }
 
 

@@ -10,7 +10,9 @@ from typing import Any
 from blockdraft.proof.corpus import ProofPrompt
 
 PACKAGE = Path(__file__).parents[1]
+KERNELS = PACKAGE / "kernels"
 _WEIGHTS = ("*.safetensors", "config.json", "generation_config.json")
+_NATIVE = ("**/*.cpp", "**/*.h")
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
 
 
@@ -27,6 +29,11 @@ def hash_tokenizer(folder: Path) -> str:
 def hash_code() -> str:
     """SHA-256 over the Python files of this package, as they are installed."""
     return hash_files(PACKAGE, ("**/*.py",))
+
+
+def hash_kernels() -> str:
+    """SHA-256 over the sources of the native kernels, as they are installed."""
+    return hash_files(KERNELS, _NATIVE)
 
 
 def hash_files(folder: Path, patterns: Iterable[str]) -> str:

@@ -101,9 +101,14 @@ def _setting(certificate: Mapping[str, Any]) -> dict[str, Any]:
         "commit": certificate["git_commit"],
         "machine": f"{machine['cpu']}, {machine['num_cpus']} CPUs, {machine['platform']}",
         "versions": ", ".join(f"{name} {v}" for name, v in certificate["versions"].items()),
+        "kernels": _kernels(certificate["kernels"]),
         "pair": ", ".join(f"{name} {value}" for name, value in certificate["config"].items()),
         "proof": ", ".join(f"{name} {value}" for name, value in proof.items()),
     }
+
+
+def _kernels(kernels: Mapping[str, Any]) -> str:
+    return f"{kernels['compiler']}: {kernels['flags']}" if kernels["used"] else "none ran"
 
 
 def _cases(cases: Iterable[Mapping[str, Any]], left_out: Mapping[str, str]) -> str:

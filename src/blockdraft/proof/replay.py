@@ -20,7 +20,7 @@ _NEEDED = ("config", "proof", "hashes", "cases", "threads", "versions", "machine
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that is not as it was. area: machine, versions, hashes or outputs."""
+    """One thing that is not as it was. area: machine, versions, hashes, kernels or outputs."""
 
     area: str
     name: str
@@ -85,6 +85,8 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
         *_changed("machine", before["machine"], now["machine"]),
         *_changed("versions", before["versions"], now["versions"]),
         *_changed("hashes", before["hashes"], now["hashes"]),
+        # Certificates of earlier versions do not say which kernels ran.
+        *_changed("kernels", before.get("kernels", {}), now["kernels"]),
         *_changed("outputs", *({case_id: own[case_id] for case_id in both} for own in outputs)),
     ]
     return {

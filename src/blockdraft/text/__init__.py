@@ -13,7 +13,7 @@ on, and the rule of verification is the same.
   those ahead in the block. The parser inside is a cursor that is moved there, backwards too. So the
   mask is a function of the tokens alone, and a rejected draft, a preemption or a step made twice
   leaves nothing behind: there is nothing to commit.
-* `speculate/choice.py` applies it after penalties and logit bias, before temperature and filters.
+* `speculate/sampler/logits.py` applies it after penalties and logit bias, before temperature and filters.
   Ids beyond the tokenizer's, and special tokens, are never allowed. The drafter's guess goes
   through the same rule, so its blocks keep to the grammar, and what the grammar forces is guessed
   right.

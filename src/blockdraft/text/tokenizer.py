@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ModelError, RequestError
+from blockdraft.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids)
 
     def drop_unknown_eos_ids(self, vocab_size: int) -> None:
-        """Leave out ids that a model with a vocabulary of this size can never choose, and say so."""
+        """Leave out ids outside of the target's vocabulary, which it can never choose; say so."""
         known = frozenset(i for i in self.eos_ids if 0 <= i < vocab_size)
         if unknown := sorted(self.eos_ids - known):
             logger.warning(
@@ -66,6 +68,11 @@ class Tokenizer:
                 vocab_size,
             )
             self.eos_ids = known
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What the decoder sees in each token."""
+        return Vocabulary(self.backend)
 
     @property
     def has_chat_template(self) -> bool:
