@@ -20,6 +20,7 @@ from blockdraft.core.errors import (
 )
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.threads import bound_spin
 
 if TYPE_CHECKING:
     from blockdraft.engine.completion import Chunk, Completion, Generation
@@ -40,6 +41,8 @@ __all__ = [  # noqa: RUF022 - plainly sorted
     "RequestError",
     "SamplingParams",
 ]
+
+bound_spin()
 
 _LAZY = {
     "LLM": "blockdraft.llm",

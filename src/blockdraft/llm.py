@@ -5,18 +5,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, TypeGuard, cast, overload
 
-import torch
-
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import RequestError
-from blockdraft.core.machine import num_cpus
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
 from blockdraft.engine.samples import Job, Samples
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.measure.measuring import Meter, measured
-from blockdraft.models.loading import resolve_device, resolve_dtype
+from blockdraft.models.loading import resolve_device, resolve_dtype, use_threads
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Message, load_tokenizer
 
@@ -65,8 +62,7 @@ class LLM:
             adaptive=adaptive,
             num_threads=num_threads,
         )
-        # More threads than cores wait for each other, spinning: many times slower, not a little.
-        torch.set_num_threads(num_threads or min(torch.get_num_threads(), num_cpus()))
+        use_threads(num_threads)
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.folder = resolve_model(target)

@@ -171,3 +171,39 @@ def test_a_packed_copy_leaves_the_module_to_its_trainer() -> None:
     drafter.project_context(features, positions)[0][0].sum().backward()
     assert drafter.fc.weight.grad is not None
     assert not any("forward" in vars(module) for module in drafter.modules())
+
+
+@pytest.fixture
+def head() -> nn.Linear:
+    return nn.Linear(64, 96, bias=False).requires_grad_(False)
+
+
+def test_a_head_is_packed_once_for_target_and_drafter(head: nn.Linear) -> None:
+    with pack_linears([head]):
+        shared = linear_of(head.weight)
+        assert shared is vars(head)["forward"]
+        copied = linear_of(head.weight.clone())
+        assert isinstance(copied, PackedLinear)
+        assert copied is not shared
+
+
+def test_a_changed_head_is_packed_again(head: nn.Linear) -> None:
+    x = rows_of(6, 64, torch.float32)
+    with pack_linears([head]), torch.no_grad():
+        head.weight.mul_(2)
+        changed = linear_of(head.weight)
+        assert changed is not vars(head)["forward"]
+        torch.testing.assert_close(changed(x), F.linear(x, head.weight))
+
+
+def test_a_packed_head_with_bias_is_not_shared() -> None:
+    head = nn.Linear(64, 96)
+    x = rows_of(6, 64, torch.float32)
+    with pack_linears([head]), torch.inference_mode():
+        torch.testing.assert_close(linear_of(head.weight)(x), F.linear(x, head.weight))
+
+
+def test_a_head_that_nobody_holds_is_forgotten(head: nn.Linear) -> None:
+    with pack_linears([head]):
+        pass
+    assert head.weight.data_ptr() not in packed._packed

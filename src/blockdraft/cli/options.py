@@ -32,7 +32,7 @@ Exact = Annotated[Switch, typer.Option(help="Drafted output equals plain output,
 NumThreads = Annotated[
     int | None,
     typer.Option(
-        "--threads", help="Threads of torch.", show_default="torch's own, at most one a core"
+        "--threads", help="Threads of torch.", show_default="torch's own, at most one a free core"
     ),
 ]
 MaxConcurrency = Annotated[int, typer.Option(help="Most sequences that advance together.")]

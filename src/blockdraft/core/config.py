@@ -27,7 +27,7 @@ class LLMConfig:
     sequences of full length, but at most a quarter of the machine's (or container's) memory.
     adaptive: draft as much as pays on this machine, nothing included; False drafts whole blocks.
     num_threads: of the whole process; None leaves torch's setting, but for no more than the cores
-    that this process may use.
+    that this process may use, and fewer where other programs keep them busy.
 
     Raises:
         ConfigError: a value is out of its range.

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.threads import num_threads
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.exact import supports_bfloat16
 
@@ -50,6 +51,11 @@ def resolve_device(name: str) -> str:
         reason = str(error).split("\n")[0]
         raise ConfigError(f"device {name!r} is not usable ({reason}); use cpu or auto") from error
     return name
+
+
+def use_threads(asked: int | None) -> None:
+    """Set torch's threads, which are the kernels' too; see `num_threads`."""
+    torch.set_num_threads(num_threads(asked, torch.get_num_threads()))
 
 
 def say_unused_gpu(device: str) -> None:

@@ -7,7 +7,8 @@ than torch's, so bits differ from an unpacked model, for all rows alike; oneDNN'
 torch's.
 
 The order never leaves the process. The packed copy takes as much memory as the weights; those stay
-where they are, for whoever holds the model. A packed layer cannot be trained.
+where they are, for whoever holds the model. A packed layer cannot be trained. The head, which the
+drafter takes from the target, is packed once for both.
 """
 
 import copy
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary, ref
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +34,16 @@ class PackedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.by_kernels = packed_product(weight, bias)
         """The layer as our kernels compute it; None if oneDNN does."""
+        self.has_bias = bias is not None
+        self._source = ref(weight), _version(weight)
         if self.by_kernels is None:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
             self._bias = own_bias(bias)
+
+    def is_of(self, weight: Tensor) -> bool:
+        """True if this very weight was packed, and was not changed in place since."""
+        packed, version = self._source
+        return packed() is weight and version is not None and version == _version(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
@@ -44,6 +53,10 @@ class PackedLinear:
             x, self._weight, self._bias, "none", [], ""
         )
         return result
+
+
+_packed: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+"""Packed layers without bias that somebody holds, by the address of their weight."""
 
 
 def side_by_side(*linears: nn.Linear) -> PackedLinear:
@@ -65,8 +78,21 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def linear_of(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """The product with a weight [outputs, inputs], packed where that helps."""
-    return PackedLinear(weight) if can_pack(weight) else partial(F.linear, weight=weight)
+    """The product with a weight [outputs, inputs], packed where that helps.
+
+    Shares the packed copy of a layer without bias that has this very weight.
+    """
+    if not can_pack(weight):
+        return partial(F.linear, weight=weight)
+    known = _packed.get(weight.data_ptr())
+    if known is not None and known.is_of(weight):
+        return known
+    return PackedLinear(weight)
+
+
+def _version(weight: Tensor) -> int | None:
+    """Another one after every change in place; None for a tensor of inference mode: not counted."""
+    return None if weight.is_inference() else weight._version
 
 
 def plain_linears(module: nn.Module) -> list[nn.Linear]:
@@ -85,7 +111,10 @@ def pack_linears(linears: Iterable[nn.Linear]) -> ExitStack:
     undo = ExitStack()
     for linear in linears:
         if can_pack(linear.weight):
-            replace_forward(linear, PackedLinear(linear.weight, linear.bias), undo)
+            packed = PackedLinear(linear.weight, linear.bias)
+            if not packed.has_bias:
+                _packed[linear.weight.data_ptr()] = packed
+            replace_forward(linear, packed, undo)
     return undo
 
 

@@ -62,7 +62,7 @@ class TrainConfig:
         tau_max_tokens: decoded for each of them.
         save_minutes, save_steps: the state is saved when either has passed.
         tensorboard: write event files into `out` too; needs the package tensorboard.
-        threads: torch threads; None keeps torch's choice.
+        threads: torch threads; None is torch's choice, fewer where other programs compute.
         shard_target: each of several processes holds a share of the target's layers (FSDP2).
         shard_drafter: each of several processes holds a share of the drafter's parameters, masters,
             gradients, averages and optimizer state (FSDP2).

@@ -23,6 +23,7 @@ from blockdraft.models.loading import (
     resolve_device,
     resolve_dtype,
     target_without_weights,
+    use_threads,
 )
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.answer_file import (
@@ -70,6 +71,7 @@ def generate_data(config: DataConfig, report: Report = lambda progress: None) ->
         ModelError: the target cannot be loaded.
     """
     check_output_folder(config.output)
+    use_threads(None)
     with folder_lock(config.output), full_disk_refused(config.output):
         return _generate(config, report)
 

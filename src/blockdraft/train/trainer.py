@@ -14,7 +14,7 @@ import torch
 
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
 from blockdraft.models.draft import DraftModel
-from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
+from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype, use_threads
 from blockdraft.train.blocks import sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.dataset import (
@@ -66,8 +66,7 @@ def train(config: TrainConfig) -> TrainResult:
         ModelError: target or drafter cannot be loaded, or do not fit each other.
     """
     check_output_folder(config.out)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     config = dataclasses.replace(config, device=resolve_device(config.device))
     processes = Processes(config.device)
     alone = folder_lock(config.out) if processes.is_main else nullcontext()

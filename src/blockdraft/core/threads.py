@@ -1,0 +1,59 @@
+"""How many threads compute, and how long one that waits for the others stays awake.
+
+Beside another busy process a thread may wait for one that has lost its core. Loads no model
+library. docs/experiments/threads.md has the measurements.
+"""
+
+import logging
+import os
+import sys
+from functools import lru_cache
+
+from blockdraft.core.machine import busy_cores, num_cpus
+
+SPIN_COUNT = "10000"
+"""Rounds of a waiting thread's loop, a fraction of a millisecond; then it sleeps. The runtime's own
+300,000 take longer than a scheduler lets a thread run, so that the core is lost to waiting."""
+
+logger = logging.getLogger(__name__)
+
+
+def bound_spin() -> None:
+    """Let threads that wait for each other sleep soon; the user's own settings stay.
+
+    GNU's OpenMP, which torch brings on Linux and our kernels share, reads its environment when it
+    is loaded: to be called before torch is imported, and of no use afterwards.
+    """
+    # The count outranks the policy, so it would undo a policy that the user has set.
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+def num_threads(asked: int | None, of_torch: int) -> int:
+    """As many as asked for; else torch's, but no more than cores, and fewer where others compute.
+
+    `OMP_NUM_THREADS` is asking too. At least half the cores are taken: the share that the scheduler
+    grants beside one other program.
+    """
+    if asked is not None:
+        return asked
+    cores = num_cpus()
+    most = min(of_torch, cores)
+    if most == 1 or "OMP_NUM_THREADS" in os.environ:
+        return most
+    busy = _busy_cores()
+    free = max(round(cores - busy), (cores + 1) // 2)
+    if free >= most:
+        return most
+    logger.warning(
+        "other programs keep %.1f of %d cores busy: %d of %d threads are used; "
+        "end them and start again, or set OMP_NUM_THREADS",
+        *(busy, cores, free, most),
+    )
+    return free
+
+
+@lru_cache
+def _busy_cores() -> float:
+    """Looked at once a process: another number of threads may change the bits of a sum."""
+    return busy_cores() or 0.0

@@ -1,0 +1,168 @@
+"""Threads beside other programs: how many, and how long they wait awake."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from time import monotonic, sleep
+
+import pytest
+
+from blockdraft.core import threads
+from blockdraft.core.machine import num_cpus
+from blockdraft.core.threads import SPIN_COUNT, bound_spin, num_threads
+
+OWN = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+
+
+def run(script: str, **variables: str) -> str:
+    """What a fresh process prints, with no variables of threads but these."""
+    environment = {name: value for name, value in os.environ.items() if name not in OWN}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+LOOK = "import blockdraft, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+
+
+def test_importing_the_package_bounds_the_wait_of_threads():
+    assert run(LOOK) == SPIN_COUNT
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_what_the_user_has_set_stays(variables, expected):
+    assert run(LOOK, **variables) == expected
+
+
+def test_nothing_is_set_where_it_would_come_too_late(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    for name in OWN:
+        monkeypatch.delenv(name, raising=False)
+    bound_spin()
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings another runtime")
+def test_the_runtime_of_torch_reads_it():
+    # The runtime shows its settings on stderr when it is loaded.
+    script = (
+        "import os, sys; os.dup2(1, 2); import blockdraft, torch; torch.ones(4) @ torch.ones(4)"
+    )
+    shown = run(script, OMP_DISPLAY_ENV="verbose")
+    if "GOMP_SPINCOUNT" not in shown:
+        pytest.skip("torch runs on another runtime than GNU's")
+    assert f"GOMP_SPINCOUNT = '{SPIN_COUNT}'" in shown
+
+
+@pytest.fixture
+def machine(monkeypatch, caplog):
+    """Sixteen cores, of which others keep as many busy as is set."""
+
+    def keep_busy(busy):
+        monkeypatch.setattr(threads, "busy_cores", lambda: busy)
+        threads._busy_cores.cache_clear()
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "num_cpus", lambda: 16)
+    caplog.set_level(logging.WARNING, "blockdraft")
+    yield keep_busy
+    threads._busy_cores.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("busy", "expected"), [(0.0, 16), (0.4, 16), (1.1, 15), (6.0, 10), (16.0, 8), (None, 16)]
+)
+def test_fewer_threads_where_others_compute(machine, caplog, busy, expected):
+    machine(busy)
+    assert num_threads(None, 16) == expected
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (expected < 16)
+    if said:
+        assert f"{busy:.1f} of 16 cores busy: {expected} of 16 threads" in said[0]
+
+
+def test_no_more_threads_than_cores_or_than_torch_has(machine):
+    machine(0.0)
+    assert (num_threads(None, 32), num_threads(None, 4)) == (16, 4)
+    machine(12.0)
+    assert num_threads(None, 4) == 4
+
+
+def test_threads_that_were_asked_for_are_taken(machine, monkeypatch, caplog):
+    machine(16.0)
+    assert num_threads(24, 16) == 24
+    monkeypatch.setenv("OMP_NUM_THREADS", "12")
+    assert num_threads(None, 12) == 12
+    assert not caplog.records
+
+
+def test_the_number_does_not_change_under_a_loaded_model(machine):
+    machine(16.0)
+    assert num_threads(None, 16) == 8
+    threads.busy_cores = lambda: 0.0  # undone with the fixture's own change
+    assert num_threads(None, 16) == 8
+
+
+LOOP = """
+import json, sys
+from time import monotonic
+import blockdraft, torch
+torch.set_num_threads(int(sys.stdin.readline()))
+x = torch.randn(64, 512)
+weight = torch.randn(512, 512)
+print("ready", flush=True)
+for line in sys.stdin:
+    count, begun = 0, monotonic()
+    while monotonic() < begun + float(line):
+        x @ weight
+        torch.nn.functional.silu(x @ weight)
+        count += 1
+    print(json.dumps(count / (monotonic() - begun)), flush=True)
+"""
+
+
+@pytest.mark.slow  # a quiet machine is needed, and some seconds of it
+@pytest.mark.skipif(num_cpus() < 2, reason="one core has nobody to wait for")
+def test_beside_a_busy_process_nothing_collapses():
+    environment = {name: value for name, value in os.environ.items() if name not in OWN}
+    command = [sys.executable, "-c", LOOP]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        # A session of its own: the scheduler shares the cores between sessions.
+        subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as ours,
+        subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as other,
+    ):
+        try:
+            for process in (ours, other):
+                process.stdin.write(f"{num_cpus()}\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == "ready\n"
+            alone = ask(ours, 2)
+            other.stdin.write("60\n")
+            other.stdin.flush()
+            sleep(0.5)
+            beside = max(ask(ours, 2) for _ in range(3))
+        finally:
+            ours.kill()
+            other.kill()
+    assert beside > alone / 10
+
+
+def ask(process, seconds):
+    """Rounds a second."""
+    begun = monotonic()
+    process.stdin.write(f"{seconds}\n")
+    process.stdin.flush()
+    rate = json.loads(process.stdout.readline())
+    assert monotonic() < begun + 60
+    return rate
