@@ -236,9 +236,9 @@ def noise_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def too_low_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that could still win are left out."""
-    real = race_module._threshold
+    real = race_module.threshold
     monkeypatch.setattr(
-        race_module, "_threshold", lambda top, t, distance: real(top, t, distance + 4.0)
+        race_module, "threshold", lambda top, t, distance: real(top, t, distance + 4.0)
     )
 
 
