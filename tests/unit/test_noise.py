@@ -1,36 +1,205 @@
+import hashlib
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
-from blockdraft.speculate.noise import CACHE_BYTES, gumbel_noise
 
-from blockdraft.speculate import noise as noise_module
+from blockdraft.kernels import random_words
+from blockdraft.kernels.library import library
+from blockdraft.speculate.sampler import noise as noise_module
+from blockdraft.speculate.sampler import philox as philox_module
+from blockdraft.speculate.sampler.noise import (
+    MAX_KEPT,
+    MIN_NOISE,
+    NUM_LARGEST,
+    gumbel_noise,
+    large_noise,
+    noise_at,
+)
+from blockdraft.speculate.sampler.philox import Stream, words_at, words_below
+
+LAST = (2**64 - 1, 65535, 40959)
+GOLDEN: tuple[tuple[int, tuple[int, int, int], str, list[float], int, int], ...] = (
+    (
+        5,
+        (0, 0, 0),
+        "214112dd69ca1eb3",
+        [4.455549547963329, 2.135908738154891, 0.3596540195515142],
+        0,
+        3,
+    ),
+    (
+        5,
+        (1234, 5, 678),
+        "d811022e2ba57038",
+        [2.2948880758337693, 3.42074731844596, 1.0664272082136321],
+        2,
+        3,
+    ),
+    (
+        5,
+        LAST,
+        "480aa6c0cbb3b477",
+        [-1.3249047963707827, 0.5239362521697043, -0.523275252053717],
+        1,
+        0,
+    ),
+    (
+        97,
+        (0, 0, 0),
+        "7fd08100b1ddc450",
+        [4.455549547963329, -0.437844559048165, -0.1375584753763004],
+        66,
+        27,
+    ),
+    (
+        97,
+        (1234, 5, 678),
+        "cb5b4878f82caeba",
+        [2.2948880758337693, 0.9374592903425683, -1.2801866535585098],
+        85,
+        3,
+    ),
+    (
+        97,
+        LAST,
+        "a6ed49d43305535b",
+        [-1.3249047963707827, 2.2725381631044446, 8.599716077837954],
+        96,
+        14,
+    ),
+    (
+        49152,
+        (0, 0, 0),
+        "d5ddeb586c9bd3d1",
+        [4.455549547963329, -0.1752508319582006, -0.381500407052668],
+        47848,
+        26614,
+    ),
+    (
+        49152,
+        (1234, 5, 678),
+        "6d05ed6cfc6f988a",
+        [2.2948880758337693, 1.0879595346671531, 1.0369777361871995],
+        38437,
+        39775,
+    ),
+    (
+        49152,
+        LAST,
+        "48307d8c4d2fc36c",
+        [-1.3249047963707827, -0.24826029820110332, -0.4883766846479279],
+        21343,
+        32186,
+    ),
+    (
+        151936,
+        (0, 0, 0),
+        "2187b29ead130e37",
+        [4.455549547963329, -0.008659092090189014, -0.8406509857587113],
+        68642,
+        26614,
+    ),
+    (
+        151936,
+        (1234, 5, 678),
+        "4888bee2381172ba",
+        [2.2948880758337693, 1.5658571669234154, 2.415335700379965],
+        55133,
+        39775,
+    ),
+    (
+        151936,
+        LAST,
+        "b4b82fddad68b895",
+        [-1.3249047963707827, 0.8574139814061014, -0.9388676572659788],
+        80823,
+        82801,
+    ),
+)
+"""Vocabulary, stream, digest of the words, noise of the first, middle and last token, and which
+tokens have the most and the least."""
+
+
+@pytest.fixture(params=["kernels", "numpy"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to get words; what was kept of the other is forgotten."""
+    large_noise.cache_clear()
+    if request.param == "numpy":
+        monkeypatch.setattr(philox_module, "library", lambda: None)
+    elif library() is None:
+        pytest.skip("no kernels on this machine")
+    name: str = request.param
+    return name
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: str(golden[:2]))
+def test_the_noise_is_this_for_good(golden: Any, form: str) -> None:
+    """A seed means the same text in every version. Logarithms may differ in the last bit."""
+    vocab_size, key, digest, values, most, least = golden
+    stream = Stream(*key)
+    tokens = np.array([0, vocab_size // 2, vocab_size - 1])
+    every = np.arange(vocab_size)
+    for words in (stream.first(vocab_size), words_at([stream], [vocab_size], every)):
+        assert hashlib.sha256((words >> 12).astype("<u8").tobytes()).hexdigest()[:16] == digest
+    whole, single = gumbel_noise(stream, vocab_size), noise_at([stream], [3], tokens)
+    assert single.tolist() == pytest.approx(values, rel=1e-14, abs=1e-14)
+    assert np.array_equal(single, whole[tokens])
+    assert (int(whole.argmax()), int(whole.argmin())) == (most, least)
+
+
+@pytest.mark.parametrize("num", [1, 7, 8, 9, 300])
+def test_noise_of_single_tokens_is_that_of_the_whole_vocabulary(num: int, form: str) -> None:
+    """To the bit, wherever a token stands among those that are asked for."""
+    draw = np.random.default_rng(num)
+    streams = [Stream(5, 0, 9), Stream(*LAST), Stream(0, 1, 0)]
+    ids = draw.integers(0, 151_936, 3 * num)
+    counts = [num, 0, 2 * num]
+    found = noise_at(streams, counts, ids)
+    assert np.array_equal(found[:num], gumbel_noise(streams[0], 151_936)[ids[:num]])
+    assert np.array_equal(found[num:], gumbel_noise(streams[2], 151_936)[ids[num:]])
+    assert noise_at(streams, [0, 0, 0], ids[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 97, 256, 257, 1_003, 49_152, 151_936])
+def test_large_noise_leaves_out_no_token_above_its_bound(vocab_size: int, form: str) -> None:
+    for stream in (Stream(0, 0, 0), Stream(*LAST), Stream(3, 2, 77)):
+        whole, large = gumbel_noise(stream, vocab_size), large_noise(stream, vocab_size)
+        assert np.array_equal(large.noise, whole[large.ids])
+        assert (np.diff(large.ids) > 0).all()
+        others = np.delete(whole, large.ids)
+        assert others.max(initial=-np.inf) <= large.bound
+        assert whole.min() >= MIN_NOISE
+        if vocab_size > 20 * NUM_LARGEST:
+            assert NUM_LARGEST / 2 < large.ids.shape[0] < 2 * NUM_LARGEST
+            assert large.noise.min() > large.bound - 1e-6
+
+
+def test_more_words_than_were_expected_are_all_found(form: str) -> None:
+    stream = Stream(1, 2, 3)
+    words = stream.first(1_000)
+    ids, found = words_below(stream, 1_000, 2**63, expected=10)
+    assert np.array_equal(ids, np.flatnonzero(words < 2**63))
+    assert np.array_equal(found, words[ids])
 
 
 def test_no_two_draws_are_shared() -> None:
     """Also not by keys whose sums are equal: seed + position is no key."""
     seeds = (0, 1, 2, 2**63, 2**63 + 1, 2**64 - 2, 2**64 - 1)
     keys = itertools.product(seeds, (0, 1, 2, 65535), (0, 1, 2, 511, 4096))
-    draws = np.concatenate([gumbel_noise(*key, 64) for key in keys])
+    draws = np.concatenate([gumbel_noise(Stream(*key), 64) for key in keys])
     assert len(np.unique(draws)) == draws.shape[0]
 
 
 def test_a_larger_vocabulary_appends_draws() -> None:
     """Padding of a vocabulary changes no choice."""
-    small, large = gumbel_noise(7, 3, 11, 97), gumbel_noise(7, 3, 11, 128)
+    small, large = gumbel_noise(Stream(7, 3, 11), 97), gumbel_noise(Stream(7, 3, 11), 128)
     assert np.array_equal(small, large[:97])
 
 
-def test_the_draws_are_these_for_good() -> None:
-    """A seed means the same text in every version and on every machine."""
-    small = [2.2948880758337693, -1.1234436075356464, 3.42074731844596, -1.7104811000147357]
-    large = [0.829742281571786, 2.840439443807184, 3.6802809818225986, 0.21807821794561544]
-    assert gumbel_noise(1234, 5, 678, 4).tolist() == pytest.approx(small, rel=1e-12)
-    assert gumbel_noise(2**64 - 1, 5, 678, 4).tolist() == pytest.approx(large, rel=1e-12)
-
-
 def test_the_distribution_is_gumbel() -> None:
-    noise = np.concatenate([gumbel_noise(3, 0, position, 50_000) for position in range(4)])
+    noise = np.concatenate([gumbel_noise(Stream(3, 0, position), 50_000) for position in range(4)])
     assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.01)
     assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.03)
     for x in (-1.0, 0.0, 2.0, 6.0):
@@ -40,37 +209,42 @@ def test_the_distribution_is_gumbel() -> None:
 
 
 def test_positions_and_samples_are_independent() -> None:
-    base = gumbel_noise(9, 0, 100, 20_000)
-    for other in (gumbel_noise(9, 0, 101, 20_000), gumbel_noise(9, 1, 100, 20_000)):
+    base = gumbel_noise(Stream(9, 0, 100), 20_000)
+    for other in (gumbel_noise(Stream(9, 0, 101), 20_000), gumbel_noise(Stream(9, 1, 100), 20_000)):
         assert abs(np.corrcoef(base, other)[0, 1]) < 0.03
         assert abs(np.corrcoef(base[1:], other[:-1])[0, 1]) < 0.03
 
 
-def test_the_most_extreme_counters_stay_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Extreme:
-        def __init__(self, **kwargs: object) -> None: ...
-
-        def random_raw(self, size: int) -> np.ndarray:
-            return np.array([0, 2**64 - 1], dtype=np.uint64)
-
-    monkeypatch.setattr(np.random, "Philox", Extreme)
-    noise = noise_module._draw(0, 0, 0, 2)
+def test_the_most_extreme_words_stay_finite() -> None:
+    noise = noise_module._noise_of(np.array([0, 2**64 - 1], dtype=np.uint64))
     assert np.isfinite(noise).all()
-    assert noise[1] < -3.5
+    assert MIN_NOISE < noise[1] < -3.5
     assert noise[0] > 36.0
 
 
-def test_the_shared_noise_cannot_be_written() -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        gumbel_noise(1, 0, 0, 4)[0] = 0.0
+def test_a_crowds_step_is_kept_in_bounded_memory() -> None:
+    """64 sequences that draft 16 tokens each, with any vocabulary."""
+    assert large_noise.cache_info().maxsize == MAX_KEPT
+    assert MAX_KEPT >= 64 * 17
+    kept = large_noise(Stream(1, 0, 0), 262_144)
+    assert MAX_KEPT * (kept.ids.nbytes + kept.noise.nbytes) < 32 * 2**20
+    # Views would keep what they are cut from.
+    assert kept.ids.base is None
 
 
-def test_the_cache_holds_a_crowds_step_and_is_bounded_in_bytes() -> None:
-    size_of = {
-        vocab_size: noise_module._cached_draw(vocab_size).cache_info().maxsize
-        for vocab_size in (97, 49_152, 262_144)
-    }
-    assert size_of[49_152] >= 16 * 8
-    for vocab_size, size in size_of.items():
-        assert 1 <= size * vocab_size * 8 <= CACHE_BYTES
-    assert gumbel_noise(1, 0, 0, 97) is gumbel_noise(1, 0, 0, 97)
+def test_kernels_refuse_what_they_would_read_beyond() -> None:
+    kernels = library()
+    if kernels is None:
+        pytest.skip("no kernels on this machine")
+    stream = Stream(1, 2, 3).address()
+    ids, counts = np.arange(4), np.array([5])
+    with pytest.raises(ValueError, match="streams"):
+        random_words.words_at(kernels, stream[None], counts, ids)
+    with pytest.raises(ValueError, match="streams"):
+        random_words.words_at(kernels, stream[None, :2], np.array([4]), ids)
+    with pytest.raises(ValueError, match="below 0"):
+        random_words.words_at(kernels, stream[None], np.array([4]), ids - 1)
+    with pytest.raises(ValueError, match="below 0"):
+        random_words.words_at(kernels, np.stack([stream] * 2), np.array([5, -1]), ids)
+    with pytest.raises(ValueError, match="stream"):
+        random_words.words_below(kernels, stream[:2], 9, 2**63, 4)

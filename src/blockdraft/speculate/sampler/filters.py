@@ -21,14 +21,23 @@ def survivors(scores: Scores, params: SamplingParams) -> Indices | None:
 
     top-p and min-p look at the probabilities at the request's temperature.
     """
-    if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
+    if not filters(params):
         return None
-    ids = np.flatnonzero(scores > -np.inf)
+    return filtered(scores, scores.max(), np.flatnonzero(scores > -np.inf), params)
+
+
+def filters(params: SamplingParams) -> bool:
+    """True if not every token survives."""
+    return params.top_k != 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def filtered(scores: Scores, top: np.float32, ids: Indices, params: SamplingParams) -> Indices:
+    """The survivors among `ids`, ascending; `top` is the largest of all scores."""
     if params.top_k:
         ids = ids[keep_top_k(scores[ids], params.top_k)]
     if params.top_p == 1.0 and params.min_p == 0.0:
         return ids
-    values = tempered(scores[ids], scores.max(), params.temperature)
+    values = tempered(scores[ids], top, params.temperature)
     if params.top_p < 1.0:
         kept = keep_top_p(values, params.top_p)
         ids, values = ids[kept], values[kept]

@@ -61,5 +61,5 @@ def large_noise(stream: Stream, vocab_size: int) -> LargeNoise:
     """The largest noise of a position; it is the same for all who choose there."""
     limit = int(min(NUM_LARGEST / vocab_size, 1.0) * (2.0**64 - 2.0**12))
     ids, words = words_below(stream, vocab_size, limit, NUM_LARGEST)
-    bound = float(_noise_of(np.array([limit], dtype=np.uint64))[0]) + _MARGIN
-    return LargeNoise(ids, _noise_of(words), bound)
+    noise = _noise_of(np.append(words, np.uint64(limit)))
+    return LargeNoise(ids, noise[:-1].copy(), float(noise[-1]) + _MARGIN)

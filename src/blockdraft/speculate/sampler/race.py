@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockdraft.speculate.sampler.filters import Indices, survivors
+from blockdraft.speculate.sampler.filters import Indices
 from blockdraft.speculate.sampler.logits import tempered
 from blockdraft.speculate.sampler.noise import MIN_NOISE, Noise, large_noise, noise_at
 from blockdraft.speculate.sampler.philox import Stream
 from blockdraft.speculate.sampler.reference import Undecided, with_noise
+from blockdraft.speculate.sampler.shortlist import quick_survivors, threshold
 
 MAX_SHARE = 16
 """Where more than one token in this many can win, the noise of all is drawn instead."""
@@ -20,7 +21,6 @@ MAX_FILTERED = 512
 """So few survivors of filters all get noise, and nothing is asked about others."""
 MAX_TOGETHER = 2**15
 """Tokens whose noise is drawn at once."""
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def contest(row: Undecided) -> Contest | None:
     """Who can win there; None if they are too many."""
     params, stream = row.place.sequence.params, row.place.stream
     scores, top = row.scores, row.top
-    ids = survivors(scores, params)
+    ids = quick_survivors(scores, top, params)
     if ids is not None and ids.shape[0] <= MAX_FILTERED:
         return Contest(stream, ids, tempered(scores[ids], top, params.temperature))
     large = large_noise(stream, scores.shape[0])
@@ -66,21 +66,13 @@ def contest(row: Undecided) -> Contest | None:
         totals = tempered(scores[own], top, params.temperature) + noise
         index = int(totals.argmax())
         leader, best = int(own[index]), float(totals[index])
-    needed = _threshold(float(top), params.temperature, max(best, MIN_NOISE) - large.bound)
+    needed = threshold(top, params.temperature, max(best, MIN_NOISE) - large.bound)
     near = np.flatnonzero(scores >= needed)
     if ids is not None:
         near = near[survives[near]]
     if near.shape[0] * MAX_SHARE > scores.shape[0]:
         return None
     return Contest(stream, near, tempered(scores[near], top, params.temperature), leader, best)
-
-
-def _threshold(top: float, temperature: float, distance: float) -> np.float32:
-    """Logits below have, less `top` and over the temperature, less than `distance`."""
-    exact = top + (distance - _ROUNDING) * temperature - 1e-15 * abs(top)
-    with np.errstate(over="ignore"):
-        below: np.float32 = np.nextafter(np.float32(exact), np.float32(-np.inf))
-    return below
 
 
 def winners(rows: list[Undecided]) -> list[int]:
