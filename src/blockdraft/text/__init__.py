@@ -13,8 +13,8 @@ on, and the rule of verification is the same.
   those ahead in the block. The parser inside is a cursor that is moved there, backwards too. So the
   mask is a function of the tokens alone, and a rejected draft, a preemption or a step made twice
   leaves nothing behind: there is nothing to commit.
-* `speculate/sampler/logits.py` applies it after penalties and logit bias, before temperature and filters.
-  Ids beyond the tokenizer's, and special tokens, are never allowed. The drafter's guess goes
+* `speculate/sampler/logits.py` applies it after penalties and logit bias, before temperature and
+  filters. Ids beyond the tokenizer's, and special tokens, are never allowed. The drafter's guess goes
   through the same rule, so its blocks keep to the grammar, and what the grammar forces is guessed
   right.
 * The end of the answer is a token like any other: allowed where the grammar accepts, chosen where
