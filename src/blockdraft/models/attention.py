@@ -17,6 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 from blockdraft.kernels.library import Library
 from blockdraft.kernels.ops import TiledAttention, kernels_for_heads
+from blockdraft.models.elementwise import in_whole_vectors
 from blockdraft.models.exact import row_rule
 
 EXACT_ATTENTION = "blockdraft_exact"
@@ -104,7 +105,7 @@ def grouped_attention(
     if not is_exact:
         scores *= scale
     if softcap is not None:
-        scores = scores.div_(softcap).tanh_().mul_(softcap)
+        scores = in_whole_vectors(torch.tanh, scores.div_(softcap)).mul_(softcap)
     scores = scores.view(kv_heads, num_sequences, group, q_len, -1)
     if bias is not None:
         scores += bias[:, None]
