@@ -8,7 +8,7 @@ STAMP := .venv/.stamp
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check exact serve-test env clean
+.PHONY: help demo test test-all check exact serve-test asan env clean
 
 help:
 	@echo "make demo      plain against drafted decoding with the default pair"
@@ -17,6 +17,7 @@ help:
 	@echo "make check     lint, format, types, imports"
 	@echo "make exact     drafted output equals plain output, bit for bit (slow)"
 	@echo "make serve-test  the server with the real pair: clients, identical texts, load (slow)"
+	@echo "make asan      the kernels' tests under AddressSanitizer (needs a compiler that has it)"
 	@echo "make clean     remove build products and tool caches, keep .venv and the models"
 
 demo: env
@@ -34,6 +35,15 @@ exact: env
 
 serve-test: env
 	$(BIN)/python -m pytest tests/serve
+
+# The sanitizer must be there before Python's own memory; Python itself leaks on purpose.
+asan: env
+	BLOCKDRAFT_KERNEL_FLAGS="-fsanitize=address -fno-omit-frame-pointer -g" \
+	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 \
+	$(BIN)/python -m pytest -p no:faulthandler tests/unit/test_kernels.py \
+	  tests/unit/test_head_sizes.py tests/unit/test_fused.py tests/unit/test_draft_kernels.py \
+	  tests/unit/test_packed.py tests/unit/test_paged_attention.py tests/unit/test_attention.py
 
 check: env
 	$(BIN)/ruff check

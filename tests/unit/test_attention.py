@@ -46,6 +46,26 @@ def test_it_equals_stock_attention(heads: int, kv_heads: int, num_keys: int) -> 
     torch.testing.assert_close(found, expected.transpose(1, 2), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_what_is_no_number_counts_only_where_it_is_seen(
+    part: str, dtype: torch.dtype, broken: float
+) -> None:
+    """A rejected token leaves it behind; rows before it have the bits that they have without it."""
+    query, key, value = make_inputs(4, 2, 6, 128, dtype)
+    mask = causal_mask(6, 128, 90, dtype if dtype == torch.float64 else torch.float32)
+    expected, _ = exact_attention(MODULE, query, key, value, mask)
+    spoiled = key if part == "keys" else value
+    spoiled[:, 1, 93] = broken
+    spoiled[:, 0, 120:] = broken
+    found, _ = exact_attention(MODULE, query, key, value, mask)
+    assert torch.equal(found[:, :3], expected[:, :3])
+    assert torch.equal(found[:, :, :2], expected[:, :, :2])
+    if part == "values":
+        assert not found[:, 3:, 2:].isfinite().any()
+
+
 def test_the_scale_is_that_of_the_head_by_default() -> None:
     query, key, value = make_inputs(2, 2, 3, 64, torch.float64)
     found, _ = exact_attention(MODULE, query, key, value, None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from blockdraft.kernels.library import Library, library
 from blockdraft.kernels.ops import (
     MAX_HEAD_DIM,
+    TILE,
     TiledAttention,
     add_rms_norm,
     gated_silu,
@@ -217,6 +219,97 @@ def test_what_is_no_number_stays_none_and_in_its_row(kernels: Library) -> None:
     assert found[2].isnan().all()
     others = [0, 1, 3, 4, 5]
     assert torch.equal(found[others], expected[others])
+
+
+CACHE = (2, 3, TILE, 16)
+"""K/V heads, pages, slots of a page, head_dim."""
+
+
+def attend_over_pages(
+    kernels: Library, *, head_dim: int = 16, cache: Tensor | None = None, **changes: Any
+) -> Tensor:
+    """Two sequences of 2 and 3 rows in 3 pages, and what is to be changed of that."""
+    tables: dict[str, Any] = {
+        "num_rows": 6,
+        "spans": [(0, 2, 0), (2, 3, 1)],
+        "num_keys": 70,
+        "pages": torch.tensor([1, 2, 0]),
+        "ranges": torch.tensor([[0, 9], [0, 10], [0, 68], [5, 69], [5, 70]]),
+        "slots": torch.tensor([72, 73, 67, 68, 69, 0]),
+    }
+    plan = TiledAttention(**{**tables, **changes})
+    keys, values = cache if cache is not None else torch.zeros(2, *CACHE[:3], head_dim)
+    query, key, value = draw(4, 6, head_dim), draw(2, 6, head_dim), draw(2, 6, head_dim)
+    return plan.attend(kernels, query, keys, values, 0.2, new=(key, value))
+
+
+BAD_TABLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "slot behind the buffer": ("slot", {"slots": torch.tensor([72, 73, 67, 68, 69, 3 * TILE])}),
+    "slot before the buffer": ("slot", {"slots": torch.tensor([72, 73, 67, 68, 69, -1])}),
+    "page behind the buffer": ("page", {"pages": torch.tensor([1, 2, 3])}),
+    "page before the buffer": ("page", {"pages": torch.tensor([1, -1, 0])}),
+    "place behind the table": ("page", {"spans": [(0, 2, 0), (2, 3, 4)]}),
+    "fewer pages than keys": ("keys", {"pages": torch.tensor([1, 2])}),
+    "keys behind the buffer": (
+        "keys",
+        {"pages": None, "ranges": torch.tensor([[0, 3 * TILE + 1]] * 5)},
+    ),
+    "key before the buffer": ("keys", {"ranges": torch.tensor([[-1, 9]] * 5)}),
+    "range that ends before it begins": ("keys", {"ranges": torch.tensor([[9, 8]] * 5)}),
+    "fewer ranges than rows": ("keys", {"ranges": torch.tensor([[0, 9]] * 4)}),
+    "span behind the rows": ("spans", {"spans": [(0, 2, 0), (2, 5, 1)]}),
+    "spans with a gap": ("spans", {"spans": [(0, 2, 0), (3, 3, 1)]}),
+    "span of less than no rows": ("spans", {"spans": [(0, 2, 0), (2, -1, 1)]}),
+    "head size": ("head size", {"head_dim": 24}),
+    "large head size": ("head size", {"head_dim": MAX_HEAD_DIM + 16}),
+    "slots for other rows": ("sizes", {"slots": torch.tensor([72, 73])}),
+    "no slots for new keys": ("sizes", {"slots": None}),
+    "slots of another type": ("int64", {"slots": torch.zeros(6)}),
+    "pages with gaps": ("contiguous", {"pages": torch.tensor([1, 1, 2, 2, 0, 0])[::2]}),
+    "bias of other keys": ("sizes", {"ranges": None, "bias": torch.zeros(6, 69)}),
+    "bias of another type": ("float32", {"ranges": None, "bias": torch.zeros(6, 70).double()}),
+    "keys with gaps": ("sizes", {"cache": torch.zeros(2, 2, 3, TILE, 32)[..., :16]}),
+    "keys of another type": ("bfloat16", {"cache": torch.zeros(2, *CACHE).bfloat16()}),
+    "more K/V heads than heads": ("sizes", {"cache": torch.zeros(2, 5, *CACHE[1:])}),
+}
+
+
+def test_attention_over_pages_as_it_should_be_called(kernels: Library) -> None:
+    assert attend_over_pages(kernels).isfinite().all()
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_what_lies_outside_of_the_buffers_is_refused(kernels: Library, name: str) -> None:
+    """Nothing has been written then."""
+    message, changes = BAD_TABLES[name]
+    cache = torch.zeros(2, *CACHE[:3], changes.get("head_dim", CACHE[3]))
+    with pytest.raises(RuntimeError, match=message):
+        attend_over_pages(kernels, **{"cache": cache, **changes})
+    assert not cache.any()
+
+
+def test_tensors_that_do_not_fit_each_other_are_refused(kernels: Library) -> None:
+    row, heads, angles = draw(4, 16), draw(2, 3, 16), draw(2, 16)
+    with pytest.raises(RuntimeError, match="sizes"):
+        rms_norm(kernels, row, row[0, :8], EPS, rounds_first=True)
+    with pytest.raises(RuntimeError, match=r"no kernels for torch\.float64"):
+        rms_norm(kernels, row.double(), row[0].double(), EPS, rounds_first=True)
+    with pytest.raises(RuntimeError, match=r"no kernels for .* on meta"):
+        gated_silu(kernels, row.to("meta"))
+    with pytest.raises(RuntimeError, match="sizes"):
+        gated_silu(kernels, draw(4, 15))
+    with pytest.raises(RuntimeError, match="sizes"):
+        rotate_heads_(kernels, heads, 3, 1, angles, angles)
+    with pytest.raises(RuntimeError, match="sizes"):
+        rotate_heads_(kernels, heads, 2, 1, angles[:1], angles[:1])
+    with pytest.raises(RuntimeError, match="contiguous"):
+        rotate_heads_(kernels, heads, 2, 1, draw(16, 2).T, angles)
+
+
+def test_norms_read_weights_with_gaps(kernels: Library) -> None:
+    row, weight = draw(4, 16), draw(16, 2)[:, 0]
+    expected = rms_norm(kernels, row, weight.clone(), EPS, rounds_first=True)
+    assert torch.equal(rms_norm(kernels, row, weight, EPS, rounds_first=True), expected)
 
 
 def test_other_types_devices_and_sizes_are_left_to_torch() -> None:

@@ -31,6 +31,8 @@ COMPILE_FLAGS = (
     "-Wno-psabi",  # lanes are passed between inlined functions only
     "-Wno-unknown-pragmas",  # without OpenMP everything runs on one thread
 )
+EXTRA_FLAGS = "BLOCKDRAFT_KERNEL_FLAGS"
+"""Environment variable: more flags for the compiler and the linker, as for a sanitizer."""
 LOCK_TIMEOUT_S = 300.0
 """Longest wait for another process that compiles, seconds."""
 COMPILE_TIMEOUT_S = 240.0
@@ -70,7 +72,7 @@ def build() -> Path:
 def _digest(threads: Path | None) -> str:
     parts = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.is_file()]
     decisive = (
-        *(" ".join(COMPILE_FLAGS), torch.__version__, str(threads), cpu_features()),
+        *(" ".join(_flags()), torch.__version__, str(threads), cpu_features()),
         *platform.libc_ver(),
     )
     parts += [text.encode() for text in decisive]
@@ -84,7 +86,7 @@ def _compile(library: Path, threads: Path | None) -> None:
     compiler = _compiler()
     if "clang" in compiler[0]:
         threads = None  # its OpenMP needs another runtime than torch's
-    flags = [*COMPILE_FLAGS, *(["-fopenmp"] if threads else [])]
+    flags = [*_flags(), *(["-fopenmp"] if threads else [])]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         objects = []
         for source in sorted(SOURCES.glob("*.cpp")):
@@ -93,8 +95,16 @@ def _compile(library: Path, threads: Path | None) -> None:
         part = Path(folder, library.name)
         # torch's own runtime by its path, not -fopenmp: a second one would bring its own threads.
         runtime = [str(threads)] if threads else []
-        _run([*compiler, "-shared", *objects, *runtime, "-o", str(part)])
+        _run([*compiler, *_extra_flags(), "-shared", *objects, *runtime, "-o", str(part)])
         part.replace(library)
+
+
+def _flags() -> list[str]:
+    return [*COMPILE_FLAGS, *_extra_flags()]
+
+
+def _extra_flags() -> list[str]:
+    return shlex.split(os.environ.get(EXTRA_FLAGS, ""))
 
 
 def _compiler() -> list[str]:

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from blockdraft.kernels.library import Library, Weights
-from blockdraft.kernels.ops import IS_BFLOAT16, TiledAttention, check_alike, check_sizes, layer_of
+from blockdraft.kernels.ops import (
+    IS_BFLOAT16,
+    TiledAttention,
+    check_alike,
+    check_contiguous,
+    check_sizes,
+    layer_of,
+)
 from blockdraft.kernels.products import PackedProduct
 
 Norm = tuple[Tensor, float]
@@ -71,17 +78,21 @@ class DecoderLayer:
 
         rotation: cos and signed sin, [rows, head_dim] each; keys, values: [kv_heads, .., head_dim],
         the slots of a K/V head one behind another.
+
+        Raises:
+            RuntimeError: as for `TiledAttention.attend`.
         """
         hidden = hidden.contiguous()
         cos, signed_sin = rotation
         check_alike(self._like, hidden, cos, signed_sin, keys, values)
+        check_contiguous(cos, signed_sin)
         kv_heads, head_dim = keys.shape[0], keys.shape[-1]
         heads = self._weights.o.inputs // head_dim
         check_sizes(heads % kv_heads == 0 and self._head_sizes <= {head_dim})
         check_sizes(self._weights.qkv.outputs == (heads + 2 * kv_heads) * head_dim)
         check_sizes(hidden.numel() == attention.num_rows * self._weights.qkv.inputs)
         check_sizes(cos.numel() == signed_sin.numel() == attention.num_rows * head_dim)
-        layer, output = layer_of(heads, keys, scale), torch.empty_like(hidden)
+        layer, output = layer_of(heads, keys, values, scale), torch.empty_like(hidden)
         self._kernels.layer(
             IS_BFLOAT16[hidden.dtype], self._address, attention.address,
             ctypes.addressof(layer), output.data_ptr(), hidden.data_ptr(),

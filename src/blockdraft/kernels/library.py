@@ -26,6 +26,16 @@ _SIGNATURES: dict[str, list[type]] = {
 }  # fmt: skip
 """As declared in the sources."""
 
+REFUSALS = {
+    1: "the head size is no multiple of 16, or over 512",
+    2: "spans do not follow each other from row 0 on, or go beyond the rows of the forward",
+    3: "a slot lies outside of the buffer of keys and values, or none are given to a whole layer",
+    4: "a row would see keys outside of its pages or of the buffer",
+    5: "a page lies outside of the table or of the buffer of keys and values",
+    6: "there are no heads or no threads",
+}
+"""Of `Refusal` in checks.h."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -37,11 +47,11 @@ class Library:
         self.norm = _function(loaded, "norm")
         self.rotate = _function(loaded, "rotate")
         self.gate = _function(loaded, "gate")
-        self.attend = _function(loaded, "attend")
+        self.attend = _checked(_function(loaded, "attend"))
         self.product_step = _function(loaded, "product_step")
         self.product_step.restype = _COUNT
         self.multiply = _function(loaded, "multiply")
-        self.layer = _function(loaded, "layer")
+        self.layer = _checked(_function(loaded, "layer"))
         self.words_at = _function(loaded, "words_at")
         self.words_below = _function(loaded, "words_below")
 
@@ -54,7 +64,9 @@ class Plan(ctypes.Structure):
         ("num_spans", ctypes.c_int64),
         ("spans", ctypes.c_void_p),
         ("pages", ctypes.c_void_p),
+        ("num_pages", ctypes.c_int64),
         ("ranges", ctypes.c_void_p),
+        ("num_ranges", ctypes.c_int64),
         ("bias", ctypes.c_void_p),
         ("bias_stride", ctypes.c_int64),
         ("num_keys", ctypes.c_int64),
@@ -71,6 +83,7 @@ class Layer(ctypes.Structure):
         ("group", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
         ("head_stride", ctypes.c_int64),
+        ("num_slots", ctypes.c_int64),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("sinks", ctypes.c_void_p),
@@ -137,3 +150,15 @@ def _function(loaded: ctypes.CDLL, name: str) -> "ctypes._NamedFuncPointer":
     function.argtypes = _SIGNATURES[name]
     function.restype = None
     return function
+
+
+def _checked(function: "ctypes._NamedFuncPointer") -> "ctypes._NamedFuncPointer":
+    """A function that returns a Refusal raises RuntimeError for it."""
+    function.restype = ctypes.c_int
+    function.errcheck = _raise_refusal  # type: ignore[assignment]  # typed for any result
+    return function
+
+
+def _raise_refusal(refusal: int, *_: object) -> None:
+    if refusal:
+        raise RuntimeError(f"attention by kernels was refused: {REFUSALS[refusal]}")

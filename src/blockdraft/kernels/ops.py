@@ -30,8 +30,12 @@ def kernels_for(tensor: Tensor) -> Library | None:
 
 def kernels_for_heads(head: Tensor) -> Library | None:
     """The same for attention with heads of this size, [..., head_dim]."""
-    size = head.shape[-1]
-    return kernels_for(head) if size % LANES == 0 and size <= MAX_HEAD_DIM else None
+    return kernels_for(head) if attends_over(head.shape[-1]) else None
+
+
+def attends_over(head_dim: int) -> bool:
+    """True if attention by kernels, and so a whole layer, knows heads of this size."""
+    return head_dim % LANES == 0 and 0 < head_dim <= MAX_HEAD_DIM
 
 
 def rms_norm(
@@ -41,9 +45,9 @@ def rms_norm(
 
     `rounds_first`: to the tensor's type before the weight is applied, and after it again.
     """
-    x, size = x.contiguous(), x.shape[-1]
+    x, weight, size = x.contiguous(), weight.contiguous(), x.shape[-1]
     check_alike(x, weight)
-    check_sizes(weight.numel() == size)
+    check_sizes(weight.numel() == size > 0)
     output = torch.empty_like(x)
     kernels.norm(
         IS_BFLOAT16[x.dtype], output.data_ptr(), None, x.data_ptr(), None, weight.data_ptr(),
@@ -56,9 +60,10 @@ def add_rms_norm(
     kernels: Library, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, rounds_first: bool
 ) -> tuple[Tensor, Tensor]:
     """x + residual, and the norm of that; see `rms_norm`."""
-    x, residual, size = x.contiguous(), residual.contiguous(), x.shape[-1]
+    x, residual, weight = x.contiguous(), residual.contiguous(), weight.contiguous()
+    size = x.shape[-1]
     check_alike(x, residual, weight)
-    check_sizes(residual.shape == x.shape and weight.numel() == size)
+    check_sizes(residual.shape == x.shape and weight.numel() == size > 0)
     output, total = torch.empty_like(x), torch.empty_like(x)
     kernels.norm(
         IS_BFLOAT16[x.dtype], output.data_ptr(), total.data_ptr(), x.data_ptr(),
@@ -87,7 +92,11 @@ def rotate_heads_(
     """
     num_heads, head_dim = heads.shape[-2:]
     query_weight, key_weight, eps = norms if norms is not None else (None, None, 0.0)
-    check_alike(heads, cos, signed_sin, *([] if norms is None else norms[:2]))
+    tensors = heads, cos, signed_sin, *(() if norms is None else norms[:2])
+    check_alike(*tensors)
+    check_contiguous(*tensors)
+    check_sizes(num_queries >= 0 and num_keys >= 0 and num_queries + num_keys <= num_heads)
+    check_sizes(num_heads > 0 and head_dim > 0 and head_dim % 2 == 0)
     num_angles = heads.numel() // num_heads
     check_sizes(norms is None or norms[0].numel() == norms[1].numel() == head_dim)
     check_sizes(cos.numel() == signed_sin.numel() == num_angles)
@@ -102,6 +111,8 @@ def rotate_heads_(
 def gated_silu(kernels: Library, gate_up: Tensor) -> Tensor:
     """silu(gate) * up of [rows, 2 * size], gates first -> [rows, size]."""
     gate_up, size = gate_up.contiguous(), gate_up.shape[-1] // 2
+    check_alike(gate_up)
+    check_sizes(gate_up.shape[-1] == 2 * size > 0)
     output = gate_up.new_empty((*gate_up.shape[:-1], size))
     kernels.gate(
         IS_BFLOAT16[gate_up.dtype], output.data_ptr(), gate_up.data_ptr(),
@@ -113,15 +124,20 @@ def gated_silu(kernels: Library, gate_up: Tensor) -> Tensor:
 class TiledAttention:
     """What all layers of a forward share that look at keys alike.
 
+    Whether slots, pages and keys lie within the buffers is checked in every call, by the kernels.
+
     Args:
         num_rows: of the forward.
         spans: first row, number of rows, and place of the first page in `pages`, of each sequence;
             they follow each other from row 0 on. Rows behind them get zeros.
         pages: for each span the tiles of its keys in their order; None: tile after tile.
-        ranges: [num_rows, 2], the first key that a row sees and the one behind the last.
+        ranges: [rows of the spans, 2], the first key that a row sees and the one behind the last.
         bias: without ranges: float32, added to the scores, [num_rows, num_keys]; None: all keys.
         num_keys: of the longest span.
         slots: [num_rows], where `attend` stores new keys and values.
+
+    Raises:
+        RuntimeError: a table has another type, size or layout than it says here.
     """
 
     def __init__(
@@ -135,11 +151,21 @@ class TiledAttention:
         bias: Tensor | None = None,
         slots: Tensor | None = None,
     ) -> None:
-        span_table = torch.tensor(spans, device="cpu")  # whatever the default device is
+        # Whatever the default device is.
+        span_table = torch.tensor(spans, device="cpu", dtype=torch.int64).view(len(spans), 3)
+        for numbers in (pages, ranges, slots):
+            _check_numbers(numbers)
+        check_sizes(ranges is None or (ranges.ndim == 2 and ranges.shape[1] == 2))
+        check_sizes(slots is None or slots.shape == (num_rows,))
+        if bias is not None:
+            _check_bias(bias, num_rows, num_keys)
         self._held = (span_table, pages, ranges, bias, slots)
         self.num_rows = num_rows
+        self._has_slots = slots is not None
         self._plan = Plan(
-            num_rows, len(spans), span_table.data_ptr(), _address(pages), _address(ranges),
+            num_rows, len(spans), span_table.data_ptr(),
+            _address(pages), 0 if pages is None else pages.numel(),
+            _address(ranges), 0 if ranges is None else ranges.shape[0],
             _address(bias), 0 if bias is None else bias.stride(0), num_keys, _address(slots),
             torch.get_num_threads(),
         )  # fmt: skip
@@ -162,12 +188,22 @@ class TiledAttention:
         query: [heads, rows, head_dim]; keys, values: [kv_heads, .., head_dim], the slots of a K/V
         head one behind another; sinks: logits [heads].
         Returns [rows, heads, head_dim].
+
+        Raises:
+            RuntimeError: sizes, types or layouts do not fit each other, or what the tables of this
+                plan point to is outside of the buffers.
         """
         heads, _, head_dim = query.shape
+        layer = layer_of(heads, keys, values, scale, softcap)
+        check_sizes(query.shape[1:] == (self.num_rows, keys.shape[-1]))
+        check_sizes((new is not None) == self._has_slots)
+        if new is not None:
+            num_new = (keys.shape[0], self.num_rows, head_dim)
+            check_sizes(new[0].shape == num_new and new[1].shape == num_new)
         output = query.new_empty((self.num_rows, heads, head_dim))
-        sinks = None if sinks is None else sinks.float()
-        layer = layer_of(heads, keys, scale, softcap)
+        sinks = None if sinks is None else sinks.float().contiguous()
         if sinks is not None:
+            check_sizes(sinks.shape == (heads,) and sinks.device.type == "cpu")
             layer = Layer.from_buffer_copy(layer)
             layer.sinks = sinks.data_ptr()
         key, value = new if new is not None else (query, query)
@@ -187,17 +223,30 @@ class TiledAttention:
         return output
 
 
-def layer_of(heads: int, keys: Tensor, scale: float, softcap: float | None = None) -> Layer:
-    """What the kernels know of a layer's attention; keys: [kv_heads, .., head_dim]."""
-    kv_heads, head_dim = keys.shape[0], keys.shape[-1]
-    return _layer(kv_heads, heads // kv_heads, head_dim, keys.stride(0), scale, softcap or 0.0)
+def layer_of(
+    heads: int, keys: Tensor, values: Tensor, scale: float, softcap: float | None = None
+) -> Layer:
+    """What the kernels know of a layer's attention; keys, values: [kv_heads, .., head_dim].
+
+    Raises:
+        RuntimeError: keys and values do not lie alike, or the slots of a head not side by side.
+    """
+    check_sizes(keys.shape == values.shape and keys.stride() == values.stride())
+    return _layer(heads, keys.shape, keys.stride(), scale, softcap or 0.0)
 
 
 @lru_cache
 def _layer(
-    kv_heads: int, group: int, head_dim: int, head_stride: int, scale: float, softcap: float
+    heads: int, shape: torch.Size, stride: tuple[int, ...], scale: float, softcap: float
 ) -> Layer:
-    return Layer(kv_heads, group, head_dim, head_stride, scale, softcap, None)
+    kv_heads, head_dim = shape[0], shape[-1]
+    check_sizes(kv_heads > 0 and head_dim > 0 and heads % kv_heads == 0)
+    num_values = 1  # of a head, from its end to its beginning
+    for size, step in zip(reversed(shape[1:]), reversed(stride[1:]), strict=True):
+        check_sizes(size == 1 or step == num_values)
+        num_values *= size
+    num_slots = num_values // head_dim
+    return Layer(kv_heads, heads // kv_heads, head_dim, stride[0], num_slots, scale, softcap, None)
 
 
 def _with_whole_heads(heads: Tensor) -> Tensor:
@@ -209,8 +258,11 @@ def check_alike(tensor: Tensor, *others: Tensor) -> None:
     """Refuse what the kernels would read as other numbers than it is.
 
     Raises:
-        RuntimeError: types or devices differ, as torch's own operations would say.
+        RuntimeError: types or devices differ, as torch's own operations would say; or there are no
+            kernels for them.
     """
+    if tensor.dtype not in IS_BFLOAT16 or tensor.device.type != "cpu":
+        raise RuntimeError(f"there are no kernels for {tensor.dtype} on {tensor.device}")
     for other in others:
         if other.dtype != tensor.dtype or other.device != tensor.device:
             raise RuntimeError(
@@ -223,6 +275,27 @@ def check_sizes(are_right: bool) -> None:
     """Raises RuntimeError for tensors that do not fit each other."""
     if not are_right:
         raise RuntimeError("the sizes of the tensors do not fit each other")
+
+
+def check_contiguous(*tensors: Tensor) -> None:
+    """Raises RuntimeError for tensors whose values do not lie one behind another."""
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        raise RuntimeError("the kernels read contiguous tensors only")
+
+
+def _check_numbers(numbers: Tensor | None) -> None:
+    """Raises RuntimeError for a table that the kernels would read as other numbers than it has."""
+    if numbers is None:
+        return
+    if numbers.dtype != torch.int64 or numbers.device.type != "cpu":
+        raise RuntimeError(f"expected int64 on cpu, found {numbers.dtype} on {numbers.device}")
+    check_contiguous(numbers)
+
+
+def _check_bias(bias: Tensor, num_rows: int, num_keys: int) -> None:
+    if bias.dtype != torch.float32 or bias.device.type != "cpu":
+        raise RuntimeError(f"expected a float32 bias on cpu, found {bias.dtype} on {bias.device}")
+    check_sizes(bias.shape == (num_rows, num_keys) and (num_keys <= 1 or bias.stride(1) == 1))
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -63,7 +63,7 @@ class PackedProduct:
             raise RuntimeError("packed weights have no gradients")
         x, inputs = x.contiguous(), self.struct.inputs
         check_alike(self.weight, x)
-        check_sizes(x.shape[-1] == inputs)
+        check_sizes(x.shape[-1] == inputs > 0)
         output = x.new_empty((*x.shape[:-1], self.struct.outputs))
         self._kernels.multiply(
             self._flag, self._address, output.data_ptr(), x.data_ptr(), x.numel() // inputs,

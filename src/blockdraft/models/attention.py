@@ -17,6 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 from blockdraft.kernels.library import Library
 from blockdraft.kernels.ops import TiledAttention, kernels_for_heads
+from blockdraft.models.elementwise import in_whole_vectors
 from blockdraft.models.exact import row_rule
 
 EXACT_ATTENTION = "blockdraft_exact"
@@ -104,12 +105,18 @@ def grouped_attention(
     if not is_exact:
         scores *= scale
     if softcap is not None:
-        scores = scores.div_(softcap).tanh_().mul_(softcap)
+        scores = in_whole_vectors(torch.tanh, scores.div_(softcap)).mul_(softcap)
     scores = scores.view(kv_heads, num_sequences, group, q_len, -1)
     if bias is not None:
         scores += bias[:, None]
     weights = _softmax(scores, s_aux).to(value.dtype)
-    output = _weighted_sum(weights.view(kv_heads * num_sequences, group * q_len, -1), value)
+    weights = weights.view(kv_heads * num_sequences, group * q_len, -1)
+    output = _weighted_sum(weights, value)
+    # A hidden key or value that is no number leaves its mark on every row: 0 times it is none.
+    if bias is not None and not output.sum().isfinite():
+        hidden = (bias == -torch.inf)[:, None].expand(scores.shape)
+        weights = _softmax(scores.masked_fill_(hidden, -torch.inf), s_aux).to(value.dtype)
+        output = _sum_of_seen(weights.view(output.shape[0], output.shape[1], -1), value, hidden)
     return output.view(*query.shape[:-1], -1)
 
 
@@ -136,6 +143,18 @@ def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
         end = start + tile
         output += torch.bmm(weights[:, :, start:end], value[:, start:end])
     return output.to(value.dtype)
+
+
+def _sum_of_seen(weights: Tensor, value: Tensor, hidden: Tensor) -> Tensor:
+    """`_weighted_sum` in which a value that is no number counts only for rows that see it.
+
+    For the other rows it has the bits of `_weighted_sum` with any number in that place.
+    hidden: [kv_heads, b, group, q, keys].
+    """
+    broken = ~value.isfinite()
+    output = _weighted_sum(weights, value.masked_fill(broken, 0.0))
+    seen = torch.bmm(hidden.logical_not().reshape(weights.shape).float(), broken.float())
+    return output.masked_fill_(seen > 0, torch.nan)
 
 
 def _softmax(scores: Tensor, s_aux: Tensor | None) -> Tensor:

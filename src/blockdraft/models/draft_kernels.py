@@ -54,6 +54,7 @@ class _Layer:
                 (self.mlp_norm.weight, self.mlp_norm.eps),
             ),
             self.head_norms,
+            query.weight.numel(),
             rounds_first=False,
         )
 

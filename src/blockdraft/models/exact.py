@@ -5,9 +5,12 @@ is a multiple of a small one; the rows left over from it run in another kernel. 
 filled up to that multiple, and long prompts go in pieces, since large products are blocked
 differently. A product over keys is blocked by their number, masked ones included: a sum over keys
 changes its bits from 193 keys on in float32 and from 1,025 in bfloat16, and the scores of 64 keys
-differ from those of more in float64. So attention goes in tiles of keys with fixed borders. The
-rule for a precision is stated here and nowhere else, with the probes that check a whole forward as
-deployed.
+differ from those of more in float64. So attention goes in tiles of keys with fixed borders. An
+elementwise operation computes what is left over from whole vectors, at the end of a tensor or of a
+thread's share, by other code with another exponential. So it gets whole vectors only
+(`elementwise`), and a linear layer whose bits still change with the number of rows runs in blocks
+(`row_blocks`). The rule for a precision is stated here and nowhere else, with the probes that check
+a whole forward as deployed.
 """
 
 from collections.abc import Callable
@@ -39,6 +42,13 @@ ROW_RULES = {
 BFLOAT16_MIN_WORK = 16**3
 """torch computes bfloat16 products of up to so many multiplications in another kernel, which
 matters to layers of toy size only."""
+VECTOR_VALUES = 64
+"""Elementwise operations on a multiple of so many values are whole vectors in every precision:
+torch takes two of the widest registers at once, with 32 bfloat16 values each."""
+SERIAL_VALUES = 2**14
+"""No elementwise operation on so many values is shared among threads."""
+THREAD_VALUES = 2**15
+"""Of more than so many for each thread all threads have as many, whatever the operation."""
 INEXACT_RULE = RowRule(row_multiple=1, max_rows=512, key_tile=2**31)
 
 Split = tuple[int, ...]
@@ -47,8 +57,13 @@ PROBE_SPLITS: tuple[Split, ...] = (
     (1,) * 33,
     (7, 1, 16, 1, 5, 3),
     (20, 8, 5),
+    (4, 4, 12, 12, 1),
+    (28, 2, 3),
+    (24, 9),
+    (1, 32),
 )
-"""Ways to cut 33 tokens into forwards: a prompt at once, plain steps, drafted steps, chunks."""
+"""Ways to cut 33 tokens into forwards: a prompt at once, plain steps, drafted steps, chunks, and
+forwards of every filled number of rows, many of them without a row that only fills up."""
 TAIL_SPLIT: Split = (1, 5, 1, 1, 8)
 """How the last tokens of the probe at the border of a key tile are run again."""
 MIN_BORDER = 256

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from blockdraft.models.elementwise import rows_in_whole_vectors
+
 EXACT_EXPERTS = "blockdraft_exact"
 ROW_MULTIPLE = "blockdraft_row_multiple"
 """Attribute of the experts that holds the multiple to which their shares are filled up."""
@@ -59,7 +61,8 @@ def exact_experts(
 def _run(experts: Any, expert: int, rows: Tensor) -> Tensor:
     """One expert's [rows, D] -> [rows, D]."""
     if experts.has_gate:
-        inner = experts._apply_gate(_linear(experts, "gate_up_proj", expert, rows))
+        gate_up = _linear(experts, "gate_up_proj", expert, rows)
+        inner = rows_in_whole_vectors(experts._apply_gate, gate_up, gate_up.shape[-1] // 2)
     else:
         inner = experts.act_fn(_linear(experts, "up_proj", expert, rows))
     output = _linear(experts, "down_proj", expert, inner)

@@ -8,7 +8,7 @@ replace torch's only if they then give nearly the same.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,7 +20,12 @@ from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.kernels.layer import DecoderLayer
 from blockdraft.kernels.ops import kernels_for
-from blockdraft.models.layer_operations import KernelOperations, LayerOperations, Rotation
+from blockdraft.models.layer_operations import (
+    KernelOperations,
+    LayerLinears,
+    LayerOperations,
+    Rotation,
+)
 from blockdraft.models.packed import (
     PackedLinear,
     can_pack,
@@ -87,16 +92,20 @@ class FusedLayer:
         self._attention = attention
         self._constants = constants
         self._signs = signs
-        self._qkv = side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._o = PackedLinear(attention.o_proj.weight, attention.o_proj.bias)
-        self._gate_up = side_by_side(mlp.gate_proj, mlp.up_proj)
-        self._down = PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
+        self.linears: LayerLinears = (
+            side_by_side(attention.q_proj, attention.k_proj, attention.v_proj),
+            PackedLinear(attention.o_proj.weight, attention.o_proj.bias),
+            side_by_side(mlp.gate_proj, mlp.up_proj),
+            PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias),
+        )
+        self.products: Sequence[Callable[[Tensor], Tensor]] = self.linears
+        """What is called for them, part by part."""
         self._whole: DecoderLayer | None = None
 
     def use_kernels(self, operations: KernelOperations) -> None:
         """Compute by kernels what is between the products, or the whole layer where possible."""
         self.operations = operations
-        self._whole = operations.whole_layer((self._qkv, self._o, self._gate_up, self._down))
+        self._whole = operations.whole_layer(self.linears)
 
     @property
     def runs_whole(self) -> bool:
@@ -163,11 +172,12 @@ class FusedLayer:
         attend: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
         operations = self.operations
-        qkv = self._qkv(operations.norm(hidden))
+        qkv_of, o_of, gate_up_of, down_of = self.products
+        qkv = qkv_of(operations.norm(hidden))
         heads = qkv.view(*qkv.shape[:-1], sum(operations.num_heads), -1)
         attended = attend(*operations.rotate(heads, rotation))
-        hidden, normed = operations.add_and_norm(hidden, self._o(attended.flatten(2)))
-        return hidden + self._down(operations.gated(self._gate_up(normed)))
+        hidden, normed = operations.add_and_norm(hidden, o_of(attended.flatten(2)))
+        return hidden + down_of(operations.gated(gate_up_of(normed)))
 
 
 def speed_up(model: PreTrainedModel) -> ExitStack:

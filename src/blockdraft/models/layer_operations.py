@@ -13,7 +13,13 @@ from transformers.activations import ACT2FN
 
 from blockdraft.kernels.layer import DecoderLayer, Norm
 from blockdraft.kernels.library import Library
-from blockdraft.kernels.ops import add_rms_norm, gated_silu, rms_norm, rotate_heads_
+from blockdraft.kernels.ops import (
+    add_rms_norm,
+    attends_over,
+    gated_silu,
+    rms_norm,
+    rotate_heads_,
+)
 from blockdraft.models.packed import PackedLinear
 
 Rotation = tuple[Tensor, Tensor]
@@ -84,6 +90,7 @@ class KernelOperations(LayerOperations):
     def __init__(self, layer: Any, kernels: Library) -> None:
         super().__init__(layer)
         self._kernels = kernels
+        self._head_dim: int = layer.self_attn.head_dim
         self._first, self._second = (_weight_and_eps(norm) for norm in self._norms)
         self._has_silu = is_silu(self._activation)
         self._head_weights: tuple[Tensor, Tensor, float] | None = None
@@ -96,7 +103,9 @@ class KernelOperations(LayerOperations):
         norms = self._first, self._second
         if not self._has_silu:
             return None
-        return whole_layer(self._kernels, linears, norms, self._head_weights, rounds_first=True)
+        return whole_layer(
+            self._kernels, linears, norms, self._head_weights, self._head_dim, rounds_first=True
+        )
 
     def norm(self, hidden: Tensor) -> Tensor:
         """See LayerOperations."""
@@ -123,10 +132,16 @@ def whole_layer(
     linears: LayerLinears,
     norms: tuple[Norm, Norm],
     head_norms: tuple[Tensor, Tensor, float] | None,
+    head_dim: int,
     *,
     rounds_first: bool,
 ) -> DecoderLayer | None:
-    """A layer in one call, see DecoderLayer; None if kernels do not compute its products."""
+    """A layer in one call, see DecoderLayer.
+
+    None if kernels do not compute its products, or do not attend over heads of its size.
+    """
+    if not attends_over(head_dim):
+        return None
     qkv, o, gate_up, down = (linear.by_kernels for linear in linears)
     if qkv is None or o is None or gate_up is None or down is None:
         return None

@@ -32,6 +32,8 @@ class PackedLinear:
     """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.shape = weight.shape
+        self.dtype = weight.dtype
         self.by_kernels = packed_product(weight, bias)
         """The layer as our kernels compute it; None if oneDNN does."""
         self.has_bias = bias is not None
@@ -120,8 +122,12 @@ def pack_linears(linears: Iterable[nn.Linear]) -> ExitStack:
 
 def replace_forward(module: nn.Module, forward: Callable[..., Tensor], undo: ExitStack) -> None:
     """Let a module call another forward, its hooks around it, until `undo` is closed."""
+    own = vars(module).get("forward")
     vars(module)["forward"] = forward
-    undo.callback(vars(module).pop, "forward")
+    if own is None:
+        undo.callback(vars(module).pop, "forward")
+    else:
+        undo.callback(vars(module).__setitem__, "forward", own)
 
 
 def packed_copy(

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
+from blockdraft.models.elementwise import keep_vectors_whole
 from blockdraft.models.exact import (
     INEXACT_RULE,
     PROBE_SPLITS,
@@ -21,6 +22,7 @@ from blockdraft.models.exact import (
 )
 from blockdraft.models.experts import EXACT_EXPERTS, forget_row_multiple, set_row_multiple
 from blockdraft.models.fused import speed_up
+from blockdraft.models.row_blocks import keep_rows_apart
 from blockdraft.models.supported import check_supported, decoder_layers
 
 _OWN_SETTINGS = (
@@ -83,6 +85,9 @@ class TransformersTarget:
             set_row_multiple(self.model, self.rule.row_multiple)
         # Before any hook: it would not be called inside a layer that is fused.
         self._undo = speed_up(self.model)
+        if self.exact:
+            self._undo.enter_context(keep_rows_apart(self.model, self.rule))
+            self._undo.enter_context(keep_vectors_whole(self.model))
         for index in sorted(set(self.layer_ids)):
             self._hooks.append(self._capture(index))
         head = self.model.get_output_embeddings()

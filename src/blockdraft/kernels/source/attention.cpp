@@ -1,6 +1,7 @@
 // Attention by itself, for layers whose other parts are not fused.
 
 #include "attention.h"
+#include "checks.h"
 
 namespace blockdraft {
 namespace {
@@ -29,11 +30,14 @@ void run(const Plan& plan, const Layer& layer, T* output, const Rows<const T>& q
 extern "C" {
 
 // Stores new keys and values where the plan has slots for them, then attends. Strides count values.
-void blockdraft_attend(int is_bfloat16, const blockdraft::Plan* plan,
-                       const blockdraft::Layer* layer, void* output, const void* queries,
-                       int64_t query_row, int64_t query_head, const void* new_keys, int64_t key_row,
-                       int64_t key_head, const void* new_values, int64_t value_row,
-                       int64_t value_head, void* keys, void* values) {
+// Returns a Refusal; then nothing was read or written.
+int blockdraft_attend(int is_bfloat16, const blockdraft::Plan* plan,
+                      const blockdraft::Layer* layer, void* output, const void* queries,
+                      int64_t query_row, int64_t query_head, const void* new_keys, int64_t key_row,
+                      int64_t key_head, const void* new_values, int64_t value_row,
+                      int64_t value_head, void* keys, void* values) {
+  const blockdraft::Refusal refusal = blockdraft::refusal_of(*plan, *layer);
+  if (refusal != blockdraft::kNone) return refusal;
   const auto run = [&](auto value) {
     using T = decltype(value);
     const auto rows = [](const void* from, int64_t row, int64_t head) {
@@ -47,6 +51,7 @@ void blockdraft_attend(int is_bfloat16, const blockdraft::Plan* plan,
     run(blockdraft::BFloat16{});
   else
     run(0.0f);
+  return blockdraft::kNone;
 }
 
 }  // extern "C"

@@ -17,8 +17,10 @@ struct Plan {
   int64_t num_rows;
   int64_t num_spans;
   const int64_t* spans;   // [num_spans, 3]: first row, number of rows, its first entry of `pages`
-  const int64_t* pages;   // null: the tiles of the one span lie side by side
-  const int64_t* ranges;  // [num_rows, 2]: first key seen and the one behind the last; or null
+  const int64_t* pages;   // [num_pages]; null: the tiles of the one span lie side by side
+  int64_t num_pages;
+  const int64_t* ranges;  // [num_ranges, 2]: first key seen and the one behind the last; or null
+  int64_t num_ranges;     // as many as there are rows in spans
   const float* bias;      // without ranges: added to the scores, [num_rows, num_keys]; or null
   int64_t bias_stride;
   int64_t num_keys;
@@ -31,6 +33,7 @@ struct Layer {
   int64_t group;  // query heads that share a K/V head
   int64_t head_dim;
   int64_t head_stride;  // values from one K/V head of the pool to the next
+  int64_t num_slots;    // of each K/V head
   float scale;
   float softcap;       // 0: none
   const float* sinks;  // [heads] or null

@@ -1,6 +1,7 @@
 // Products, and whole decoder layers: norm, attention with rotated heads, norm, gated MLP.
 
 #include "attention.h"
+#include "checks.h"
 #include "products.h"
 #include "rows.h"
 
@@ -101,11 +102,14 @@ void blockdraft_multiply(int is_bfloat16, const blockdraft::Product* product, vo
 }
 
 // A layer on hidden [plan.num_rows, size]; cosine and sine: [plan.num_rows, head_dim], the sign of
-// the rotated first half in the sine.
-void blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
-                      const blockdraft::Plan* plan, const blockdraft::Layer* layer, void* output,
-                      const void* hidden, const void* cosine, const void* sine, void* keys,
-                      void* values) {
+// the rotated first half in the sine. Returns a Refusal; then nothing was read or written.
+int blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
+                     const blockdraft::Plan* plan, const blockdraft::Layer* layer, void* output,
+                     const void* hidden, const void* cosine, const void* sine, void* keys,
+                     void* values) {
+  if (plan->slots == nullptr) return blockdraft::kSlots;
+  const blockdraft::Refusal refusal = blockdraft::refusal_of(*plan, *layer);
+  if (refusal != blockdraft::kNone) return refusal;
   const auto run = [&](auto value) {
     using T = decltype(value);
     blockdraft::run(*weights, *plan, *layer, static_cast<T*>(output), static_cast<const T*>(hidden),
@@ -116,6 +120,7 @@ void blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
     run(blockdraft::BFloat16{});
   else
     run(0.0f);
+  return blockdraft::kNone;
 }
 
 }  // extern "C"

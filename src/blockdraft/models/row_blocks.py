@@ -1,0 +1,108 @@
+"""Linear layers that give a row other bits where there are many rows run in blocks of few.
+
+Libraries choose a kernel by the sizes of a product. Each shape of a model is tried at the numbers
+of rows that forwards can have, and gets the largest block whose rows all have the same bits.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from blockdraft.models.exact import RowRule
+from blockdraft.models.fused import FusedLayer
+from blockdraft.models.packed import PackedLinear, replace_forward
+
+MAX_TRIED_WORK = 2**34
+"""Multiplications to spend on one shape: of a large one fewer numbers of rows are tried."""
+MAX_DENSE_ROWS = 64
+"""Up to so many rows every number is tried, then powers of two."""
+
+Product = Callable[[Tensor], Tensor]
+
+
+class RowBlocks:
+    """Calls a product with at most `num_rows` rows at once."""
+
+    def __init__(self, product: Product, num_rows: int) -> None:
+        self._product = product
+        self._num_rows = num_rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs]."""
+        rows = x.reshape(-1, x.shape[-1])
+        if rows.shape[0] <= self._num_rows:
+            return self._product(x)
+        output = torch.cat([self._product(block) for block in torch.split(rows, self._num_rows)])
+        return output.view(*x.shape[:-1], -1)
+
+
+class _Blocks:
+    """Finds the block of each shape once."""
+
+    def __init__(self, rule: RowRule) -> None:
+        self._rule = rule
+        self._found: dict[object, int] = {}
+
+    def of(self, product: Product, shape: torch.Size, dtype: torch.dtype) -> Product:
+        """The product as it may be deployed; shape: outputs and inputs."""
+        kind = type(product), shape, dtype
+        if kind not in self._found:
+            self._found[kind] = largest_block(product, shape, dtype, self._rule)
+        num_rows = self._found[kind]
+        return product if num_rows == self._rule.max_rows else RowBlocks(product, num_rows)
+
+    def of_packed(self, linear: PackedLinear) -> Product:
+        """The same; the order of sums by our kernels is in their source."""
+        if linear.by_kernels is not None:
+            return linear
+        return self.of(linear, linear.shape, linear.dtype)
+
+
+@torch.inference_mode()
+def keep_rows_apart(model: PreTrainedModel, rule: RowRule) -> ExitStack:
+    """Let linear layers of a model on a CPU run in blocks where a row would depend on its company.
+
+    To be called after `speed_up`, whose layers are tried as they are deployed, and closed before.
+
+    Returns:
+        what gives the model back as it was when closed.
+    """
+    undo, blocks = ExitStack(), _Blocks(rule)
+    for module in model.modules() if model.device.type == "cpu" else ():
+        forward = vars(module).get("forward")
+        if isinstance(forward, FusedLayer):
+            forward.products = [blocks.of_packed(linear) for linear in forward.linears]
+        elif isinstance(forward, PackedLinear):
+            replace_forward(module, blocks.of_packed(forward), undo)
+        elif forward is None and type(module) is nn.Linear:
+            product = blocks.of(module.forward, module.weight.shape, module.weight.dtype)
+            replace_forward(module, product, undo)
+    return undo
+
+
+def largest_block(product: Product, shape: torch.Size, dtype: torch.dtype, rule: RowRule) -> int:
+    """The most rows, of those tried, up to which a row has the bits of the fewest."""
+    generator, fewest = torch.Generator().manual_seed(0), rule.row_multiple
+    rows = torch.randn(fewest, shape[1], generator=generator).to(dtype)
+    expected, largest = product(rows), fewest
+    for num_rows in tried_rows(rule, shape.numel()):
+        times = num_rows // fewest
+        if not torch.equal(product(rows.repeat(times, 1)), expected.repeat(times, 1)):
+            return largest
+        largest = num_rows
+    return rule.max_rows
+
+
+def tried_rows(rule: RowRule, num_weights: int) -> list[int]:
+    """The numbers of rows that a weight of this size is tried with."""
+    dense = min(MAX_DENSE_ROWS, rule.max_rows)
+    sparse = [rows for rows in (128, 256, 512) if dense < rows <= rule.max_rows]
+    step = rule.row_multiple
+    while True:
+        tried = [*range(step, dense + 1, step), *sparse]
+        if sum(tried) * num_weights <= MAX_TRIED_WORK or step >= dense:
+            return tried
+        step *= 2
