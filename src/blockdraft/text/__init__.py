@@ -14,9 +14,9 @@ on, and the rule of verification is the same.
   mask is a function of the tokens alone, and a rejected draft, a preemption or a step made twice
   leaves nothing behind: there is nothing to commit.
 * `speculate/sampler/logits.py` applies it after penalties and logit bias, before temperature and
-  filters. Ids beyond the tokenizer's, and special tokens, are never allowed. The drafter's guess goes
-  through the same rule, so its blocks keep to the grammar, and what the grammar forces is guessed
-  right.
+  filters. Ids beyond the tokenizer's, and special tokens, are never allowed. The drafter's guess
+  goes through the same rule, so its blocks keep to the grammar, and what the grammar forces is
+  guessed right.
 * The end of the answer is a token like any other: allowed where the grammar accepts, chosen where
   nothing else is left. Hence `ignore_eos` is refused with a grammar. `min_tokens` holds the end
   back only where something else is allowed. `max_tokens`, stop strings and `stop_token_ids` cut as
