@@ -192,15 +192,19 @@ def speed_up(model: PreTrainedModel) -> ExitStack:
     """
     with ExitStack() as undo:
         undo.enter_context(fuse_layers(model))
-        # The linear layers in a fused layer are not called any more.
-        fused = {
-            module
-            for layer in decoder_layers(model)
-            if isinstance(vars(layer).get("forward"), FusedLayer)
-            for module in layer.modules()
-        }
-        undo.enter_context(pack_linears(set(plain_linears(model)) - fused))
+        undo.enter_context(pack_linears(set(plain_linears(model)) - replaced_modules(model)))
         return undo.pop_all()
+
+
+def replaced_modules(model: PreTrainedModel) -> set[nn.Module]:
+    """The parts of its fused layers, whose linear layers are not called any more."""
+    return {
+        module
+        for layer in decoder_layers(model)
+        if isinstance(vars(layer).get("forward"), FusedLayer)
+        for module in layer.modules()
+        if module is not layer
+    }
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.models.exact import RowRule
-from blockdraft.models.fused import FusedLayer
+from blockdraft.models.fused import FusedLayer, replaced_modules
 from blockdraft.models.packed import PackedLinear, replace_forward
 
 MAX_TRIED_WORK = 2**34
@@ -71,13 +71,14 @@ def keep_rows_apart(model: PreTrainedModel, rule: RowRule) -> ExitStack:
         what gives the model back as it was when closed.
     """
     undo, blocks = ExitStack(), _Blocks(rule)
+    unused = replaced_modules(model)
     for module in model.modules() if model.device.type == "cpu" else ():
         forward = vars(module).get("forward")
         if isinstance(forward, FusedLayer):
             forward.products = [blocks.of_packed(linear) for linear in forward.linears]
         elif isinstance(forward, PackedLinear):
             replace_forward(module, blocks.of_packed(forward), undo)
-        elif forward is None and type(module) is nn.Linear:
+        elif forward is None and type(module) is nn.Linear and module not in unused:
             product = blocks.of(module.forward, module.weight.shape, module.weight.dtype)
             replace_forward(module, product, undo)
     return undo
