@@ -77,7 +77,7 @@ def simulate(
     ]
     pending = [0] * num_sequences
     while result.seconds < seconds:
-        depths = controller.plan(candidates, 0)
+        depths = controller.limits(candidates, 0)
         result.plans.append(depths)
         slowdown = machine.slowdown(result.seconds)
         num_drafting = sum(depth > 0 for depth in depths)
@@ -101,7 +101,7 @@ def simulate(
         if len(result.plans) > 1 and any(result.plans[-2]) and not any(depths):
             forward *= machine.aftermath
         times = {
-            "plan": 0.0002,
+            "limits": 0.0002,
             "forward": noisy(forward),
             "draft": noisy(machine.draft(num_drafting, 1 + max(depths))),
             "project": noisy(machine.project(projected)),

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import Pages
+from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import FinishReason, SamplingParams
-from blockdraft.core.sequence import Batch, DraftBlock
 from blockdraft.engine.engine import Engine
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.draft import DraftModel
@@ -109,15 +109,20 @@ class LogitsRecorder:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.vocab_size, self.max_context = target.vocab_size, target.max_context
-        self.memory = target.memory
+        self.memory, self.takes_trees = target.memory, target.takes_trees
         self.logits: dict[tuple[int, int], Tensor] = {}
 
-    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
-        output = self.target.forward(batch, block)
-        for row, own in zip(batch, rows_of(block, output.logits, batch), strict=True):
+    def forward(self, plan: ForwardPlan) -> TargetOutput:
+        output = self.target.forward(plan)
+        for planned, own in zip(plan, rows_of(plan, output.logits), strict=True):
+            row = planned.row
+            assert planned.tree.is_chain
             first = row.sequence.num_cached + len(row.new_ids)
             self.logits |= {(row.sequence.key, first + i): found for i, found in enumerate(own)}
         return output
+
+    def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
+        self.target.keep(planned, nodes)
 
     def truncate(self, key: int, length: int) -> None:
         self.target.truncate(key, length)

@@ -1,12 +1,13 @@
 """A drafter that shows its logits, and runs of the engine with every round recorded."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
+from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Batch, Constraint, DraftBlock, Row
+from blockdraft.core.sequence import Constraint, Row
 from blockdraft.engine.engine import Engine
 from blockdraft.proof.explain.record import recording
 from blockdraft.proof.explain.round import Round
@@ -27,12 +28,10 @@ class TellingDrafter(FakeDrafter):
         self.table[:, :, list(unsayable)] = -torch.inf
         self.watch: Watch | None = None
 
-    def draft(self, batch: Batch) -> DraftBlock:
-        drafting = [row for row in batch if row.num_draft_tokens]
-        logits = torch.stack([self._logits(row) for row in drafting]) if drafting else None
-        if self.watch is not None and logits is not None:
-            self.watch(drafting, logits)
-        return [self._guesses(row) if row.num_draft_tokens else [] for row in batch]
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        if self.watch is not None and rows:
+            self.watch(list(rows), torch.stack([self._logits(row) for row in rows]))
+        return [Proposal.chain(self._guesses(row), self.kind) for row in rows]
 
     def _logits(self, row: Row) -> Tensor:
         return self.table[:, row.sequence.token_ids[-1]]

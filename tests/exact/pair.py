@@ -1,6 +1,7 @@
 """The default target and drafter, loaded once a process."""
 
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.hub.catalog import DEFAULT_TARGET, find_drafter
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.draft import DraftModel, load_draft_model
@@ -71,19 +72,24 @@ class RecordingTarget:
     def __init__(self, target: SequentialTarget | PagedTarget) -> None:
         self.target = target
         self.vocab_size, self.max_context = target.vocab_size, target.max_context
-        self.memory = target.memory
+        self.memory, self.takes_trees = target.memory, target.takes_trees
         self.by_position: dict[int, Tensor] = {}
         self._key = -1
 
-    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
-        output = self.target.forward(batch, block)
-        for row, logits in zip(batch, rows_of(block, output.logits, batch), strict=True):
+    def forward(self, plan: ForwardPlan) -> TargetOutput:
+        output = self.target.forward(plan)
+        for planned, logits in zip(plan, rows_of(plan, output.logits), strict=True):
+            row = planned.row
+            assert planned.tree.is_chain
             # A sequence may begin behind tokens that it took over.
             if row.sequence.key != self._key:
                 self._key, self.by_position = row.sequence.key, {}
             first = row.sequence.num_cached + len(row.new_ids)
             self.by_position.update(enumerate(logits, first))
         return output
+
+    def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
+        self.target.keep(planned, nodes)
 
     def truncate(self, key: int, length: int) -> None:
         self.target.truncate(key, length)

@@ -79,7 +79,7 @@ def alone(num_tokens: int, index: int) -> tuple[Crowd, Bits]:
 def make_controller(name: str, target: PagedTarget, drafter: Drafter) -> Controller:
     if name == "fixed":
         return FixedDepth()
-    return AdaptiveDepth(measure_costs(target, drafter), drafter.max_draft_tokens)
+    return AdaptiveDepth(measure_costs(target, drafter), drafter.max_nodes)
 
 
 def check_crowd(

@@ -42,7 +42,7 @@ def check_prompt(
     expected = recording.by_position
     assert len(plain.token_ids) == num_tokens
     for block_size in block_sizes:
-        drafter.max_draft_tokens = block_size - 1
+        drafter.max_nodes = block_size - 1
         drafted = generate(recording, drafter, prompt, params)
         assert drafted.token_ids == plain.token_ids, (index, block_size, sampling)
         assert drafted.logprobs == plain.logprobs
@@ -71,7 +71,7 @@ def check_ways_agree(indices: Sequence[int], num_tokens: int) -> None:
     target, drafter = exact_pair("paged")
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     prompts = [prompt_ids()[index] for index in indices]
-    drafter.max_draft_tokens = drafter.model.config.block_size - 1
+    drafter.max_nodes = drafter.model.config.block_size - 1
     check_together_equals_alone(target, drafter, oracle, prompts, params)
 
 

@@ -237,7 +237,7 @@ def _plain_features(target: Any, token_ids: list[int], drafter: DFlashDrafter) -
                 output[0] if isinstance(output, tuple) else output
             )
         )
-        for index in drafter.layer_ids
+        for index in drafter.feature_layers
     ]
     attention = target.model.config._attn_implementation
     target.model.set_attn_implementation("sdpa")

@@ -5,6 +5,7 @@ Each is something that a real engine got wrong, or nearly.
 
 import copy
 from collections.abc import Iterator
+from collections.abc import Sequence as Ids
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,8 @@ from torch import Tensor
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.kv import KVCache
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.sequence import Row, Sequence
+from blockdraft.core.plan import PlannedRow
+from blockdraft.core.sequence import Row
 from blockdraft.engine.scheduler import Scheduler
 from blockdraft.models import paged as paged_module
 from blockdraft.models.paged import PagedTarget
@@ -57,29 +59,31 @@ def one_noise_for_all_samples() -> Iterator[None]:
 class CropOneTooFew(SequentialTarget):
     """After a rejection one rejected token stays in the cache."""
 
-    def truncate(self, key: int, length: int) -> None:
-        cache = self._caches[key]
+    def keep(self, planned: PlannedRow, nodes: Ids[int]) -> None:
+        cache = self._caches[planned.row.sequence.key]
+        length = planned.row.sequence.num_cached + len(planned.row.new_ids) + len(nodes)
         cache.truncate(min(length + 1, cache.length))
 
-    def _forward_row(self, row: Row, draft: list[int]) -> tuple[Tensor, Tensor | None]:
+    def _forward_row(self, planned: PlannedRow) -> tuple[Tensor, Tensor | None]:
         """As in the base class, without the assertion that would notice."""
-        cache = self._caches.setdefault(row.sequence.key, KVCache(len(self.layers)))
-        num_choices = 1 + len(draft) if row.is_complete else 0
-        return self._run(cache, row.new_ids + draft, num_choices)
+        cache = self._caches.setdefault(planned.row.sequence.key, KVCache(len(self.layers)))
+        return self._run(cache, planned.token_ids, planned.num_choices)
 
 
 class AnchorInContext(DFlashDrafter):
     """The draft context also holds features for the anchor's position."""
 
-    def absorb(self, key: int, start: int, features: Tensor) -> None:
-        super().absorb(key, start, torch.cat([features, features[-1:]]))
+    def committed(self, row: Row, token_ids: Ids[int], features: Tensor | None) -> None:
+        assert features is not None
+        super().committed(row, token_ids, torch.cat([features, features[-1:]]))
 
 
 class ShiftedContext(DFlashDrafter):
     """The draft context has the right length, and each position the features of its neighbor."""
 
-    def absorb(self, key: int, start: int, features: Tensor) -> None:
-        super().absorb(key, start, features.roll(1, dims=0))
+    def committed(self, row: Row, token_ids: Ids[int], features: Tensor | None) -> None:
+        assert features is not None
+        super().committed(row, token_ids, features.roll(1, dims=0))
 
 
 class ContextOutlivesPages(DFlashDrafter):

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from blockdraft import LLM, Grammar, SamplingParams
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.speculate.verify import verify
 from tests.parity import faults
@@ -78,7 +79,7 @@ def test_the_distribution_check_finds_a_grammar_that_comes_too_late(
     with fault():
         for index in range(4000):
             sequence = Sequence(0, wanted, 1, index, frozenset(), [1], 1, constraint=AllBut(5, 1))
-            (verdict,) = verify([[]], logits, [Row(sequence, [1], 0)])
+            (verdict,) = verify(ForwardPlan.of_chains([Row(sequence, [1], 0)], [[]]), logits)
             counts[verdict.token_ids[0]] += 1
     broken = fault is not nullcontext
     with pytest.raises(AssertionError) if broken else nullcontext():

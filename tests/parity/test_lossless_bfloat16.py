@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 def make_drafters(target: SequentialTarget | PagedTarget, num: int) -> list[Drafter]:
     dflash = make_dflash(target, tiny_drafter(torch.bfloat16, block_size=16))
-    dflash.max_draft_tokens = num
+    dflash.max_nodes = num
     return [
         OracleDrafter(num),
         NoisyOracleDrafter(num, VOCAB_SIZE),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.proof.distribution import (
@@ -65,7 +66,7 @@ def keep_rate(target: Tensor, params: SamplingParams, draft: Draft, num: int) ->
         sequence = make_sequence(params, index)
         rows = target[None].expand(2, VOCAB)
         guess = draft(sequence)[:1]
-        (verdict,) = verify([guess], rows, [Row(sequence, [PROMPT[1]], 1)])
+        (verdict,) = verify(ForwardPlan.of_chains([Row(sequence, [PROMPT[1]], 1)], [guess]), rows)
         kept += verdict.num_accepted
     return kept / num
 

@@ -107,7 +107,7 @@ def make_drafter(name: str, target: SequentialTarget, block_size: int, seed: int
     model = tiny_drafter(torch.float64, block_size=16)
     embed = target.model.get_input_embeddings().weight
     drafter = DFlashDrafter(model, embed, target.model.get_output_embeddings().weight)
-    drafter.max_draft_tokens = num
+    drafter.max_nodes = num
     return drafter
 
 

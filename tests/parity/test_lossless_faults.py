@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
@@ -317,7 +318,7 @@ def first_tokens(num: int, *, broken: bool) -> Iterator[int]:
     params = SamplingParams(temperature=1.0, seed=6)
     for index in range(num):
         sequence = Sequence(0, params, 6, index, frozenset(), [1], 1)
-        (verdict,) = verify([[0]], logits, [Row(sequence, [1], 1)])
+        (verdict,) = verify(ForwardPlan.of_chains([Row(sequence, [1], 1)], [[0]]), logits)
         if broken and not verdict.num_accepted:
             yield redraw(logits, sequence, [0], 0)
         else:

@@ -1,14 +1,14 @@
 """A drafted token whose embedding is no number is rejected, and leaves no mark on what is kept."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Batch, DraftBlock, Row
+from blockdraft.core.sequence import Sequence
 from blockdraft.models.exact import supports_bfloat16
+from tests.fakes import FakeDrafter
 from tests.parity.checks import generate, generate_plain
 from tests.parity.targets import WAYS, Way, make_target
 from tests.tiny import KINDS, tiny_target
@@ -21,23 +21,12 @@ NUM_TOKENS = 20
 DTYPES = [torch.float32, torch.float64, *([torch.bfloat16] if supports_bfloat16() else [])]
 
 
-class Guesses:
+class Guesses(FakeDrafter):
     """Drafts what a function says."""
 
-    max_draft_tokens = 5
-    layer_ids = ()
-
-    def __init__(self, guess: Callable[[Row], list[int]]) -> None:
-        self._guess = guess
-
-    def prepare(self, batch: Batch) -> None: ...
-
-    def draft(self, batch: Batch) -> DraftBlock:
-        return [self._guess(row) for row in batch]
-
-    def absorb(self, *args: Any) -> None: ...
-
-    def close(self, key: int) -> None: ...
+    def __init__(self, guess: Callable[[Sequence, int], list[int]]) -> None:
+        super().__init__(max_draft_tokens=5)
+        self.guess = guess
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -55,10 +44,10 @@ def test_a_rejected_token_that_is_no_number(
         plain = generate_plain(target, PROMPT, params)
         assert plain.error is None
 
-        def mostly_right(row: Row) -> list[int]:
-            at = row.sequence.num_output
-            right = plain.token_ids[at : at + row.num_draft_tokens]
+        def mostly_right(sequence: Sequence, num: int) -> list[int]:
+            at = sequence.num_output
+            right = plain.token_ids[at : at + num]
             return [BROKEN_ID if i % 3 == 2 else token for i, token in enumerate(right)]
 
-        for guess in (lambda row: [BROKEN_ID] * row.num_draft_tokens, mostly_right):
+        for guess in (lambda sequence, num: [BROKEN_ID] * num, mostly_right):
             assert generate(target, Guesses(guess), PROMPT, params) == plain

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
+from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.core.sequence import Row
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_attention import Group, Span, TiledPlan
@@ -147,16 +148,17 @@ def test_the_check_finds(fault: Any, monkeypatch: Patch) -> None:
 
 def record_drafts(drafter: DFlashDrafter) -> dict[tuple[int, int], list[int]]:
     """What it will draft, by the sequence's key and the position behind its anchor."""
-    real, drafts = drafter.draft, {}
+    real, drafts = drafter.propose, {}
 
-    def draft(batch: Batch) -> DraftBlock:
-        block = real(batch)
-        for row, guesses in zip(batch, block, strict=True):
-            if guesses:
-                drafts[row.sequence.key, len(row.sequence.token_ids)] = guesses
-        return block
+    def propose(rows: Sequence[Row]) -> list[Proposal]:
+        proposals = real(rows)
+        for row, proposal in zip(rows, proposals, strict=True):
+            if proposal:
+                place = row.sequence.key, len(row.sequence.token_ids)
+                drafts[place] = list(proposal.tree.tokens)
+        return proposals
 
-    drafter.draft = draft
+    drafter.propose = propose
     return drafts
 
 

@@ -13,7 +13,7 @@ from blockdraft.core.recorder import Work
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
 from blockdraft.measure.ledger import DraftMemory, Ledger, LedgerLine, make_ledger
-from blockdraft.measure.phases import NO_TIMER, NoTimer, PhaseTimer, PhaseTotals
+from blockdraft.measure.phases import PhaseTimer, PhaseTotals
 from blockdraft.models.packed import can_pack
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.fakes import OracleDrafter, TableTarget
@@ -48,7 +48,7 @@ def test_a_ledger_accounts_for_every_row_and_token(llm):
     assert ledger.rows_per_token == pytest.approx((passes + drafted) / ledger.num_decoded)
     assert lines["draft_prefill"].work.rows == NUM_PROMPT
     assert lines["draft"].work.sequences == sum(bool(n) for n in _depths(outputs))
-    assert llm.engine.timer is NO_TIMER
+    assert not llm.engine.timer.measures
 
 
 def _depths(outputs):
@@ -118,10 +118,11 @@ def test_memory_is_that_of_the_tensors(llm):
     )
 
 
-class Listening(NoTimer):
-    """Off, and notes what it is told: all of it has to be counted first."""
+class Listening(PhaseTimer):
+    """Measures nothing, and notes what it is told: all of it has to be counted first."""
 
     def __init__(self):
+        super().__init__(measures=False)
         self.told = []
 
     def add(self, line, work):
@@ -131,34 +132,34 @@ class Listening(NoTimer):
         self.told.append("hold")
 
 
-def test_switched_off_nothing_is_counted_and_no_clock_is_read(llm, monkeypatch):
-    timer = Listening()
-    for owner, name in [
-        *((engine_module, name) for name in ("rows_work", "record_step")),
-        (PhaseTimer, "_charge"),
-    ]:
-        monkeypatch.setattr(owner, name, lambda *args, name=name: timer.told.append(name))
+def test_without_measurement_nothing_is_counted(llm, monkeypatch):
+    timer, usual = Listening(), llm.engine.timer
+    for name in ("rows_work", "record_step"):
+        monkeypatch.setattr(engine_module, name, lambda *args, name=name: timer.told.append(name))
     llm.engine.timer = timer
     try:
         generation = llm.generate(PROMPTS[0], params())
     finally:
-        llm.engine.timer = NO_TIMER
+        llm.engine.timer = usual
     assert len(generation.completions[0].token_ids) == params().max_tokens
     assert timer.told == []
 
 
 def test_the_parts_of_an_engine_get_its_timer(llm):
-    engine = llm.engine
-    assert engine.target.recorder is engine.drafter.recorder is NO_TIMER
+    engine, usual = llm.engine, llm.engine.timer
+    assert not usual.measures
+    assert engine.target.recorder is engine.drafter.recorder is usual
     with llm.measured():
+        assert engine.timer.measures
         assert engine.target.recorder is engine.drafter.recorder is engine.timer
-    assert engine.target.recorder is engine.drafter.recorder is NO_TIMER
+    assert engine.target.recorder is engine.drafter.recorder is engine.timer is usual
 
 
 def test_a_measurement_that_fails_leaves_the_timer_as_it_was(llm):
+    usual = llm.engine.timer
     with pytest.raises(RuntimeError), llm.measured():
         raise RuntimeError
-    assert llm.engine.timer is NO_TIMER
+    assert llm.engine.timer is usual
 
 
 def test_parts_that_tell_nothing_are_measured_from_outside():

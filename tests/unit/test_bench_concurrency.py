@@ -30,7 +30,7 @@ from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.measure.acceptance import AcceptanceStats
-from blockdraft.measure.phases import NO_TIMER
+from blockdraft.measure.phases import PhaseTimer
 from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
 
 PROMPTS = [BenchPrompt(name, name[0], name) for name in ("a1", "a2", "a3", "b1")]
@@ -89,17 +89,17 @@ def test_a_run_has_the_phases_of_its_own_steps(llm):
     run = Decoder(llm).run([[1]], params, PLAIN)
     assert run.phases.num_steps == 1
     assert run.phases.seconds["forward"] == pytest.approx(run.wall_seconds)
-    llm.engine.timer = NO_TIMER
-    assert Decoder(llm).run([[1]], params, PLAIN).phases.num_steps == 0
 
 
-def test_phases_are_timed_if_asked_for(llm):
-    llm.engine.timer = NO_TIMER
+def test_work_is_counted_if_asked_for(llm):
+    llm.engine.timer = PhaseTimer(measures=False)
     config = ConcurrencyConfig(concurrency=(1,), num_requests=2, repeats=1, max_tokens=5)
     runs = ConcurrencyBench(llm).run(PROMPTS, config)
-    assert {run.run.phases.num_steps for run in runs} == {0}
+    assert {run.run.phases.num_steps for run in runs} == {1}
+    assert not llm.engine.timer.measures
     runs = ConcurrencyBench(llm).run(PROMPTS, replace(config, ledger=True))
     assert {run.run.phases.num_steps for run in runs} == {1}
+    assert llm.engine.timer.measures
 
 
 def test_adaptive_depth_keeps_what_it_has_learned(llm):

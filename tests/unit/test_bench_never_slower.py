@@ -23,6 +23,7 @@ from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.plan import Proposal
 from blockdraft.llm import LLM
 from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -153,20 +154,26 @@ def test_a_drafter_is_needed(sides):
 def guesses_of(llm):
     """What the drafter of a pair hands on when its model guesses 3, 5 and the last token."""
     last = llm.engine.target.vocab_size - 1
-    llm.engine.drafter.draft = lambda batch: [[3, 5, last], []]
+    proposals = [Proposal.chain(guess, "fake") for guess in ([3, 5, last], [])]
+    llm.engine.drafter.propose = lambda rows: proposals
     return last
+
+
+def guesses(llm):
+    """What reaches the target."""
+    return [list(proposal.tree.tokens) for proposal in llm.engine.drafter.propose([])]
 
 
 def test_wrong_moves_every_guess_to_the_next_token(pair):
     guesses_of(pair)
     make_bad(pair, "wrong")
-    assert pair.engine.drafter.draft([]) == [[4, 6, 0], []]
+    assert guesses(pair) == [[4, 6, 0], []]
 
 
 def test_noise_replaces_every_guess_and_keeps_their_number(pair):
     last = guesses_of(pair)
     make_bad(pair, "noise")
-    drawn = [pair.engine.drafter.draft([]) for _ in range(50)]
+    drawn = [guesses(pair) for _ in range(50)]
     assert all([len(guess) for guess in block] == [3, 0] for block in drawn)
     tokens = [token_id for block in drawn for token_id in block[0]]
     assert len(set(tokens)) > 30

@@ -170,12 +170,12 @@ def play(controller: Controller, keys: range, kept: int, num_steps: int) -> list
     """Steps in which all that is drafted is kept, up to `kept`; the last depths."""
     depths: list[int] = []
     for _ in range(num_steps):
-        depths = controller.plan([Candidate(key, 5) for key in keys], 0)
+        depths = controller.limits([Candidate(key, 5) for key in keys], 0)
         num_drafting = sum(depth > 0 for depth in depths)
         for key, depth in zip(keys, depths, strict=True):
             controller.record(key, depth, min(kept, depth))
         controller.record_times(
-            plan=0.0,
+            limits=0.0,
             draft=CPU.draft(num_drafting, 1 + max(depths)),
             forward=CPU.forward(len(depths) + sum(depths)),
             project=0.0,
@@ -196,9 +196,11 @@ def test_drafts_that_do_not_come_are_not_paid_for_long():
     # The drafter gives one good token instead of five: the rates are fine, the steps are not.
     controller = AdaptiveDepth(StepCosts([(1, 0.016)], [(1, 0.016), (64, 0.04)], [(6, 0.016)]), 5)
     for _ in range(200):
-        depth = controller.plan([Candidate(0, 5)], 0)[0]
+        depth = controller.limits([Candidate(0, 5)], 0)[0]
         controller.record(0, min(depth, 1), min(depth, 1))
-        controller.record_times(plan=0.0, draft=0.016, forward=0.016 + 0.0004 * depth, project=0.0)
+        controller.record_times(
+            limits=0.0, draft=0.016, forward=0.016 + 0.0004 * depth, project=0.0
+        )
     assert controller.summary().num_switches > 1
 
 
@@ -206,10 +208,10 @@ def test_a_backlog_of_features_is_not_taken_for_the_cost_of_a_step():
     costs = CPU.costs()
     controller = AdaptiveDepth(costs, 5)
     for project in (0.5, 0.002, 0.002):
-        depth = controller.plan([Candidate(0, 5)], 0)[0]
+        depth = controller.limits([Candidate(0, 5)], 0)[0]
         assert depth > 0
         controller.record(0, depth, depth)
-        controller.record_times(plan=0.0, draft=0.006, forward=0.018, project=project)
+        controller.record_times(limits=0.0, draft=0.006, forward=0.018, project=project)
     assert float(costs.project(1)) == pytest.approx(0.002, rel=0.2)
 
 
@@ -218,14 +220,14 @@ def test_short_requests_do_not_switch_drafting_off():
     for key in range(40):
         left = 24
         while left > 0:
-            depth = controller.plan([Candidate(key, min(5, left - 1))], 0)[0]
+            depth = controller.limits([Candidate(key, min(5, left - 1))], 0)[0]
             kept = 0
             while kept < depth and luck.random() < 0.8:
                 kept += 1
             controller.record(key, depth, kept)
             seconds = CPU.draft(bool(depth), 1 + depth)
             controller.record_times(
-                plan=0.0, draft=seconds, forward=CPU.forward(1 + depth), project=0.0
+                limits=0.0, draft=seconds, forward=CPU.forward(1 + depth), project=0.0
             )
             left -= 1 + kept
         controller.close(key)
@@ -243,11 +245,11 @@ def test_the_same_history_gives_the_same_plans():
 def test_a_step_that_failed_may_be_planned_again():
     controller = adaptive(CPU)
     candidates = [Candidate(0, 5), Candidate(1, 5)]
-    assert controller.plan(candidates, 0) == controller.plan(candidates, 0)
+    assert controller.limits(candidates, 0) == controller.limits(candidates, 0)
     controller.close(0)
     controller.close(99)
-    assert controller.plan([], 64) == []
-    controller.record_times(plan=0.0, draft=0.0, forward=0.03, project=0.0)
+    assert controller.limits([], 64) == []
+    controller.record_times(limits=0.0, draft=0.0, forward=0.03, project=0.0)
 
 
 def test_steps_with_prompt_rows_teach_no_times():
@@ -255,9 +257,9 @@ def test_steps_with_prompt_rows_teach_no_times():
     controller = AdaptiveDepth(costs, 5)
     before = float(costs.forward(101))
     for _ in range(50):
-        depths = controller.plan([Candidate(0, 5)], 100)
+        depths = controller.limits([Candidate(0, 5)], 100)
         controller.record(0, depths[0], depths[0])
-        controller.record_times(plan=0.0, draft=1.0, forward=1.0, project=1.0)
+        controller.record_times(limits=0.0, draft=1.0, forward=1.0, project=1.0)
     assert float(costs.forward(101)) == before
 
 
@@ -275,4 +277,4 @@ def test_the_summary_says_which_depths_were_used(make):
 
 
 def test_a_fixed_depth_is_the_limit():
-    assert FixedDepth().plan([Candidate(1, 5), Candidate(2, 0), Candidate(3, 2)], 40) == [5, 0, 2]
+    assert FixedDepth().limits([Candidate(1, 5), Candidate(2, 0), Candidate(3, 2)], 40) == [5, 0, 2]

@@ -13,8 +13,8 @@ import torch
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.errors import ContextTooLong
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Batch, DraftBlock
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
 from blockdraft.models.paged import PagedTarget
@@ -132,9 +132,9 @@ class SmallTarget(TableTarget):
         super().__init__(TABLE)
         self.error, self.most = error, most
 
-    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
-        output = super().forward(batch, block)
-        if sum(len(row.new_ids) for row in batch) > self.most:
+    def forward(self, plan: ForwardPlan) -> TargetOutput:
+        output = super().forward(plan)
+        if sum(len(planned.row.new_ids) for planned in plan) > self.most:
             raise self.error
         return output
 
@@ -207,7 +207,7 @@ class Failing:
         return result
 
 
-PHASES = ("prepare", "project", "write", "draft", "forward", "layer", "verify")
+PHASES = ("open", "project", "write", "propose", "forward", "layer", "verify")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
@@ -221,10 +221,10 @@ def test_a_step_that_failed_is_made_again(
     oracle = make_target("sequential", tiny_target(dtype=torch.float64))
     drafter = make_dflash(target, tiny_drafter(torch.float64))
     holder, name = {
-        "prepare": (drafter, "prepare"),
+        "open": (drafter, "open"),
         "project": (drafter.model, "context_inputs"),
         "write": (drafter.contexts, "write"),
-        "draft": (drafter, "draft"),
+        "propose": (drafter, "propose"),
         "forward": (target, "forward"),
         "layer": (target.layers[2], "forward"),
         "verify": (engine_module, "verify"),
@@ -274,7 +274,7 @@ def test_a_context_that_was_written_in_part_is_written_again(
     outputs = {key: [output] for key, output in zip(keys, engine.step(), strict=True)}
     assert engine.proposer.failures.num_failures == 1
     # It was written again at once, row by row, and both are drafted for.
-    assert [outputs[key][0].num_drafted for key in keys] == [drafter.max_draft_tokens] * 2
+    assert [outputs[key][0].num_drafted for key in keys] == [drafter.max_nodes] * 2
     for key, rest in run(engine).items():
         outputs[key] += rest
     for key, prompt in zip(keys, ([1, 2, 3], [4, 5, 6, 7]), strict=True):
@@ -361,14 +361,14 @@ def test_features_that_cannot_be_kept_end_the_drafts_of_their_request(
     prompts = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
     expected = [generate_plain(target, prompt, GREEDY).token_ids for prompt in prompts]
     keys = [engine.add(prompt, GREEDY) for prompt in prompts]
-    calls, real = itertools.count(), drafter.absorb
+    calls, real = itertools.count(), drafter.committed
 
-    def absorb(*args: Any) -> None:
+    def committed(*args: Any) -> None:
         if next(calls) == 4:
             raise MemoryError
         real(*args)
 
-    monkeypatch.setattr(drafter, "absorb", absorb)
+    monkeypatch.setattr(drafter, "committed", committed)
     outputs = run(engine)
     assert engine.proposer.failures.num_failures == 1
     for index, (key, tokens) in enumerate(zip(keys, expected, strict=True)):

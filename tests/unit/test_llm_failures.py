@@ -9,7 +9,7 @@ from tests.small_llm import assert_nothing_left, params
 
 
 def test_a_failing_step_leaves_nothing_behind(llm, monkeypatch):
-    def fail(batch, block):
+    def fail(plan):
         raise RuntimeError("boom")
 
     with monkeypatch.context() as patch:
@@ -150,10 +150,10 @@ def test_a_request_that_fails_leaves_the_other_prompts_whole(llm, monkeypatch):
     expected = [g.completions[0].token_ids for g in llm.generate(["abc", "the"], params())]
     real = llm.engine.target.forward
 
-    def forward(batch, block):
-        if any(len(row.new_ids) > 40 for row in batch):
+    def forward(plan):
+        if any(len(planned.row.new_ids) > 40 for planned in plan):
             raise MemoryError
-        return real(batch, block)
+        return real(plan)
 
     monkeypatch.setattr(llm.engine.target, "forward", forward)
     generations = llm.generate(["abc", "z" * 60, "the"], params(n=1))

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from blockdraft.allocation.controller import Candidate, FixedDepth
 from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.recorder import NO_RECORDER
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Batch, DraftBlock, Row
+from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft_context import LayerKV
 from blockdraft.models.paged_context import PagedContexts
@@ -70,29 +71,36 @@ class SlotTarget:
 
     vocab_size = VOCAB_SIZE
     max_context = 4096
+    takes_trees = False
 
     def __init__(self, pages: Pages) -> None:
         self.memory = pages
         self.slots = Slots(pages)
 
-    def forward(self, batch: Batch, block: DraftBlock) -> TargetOutput:
+    def forward(self, plan: ForwardPlan) -> TargetOutput:
         choices: list[int] = []
         features: list[Tensor | None] = []
         # All rows write before any of them reads, as in one forward.
-        for row, draft in zip(batch, block, strict=True):
-            self.slots.write(row.sequence.key, row.sequence.num_cached, row.new_ids + draft)
-        for row, draft in zip(batch, block, strict=True):
+        for planned in plan:
+            assert planned.tree.is_chain
+            sequence = planned.row.sequence
+            self.slots.write(sequence.key, sequence.num_cached, planned.token_ids)
+        for planned in plan:
+            row, num_draft = planned.row, len(planned.tree)
             end = row.sequence.num_cached + len(row.new_ids)
-            held = self.slots.read(row.sequence.key, end + len(draft))
+            held = self.slots.read(row.sequence.key, end + num_draft)
             if row.is_complete:
-                choices += [next_id(held[: end + i]) for i in range(1 + len(draft))]
-            features.append(torch.tensor([row.new_ids + draft]).T)
+                choices += [next_id(held[: end + i]) for i in range(1 + num_draft)]
+            features.append(torch.tensor([planned.token_ids]).T)
         logits = torch.zeros(len(choices), VOCAB_SIZE)
         logits[torch.arange(len(choices)), torch.tensor(choices, dtype=torch.long)] = 1.0
         return TargetOutput(logits, features)
 
-    def truncate(self, key: int, length: int) -> None:
+    def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
         """What is behind the end is written again before it is read."""
+
+    def truncate(self, key: int, length: int) -> None:
+        """See above."""
 
     def close(self, key: int) -> None:
         self.memory.close(key)
@@ -126,8 +134,8 @@ class SlotDrafter(DFlashDrafter):
     def __init__(self, contexts: SlotContexts, draw: random.Random) -> None:
         self._project_context = lambda features, at: [(features, at)]
         self.embed_weight = torch.zeros(VOCAB_SIZE, 1)
-        self.max_draft_tokens = MAX_DRAFT_TOKENS
-        self.layer_ids = (0,)
+        self.max_nodes = MAX_DRAFT_TOKENS
+        self.feature_layers = (0,)
         self.contexts = contexts
         self.draw = draw
         self.recorder = NO_RECORDER
@@ -153,7 +161,7 @@ class RandomDepth(FixedDepth):
         super().__init__()
         self.draw = draw
 
-    def plan(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
+    def limits(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
         return [self.draw.randint(0, max(0, candidate.limit)) for candidate in candidates]
 
 
@@ -294,8 +302,8 @@ def test_a_step_that_was_interrupted_loses_no_page(seed: int) -> None:
         return wrapped
 
     phases = [
-        (engine.target, ("forward", "truncate")),
-        (engine.drafter, ("prepare", "draft", "absorb")),
+        (engine.target, ("forward", "keep", "truncate")),
+        (engine.drafter, ("open", "propose", "committed")),
         (traffic.pages, ("publish",)),
     ]
     for owner, names in phases:

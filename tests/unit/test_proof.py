@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blockdraft import LLM, ConfigError, RequestError
-from blockdraft.core.sequence import Batch, DraftBlock
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.models.target import TargetOutput
 from blockdraft.proof import faults
 from blockdraft.proof.cases import SETTINGS, plan_cases
@@ -127,9 +127,9 @@ def watch_batches(llm: LLM) -> AbstractContextManager[None]:
     """Note in `llm.batches` how many rows, and how many of prompts, each forward has."""
     forward, batches = llm.engine.target.forward, []
 
-    def watched(batch: Batch, block: DraftBlock) -> TargetOutput:
-        batches.append((len(batch), sum(row.is_prompt for row in batch)))
-        return forward(batch, block)
+    def watched(plan: ForwardPlan) -> TargetOutput:
+        batches.append((len(plan), sum(planned.row.is_prompt for planned in plan)))
+        return forward(plan)
 
     llm.batches = batches
     return faults.replaced(llm.engine.target, "forward", watched)

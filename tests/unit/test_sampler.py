@@ -16,6 +16,7 @@ from torch import Tensor
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar
+from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Constraint, Row, Sequence
 from blockdraft.speculate.sampler import choose as choose_module
@@ -496,7 +497,7 @@ def test_verify_ends_the_bad_row_and_keeps_the_others() -> None:
         sequence.num_cached = len(sequence.token_ids) - 1
         rows.append(Row(sequence, sequence.token_ids[-1:], 0))
     logits = torch.randn(3, 97, generator=torch.Generator().manual_seed(0))
-    verdicts = verify([[], [], []], logits, rows)
+    verdicts = verify(ForwardPlan.of_chains(rows, [[], [], []]), logits)
     assert [len(verdict.token_ids) for verdict in verdicts] == [1, 0, 1]
     assert "min_tokens is 9" in str(verdicts[1].error)
 
@@ -508,8 +509,10 @@ def test_a_draft_from_the_targets_own_logits_is_kept_whole(temperature: float) -
     logits = torch.randn(1, 5_000, generator=generator).expand(9, -1)
     sequence = make_sequence(SamplingParams(temperature=temperature), seed=11)
     sequence.num_cached = len(sequence.token_ids) - 1
-    (guesses,) = choose([Walk(logits[:8], sequence, [])])
-    draft = list(guesses)
-    (verdict,) = verify([draft], logits, [Row(sequence, sequence.token_ids[-1:], 8)])
+    (choice_at,) = choose([Walk.chain(logits[:8], sequence, [])])
+    draft = [choice_at(index) for index in range(8)]
+    (verdict,) = verify(
+        ForwardPlan.of_chains([Row(sequence, sequence.token_ids[-1:], 8)], [draft]), logits
+    )
     assert verdict.num_accepted == 8
     assert len(set(draft)) == (1 if temperature == 0.0 else 8)

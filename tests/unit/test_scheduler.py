@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from blockdraft.allocation.allocator import Allocator
 from blockdraft.allocation.controller import Candidate, FixedDepth
 from blockdraft.cache.memory import Memory, Unlimited
 from blockdraft.cache.pages import PAGE_SIZE, Pages
@@ -32,14 +33,11 @@ def make_sequence(
 def make_scheduler(
     memory: Memory | None = None,
     release: Callable[[int], None] | None = None,
-    controller: FixedDepth | None = None,
     **changes: Any,
 ) -> Scheduler:
     memory = memory or Unlimited()
     options = {"max_running": 2, "prefill_chunk": 4, "max_draft_tokens": 7}
-    return Scheduler(
-        memory, controller or FixedDepth(), release or memory.close, **(options | changes)
-    )
+    return Scheduler(memory, release or memory.close, **(options | changes))
 
 
 def start(scheduler: Scheduler, *sequences: Sequence) -> None:
@@ -147,14 +145,15 @@ class Halving(FixedDepth):
         super().__init__()
         self.asked: list[tuple[list[Candidate], int]] = []
 
-    def plan(self, candidates: Any, num_other_rows: int) -> list[int]:
+    def limits(self, candidates: Any, num_other_rows: int) -> list[int]:
         self.asked.append((list(candidates), num_other_rows))
         return [candidate.limit // 2 for candidate in candidates]
 
 
 def test_the_controller_is_asked_about_the_sequences_that_decode() -> None:
     controller = Halving()
-    scheduler = make_scheduler(controller=controller, max_running=4, prefill_chunk=40)
+    scheduler = make_scheduler(max_running=4, prefill_chunk=40)
+    allocator = Allocator(controller, takes_trees=True)
     plain = make_sequence(2, num_output=2, speculative=False)
     start(
         scheduler,
@@ -163,8 +162,9 @@ def test_the_controller_is_asked_about_the_sequences_that_decode() -> None:
         plain,
     )
     scheduler.add(make_sequence(3, num_prompt=90))
-    controller.asked.clear()
     rows = scheduler.schedule()
+    assert [row.num_draft_tokens for row in rows] == [7, 3, 0, 0]
+    rows = allocator.limit(rows)
     assert controller.asked == [([Candidate(0, 7), Candidate(1, 3), Candidate(2, 0)], 40)]
     assert [row.num_draft_tokens for row in rows] == [3, 1, 0, 0]
     assert [row.is_prompt for row in rows] == [False, False, False, True]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models import supported
@@ -112,7 +113,7 @@ def test_a_model_whose_attention_cannot_be_replaced_is_refused(
         SequentialTarget(model)
 
 
-def row_of(params: SamplingParams) -> Row:
+def plan_of(params: SamplingParams) -> ForwardPlan:
     sequence = Sequence(
         key=0,
         params=params,
@@ -122,15 +123,15 @@ def row_of(params: SamplingParams) -> Row:
         token_ids=list(PROMPT),
         num_prompt=len(PROMPT),
     )
-    return Row(sequence, list(PROMPT), 0)
+    return ForwardPlan([PlannedRow(Row(sequence, list(PROMPT), 0))])
 
 
 def test_rows_that_never_draft_pay_for_no_features() -> None:
     with SequentialTarget(tiny_target(), layer_ids=LAYER_IDS).released_after() as target:
-        (plain,) = target.forward([row_of(SamplingParams(speculative=False))], [[]]).features
+        (plain,) = target.forward(plan_of(SamplingParams(speculative=False))).features
         assert plain is None
         assert not target._captured
         target.close(0)
-        (features,) = target.forward([row_of(SamplingParams())], [[]]).features
+        (features,) = target.forward(plan_of(SamplingParams())).features
         assert features is not None
         assert features.shape == (len(PROMPT), 64 * len(LAYER_IDS))

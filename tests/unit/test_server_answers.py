@@ -356,8 +356,8 @@ def test_thinking_comes_apart_from_the_answer(folders, other):
 def test_a_sample_that_fails_says_so(server, monkeypatch):
     real = server.service.engine._engine.target.forward
 
-    def forward(batch, block):
-        output = real(batch, block)
+    def forward(plan):
+        output = real(plan)
         return replace(output, logits=output.logits * math.nan)
 
     with monkeypatch.context() as patch:

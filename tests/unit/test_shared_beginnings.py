@@ -2,7 +2,6 @@
 
 import pytest
 
-from blockdraft.allocation.controller import FixedDepth
 from blockdraft.cache.memory import Unlimited
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
@@ -16,7 +15,6 @@ def make_scheduler(memory=None, *, draft_context=True):
     memory = memory or Pages(100)
     return Scheduler(
         memory,
-        FixedDepth(),
         memory.close,
         max_running=8,
         prefill_chunk=2 * PAGE_SIZE,

@@ -1,14 +1,20 @@
 import pytest
 
+from blockdraft.core.plan import Proposal
 from blockdraft.measure.acceptance import AcceptanceStats
+
+PASSES = [(4, 3, 3), (1, 3, 0), (2, 3, 2), (1, 0, 0)]
+"""Tokens, candidates and kept ones of chains. The third was cut at a stop."""
+
+
+def record_chain(stats: AcceptanceStats, num_tokens: int, num_drafted: int, kept: int) -> None:
+    stats.record(num_tokens, Proposal.chain([0] * num_drafted, "test").tree, range(kept))
 
 
 def make_stats() -> AcceptanceStats:
     stats = AcceptanceStats()
-    stats.record(num_tokens=4, num_drafted=3, num_accepted=3)
-    stats.record(num_tokens=1, num_drafted=3, num_accepted=0)
-    stats.record(num_tokens=2, num_drafted=3, num_accepted=2)  # cut at a stop
-    stats.record(num_tokens=1, num_drafted=0, num_accepted=0)
+    for one in PASSES:
+        record_chain(stats, *one)
     return stats
 
 
@@ -30,8 +36,8 @@ def test_nothing_recorded_gives_zeros() -> None:
 def test_adding_is_recording_both() -> None:
     both, twice = make_stats(), make_stats()
     both.add(make_stats())
-    for arguments in ((4, 3, 3), (1, 3, 0), (2, 3, 2), (1, 0, 0)):
-        twice.record(*arguments)
+    for one in PASSES:
+        record_chain(twice, *one)
     assert both == twice
     assert both.to_dict()["histogram"] == {"1": 4, "2": 2, "4": 2}
     assert both.to_dict()["num_accepted"] == 10

@@ -2,16 +2,20 @@
 
 import pytest
 
+from blockdraft.core.plan import ForwardPlan, Proposal
 from blockdraft.core.recorder import Work
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.step_work import RowWork, lines_of, record_step, rows_work
 from blockdraft.speculate.commit import StepOutput
+from blockdraft.speculate.verify import Verdict
 
 
 def output(num_kept, num_accepted, num_drafted=5):
-    return StepOutput(0, [7] * num_kept, [], num_drafted, num_accepted, None)
+    proposal = Proposal.chain([7] * num_drafted, "test")
+    verdict = Verdict([7] * num_kept, list(range(num_accepted)))
+    return StepOutput(0, verdict, num_kept, proposal)
 
 
 def decoding(num_drafted, num_keys=100):
@@ -65,7 +69,7 @@ def test_planned_rows_are_those_of_the_batch():
     begun = Sequence(1, params, 0, 0, frozenset(), token_ids=[1] * 11, num_prompt=10)
     begun.num_cached = 10
     batch = [Row(whole, [1] * 20, 0, is_prompt=True), Row(begun, [1], 3)]
-    assert rows_work(batch, [[], [4, 5]]) == [
+    assert rows_work(ForwardPlan.of_chains(batch, [[], [4, 5]])) == [
         RowWork(True, 20, 0, 20),  # the prompt goes on in the next step: no logits are wanted
         RowWork(False, 3, 3, 13),
     ]

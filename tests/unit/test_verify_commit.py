@@ -242,7 +242,9 @@ def test_logits_that_are_no_numbers_end_the_row_with_the_tokens_before(
     (verdict,) = verify([TRUTH[:4]], without_number(5, index), [row])
     assert verdict.token_ids == TRUTH[:index]
     assert verdict.num_accepted == len(verdict.logprobs) == index
-    (output,) = commit([row], [TRUTH[:4]], [verdict], [torch.ones(5, 2)], recorder, proposer(recorder))
+    (output,) = commit(
+        [row], [TRUTH[:4]], [verdict], [torch.ones(5, 2)], recorder, proposer(recorder)
+    )
     # The sequence had four tokens.
     message = (
         f"the target's logits for the token at position {4 + index} are not numbers, or all -inf"
@@ -263,7 +265,9 @@ def test_an_end_before_the_missing_number_is_no_error() -> None:
     for params in ({"stop_ids": frozenset({5})}, {"max_tokens": 3}):
         recorder, row = Recorder(), make_row(**params)
         verdicts = verify([TRUTH[:4]], without_number(5, 2), [row])
-        (output,) = commit([row], [TRUTH[:4]], verdicts, [torch.ones(5, 2)], recorder, proposer(recorder))
+        (output,) = commit(
+            [row], [TRUTH[:4]], verdicts, [torch.ones(5, 2)], recorder, proposer(recorder)
+        )
         assert output.finish_reason in ("stop", "length")
         assert (output.error, output.token_ids) == (None, [3, 5])
 
