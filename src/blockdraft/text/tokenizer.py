@@ -56,7 +56,7 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids)
 
     def drop_unknown_eos_ids(self, vocab_size: int) -> None:
-        """Leave out ids that a model with a vocabulary of this size can never choose, and say so."""
+        """Leave out ids that a model of this vocabulary can never choose, with a warning."""
         known = frozenset(i for i in self.eos_ids if 0 <= i < vocab_size)
         if unknown := sorted(self.eos_ids - known):
             logger.warning(
