@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from blockdraft.cache.kv import KVLayer
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.errors import ContextTooLong
+from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine import engine as engine_module
@@ -379,3 +380,54 @@ def test_features_that_cannot_be_kept_end_the_drafts_of_their_request(
         # The pass of the prompt drafts nothing.
         assert all(output.num_drafted == 0 for output in outputs[key][2:]) == (index == 1)
     assert not drafter._known
+
+
+def test_a_forward_that_failed_is_made_again_with_fewer_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some layers of a sequential target have grown for drafts that nobody asks for any more."""
+    target = make_target("sequential", tiny_target("gemma3"))
+    prompt = list(range(60))
+    expected = generate_plain(target, prompt, GREEDY).token_ids
+    engine = Engine(target, ConstantDrafter(5, 7))
+    key = engine.add(prompt, GREEDY)
+    outputs = engine.step()
+    calls, real = itertools.count(), KVLayer.update
+
+    def update(self: KVLayer, *args: Any, **options: Any) -> Any:
+        if next(calls) == 2:
+            raise RuntimeError("boom")
+        return real(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVLayer, "update", update)
+        with pytest.raises(RuntimeError, match="boom"):
+            engine.step()
+    engine.use_fixed_depth(0)
+    assert joined(outputs + run(engine)[key]) == expected
+
+
+ALL_IDS = tuple(range(VOCAB_SIZE))
+
+
+def test_a_minimum_length_that_leaves_no_token_is_refused() -> None:
+    engine = Engine(TableTarget(TABLE), NoDrafter())
+    params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=ALL_IDS)
+    with pytest.raises(RequestError, match="min_tokens is 4, and all 97 tokens") as refused:
+        engine.add([1, 2], params)
+    assert refused.value.param == "min_tokens"
+    params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=ALL_IDS[1:])
+    with pytest.raises(RequestError, match="min_tokens is 4"):
+        engine.add([1, 2], params, eos_ids=frozenset({0}))
+    assert not engine.has_work
+    assert engine.add([1, 2], params) in run(engine)
+
+
+@pytest.mark.parametrize("eos_id", [VOCAB_SIZE, -1])
+def test_an_end_that_is_no_token_is_left_out(eos_id: int) -> None:
+    params = SamplingParams(max_tokens=8, min_tokens=2)
+    engine = Engine(TableTarget(TABLE), NoDrafter())
+    key = engine.add([1, 2], params, eos_ids=frozenset({eos_id}))
+    expected = generate_plain(TableTarget(TABLE), [1, 2], params).token_ids
+    assert joined(run(engine)[key]) == expected
+    assert engine.progress[key].sequence.stop_ids == frozenset()
