@@ -16,6 +16,7 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
 from blockdraft.models.paged import PagedTarget
@@ -208,7 +209,7 @@ class Failing:
         return result
 
 
-PHASES = ("open", "project", "write", "propose", "forward", "layer", "verify")
+PHASES = ("project", "write", "propose", "forward", "layer", "verify")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
@@ -222,7 +223,6 @@ def test_a_step_that_failed_is_made_again(
     oracle = make_target("sequential", tiny_target(dtype=torch.float64))
     drafter = make_dflash(target, tiny_drafter(torch.float64))
     holder, name = {
-        "open": (drafter, "open"),
         "project": (drafter.model, "context_inputs"),
         "write": (drafter.contexts, "write"),
         "propose": (drafter, "propose"),
@@ -253,6 +253,62 @@ def test_a_step_that_failed_is_made_again(
         assert engine.take(key).sequence.output_ids == tokens
     if isinstance(target, PagedTarget):
         target.memory.check_integrity()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sequence_whose_opening_was_interrupted_is_drafted_for(
+    way: Way, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target(way, tiny_target(dtype=torch.float64))
+    drafter = make_dflash(target, tiny_drafter(torch.float64))
+    expected = generate_plain(target, [1, 2, 3], GREEDY).token_ids
+    engine = Engine(target, drafter)
+    key = engine.add([1, 2, 3], GREEDY)
+    real = drafter.open
+
+    def interrupted(*args: Any) -> None:
+        if late:
+            real(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter, "open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+        check_draft_context(engine, key)
+    assert engine.proposer.failures.num_failures == 0
+    assert outputs[1].num_drafted == drafter.max_nodes
+    assert engine.take(key).sequence.output_ids == joined(outputs) == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sequence_that_cannot_be_opened_is_decoded_plainly(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target(way, tiny_target(dtype=torch.float64))
+    drafter = make_dflash(target, tiny_drafter(torch.float64))
+    engine = Engine(target, drafter)
+    prompts = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    expected = [generate_plain(target, prompt, GREEDY).token_ids for prompt in prompts]
+    keys = [engine.add(prompt, GREEDY) for prompt in prompts]
+    real = drafter.open
+
+    def fail(row: Row, num_reused: int) -> None:
+        if row.sequence.key == keys[1]:
+            raise RuntimeError("boom")
+        real(row, num_reused)
+
+    monkeypatch.setattr(drafter, "open", fail)
+    outputs = run(engine)
+    assert engine.proposer.failures.num_failures == 1
+    for index, (key, tokens) in enumerate(zip(keys, expected, strict=True)):
+        assert joined(outputs[key]) == engine.take(key).sequence.output_ids == tokens
+        assert any(output.num_drafted for output in outputs[key]) == (index != 1)
+    assert not drafter._known
 
 
 def test_a_context_that_was_written_in_part_is_written_again(
