@@ -137,11 +137,13 @@ def _sampled(walks: list[Walk]) -> list[list[Choice]]:
     for walk in walks:
         places = (Place(walk.sequence, i, walk.ahead) for i in range(walk.logits.shape[0]))
         for tile in _tiles(walk.logits):
-            if len(waiting) + tile.shape[0] > _tile_rows(tile.shape[1]):
+            if waiting and len(waiting) + tile.shape[0] > _tile_rows(tile.shape[1]):
                 found += _chosen(waiting)
                 waiting = []
             waiting += [(row, next(places)) for row in tile]
-    each = iter(found + _chosen(waiting))
+    if waiting:
+        found += _chosen(waiting)
+    each = iter(found)
     return [[next(each) for _ in range(walk.logits.shape[0])] for walk in walks]
 
 
