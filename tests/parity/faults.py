@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from blockdraft.models.visibility import Visibility
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Choice
-from blockdraft.speculate.sampler.logits import Place
+from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.philox import Stream
 from blockdraft.text.grammar import GrammarState
 
@@ -242,17 +243,17 @@ def grammar_after_the_choice() -> Iterator[None]:
     """A choice that the grammar refuses is replaced by the most likely token that it allows."""
     real = choose_module._chosen
 
-    def chosen(rows: list[tuple[Tensor, Place]]) -> list[Choice]:
-        ((logits, place),) = rows
+    def chosen(rows: list[tuple[Scores, Place]]) -> list[Choice]:
+        ((scores, place),) = rows
         free = copy.copy(place.sequence)
         free.constraint = None
-        (found,) = real([(logits, Place(free, place.num_ahead, place.ahead))])
+        (found,) = real([(scores, Place(free, place.num_ahead, place.ahead))])
         assert place.sequence.constraint is not None
         assert isinstance(found, int)
         allowed = place.sequence.constraint.allowed(place.sequence.output_ids, place.path)
         if allowed is None or allowed[found]:
             return [found]
-        return [int(logits.masked_fill(~torch.from_numpy(allowed), -torch.inf).argmax())]
+        return [int(np.where(allowed, scores, -np.inf).argmax())]
 
     with patch.object(choose_module, "_chosen", chosen):
         yield
