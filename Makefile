@@ -38,7 +38,7 @@ serve-test: env
 
 # Compiled first without the sanitizer in front, which would slow the compiler down. It must be there
 # before Python's own memory; Python itself leaks on purpose.
-asan: export BLOCKDRAFT_KERNEL_FLAGS := -fsanitize=address -fno-omit-frame-pointer -g
+asan: export BLOCKDRAFT_KERNEL_FLAGS := -O1 -fsanitize=address -fno-omit-frame-pointer
 asan: env
 	$(BIN)/python -c "from blockdraft.kernels.build import build; print(build())"
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
