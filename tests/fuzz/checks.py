@@ -71,9 +71,12 @@ def _short_cases(fuzz: str, fits: Callable[[Case], bool]) -> Iterator[Case]:
     """Those that take well under a second, on one thread."""
     for index in count():
         case = GENERATORS[fuzz](case_seed(_SMOKE_SEED, 0, index))
-        asked = sum((20 + one.params.max_tokens) * one.params.n for one in case.requests)
-        is_short = asked < 400 and sum(len(one.prompt) for one in case.requests) < 800
-        if is_short and case.model.num_threads == 1 and fits(case):
+        shape, requests = case.model, case.requests
+        num_asked = sum(one.params.max_tokens * one.params.n for one in requests)
+        num_prompt = sum(len(one.prompt) * one.params.n for one in requests)
+        is_small = shape.hidden_size <= 130 and shape.num_heads <= 9 and not shape.is_moe
+        is_short = num_asked < 200 and num_prompt < 1000
+        if is_small and is_short and shape.num_threads == 1 and fits(case):
             yield case
 
 

@@ -33,19 +33,12 @@ def aborts(case: Case) -> bool:
     return is_paged(case) and any(request.aborted_after for request in case.requests)
 
 
-def has_a_grammar(case: Case) -> bool:
-    return any(request.params.grammar is not None for request in case.requests)
-
-
 @pytest.mark.parametrize(
     ("fault", "fits"),
     [
         (faults.stale_key_in_a_kept_slot, is_paged),
         (faults.abort_frees_a_page_of_another, aborts),
-        (parity_faults.anchor_published, is_paged),
-        (parity_faults.digest_without_parent, is_paged),
         (parity_faults.noise_by_slot, any_case),
-        (parity_faults.grammar_advanced_by_rejected_drafts, has_a_grammar),
     ],
 )
 def test_it_finds(fault: faults.Fault, fits: Callable[[Case], bool]) -> None:
