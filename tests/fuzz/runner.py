@@ -32,6 +32,7 @@ SampleId = tuple[int, int]
 """Which request, and which of its samples."""
 
 _STEPS_PER_DEPTH = 8
+_NUM_ROUNDS = 2
 _TOLERANCE = {"float64": 1e-7, "float32": 2e-2}
 """Of our logits against those of transformers, which sums in another order; relative."""
 
@@ -94,16 +95,21 @@ def _run(case: Case, report: Report) -> None:
         report.refused = str(refused)
         report.tally.num_refused = 1
         return
-    for identity, answer in together.items():
-        said = differences(answer, alone[identity])
-        report.wrong += [f"sample {identity}: {one}" for one in said]
-        counts = compared(answer)
-        report.tally.num_samples += 1
-        report.tally.num_tokens += len(answer.token_ids)
-        report.tally.num_long += len(answer.token_ids) >= LONG_OUTPUT
-        report.tally.num_logits += counts.num_logits
-        report.tally.num_keys += counts.num_keys
+    for round_index, answers in enumerate(together):
+        for identity, answer in answers.items():
+            said = differences(answer, alone[identity])
+            report.wrong += [f"round {round_index}, sample {identity}: {one}" for one in said]
+            _count(answer, report.tally)
     _hold_against_stock(case, alone, report)
+
+
+def _count(answer: Answer, tally: Tally) -> None:
+    counts = compared(answer)
+    tally.num_samples += 1
+    tally.num_tokens += len(answer.token_ids)
+    tally.num_long += len(answer.token_ids) >= LONG_OUTPUT
+    tally.num_logits += counts.num_logits
+    tally.num_keys += counts.num_keys
 
 
 class _Run:
@@ -168,8 +174,8 @@ def _alone(case: Case) -> dict[SampleId, Answer]:
 
 def _together(
     case: Case, target: AnyTarget, alone: dict[SampleId, Answer], report: Report
-) -> dict[SampleId, Answer]:
-    """All requests in one engine, coming and going as the case says."""
+) -> list[dict[SampleId, Answer]]:
+    """All requests in one engine, twice: the second time their pages may be there already."""
     drafter = make_drafter(case, target)
     engine = Engine(
         target,
@@ -177,10 +183,26 @@ def _together(
         max_running=case.engine.max_running,
         prefill_chunk=case.engine.prefill_chunk,
     )
-    run, tally, depths = _Run(engine), report.tally, cycle(case.engine.depths)
+    run, tally, rounds = _Run(engine), report.tally, []
+    for _ in range(_NUM_ROUNDS):
+        run.answers = {}
+        tally.num_aborted += _run_round(case, run, alone)
+        rounds.append(run.answers)
+        check_nothing_left(run.samples)
+    tally.widths |= run.recorder.widths
+    tally.num_drafted += run.recorder.num_drafted
+    tally.num_rejected += run.recorder.num_rejected
+    tally.num_preempted += num_preempted(engine)
+    tally.num_reused += num_reused(target)
+    return rounds
+
+
+def _run_round(case: Case, run: _Run, alone: dict[SampleId, Answer]) -> int:
+    """The requests come and go as the case says; returns how many samples were taken back."""
+    engine, depths = run.engine, cycle(case.engine.depths)
     late = sorted(range(len(case.requests)), key=lambda index: case.requests[index].arrival)
     begun: dict[int, int] = {}
-    most_steps = sum(map(_most_steps, case.requests))
+    most_steps, num_aborted = sum(map(_most_steps, case.requests)), 0
     for step in range(most_steps):
         if step % _STEPS_PER_DEPTH == 0:
             engine.use_fixed_depth(next(depths))
@@ -189,24 +211,17 @@ def _together(
             begun[index] = step
             for sample_index in range(case.requests[index].params.n):
                 key = run.add(index, case.requests[index], sample_index)
-                if isinstance(drafter, ErringOracle):
-                    drafter.known[key] = alone[index, sample_index].token_ids
+                if isinstance(engine.drafter, ErringOracle):
+                    engine.drafter.known[key] = alone[index, sample_index].token_ids
         for index, first in begun.items():
             if case.requests[index].aborted_after == step - first:
-                tally.num_aborted += run.abort(index)
+                num_aborted += run.abort(index)
         if run.is_open:
             run.step()
-            check_pages(target)
+            check_pages(engine.target)
         elif not late:
-            break
-    assert not run.is_open, f"not at its end after {most_steps} steps"
-    check_nothing_left(run.samples)
-    tally.widths |= run.recorder.widths
-    tally.num_drafted += run.recorder.num_drafted
-    tally.num_rejected += run.recorder.num_rejected
-    tally.num_preempted += num_preempted(engine)
-    tally.num_reused += num_reused(target)
-    return run.answers
+            return num_aborted
+    raise AssertionError(f"not at its end after {most_steps} steps")
 
 
 def _most_steps(asked: Asked) -> int:
