@@ -50,22 +50,27 @@ class Findings:
         self.failures.append(f"case {seed}; again by: {again}\n{what}")
 
 
-def fuzz(name: str, part: int) -> Findings:
+PROGRAM = ("-m", "tests.fuzz.run")
+
+
+def fuzz(name: str, part: int, program: Sequence[str] = PROGRAM) -> Findings:
     """Run cases for the seconds that are set, past crashes and hangs."""
     findings, index = Findings(name, part), 0
     end = time.monotonic() + fuzz_seconds()
     while time.monotonic() < end and len(findings.failures) < MAX_FAILURES:
-        index = _Child(findings, index, end - time.monotonic()).run()
+        index = _Child(findings, program, index, end - time.monotonic()).run()
     return findings
 
 
 class _Child:
     """A process that runs cases until the time is over, or one of them ends it."""
 
-    def __init__(self, findings: Findings, first: int, seconds: float) -> None:
+    def __init__(
+        self, findings: Findings, program: Sequence[str], first: int, seconds: float
+    ) -> None:
         self._findings = findings
         self._command = [
-            *(sys.executable, "-m", "tests.fuzz.run", findings.fuzz),
+            *(sys.executable, *program, findings.fuzz),
             *("--seed", str(fuzz_seed()), "--part", str(findings.part)),
             *("--first", str(first), "--seconds", f"{seconds:.1f}"),
         ]
