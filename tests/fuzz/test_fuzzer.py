@@ -19,7 +19,7 @@ def test_a_case_that_ends_its_process_is_named(
     program: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(settings.SECONDS, "60")
-    monkeypatch.setattr(fuzzer, "HANGS_AFTER", 1.0)
+    monkeypatch.setattr(fuzzer, "HANGS_AFTER", 3.0)
     monkeypatch.setattr(fuzzer, "MAX_FAILURES", 2)
     findings = fuzz("shapes", 0, ("-c", program))
     assert len(findings.failures) == 2
