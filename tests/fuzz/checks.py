@@ -9,11 +9,11 @@ from tests.fuzz.faults import Fault
 from tests.fuzz.fuzzer import Findings
 from tests.fuzz.run import case_seed
 from tests.fuzz.runner import Report, Tally, run_case
-from tests.fuzz.settings import fuzz_seconds, fuzz_seed
+from tests.fuzz.settings import fuzz_seed
 
 _SMOKE_SEED = 1
-_FULL_COVERAGE_AFTER = 200.0
-"""Seconds after which every width and long outputs must have come up."""
+_FULL_COVERAGE_AFTER = 50
+"""Cases after which every width and long outputs must have come up; a busy machine runs fewer."""
 _MOST_REFUSED = 0.1
 """Of the models; each is told why. More, and the fuzz would look at nothing."""
 
@@ -25,10 +25,11 @@ def check_findings(findings: Findings, record_property: Callable[[str, object], 
         [f"{len(findings.failures)} cases of seed {fuzz_seed()} fail", *findings.failures]
     )
     tally = findings.tally
-    check_compared(tally)
+    assert tally.num_logits > 0, "nothing was compared"
     refused = sorted(set(findings.refusals))
     assert tally.num_refused <= max(3, _MOST_REFUSED * tally.num_cases), refused
-    if fuzz_seconds() >= _FULL_COVERAGE_AFTER:
+    if tally.num_cases >= _FULL_COVERAGE_AFTER:
+        check_compared(tally)
         missing = set(range(1, MAX_DRAFT_TOKENS + 2)) - tally.widths
         assert not missing, f"no verify had one of these widths: {sorted(missing)}"
         assert tally.num_long > 0, "no output was long"
@@ -51,7 +52,6 @@ def smoke(fuzz: str, num_cases: int) -> None:
     for case in islice(_short_cases(fuzz, lambda case: True), num_cases):
         report = _run(case)
         assert not report.wrong, f"case {case.seed}\n" + "\n".join(report.wrong)
-        assert report.refused is None, f"case {case.seed}: {report.refused}"
         tally.add(report.tally)
     check_compared(tally)
 
