@@ -23,7 +23,7 @@ Fault = Callable[[], AbstractContextManager[Any]]
 def rollback_one_too_short() -> Iterator[None]:
     """After a rejection one rejected token stays in the cache."""
     with (
-        patch.object(SequentialTarget, "truncate", CropOneTooFew.truncate),
+        patch.object(SequentialTarget, "keep", CropOneTooFew.keep),
         patch.object(SequentialTarget, "_forward_row", CropOneTooFew._forward_row),
     ):
         yield

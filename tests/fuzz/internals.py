@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import Pages
-from blockdraft.core.sequence import Batch, DraftBlock, Sequence
+from blockdraft.core.plan import ForwardPlan, PlannedRow
+from blockdraft.core.sequence import Sequence
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.samples import Samples
 from blockdraft.models.paged import PagedTarget
@@ -111,7 +112,7 @@ class Trace:
 class Recorder:
     """Observes an engine, and its target as it forgets a sequence. Changes nothing.
 
-    `widths` are those of the verifies.
+    `widths` are those of the verifies; `num_branched` of them had more than one path.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -120,6 +121,7 @@ class Recorder:
         self.widths: set[int] = set()
         self.num_drafted = 0
         self.num_rejected = 0
+        self.num_branched = 0
         engine.observer = self
         self._close = engine.target.close
         engine.target.close = self._closing
@@ -129,24 +131,31 @@ class Recorder:
         trace = self.traces[key] = Trace(self.engine.progress[key].sequence)
         return trace
 
-    def verified(
-        self, batch: Batch, block: DraftBlock, logits: Tensor, verdicts: list[Verdict]
-    ) -> None:
+    def verified(self, plan: ForwardPlan, logits: Tensor, verdicts: list[Verdict]) -> None:
         """See Observer.verified."""
         done = 0
-        for row, draft, verdict in zip(batch, block, verdicts, strict=True):
-            num = row.num_logits(len(draft))
-            own = logits[done : done + num]
-            done += num
-            end = row.sequence.num_cached + len(row.new_ids) + len(draft)
-            known_end = len(row.sequence.token_ids) + len(verdict.token_ids)
-            for position, found in enumerate(own, start=end - num + 1):
-                if position < known_end:
-                    self.traces[row.sequence.key].logits.append((position, found.clone()))
-            if row.is_complete and not row.is_prompt:
-                self.widths.add(1 + len(draft))
-                self.num_drafted += len(draft)
-                self.num_rejected += len(draft) - min(len(draft), verdict.num_accepted)
+        for planned, verdict in zip(plan, verdicts, strict=True):
+            own = logits[done : done + planned.num_logits]
+            done += planned.num_logits
+            self._note_logits(planned, own, verdict)
+            if planned.row.is_complete and not planned.row.is_prompt:
+                self.widths.add(1 + len(planned.tree))
+                self.num_branched += not planned.tree.is_chain
+                self.num_drafted += len(planned.tree)
+                self.num_rejected += len(planned.tree) - verdict.num_accepted
+
+    def _note_logits(self, planned: PlannedRow, logits: Tensor, verdict: Verdict) -> None:
+        """Those behind kept tokens, with the position of the token that they choose."""
+        sequence, nodes = planned.row.sequence, verdict.nodes
+        noted = self.traces[sequence.key].logits
+        num_new = planned.num_logits - len(planned.tree)
+        known_end = len(sequence.token_ids) + len(verdict.token_ids)
+        new_end = sequence.num_cached + len(planned.row.new_ids)
+        kept = enumerate(logits[:num_new], start=new_end - num_new + 1)
+        behind = enumerate((logits[num_new + node] for node in nodes), start=new_end + 1)
+        for position, found in [*kept, *behind]:
+            if position < known_end:
+                noted.append((position, found.clone()))
 
     def reported(self, outputs: list[StepOutput]) -> None:
         """See Observer.reported."""

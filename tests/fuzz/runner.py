@@ -49,6 +49,7 @@ class Tally:
     num_keys: int = 0
     num_drafted: int = 0
     num_rejected: int = 0
+    num_branched: int = 0
     num_preempted: int = 0
     num_aborted: int = 0
     num_reused: int = 0
@@ -192,6 +193,7 @@ def _together(
     tally.widths |= run.recorder.widths
     tally.num_drafted += run.recorder.num_drafted
     tally.num_rejected += run.recorder.num_rejected
+    tally.num_branched += run.recorder.num_branched
     tally.num_preempted += num_preempted(engine)
     tally.num_reused += num_reused(target)
     return rounds

@@ -46,9 +46,9 @@ def has_a_window(case: Case) -> bool:
 @pytest.mark.parametrize(
     ("fault", "fits", "found"),
     [
-        (faults.rollback_one_too_short, is_sequential, "tokens|logits|keys"),
-        (faults.stale_key_in_a_kept_slot, is_paged, "tokens|logits|keys"),
-        (faults.row_depends_on_company, drafts_wide, "tokens|logits|keys"),
+        (faults.rollback_one_too_short, is_sequential, "token_ids|logits|keys"),
+        (faults.stale_key_in_a_kept_slot, is_paged, "token_ids|logits|keys"),
+        (faults.row_depends_on_company, drafts_wide, "token_ids|logits|keys"),
         (faults.window_one_key_too_wide, has_a_window, "not what transformers computes"),
     ],
 )

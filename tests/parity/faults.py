@@ -57,10 +57,16 @@ def one_noise_for_all_samples() -> Iterator[None]:
         yield
 
 
+_keep = SequentialTarget.keep
+
+
 class CropOneTooFew(SequentialTarget):
     """After a rejection one rejected token stays in the cache."""
 
     def keep(self, planned: PlannedRow, nodes: Ids[int]) -> None:
+        if not planned.tree.is_chain:
+            _keep(self, planned, nodes)
+            return
         cache = self._caches[planned.row.sequence.key]
         length = planned.row.sequence.num_cached + len(planned.row.new_ids) + len(nodes)
         cache.truncate(min(length + 1, cache.length))
@@ -68,6 +74,8 @@ class CropOneTooFew(SequentialTarget):
     def _forward_row(self, planned: PlannedRow) -> tuple[Tensor, Tensor | None]:
         """As in the base class, without the assertion that would notice."""
         cache = self._caches.setdefault(planned.row.sequence.key, KVCache(len(self.layers)))
+        if not planned.tree.is_chain:
+            return self._run_paths(cache, planned)
         return self._run(cache, planned.token_ids, planned.num_choices)
 
 
