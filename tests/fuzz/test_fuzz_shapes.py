@@ -1,5 +1,6 @@
 """Models of random shapes: drafted together, they give the bits of lone plain decoding."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -20,16 +21,25 @@ def test_a_few_random_shapes() -> None:
     smoke("shapes", num_cases=6)
 
 
+def errs(case: Case) -> bool:
+    """Some of what it drafts is kept and some is not, on the kernels, which are fast."""
+    return (
+        case.engine.drafter == "oracle"
+        and case.engine.accuracies not in ((0.0,), (1.0,))
+        and case.model.has_kernels
+    )
+
+
 def is_sequential(case: Case) -> bool:
-    return case.model.way == "sequential" and case.engine.drafter == "oracle"
+    return errs(case) and case.model.way == "sequential"
 
 
 def is_paged(case: Case) -> bool:
-    return case.model.way == "paged" and case.engine.drafter == "oracle"
+    return errs(case) and case.model.way == "paged"
 
 
 def drafts_wide(case: Case) -> bool:
-    return case.engine.drafter == "oracle" and max(r.params.max_tokens for r in case.requests) > 60
+    return errs(case) and max(request.params.max_tokens for request in case.requests) > 60
 
 
 def has_a_window(case: Case) -> bool:
@@ -46,11 +56,11 @@ def has_a_window(case: Case) -> bool:
 @pytest.mark.parametrize(
     ("fault", "fits", "found"),
     [
-        (faults.rollback_one_too_short, is_sequential, "token_ids|logits|keys"),
-        (faults.stale_key_in_a_kept_slot, is_paged, "token_ids|logits|keys"),
-        (faults.row_depends_on_company, drafts_wide, "token_ids|logits|keys"),
+        (faults.rollback_one_too_short, is_sequential, "token|logits|keys"),
+        (faults.stale_key_in_a_kept_slot, is_paged, "token|logits|keys"),
+        (faults.row_depends_on_company, drafts_wide, "token|logits|keys"),
         (faults.window_one_key_too_wide, has_a_window, "not what transformers computes"),
     ],
 )
 def test_it_finds(fault: faults.Fault, fits: Callable[[Case], bool], found: str) -> None:
-    assert any(word in find(fault, "shapes", fits) for word in found.split("|"))
+    assert re.search(found, find(fault, "shapes", fits))
