@@ -470,13 +470,19 @@ def test_a_minimum_length_that_leaves_no_token_is_refused() -> None:
     engine = Engine(TableTarget(TABLE), NoDrafter())
     params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=ALL_IDS)
     with pytest.raises(RequestError, match="min_tokens is 4, and all 97 tokens") as refused:
-        engine.add([1, 2], params)
+        engine.check_min_tokens(params, frozenset())
     assert refused.value.param == "min_tokens"
     params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=ALL_IDS[1:])
     with pytest.raises(RequestError, match="min_tokens is 4"):
-        engine.add([1, 2], params, eos_ids=frozenset({0}))
-    assert not engine.has_work
-    assert engine.add([1, 2], params) in run(engine)
+        engine.check_min_tokens(params, frozenset({0}))
+    engine.check_min_tokens(params, frozenset())
+    # Who does not ask gets an error, and costs the others nothing.
+    stuck = engine.add([1, 2], params, eos_ids=frozenset({0}))
+    keys = [engine.add([1, 2], params), engine.add([3], GREEDY)]
+    outputs = run(engine)
+    assert outputs[stuck][-1].finish_reason == "error"
+    assert "min_tokens is 4" in str(outputs[stuck][-1].error)
+    assert [outputs[key][-1].error for key in keys] == [None, None]
 
 
 @pytest.mark.parametrize("eos_id", [VOCAB_SIZE, -1])
