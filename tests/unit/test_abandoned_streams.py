@@ -36,7 +36,7 @@ def test_a_stream_that_is_collected_at_any_moment_costs_others_nothing(
     expected = llm.generate("abc", params()).completions[0]
     engine = llm.engine
     owner, name = {
-        "schedule": (engine.scheduler, "_with_depths"),
+        "schedule": (engine.scheduler, "_chunk"),
         "forward": (engine.target, "forward"),
         "commit": (engine.target.memory, "publish"),
         "add": (engine.scheduler, "add"),
@@ -65,12 +65,12 @@ def test_a_stream_that_another_thread_collects_costs_others_nothing(llm, no_coll
     real = llm.engine.target.forward
     Reader(llm)
 
-    def forward(batch, block):
+    def forward(plan):
         other = threading.Thread(target=gc.collect)
         other.start()
         other.join(timeout=20.0)
         assert not other.is_alive(), "the collector waits for the step"
-        return real(batch, block)
+        return real(plan)
 
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine.target, "forward", forward)
@@ -88,7 +88,7 @@ def test_a_stream_that_is_collected_between_steps_is_gone_at_once(llm, no_collec
 def test_what_is_abandoned_in_a_step_that_fails_is_gone_too(llm, no_collector, monkeypatch):
     Reader(llm)
 
-    def forward(batch, block):
+    def forward(plan):
         gc.collect()
         raise RuntimeError("boom")
 

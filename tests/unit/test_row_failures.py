@@ -4,13 +4,16 @@ import random
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from blockdraft.core.grammar import Grammar
-from blockdraft.speculate import choice, verify
+from blockdraft.core.plan import Proposal
+from blockdraft.speculate import verify
+from blockdraft.speculate.sampler import choose
 from tests.small_llm import assert_nothing_left, params
 
 PROMPTS = ("abc", "the fox", "!!", "a" * 70, "the the")
@@ -21,11 +24,11 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "seed": 2, "min_tokens": 3, "logprobs": 0, "prompt_logprobs": True},
     {"grammar": Grammar.regex("[a-f ]{3,30}"), "ignore_eos": False},
 )
-VICTIMS_OWN = ("mask", "noise", "logprobs", "scan", "close", "read", "truncate", "publish")
+VICTIMS_OWN = ("mask", "noise", "logprobs", "scan", "close", "read", "keep", "publish")
 """What fails for one request only, and ends it if it is asked for."""
 HARMLESS = (
-    *("prepare", "draft", "absorb", "close_drafter", "long_draft", "wild_draft"),
-    *("plan", "record", "record_times", "close_controller", "acceptance", "observer"),
+    *("open", "propose", "committed", "close_drafter", "long_draft", "wild_draft"),
+    *("limits", "record", "record_times", "close_controller", "acceptance", "observer"),
 )
 """What may fail for all requests, and ends none."""
 
@@ -96,16 +99,16 @@ def plant_in_row(llm: Any, place: str, victim: int, planted: Planted, stack: Exi
     elif place in ("close", "read"):
         put(text, place)
     elif place == "noise":
-        planted.concerns = lambda seed, *_: seed == sequence.seed
-        put(choice, "gumbel_noise")
+        planted.concerns = lambda scores, at: at.sequence is sequence
+        put(choose, "without_noise")
     elif place == "logprobs":
         # Rows of a step are verified in order; which one it is does not matter to the others.
         planted.concerns = lambda logits, token_id, num_top: num_top == sequence.params.logprobs
         if sequence.params.logprobs == 0:
             put(verify, "token_logprobs")
-    elif place == "truncate":
-        planted.concerns = lambda at, _: at == key
-        put(engine.target, "truncate")
+    elif place == "keep":
+        planted.concerns = lambda planned, _: planned.row.sequence.key == key
+        put(engine.target, "keep")
     elif place == "publish":
         planted.concerns = lambda at, *_: at == key
         put(engine.target.memory, "publish")
@@ -118,15 +121,16 @@ def plant_anywhere(llm: Any, place: str, planted: Planted, stack: ExitStack) -> 
         stack.enter_context(patch.object(owner, name, planted.around(getattr(owner, name))))
 
     if place in ("long_draft", "wild_draft"):
-        real = engine.drafter.draft
-        token_id = 0 if place == "long_draft" else engine.target.vocab_size
+        real = engine.drafter.propose
+        spoiled = longer if place == "long_draft" else partial(wild, engine.target.vocab_size)
 
-        def draft(batch: Any) -> Any:
-            planted.num_failed += 1
-            return [[*own, token_id] if own else own for own in real(batch)]
+        def propose(rows: Any) -> Any:
+            proposals = real(rows)
+            planted.num_failed += bool(proposals)
+            return [spoiled(own) if own else own for own in proposals]
 
-        stack.enter_context(patch.object(engine.drafter, "draft", draft))
-    elif place in ("prepare", "draft", "absorb"):
+        stack.enter_context(patch.object(engine.drafter, "propose", propose))
+    elif place in ("open", "propose", "committed"):
         put(engine.drafter, place)
     elif place == "close_drafter":
         planted.chance = 0.0  # late only: what is not closed at all is left behind, of course
@@ -138,7 +142,7 @@ def plant_anywhere(llm: Any, place: str, planted: Planted, stack: ExitStack) -> 
             raise Boom
 
         stack.enter_context(patch.object(engine.drafter, "close", close))
-    elif place in ("plan", "record", "record_times"):
+    elif place in ("limits", "record", "record_times"):
         put(engine.controller, place)
     elif place == "close_controller":
         put(engine.controller, "close")
@@ -150,6 +154,14 @@ def plant_anywhere(llm: Any, place: str, planted: Planted, stack: ExitStack) -> 
         put(onlooker, "verified")
         put(onlooker, "reported")
         stack.enter_context(patch.object(engine, "observer", onlooker))
+
+
+def longer(proposal: Proposal) -> Proposal:
+    return Proposal.chain([*proposal.tree.tokens, 0], "longer")
+
+
+def wild(token_id: int, proposal: Proposal) -> Proposal:
+    return Proposal.chain([*proposal.tree.tokens[:-1], token_id], "wild")
 
 
 class FailingStats:
@@ -211,7 +223,7 @@ def test_what_fails_for_one_row_ends_its_request_alone(llm, expected, place):
                 assert_ended(own, plain_one)
                 num_ended += 1
             else:
-                assert index != victim or not planted.num_failed or place in ("truncate", "publish")
+                assert index != victim or not planted.num_failed or place in ("keep", "publish")
                 assert_same(own, plain_one)
         assert_nothing_left(llm)
     assert num_ended
@@ -222,8 +234,11 @@ def test_what_fails_for_one_row_ends_its_request_alone(llm, expected, place):
 def test_what_fails_beside_the_rows_ends_nobody(llm, expected, place, chance):
     planted = Planted(random.Random(f"{place} {chance}"), chance, lambda *_: True)
     with ExitStack() as stack:
+        if place == "open":  # which is called as soon as they have started
+            plant_anywhere(llm, place, planted, stack)
         streams = started(llm)
-        plant_anywhere(llm, place, planted, stack)
+        if place != "open":
+            plant_anywhere(llm, place, planted, stack)
         found = read_all(streams)
     assert planted.num_failed
     for own, plain_one in zip(found, expected, strict=True):
