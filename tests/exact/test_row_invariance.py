@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.attention import STOCK_ATTENTION
+from blockdraft.models.attention.exact import STOCK_ATTENTION
 from blockdraft.models.exact import PROBE_SPLITS, Split, row_rule
 from blockdraft.models.sequential import SequentialTarget
 from tests.exact.pair import load_target, new_target

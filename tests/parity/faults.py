@@ -21,10 +21,10 @@ from blockdraft.core.plan import PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.scheduler import Scheduler
 from blockdraft.models import paged as paged_module
+from blockdraft.models.attention.paged import Group, TiledPlan
+from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_attention import Group, TiledPlan
 from blockdraft.models.sequential import SequentialTarget
-from blockdraft.models.visibility import Visibility
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Choice

@@ -9,7 +9,7 @@ import torch
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
-from blockdraft.kernels.ops import kernels_for
+from blockdraft.kernels.cpu.ops import kernels_for
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter

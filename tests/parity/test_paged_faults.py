@@ -14,9 +14,9 @@ from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
+from blockdraft.models.attention.paged import Group, Span, TiledPlan
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_attention import Group, Span, TiledPlan
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.crowd import Request, paged_pair, run_crowd
 from tests.parity.paged_checks import AMPLE, FEW, check_crowd, requests

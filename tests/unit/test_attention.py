@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.models.attention import exact_attention, stock_attention
+from blockdraft.models.attention.exact import exact_attention, stock_attention
 from blockdraft.models.exact import ROW_RULES, row_rule, supports_bfloat16
 
 pytestmark = pytest.mark.usefixtures("either_way")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.kernels.library import library
+from blockdraft.kernels.cpu.library import library
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ContextSpan
 from blockdraft.models.draft_kernels import kernel_draft

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models import attention
-from blockdraft.models.attention import STOCK_ATTENTION
+from blockdraft.models.attention import exact as attention
+from blockdraft.models.attention.exact import STOCK_ATTENTION
 from blockdraft.models.exact import (
     PROBE_SPLITS,
     ROW_RULES,

@@ -17,11 +17,11 @@ from transformers import (
 
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
-from blockdraft.kernels.layer import DecoderLayer
-from blockdraft.kernels.library import Library, library
-from blockdraft.kernels.ops import TiledAttention
+from blockdraft.kernels.cpu.layer import DecoderLayer
+from blockdraft.kernels.cpu.library import Library, library
+from blockdraft.kernels.cpu.ops import TiledAttention
 from blockdraft.models import fused, layer_operations
-from blockdraft.models.attention import EXACT_ATTENTION
+from blockdraft.models.attention.exact import EXACT_ATTENTION
 from blockdraft.models.exact import supports_bfloat16
 from blockdraft.models.fused import FusedLayer, RotationSigns, fuse_layers, speed_up
 from blockdraft.models.layer_operations import KernelOperations

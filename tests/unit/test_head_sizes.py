@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from blockdraft.cache.pages import Pages
-from blockdraft.kernels.library import library
-from blockdraft.kernels.ops import attends_over
+from blockdraft.kernels.cpu.library import library
+from blockdraft.kernels.cpu.ops import attends_over
 from blockdraft.models.fused import FusedLayer
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget

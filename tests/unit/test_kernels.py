@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.kernels.library import Library, library
-from blockdraft.kernels.ops import (
+from blockdraft.kernels.cpu.library import Library, library
+from blockdraft.kernels.cpu.ops import (
     MAX_HEAD_DIM,
     TILE,
     TiledAttention,

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockdraft.kernels import random_words
-from blockdraft.kernels.library import library
+from blockdraft.kernels.cpu import random_words
+from blockdraft.kernels.cpu.library import library
 from blockdraft.speculate.sampler import noise as noise_module
 from blockdraft.speculate.sampler import philox as philox_module
 from blockdraft.speculate.sampler.noise import (

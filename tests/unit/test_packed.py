@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from blockdraft.kernels import products
-from blockdraft.kernels.library import library
+from blockdraft.kernels.cpu import products
+from blockdraft.kernels.cpu.library import library
 from blockdraft.models import packed
 from blockdraft.models.exact import ROW_RULES, supports_bfloat16
 from blockdraft.models.packed import (

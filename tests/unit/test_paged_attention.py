@@ -9,14 +9,14 @@ from torch import Tensor
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE
-from blockdraft.models.exact import row_rule, supports_bfloat16
-from blockdraft.models.paged_attention import (
+from blockdraft.models.attention.paged import (
     GroupedPlan,
     Span,
     kernels_for_pages,
     plan_attention,
     plan_groups,
 )
+from blockdraft.models.exact import row_rule, supports_bfloat16
 from tests.parity import faults
 
 pytestmark = pytest.mark.usefixtures("either_way")

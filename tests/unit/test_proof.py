@@ -120,7 +120,7 @@ def test_faults_are_taken_out_again(llm: LLM) -> None:
     assert (vars(engine.target), vars(engine.drafter)) == before
     assert faults.engine_module.verify is faults.verify
     assert faults.attention.grouped_attention is faults.paged_attention.grouped_attention
-    assert faults.attention.grouped_attention.__module__ == "blockdraft.models.attention"
+    assert faults.attention.grouped_attention.__module__ == "blockdraft.models.attention.exact"
 
 
 def watch_batches(llm: LLM) -> AbstractContextManager[None]:

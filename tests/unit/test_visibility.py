@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from blockdraft.models.visibility import Visibility
+from blockdraft.models.attention.visibility import Visibility
 
 RULES = [
     Visibility(is_causal, window) for is_causal in (True, False) for window in (None, 1, 2, 5, 64)

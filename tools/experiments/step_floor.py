@@ -22,12 +22,12 @@ import torch
 
 from blockdraft.bench.memory import kv_bytes_per_token
 from blockdraft.core.request import SamplingParams
-from blockdraft.kernels.layer import DecoderLayer
+from blockdraft.kernels.cpu.layer import DecoderLayer
 from blockdraft.llm import LLM
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.provenance import describe_environment
+from blockdraft.models.attention.paged import GroupedPlan, TiledPlan
 from blockdraft.models.packed import PackedLinear
-from blockdraft.models.paged_attention import GroupedPlan, TiledPlan
 
 READ_BYTES = 2**29
 """Far more than any cache holds."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.library import Library
-from blockdraft.kernels.ops import (
+from blockdraft.kernels.cpu.library import Library
+from blockdraft.kernels.cpu.ops import (
     add_rms_norm,
     gated_silu,
     kernels_for_heads,

@@ -18,8 +18,9 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
-from blockdraft.kernels.layer import DecoderLayer
-from blockdraft.kernels.ops import kernels_for
+from blockdraft.kernels.cpu.layer import DecoderLayer
+from blockdraft.kernels.cpu.ops import kernels_for
+from blockdraft.models.attention.paged import Span, TiledPlan, tiled_plan_in_force
 from blockdraft.models.layer_operations import (
     KernelOperations,
     LayerLinears,
@@ -35,7 +36,6 @@ from blockdraft.models.packed import (
     replace_forward,
     side_by_side,
 )
-from blockdraft.models.paged_attention import Span, TiledPlan, tiled_plan_in_force
 from blockdraft.models.supported import decoder_layers
 
 FUSED_KINDS = frozenset(

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from blockdraft.kernels.layer import DecoderLayer, Norm
-from blockdraft.kernels.library import Library
-from blockdraft.kernels.ops import (
+from blockdraft.kernels.cpu.layer import DecoderLayer, Norm
+from blockdraft.kernels.cpu.library import Library
+from blockdraft.kernels.cpu.ops import (
     add_rms_norm,
     attends_over,
     gated_silu,

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockdraft.kernels.products import own_bias, packed_product
+from blockdraft.kernels.cpu.products import own_bias, packed_product
 from blockdraft.models.exact import supports_bfloat16
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)

@@ -12,14 +12,14 @@ from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ForwardPlan, PlannedRow
-from blockdraft.models.exact import TAIL_SPLIT, Split
-from blockdraft.models.paged_attention import (
+from blockdraft.models.attention.paged import (
     PAGED_ATTENTION,
     Span,
     follow,
     kernels_for_pages,
     plan_attention,
 )
+from blockdraft.models.exact import TAIL_SPLIT, Split
 from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled

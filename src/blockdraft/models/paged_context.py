@@ -7,9 +7,9 @@ from torch import Tensor
 
 from blockdraft.cache.paged_kv import LayerShape, PagedKV, page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages, even_tables
-from blockdraft.kernels.layer import DecoderLayer
-from blockdraft.kernels.library import Library
-from blockdraft.kernels.ops import TiledAttention
+from blockdraft.kernels.cpu.layer import DecoderLayer
+from blockdraft.kernels.cpu.library import Library
+from blockdraft.kernels.cpu.ops import TiledAttention
 from blockdraft.models.draft_config import AttentionKind, DraftConfig
 from blockdraft.models.draft_context import ContextSpan, LayerKV
 from blockdraft.models.waiting_features import Waiting, WaitingFeatures

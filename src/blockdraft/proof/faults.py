@@ -18,7 +18,9 @@ from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
-from blockdraft.models import attention, fused, paged_attention
+from blockdraft.models import fused
+from blockdraft.models.attention import exact as attention
+from blockdraft.models.attention import paged as paged_attention
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.verify import Verdict, rows_of, verify

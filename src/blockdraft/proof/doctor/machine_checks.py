@@ -7,7 +7,7 @@ import torch
 
 from blockdraft.core import machine
 from blockdraft.core.config import LLMConfig
-from blockdraft.kernels.library import SWITCH, library
+from blockdraft.kernels.cpu.library import SWITCH, library
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.exact import supports_bfloat16

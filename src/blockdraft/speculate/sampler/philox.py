@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockdraft.kernels import random_words
-from blockdraft.kernels.library import library
+from blockdraft.kernels.cpu import random_words
+from blockdraft.kernels.cpu.library import library
 
 Words = NDArray[np.uint64]
 Ids = NDArray[np.int64]

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from blockdraft.kernels.build import COMPILE_FLAGS, build
-from blockdraft.kernels.ops import kernels_for
+from blockdraft.kernels.cpu.build import COMPILE_FLAGS, build
+from blockdraft.kernels.cpu.ops import kernels_for
 
 _COMPILER = re.compile(rb"(?:GCC: \(|[^\0]*\bclang version )[^\0]+")
 """What compilers write into what they make, its section .comment."""

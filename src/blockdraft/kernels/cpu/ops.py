@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.library import Layer, Library, Plan, library
+from blockdraft.kernels.cpu.library import Layer, Library, Plan, library
 
 TILE = 64
 """Keys a tile, as in tiles.h. Pages have this size."""

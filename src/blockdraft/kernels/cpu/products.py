@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.kernels.library import Library, Product
-from blockdraft.kernels.ops import IS_BFLOAT16, check_alike, check_sizes, kernels_for
+from blockdraft.kernels.cpu.library import Library, Product
+from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_sizes, kernels_for
 
 PANEL = 48
 """Outputs that lie together, as in products.h."""

@@ -17,10 +17,10 @@ from transformers import AttentionInterface
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, even_tables
-from blockdraft.kernels.layer import DecoderLayer
-from blockdraft.kernels.library import Library
-from blockdraft.kernels.ops import TILE, TiledAttention, kernels_for_heads
-from blockdraft.models.attention import grouped_attention, softmax_dtype
+from blockdraft.kernels.cpu.layer import DecoderLayer
+from blockdraft.kernels.cpu.library import Library
+from blockdraft.kernels.cpu.ops import TILE, TiledAttention, kernels_for_heads
+from blockdraft.models.attention.exact import grouped_attention, softmax_dtype
 
 PAGED_ATTENTION = "blockdraft_paged"
 

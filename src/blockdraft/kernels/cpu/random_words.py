@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blockdraft.kernels.library import Library
+from blockdraft.kernels.cpu.library import Library
 
 Words = NDArray[np.uint64]
 Ids = NDArray[np.int64]

@@ -15,8 +15,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from blockdraft.kernels.library import Library
-from blockdraft.kernels.ops import TiledAttention, kernels_for_heads
+from blockdraft.kernels.cpu.library import Library
+from blockdraft.kernels.cpu.ops import TiledAttention, kernels_for_heads
 from blockdraft.models.elementwise import in_whole_vectors
 from blockdraft.models.exact import row_rule
 

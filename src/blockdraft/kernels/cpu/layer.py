@@ -9,8 +9,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.library import Library, Weights
-from blockdraft.kernels.ops import (
+from blockdraft.kernels.cpu.library import Library, Weights
+from blockdraft.kernels.cpu.ops import (
     IS_BFLOAT16,
     TiledAttention,
     check_alike,
@@ -18,7 +18,7 @@ from blockdraft.kernels.ops import (
     check_sizes,
     layer_of,
 )
-from blockdraft.kernels.products import PackedProduct
+from blockdraft.kernels.cpu.products import PackedProduct
 
 Norm = tuple[Tensor, float]
 """Weight [size] and epsilon."""
