@@ -26,7 +26,7 @@ from blockdraft.kernels.cpu.layer import DecoderLayer
 from blockdraft.llm import LLM
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.provenance import describe_environment
-from blockdraft.models.attention.paged import GroupedPlan, TiledPlan
+from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.packed import PackedLinear
 
 READ_BYTES = 2**29
@@ -36,7 +36,7 @@ TURN = 10
 PARTS: dict[str, list[tuple[type, str]]] = {
     "whole layers": [(DecoderLayer, "__call__")],
     "linear layers outside of them, and head": [(PackedLinear, "__call__")],
-    "attention outside of them": [(TiledPlan, "attend"), (GroupedPlan, "attend")],
+    "attention outside of them": [(AttentionPlan, "attend")],
 }
 """Methods that do not call each other."""
 

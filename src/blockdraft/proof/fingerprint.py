@@ -10,7 +10,7 @@ from typing import Any
 from blockdraft.proof.corpus import ProofPrompt
 
 PACKAGE = Path(__file__).parents[1]
-KERNELS = PACKAGE / "kernels" / "cpu" / "source"
+KERNELS = PACKAGE / "kernels"
 _WEIGHTS = ("*.safetensors", "config.json", "generation_config.json")
 _NATIVE = ("**/*.cpp", "**/*.h")
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
