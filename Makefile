@@ -8,13 +8,14 @@ STAMP := .venv/.stamp
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check exact serve-test asan env clean
+.PHONY: help demo test test-all check fuzz exact serve-test asan env clean
 
 help:
 	@echo "make demo      plain against drafted decoding with the default pair"
 	@echo "make test      check + the quick tests"
-	@echo "make test-all  check + every test that this machine can run, then exact and serve-test"
+	@echo "make test-all  check + every test that this machine can run, then fuzz, exact and serve-test"
 	@echo "make check     lint, format, types, imports"
+	@echo "make fuzz      random models and requests: the bits of lone plain decoding (10 minutes)"
 	@echo "make exact     drafted output equals plain output, bit for bit (slow)"
 	@echo "make serve-test  the server with the real pair: clients, identical texts, load (slow)"
 	@echo "make asan      the kernels' tests under AddressSanitizer (needs a compiler that has it)"
@@ -27,8 +28,13 @@ test: check
 	$(PYTEST) -m "not slow and not gpu"
 
 test-all: check
-	$(PYTEST) --ignore tests/exact --ignore tests/serve
-	$(MAKE) exact serve-test
+	$(PYTEST) --ignore tests/exact --ignore tests/serve --ignore tests/fuzz
+	$(MAKE) fuzz exact serve-test
+
+# Ten minutes on two cores; BLOCKDRAFT_FUZZ_SEED and BLOCKDRAFT_FUZZ_SECONDS (of each of its four
+# tests) are printed, and may be set. One test at a time goes to a process: they are long.
+fuzz: env
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist load tests/fuzz
 
 exact: env
 	$(PYTEST) tests/exact
@@ -38,7 +44,7 @@ serve-test: env
 
 # Compiled first without the sanitizer in front, which would slow the compiler down. It must be there
 # before Python's own memory; Python itself leaks on purpose.
-asan: export BLOCKDRAFT_KERNEL_FLAGS := -fsanitize=address -fno-omit-frame-pointer -g
+asan: export BLOCKDRAFT_KERNEL_FLAGS := -O1 -fsanitize=address -fno-omit-frame-pointer
 asan: env
 	$(BIN)/python -c "from blockdraft.kernels.cpu.build import build; print(build())"
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from blockdraft.core.machine import num_cpus
+from tests.fuzz import settings as fuzz_settings
 
 # Processes that test side by side share the cores: threads that wait for each other spin. Read when
 # torch is loaded, here and by every program that a test starts. Not set in the process that starts
@@ -38,6 +39,27 @@ def either_way(request: pytest.FixtureRequest) -> str:
     if request.param == "torch":
         request.getfixturevalue("without_kernels")
     return str(request.param)
+
+
+def pytest_configure() -> None:
+    """The processes that test side by side get the seed of the one that starts them."""
+    fuzz_settings.choose_seed()
+
+
+def pytest_report_header() -> str:
+    """The seed of the fuzz."""
+    return fuzz_settings.described()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the fuzz looked at, where it ran."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    lines = [value for report in reports for name, value in report.user_properties
+             if name == "fuzz" and report.when == "call"]  # fmt: skip
+    if lines:
+        terminalreporter.section("fuzz")
+        for line in [fuzz_settings.described(), *lines]:
+            terminalreporter.write_line(str(line))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

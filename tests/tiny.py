@@ -13,6 +13,8 @@ from transformers import (
     GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -70,7 +72,10 @@ def tiny_target(
     seed: int = 0,
     **changes: object,
 ) -> PreTrainedModel:
-    """A random target of 4 layers; Gemma 3 and gpt-oss have sliding-window layers (window 24)."""
+    """A random target of 4 layers; some kinds have sliding-window layers (window 24).
+
+    `changes` are values of its config.
+    """
     sizes = {**TINY_SIZES, "vocab_size": vocab_size, **changes}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -81,14 +86,16 @@ def tiny_target(
         elif kind == "gemma3":
             sliding = {"sliding_window": 24, "layer_types": ["sliding_attention"] * 3}
             sliding["layer_types"] = [*sliding["layer_types"], "full_attention"]
-            model = Gemma3ForCausalLM(Gemma3TextConfig(**{**sizes, **sliding}))
+            model = Gemma3ForCausalLM(Gemma3TextConfig(**{**sliding, **sizes}))
         elif kind == "qwen2":
             model = Qwen2ForCausalLM(Qwen2Config(**sizes))
         elif kind == "qwen3_moe":
-            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**sizes, **_EXPERTS, "num_experts": 8}))
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**_EXPERTS, "num_experts": 8, **sizes}))
+        elif kind == "mistral":
+            model = MistralForCausalLM(MistralConfig(**{"sliding_window": 24, **sizes}))
         elif kind == "gpt_oss":
-            sizes |= {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 24}
-            model = GptOssForCausalLM(GptOssConfig(**sizes))
+            experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 24}
+            model = GptOssForCausalLM(GptOssConfig(**{**experts, **sizes}))
         else:
             raise ValueError(kind)
         randomize(model)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Choice
-from blockdraft.speculate.sampler.logits import Place
+from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.philox import Stream
 from blockdraft.text.grammar import GrammarState
 
@@ -55,10 +56,16 @@ def one_noise_for_all_samples() -> Iterator[None]:
         yield
 
 
+_keep = SequentialTarget.keep
+
+
 class CropOneTooFew(SequentialTarget):
     """After a rejection one rejected token stays in the cache."""
 
     def keep(self, planned: PlannedRow, nodes: Ids[int]) -> None:
+        if not planned.tree.is_chain:
+            _keep(self, planned, nodes)
+            return
         cache = self._caches[planned.row.sequence.key]
         length = planned.row.sequence.num_cached + len(planned.row.new_ids) + len(nodes)
         cache.truncate(min(length + 1, cache.length))
@@ -66,6 +73,8 @@ class CropOneTooFew(SequentialTarget):
     def _forward_row(self, planned: PlannedRow) -> tuple[Tensor, Tensor | None]:
         """As in the base class, without the assertion that would notice."""
         cache = self._caches.setdefault(planned.row.sequence.key, KVCache(len(self.layers)))
+        if not planned.tree.is_chain:
+            return self._run_paths(cache, planned)
         return self._run(cache, planned.token_ids, planned.num_choices)
 
 
@@ -232,17 +241,17 @@ def grammar_after_the_choice() -> Iterator[None]:
     """A choice that the grammar refuses is replaced by the most likely token that it allows."""
     real = choose_module._chosen
 
-    def chosen(rows: list[tuple[Tensor, Place]]) -> list[Choice]:
-        ((logits, place),) = rows
+    def chosen(rows: list[tuple[Scores, Place]]) -> list[Choice]:
+        ((scores, place),) = rows
         free = copy.copy(place.sequence)
         free.constraint = None
-        (found,) = real([(logits, Place(free, place.num_ahead, place.ahead))])
+        (found,) = real([(scores, Place(free, place.num_ahead, place.ahead))])
         assert place.sequence.constraint is not None
         assert isinstance(found, int)
         allowed = place.sequence.constraint.allowed(place.sequence.output_ids, place.path)
         if allowed is None or allowed[found]:
             return [found]
-        return [int(logits.masked_fill(~torch.from_numpy(allowed), -torch.inf).argmax())]
+        return [int(np.where(allowed, scores, -np.inf).argmax())]
 
     with patch.object(choose_module, "_chosen", chosen):
         yield

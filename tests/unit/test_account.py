@@ -68,7 +68,9 @@ def test_lines_sum_to_the_time_between_two_takings(llm, monkeypatch):
         return now["ns"]
 
     monkeypatch.setattr(
-        PhaseTimer.__init__, "__kwdefaults__", {"clock": clock, "synchronize": None}
+        PhaseTimer.__init__,
+        "__kwdefaults__",
+        {"measures": True, "clock": clock, "synchronize": None},
     )
     with llm.measured() as meter:
         meter.take()

@@ -229,6 +229,45 @@ def test_a_step_that_fails_is_tried_again(small, monkeypatch, caplog):
     assert caplog.text.count("a step failed and is tried again") == 4
 
 
+def test_reports_that_fail_end_nobody(small, monkeypatch):
+    class Failing:
+        def on_step(self, report):
+            raise RuntimeError("boom")
+
+    async def ask():
+        with serving(small, observer=Failing()) as engine:
+            found, _ = await read(engine.submit([job(small, "abc")]))
+            assert engine.death is None
+            return found[0, 0]
+
+    expected = small.generate("abc", params()).completions[0]
+    assert run(ask()).token_ids == expected.token_ids
+
+
+def test_a_chunk_that_cannot_be_made_ends_its_own_stream_alone(small, monkeypatch):
+    real = small.samples.take_chunk
+
+    def take_chunk(key):
+        if len(small.engine.progress[key].sequence.prompt_ids) > 3:
+            raise RuntimeError("boom")
+        return real(key)
+
+    async def ask():
+        with serving(small) as engine:
+            streams = [engine.submit([job(small, text)]) for text in ("abc", "the fox jumps")]
+            found = await asyncio.gather(*map(read, streams), return_exceptions=True)
+            assert engine.death is None
+            assert not engine.load().num_running
+            return found
+
+    expected = small.generate("abc", params()).completions[0].token_ids
+    with monkeypatch.context() as patch:
+        patch.setattr(small.samples, "take_chunk", take_chunk)
+        (found, _), failure = run(ask())
+    assert found[0, 0].token_ids == expected
+    assert repr(failure) == "RuntimeError('boom')"
+
+
 def test_a_dead_engine_says_so_to_everybody(small, monkeypatch):
     fail_steps(small, monkeypatch, {3, 4, 5})
 

@@ -19,6 +19,7 @@ from blockdraft.bench.workload import (
 )
 from blockdraft.cli.main import app
 from blockdraft.core.errors import BlockdraftError, ConfigError, RequestError
+from blockdraft.core.plan import Proposal
 from blockdraft.llm import LLM
 from blockdraft.measure.acceptance import AcceptanceStats
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -38,7 +39,8 @@ def llm(pair):
 def stats(*committed):
     result = AcceptanceStats()
     for num_tokens in committed:
-        result.record(num_tokens, 5, num_tokens - 1)
+        tree = Proposal.chain([0] * 5, "test").tree
+        result.record(num_tokens, tree, range(num_tokens - 1))
     return result
 
 

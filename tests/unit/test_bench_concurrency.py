@@ -28,6 +28,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer
@@ -92,14 +93,21 @@ def test_a_run_has_the_phases_of_its_own_steps(llm):
 
 
 def test_work_is_counted_if_asked_for(llm):
-    llm.engine.timer = PhaseTimer(measures=False)
+    llm.engine.timer = usual = PhaseTimer(measures=False)
+    counted, real = [], llm.generate
+
+    def generate(*args):
+        counted.append(llm.engine.timer.measures)
+        return real(*args)
+
+    llm.generate = generate
     config = ConcurrencyConfig(concurrency=(1,), num_requests=2, repeats=1, max_tokens=5)
-    runs = ConcurrencyBench(llm).run(PROMPTS, config)
-    assert {run.run.phases.num_steps for run in runs} == {1}
-    assert not llm.engine.timer.measures
-    runs = ConcurrencyBench(llm).run(PROMPTS, replace(config, ledger=True))
-    assert {run.run.phases.num_steps for run in runs} == {1}
-    assert llm.engine.timer.measures
+    for ledger in (False, True):
+        counted.clear()
+        runs = ConcurrencyBench(llm).run(PROMPTS, replace(config, ledger=ledger))
+        assert {run.run.phases.num_steps for run in runs} == {1}
+        assert set(counted) == {ledger}
+        assert llm.engine.timer is usual
 
 
 def test_adaptive_depth_keeps_what_it_has_learned(llm):
@@ -177,7 +185,7 @@ def test_a_speedup_is_taken_within_a_repeat(llm, monkeypatch):
 def test_depths_are_counted_from_the_drafted_slots():
     stats = AcceptanceStats()
     for depth in (0, 0, 3, 3, 3, 5):
-        stats.record(1, depth, 0)
+        stats.record(1, Proposal.chain([0] * depth, "test").tree, [])
     assert stats.num_passes_of_depth == {0: 2, 3: 3, 5: 1}
     assert AcceptanceStats().num_passes_of_depth == {}
 

@@ -13,7 +13,7 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.kernels import backends
 from blockdraft.models import draft_vocabulary
 from blockdraft.proof.doctor import examine as examination
-from blockdraft.proof.doctor import machine_checks, run_checks
+from blockdraft.proof.doctor import run_checks
 from blockdraft.proof.doctor.check import verdict
 from blockdraft.proof.doctor.examine import examine
 from blockdraft.proof.doctor.pair import read_pair

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from blockdraft.cache.kv import KVLayer
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.errors import ContextTooLong
+from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
 from blockdraft.models.paged import PagedTarget
@@ -207,7 +209,7 @@ class Failing:
         return result
 
 
-PHASES = ("open", "project", "write", "propose", "forward", "layer", "verify")
+PHASES = ("project", "write", "propose", "forward", "layer", "verify")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
@@ -221,7 +223,6 @@ def test_a_step_that_failed_is_made_again(
     oracle = make_target("sequential", tiny_target(dtype=torch.float64))
     drafter = make_dflash(target, tiny_drafter(torch.float64))
     holder, name = {
-        "open": (drafter, "open"),
         "project": (drafter.model, "context_inputs"),
         "write": (drafter.contexts, "write"),
         "propose": (drafter, "propose"),
@@ -229,7 +230,7 @@ def test_a_step_that_failed_is_made_again(
         "layer": (target.layers[2], "forward"),
         "verify": (engine_module, "verify"),
     }[phase]
-    draw = random.Random(PHASES.index(phase))
+    draw = random.Random(1 + PHASES.index(phase))
     prompts = random_prompts(4, 90, seed=5)
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=1)
     expected = [generate_plain(oracle, prompt, params).token_ids for prompt in prompts]
@@ -252,6 +253,62 @@ def test_a_step_that_failed_is_made_again(
         assert engine.take(key).sequence.output_ids == tokens
     if isinstance(target, PagedTarget):
         target.memory.check_integrity()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sequence_whose_opening_was_interrupted_is_drafted_for(
+    way: Way, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target(way, tiny_target(dtype=torch.float64))
+    drafter = make_dflash(target, tiny_drafter(torch.float64))
+    expected = generate_plain(target, [1, 2, 3], GREEDY).token_ids
+    engine = Engine(target, drafter)
+    key = engine.add([1, 2, 3], GREEDY)
+    real = drafter.open
+
+    def interrupted(*args: Any) -> None:
+        if late:
+            real(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter, "open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+        check_draft_context(engine, key)
+    assert engine.proposer.failures.num_failures == 0
+    assert outputs[1].num_drafted == drafter.max_nodes
+    assert engine.take(key).sequence.output_ids == joined(outputs) == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sequence_that_cannot_be_opened_is_decoded_plainly(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target(way, tiny_target(dtype=torch.float64))
+    drafter = make_dflash(target, tiny_drafter(torch.float64))
+    engine = Engine(target, drafter)
+    prompts = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    expected = [generate_plain(target, prompt, GREEDY).token_ids for prompt in prompts]
+    keys = [engine.add(prompt, GREEDY) for prompt in prompts]
+    real = drafter.open
+
+    def fail(row: Row, num_reused: int) -> None:
+        if row.sequence.key == keys[1]:
+            raise RuntimeError("boom")
+        real(row, num_reused)
+
+    monkeypatch.setattr(drafter, "open", fail)
+    outputs = run(engine)
+    assert engine.proposer.failures.num_failures == 1
+    for index, (key, tokens) in enumerate(zip(keys, expected, strict=True)):
+        assert joined(outputs[key]) == engine.take(key).sequence.output_ids == tokens
+        assert any(output.num_drafted for output in outputs[key]) == (index != 1)
+    assert not drafter._known
 
 
 def test_a_context_that_was_written_in_part_is_written_again(
@@ -379,3 +436,60 @@ def test_features_that_cannot_be_kept_end_the_drafts_of_their_request(
         # The pass of the prompt drafts nothing.
         assert all(output.num_drafted == 0 for output in outputs[key][2:]) == (index == 1)
     assert not drafter._known
+
+
+def test_a_forward_that_failed_is_made_again_with_fewer_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some layers of a sequential target have grown for drafts that nobody asks for any more."""
+    target = make_target("sequential", tiny_target("gemma3"))
+    prompt = list(range(60))
+    expected = generate_plain(target, prompt, GREEDY).token_ids
+    engine = Engine(target, ConstantDrafter(5, 7))
+    key = engine.add(prompt, GREEDY)
+    outputs = engine.step()
+    calls, real = itertools.count(), KVLayer.update
+
+    def update(self: KVLayer, *args: Any, **options: Any) -> Any:
+        if next(calls) == 2:
+            raise RuntimeError("boom")
+        return real(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVLayer, "update", update)
+        with pytest.raises(RuntimeError, match="boom"):
+            engine.step()
+    engine.use_fixed_depth(0)
+    assert joined(outputs + run(engine)[key]) == expected
+
+
+ALL_IDS = tuple(range(VOCAB_SIZE))
+
+
+def test_a_minimum_length_that_leaves_no_token_is_refused() -> None:
+    engine = Engine(TableTarget(TABLE), NoDrafter())
+    params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=ALL_IDS)
+    with pytest.raises(RequestError, match="min_tokens is 4, and all 97 tokens") as refused:
+        engine.check_min_tokens(params, frozenset())
+    assert refused.value.param == "min_tokens"
+    params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=ALL_IDS[1:])
+    with pytest.raises(RequestError, match="min_tokens is 4"):
+        engine.check_min_tokens(params, frozenset({0}))
+    engine.check_min_tokens(params, frozenset())
+    # Who does not ask gets an error, and costs the others nothing.
+    stuck = engine.add([1, 2], params, eos_ids=frozenset({0}))
+    keys = [engine.add([1, 2], params), engine.add([3], GREEDY)]
+    outputs = run(engine)
+    assert outputs[stuck][-1].finish_reason == "error"
+    assert "min_tokens is 4" in str(outputs[stuck][-1].error)
+    assert [outputs[key][-1].error for key in keys] == [None, None]
+
+
+@pytest.mark.parametrize("eos_id", [VOCAB_SIZE, -1])
+def test_an_end_that_is_no_token_is_left_out(eos_id: int) -> None:
+    params = SamplingParams(max_tokens=8, min_tokens=2)
+    engine = Engine(TableTarget(TABLE), NoDrafter())
+    key = engine.add([1, 2], params, eos_ids=frozenset({eos_id}))
+    expected = generate_plain(TableTarget(TABLE), [1, 2], params).token_ids
+    assert joined(run(engine)[key]) == expected
+    assert engine.progress[key].sequence.stop_ids == frozenset()

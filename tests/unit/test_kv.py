@@ -90,6 +90,18 @@ def test_a_failure_while_growing_leaves_buffers_of_one_size(
     assert keys.shape == values.shape
 
 
+def test_layers_agree_on_the_mask_after_a_failure_between_them() -> None:
+    """The first layer has grown, the others have not; then fewer tokens come."""
+    cache = KVCache(3)
+    for index in range(3):
+        cache.update(*make_states(60, index), index)
+    cache.update(*make_states(9, 7), 0)
+    cache.truncate(60)
+    announced = {layer.get_mask_sizes(1)[0] for layer in cache.layers}
+    found = {cache.update(*make_states(1, 8), index)[0].shape[2] for index in range(3)}
+    assert announced == found == {2 * KEY_MULTIPLE}
+
+
 def test_a_cache_repeats_what_it_holds() -> None:
     cache = KVCache(2)
     for index in range(2):

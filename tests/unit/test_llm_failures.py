@@ -4,8 +4,11 @@ import itertools
 import math
 
 import pytest
+from transformers import GenerationConfig
 
-from tests.small_llm import assert_nothing_left, params
+from blockdraft import RequestError
+from tests.small_llm import assert_nothing_left, load_llm, params
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 
 def test_a_failing_step_leaves_nothing_behind(llm, monkeypatch):
@@ -163,3 +166,20 @@ def test_a_request_that_fails_leaves_the_other_prompts_whole(llm, monkeypatch):
     assert (ends[1].token_ids, ends[1].text) == ((), "")
     assert [ends[0].token_ids, ends[2].token_ids] == expected
     assert_nothing_left(llm)
+
+
+def test_ends_outside_the_vocabulary_are_left_out_with_a_warning(tmp_path, caplog):
+    target, drafter = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path)
+    GenerationConfig(eos_token_id=[257, 5000]).save_pretrained(target)
+    llm = load_llm((target, drafter))
+    assert "end-of-text ids 5000 are outside the target's vocabulary of 272" in caplog.text
+    assert 257 in llm.tokenizer.eos_ids
+    assert 5000 not in llm.tokenizer.eos_ids
+    (found,) = llm.generate("abc", params(min_tokens=2, ignore_eos=False)).completions
+    assert found.error is None
+
+
+def test_a_minimum_length_that_leaves_no_token_is_refused_at_once(llm):
+    wanted = params(min_tokens=1, stop_token_ids=tuple(range(llm.engine.target.vocab_size)))
+    with pytest.raises(RequestError, match="min_tokens is 1, and all 272 tokens"):
+        llm.generate("abc", wanted, stream=True)

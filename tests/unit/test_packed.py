@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu import onednn, products
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.onednn import OneDnnLinear, supports_bfloat16
@@ -19,7 +20,8 @@ from blockdraft.models.packed import (
     packed_copy,
     plain_linears,
 )
-from tests.tiny import tiny_drafter
+from tests.crowd import paged_pair
+from tests.tiny import tiny_drafter, tiny_target
 
 PACKED_DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]
 SHAPES = ((96, 64), (64, 96), (97, 64), (200, 576))
@@ -187,6 +189,12 @@ def test_a_head_is_packed_once_for_target_and_drafter(head: nn.Linear) -> None:
         copied = linear_of(head.weight.clone())
         assert isinstance(copied, PackedLinear)
         assert copied is not shared
+
+
+def test_a_loaded_pair_shares_its_head() -> None:
+    model, drafter_model = tiny_target("llama", torch.float32), tiny_drafter(torch.float32)
+    _, drafter = paged_pair(model, drafter_model, Pages(8))
+    assert drafter._head is vars(model.get_output_embeddings())["forward"]
 
 
 def test_a_changed_head_is_packed_again(head: nn.Linear) -> None:

@@ -22,8 +22,7 @@ from blockdraft.core.sequence import Constraint, Row, Sequence
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler import noise as noise_module
 from blockdraft.speculate.sampler import race as race_module
-from blockdraft.speculate.sampler.choose import Walk, choose
-from blockdraft.speculate.sampler.logits import Place
+from blockdraft.speculate.sampler.choose import Chooser, Walk, choose
 from blockdraft.speculate.sampler.noise import large_noise
 from blockdraft.speculate.sampler.philox import Stream
 from blockdraft.speculate.sampler.reference import NO_CHOICE, choose_row
@@ -131,7 +130,7 @@ def random_walk(draw: random.Random) -> Walk:
         constraint=constraint,
     )
     ahead = [draw.randrange(vocab_size) for _ in range(num_rows - 1)]
-    return Walk(random_logits(draw, num_rows, vocab_size), sequence, ahead)
+    return Walk.chain(random_logits(draw, num_rows, vocab_size), sequence, ahead)
 
 
 def outcomes(found: Iterator[int]) -> list[Outcome]:
@@ -144,18 +143,28 @@ def outcomes(found: Iterator[int]) -> list[Outcome]:
     return told
 
 
+def told(walk: Walk, choice_at: Chooser) -> Iterator[int]:
+    """The choices of a walk that goes through all its rows."""
+    return map(choice_at, range(walk.logits.shape[0]))
+
+
+def chosen(walk: Walk) -> Iterator[int]:
+    """The choices of one walk alone."""
+    (choice_at,) = choose([walk])
+    return told(walk, choice_at)
+
+
 def by_reference(walk: Walk) -> Iterator[int]:
     """The same row by row, with the noise of the whole vocabulary."""
     for index, row in enumerate(walk.logits):
-        place = Place(walk.sequence, index, walk.ahead)
-        yield choose_row(row.float().numpy(), place)
+        yield choose_row(row.float().numpy(), walk.places[index])
 
 
 def num_different(seed: int, num_walks: int = 40) -> int:
     """Walks of a mixed batch whose choices are not those of the reference."""
     draw = random.Random(seed)
     walks = [random_walk(draw) for _ in range(num_walks)]
-    found = [outcomes(each) for each in choose(walks)]
+    found = [outcomes(told(*each)) for each in zip(walks, choose(walks), strict=True)]
     return sum(own != outcomes(by_reference(walk)) for own, walk in zip(found, walks, strict=True))
 
 
@@ -187,13 +196,13 @@ def num_ties_different(temperature: float = 1.0, **filters: Any) -> int:
     numbers = np.random.default_rng(0)
     logits = torch.from_numpy(np.round(numbers.normal(0.0, 2.0, (200, 2_000))).astype(np.float32))
     walks = [
-        Walk(
+        Walk.chain(
             row[None], make_sequence(SamplingParams(temperature=temperature, **filters), seed=i), []
         )
         for i, row in enumerate(logits)
     ]
-    pairs = zip(choose(walks), walks, strict=True)
-    return sum(list(found) != list(by_reference(walk)) for found, walk in pairs)
+    pairs = zip(walks, choose(walks), strict=True)
+    return sum(list(told(*pair)) != list(by_reference(pair[0])) for pair in pairs)
 
 
 @pytest.mark.usefixtures("coarse_noise")
@@ -369,8 +378,9 @@ def test_a_seed_means_these_tokens_for_good(golden: Any) -> None:
         sequence = make_sequence(params, seed=seed, sample_index=sample_index, token_ids=(1, 2))
         sequence.token_ids, sequence.num_prompt = [1, 2, 3], 3
         sequence.prompt_ids = frozenset(sequence.token_ids)
-        walks.append(Walk(logits, sequence, [4, 5, 6]))
-    assert [list(found) for found in choose(walks)] == expected
+        walks.append(Walk.chain(logits, sequence, [4, 5, 6]))
+    found = [list(told(*each)) for each in zip(walks, choose(walks), strict=True)]
+    assert found == expected
 
 
 # --- what it costs ---
@@ -393,10 +403,10 @@ def test_memory_does_not_grow_with_the_rows(options: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 4.0 * torch.randn(num_rows, vocab_size, generator=generator)
     sequence = make_sequence(SamplingParams(**options))
-    choose([Walk(logits[:1], sequence, [])])
+    choose([Walk.chain(logits[:1], sequence, [])])
     tracemalloc.start()
     try:
-        choose([Walk(row[None], make_sequence(sequence.params, seed=i), [])
+        choose([Walk.chain(row[None], make_sequence(sequence.params, seed=i), [])
                 for i, row in enumerate(logits)])  # fmt: skip
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -417,7 +427,7 @@ def test_few_tokens_get_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = 4.0 * torch.randn(1, 20_000, generator=torch.Generator().manual_seed(0))
     for options in ({"top_k": 7}, {}, {"top_p": 0.5}, {"min_p": 0.2}):
         params = SamplingParams(temperature=0.7, **options)
-        list(choose([Walk(logits, make_sequence(params), [])])[0])
+        list(chosen(Walk.chain(logits, make_sequence(params), [])))
     assert num_drawn[0] == 7
     assert len(num_drawn) == 4
     assert max(num_drawn) < 500
@@ -429,7 +439,7 @@ def test_a_drafter_and_the_target_share_the_large_noise() -> None:
     sequence = make_sequence(SamplingParams(temperature=1.0))
     logits = torch.randn(6, 151_936, generator=torch.Generator().manual_seed(0))
     for num_rows in (5, 6):
-        list(choose([Walk(logits[:num_rows], sequence, [])])[0])
+        list(chosen(Walk.chain(logits[:num_rows], sequence, [])))
     assert large_noise.cache_info().misses == 6
 
 
@@ -439,7 +449,8 @@ def test_rows_wait_only_for_a_path_they_need() -> None:
     free = make_sequence(SamplingParams(temperature=1.0))
     bound = make_sequence(SamplingParams(temperature=1.0), constraint=constraint)
     ahead: list[int] = []
-    first, second = choose([Walk(logits, free, []), Walk(logits, bound, ahead)])
+    walks = [Walk.chain(logits, free, []), Walk.chain(logits, bound, ahead)]
+    first, second = map(told, walks, choose(walks))
     assert len(list(first)) == 3
     assert constraint.num_asked == 0
     for num_asked, token_id in enumerate(second, start=1):
@@ -468,8 +479,8 @@ def test_what_one_row_raises_is_raised_for_that_row_alone() -> None:
     stuck = sampled(3, min_tokens=9)
     stuck.stop_ids = frozenset(range(97))
     sequences = [sampled(1), stuck, sampled(4), broken]
-    walks = [Walk(own, each, [0]) for own, each in zip(logits, sequences, strict=True)]
-    good, nothing_left, no_numbers, bug = choose(walks)
+    walks = [Walk.chain(own, each, [0]) for own, each in zip(logits, sequences, strict=True)]
+    good, nothing_left, no_numbers, bug = map(told, walks, choose(walks))
     assert list(good) == list(by_reference(walks[0]))
     with pytest.raises(RequestError, match="min_tokens is 9, but every token"):
         next(nothing_left)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from blockdraft.cache import pages as pages_module
 from blockdraft.cache.memory import Unlimited
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
@@ -139,3 +140,56 @@ def test_who_has_all_that_it_can_have_does_not_wait():
     add(scheduler, 2, [*range(NUM_PROMPT), 1])
     # The first three pages are there; what both lack is less than a page.
     assert step(scheduler) == {0: 1, 1: 6, 2: 6}
+
+
+def test_only_who_shares_a_beginning_waits_for_it():
+    scheduler = make_scheduler()
+    add(scheduler, 0, range(NUM_PROMPT))
+    add(scheduler, 1, range(NUM_PROMPT))
+    add(scheduler, 2, range(5000, 5000 + NUM_PROMPT))
+    add(scheduler, 3, range(NUM_PROMPT))
+    assert set(step(scheduler)) == {0, 2}
+    assert [sequence.key for sequence in scheduler.waiting] == [1, 3]
+    while scheduler.waiting:
+        step(scheduler)
+    assert [sequence.key for sequence in scheduler.running] == [0, 2, 1, 3]
+    scheduler.memory.check_integrity()
+
+
+@pytest.mark.parametrize("waits_for", ["a beginning", "room"])
+def test_who_waits_is_hashed_once(waits_for, monkeypatch):
+    memory = Pages(100 if waits_for == "a beginning" else 8)
+    hashed, real = [], pages_module._next_digest
+
+    def next_digest(digests, token_ids, index):
+        hashed.append(index)
+        return real(digests, token_ids, index)
+
+    scheduler = make_scheduler(memory)
+    add(scheduler, 5, range(200, 200 + NUM_PROMPT))
+    add(scheduler, 6, range(200, 200 + NUM_PROMPT) if waits_for == "a beginning" else range(9999))
+    monkeypatch.setattr(pages_module, "_next_digest", next_digest)
+    scheduler._admit()
+    num_hashed = len(hashed)
+    assert num_hashed
+    for _ in range(5):
+        scheduler._admit()
+    assert len(hashed) == num_hashed
+    for key in (5, 6):
+        memory.close(key)
+    assert not memory._put_back
+    memory.check_integrity()
+
+
+def test_a_sequence_that_was_put_back_is_hashed_anew_for_another_context():
+    pages, prompt = Pages(9), list(range(200))
+    pages.open(0, prompt, with_context=False)
+    pages.reserve(0, 200)
+    pages.publish(0, prompt, 200)
+    assert pages.open(1, prompt, with_context=True) == 0
+    pages.put_back(1)
+    assert pages.open(1, prompt, with_context=False) == 3 * PAGE_SIZE
+    pages.put_back(1)
+    assert pages.open(1, prompt, with_context=True) == 0
+    pages.close(1)
+    pages.check_integrity()

@@ -1,6 +1,6 @@
 import pytest
 
-from blockdraft.core.plan import Proposal
+from blockdraft.core.plan import Proposal, Tree
 from blockdraft.measure.acceptance import AcceptanceStats
 
 PASSES = [(4, 3, 3), (1, 3, 0), (2, 3, 2), (1, 0, 0)]
@@ -41,3 +41,31 @@ def test_adding_is_recording_both() -> None:
     assert both == twice
     assert both.to_dict()["histogram"] == {"1": 4, "2": 2, "4": 2}
     assert both.to_dict()["num_accepted"] == 10
+
+
+TREE = Tree((5, 6, 7, 8, 9), (-1, -1, 1, 1, 3))
+"""Two first tokens; behind the second two more, and behind the second of them one."""
+
+
+def test_trees_are_counted_by_depth_and_rank() -> None:
+    stats = AcceptanceStats()
+    stats.record(4, TREE, [1, 3, 4])
+    stats.record(2, TREE, [0])
+    stats.record(1, TREE, [])
+    assert stats.drafted_at == {(0, 0): 3, (0, 1): 3, (1, 0): 3, (1, 1): 3, (2, 0): 3}
+    assert stats.accepted_at == {(0, 0): 1, (0, 1): 1, (1, 1): 1, (2, 0): 1}
+    # A depth counts once, however many candidates it has.
+    assert stats.drafted == {0: 3, 1: 3, 2: 3}
+    assert stats.accepted == {0: 2, 1: 1, 2: 1}
+    assert stats.per_position == pytest.approx([2 / 3, 1 / 3, 1 / 3])
+    assert stats.per_rank == pytest.approx({0: 2 / 9, 1: 2 / 6})
+    assert stats.outcomes == {(5, 3): 1, (5, 1): 1, (5, 0): 1}
+    assert (stats.num_drafted, stats.num_accepted, stats.mean_depth) == (15, 4, 3.0)
+    assert stats.num_passes_of_depth == {3: 3}
+    assert stats.to_dict()["per_rank"] == {"0": pytest.approx(2 / 9), "1": pytest.approx(1 / 3)}
+
+
+def test_chains_have_one_rank() -> None:
+    stats = make_stats()
+    assert stats.per_rank == {0: pytest.approx(5 / 9)}
+    assert stats.num_passes_of_depth == {0: 1, 3: 3}

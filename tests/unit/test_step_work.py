@@ -2,7 +2,7 @@
 
 import pytest
 
-from blockdraft.core.plan import ForwardPlan, Proposal
+from blockdraft.core.plan import ForwardPlan, PlannedRow, Proposal, Tree
 from blockdraft.core.recorder import Work
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
@@ -44,6 +44,31 @@ def test_rows_of_a_block_are_accepted_bonus_or_wasted(
 
 def test_rows_of_a_prompt_are_prefill():
     assert lines_of(RowWork(True, 40, 1, 40), output(1, 0)) == {"prefill": 40}
+
+
+TREE = Tree((5, 6, 7, 8, 9), (-1, -1, 1, 1, 3))
+"""Nodes 1 and 3 are second children."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "num_kept", "expected"),
+    [
+        ([1, 3, 4], 4, {"accepted": 3, "bonus": 1, "wasted": 2}),  # both second children were right
+        ([1, 2], 3, {"accepted": 2, "bonus": 1, "siblings": 1, "wasted": 2}),
+        ([0], 2, {"accepted": 1, "bonus": 1, "siblings": 2, "wasted": 2}),
+        ([], 1, {"accepted": 0, "bonus": 1, "siblings": 2, "wasted": 3}),
+        ([1, 3, 4], 2, {"accepted": 2, "bonus": 0, "wasted": 4}),  # a stop on the way
+    ],
+)
+def test_rows_of_a_tree_that_only_stood_beside_are_siblings(nodes, num_kept, expected):
+    params = SamplingParams(max_tokens=8)
+    sequence = Sequence(0, params, 0, 0, frozenset(), [1] * 11, num_prompt=10, num_cached=10)
+    proposal = Proposal(TREE, (1.0,) * len(TREE), ("test",) * len(TREE))
+    (rows,) = rows_work(ForwardPlan([PlannedRow(Row(sequence, [1], 5), proposal)]))
+    assert rows == RowWork(False, 6, 6, 16, num_siblings=2)
+    verdict = Verdict([7] * (1 + len(nodes)), nodes)
+    assert lines_of(rows, StepOutput(0, verdict, num_kept, proposal)) == expected
+    assert sum(expected.values()) == rows.num_rows
 
 
 def test_a_step_of_many_shares_its_forwards_by_rows():

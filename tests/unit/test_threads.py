@@ -1,11 +1,9 @@
 """Threads beside other programs: how many, and how long they wait awake."""
 
-import json
 import logging
 import os
 import subprocess
 import sys
-from time import monotonic, sleep
 
 import pytest
 
@@ -113,56 +111,23 @@ def test_the_number_does_not_change_under_a_loaded_model(machine):
     assert num_threads(None, 16) == 8
 
 
-LOOP = """
-import json, sys
-from time import monotonic
+WAIT = """
+from time import process_time, sleep
 import blockdraft, torch
-torch.set_num_threads(int(sys.stdin.readline()))
-x = torch.randn(64, 512)
-weight = torch.randn(512, 512)
-print("ready", flush=True)
-for line in sys.stdin:
-    count, begun = 0, monotonic()
-    while monotonic() < begun + float(line):
-        x @ weight
-        torch.nn.functional.silu(x @ weight)
-        count += 1
-    print(json.dumps(count / (monotonic() - begun)), flush=True)
+torch.set_num_threads(2)
+x = torch.randn(512, 512)
+x @ x
+torch.nn.functional.silu(x)
+begun = process_time()
+for _ in range(100):
+    torch.nn.functional.silu(x)
+    sleep(0.006)
+print((process_time() - begun) / 100)
 """
 
 
-@pytest.mark.slow  # a quiet machine is needed, and some seconds of it
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings another runtime")
 @pytest.mark.skipif(num_cpus() < 2, reason="one core has nobody to wait for")
-def test_beside_a_busy_process_nothing_collapses():
-    environment = {name: value for name, value in os.environ.items() if name not in OWN}
-    command = [sys.executable, "-c", LOOP]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with (
-        # A session of its own: the scheduler shares the cores between sessions.
-        subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as ours,
-        subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as other,
-    ):
-        try:
-            for process in (ours, other):
-                process.stdin.write(f"{num_cpus()}\n")
-                process.stdin.flush()
-                assert process.stdout.readline() == "ready\n"
-            alone = ask(ours, 2)
-            other.stdin.write("60\n")
-            other.stdin.flush()
-            sleep(0.5)
-            beside = max(ask(ours, 2) for _ in range(3))
-        finally:
-            ours.kill()
-            other.kill()
-    assert beside > alone / 10
-
-
-def ask(process, seconds):
-    """Rounds a second."""
-    begun = monotonic()
-    process.stdin.write(f"{seconds}\n")
-    process.stdin.flush()
-    rate = json.loads(process.stdout.readline())
-    assert monotonic() < begun + 60
-    return rate
+def test_a_waiting_thread_soon_gives_its_core_back():
+    # Its own default waits through all of the pause. Time of the CPU, whoever else computes.
+    assert float(run(WAIT)) < 0.003

@@ -3,33 +3,43 @@
 import copy
 import itertools
 import math
+import random
+from collections.abc import Sequence as Ids
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from blockdraft.cache.memory import Unlimited
+from blockdraft.core.grammar import Grammar
+from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal, Tree
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate import verify as verify_module
 from blockdraft.speculate.commit import StepOutput, commit
+from blockdraft.speculate.drafters.base import DraftCost
 from blockdraft.speculate.proposer import Proposer
+from blockdraft.speculate.sampler import choose as choose_module
+from blockdraft.speculate.sampler.choose import Walk
 from blockdraft.speculate.verify import Verdict, verify
+from tests.fakes import TableTarget
 
 VOCAB = 16
+GRAMMAR = Grammar.regex("a")
 TRUTH = [3, 5, 7, 9, 11]
 
 
 class Recorder(Unlimited):
-    """A target with its memory, and a drafter, that write down what commit tells them.
+    """A target with its memory, and a drafter, that write down what commit tells them."""
 
-    Of the features, the last two wait, as with a drafter that projects them later.
-    """
-
-    layer_ids: tuple[int, ...] = (0,)
-    max_draft_tokens = 4
+    kind = "recorder"
+    feature_layers: tuple[int, ...] = (0,)
+    max_nodes = 4
+    bytes_per_token = 0.0
+    cost = DraftCost()
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -38,11 +48,15 @@ class Recorder(Unlimited):
     def memory(self) -> "Recorder":
         return self
 
-    def truncate(self, key: int, length: int) -> None:
-        self.calls.append(("truncate", key, length))
+    def keep(self, planned: PlannedRow, nodes: Ids[int]) -> None:
+        sequence = planned.row.sequence
+        length = sequence.num_cached + len(planned.row.new_ids) + len(nodes)
+        self.calls.append(("keep", sequence.key, length, list(nodes)))
 
-    def absorb(self, key: int, start: int, features: torch.Tensor) -> None:
-        self.calls.append(("absorb", key, start, features[:, 0].tolist()))
+    def committed(self, row: Row, token_ids: Ids[int], features: torch.Tensor | None) -> None:
+        found = None if features is None else features[:, 0].tolist()
+        start = row.sequence.num_cached
+        self.calls.append(("committed", row.sequence.key, start, list(token_ids), found))
 
     def publish(self, key: int, token_ids: list[int], num_tokens: int) -> None:
         self.calls.append(("publish", key, list(token_ids), num_tokens))
@@ -94,20 +108,38 @@ def without_number(num: int, index: int, value: float = math.nan) -> torch.Tenso
     return logits
 
 
-def decide(row: Row, draft: list[int]) -> Verdict:
-    (verdict,) = verify([draft], make_logits(1 + len(draft)), [row])
+def chains(rows: list[Row], drafts: list[list[int]]) -> ForwardPlan:
+    return ForwardPlan.of_chains(rows, drafts)
+
+
+def decide(row: Row, draft: list[int], logits: torch.Tensor | None = None) -> Verdict:
+    logits = make_logits(1 + len(draft)) if logits is None else logits
+    (verdict,) = verify(chains([row], [draft]), logits)
     return verdict
+
+
+def without_features(num_rows: int) -> TargetOutput:
+    """An output whose features are all alike, and whose logits are not looked at any more."""
+    return TargetOutput(torch.empty(0, VOCAB), [torch.ones(5, 2)] * num_rows)
 
 
 def commit_one(
     row: Row, draft: list[int], recorder: Recorder, one: Proposer | None = None
 ) -> StepOutput:
-    num_rows = len(row.new_ids) + len(draft)
-    features = torch.arange(num_rows, dtype=torch.float32)[:, None].expand(num_rows, 2)
-    output = TargetOutput(make_logits(1 + len(draft)), [features])
-    verdicts = verify([draft], output.logits, [row])
-    one = one or proposer(recorder)
-    (result,) = commit([row], [draft], verdicts, output.features, recorder, one)
+    plan = chains([row], [draft])
+    return commit_plan(plan, make_logits(1 + len(draft)), recorder, one)
+
+
+def commit_plan(
+    plan: ForwardPlan, logits: torch.Tensor, recorder: Recorder, one: Proposer | None = None
+) -> StepOutput:
+    """Verify and commit a plan of one row; the feature of each position is its number."""
+    (planned,) = plan
+    num = planned.num_positions
+    features = torch.arange(num, dtype=torch.float32)[:, None].expand(num, 2)
+    output = TargetOutput(logits, [features])
+    verdicts = verify(plan, logits)
+    (result,) = commit(plan, verdicts, output, recorder, one or proposer(recorder))
     return result
 
 
@@ -134,8 +166,7 @@ def test_drafts_are_kept_up_to_the_first_difference(draft: list[int], expected: 
 def test_a_row_without_logits_gets_no_verdict() -> None:
     sequence = make_row(num_prompt=5, cached=0, output=()).sequence
     row = Row(sequence, sequence.token_ids[:4], 0, is_prompt=True)
-    (verdict,) = verify([[]], torch.empty(0, VOCAB), [row])
-    assert verdict == Verdict([], 0, [])
+    assert decide(row, [], torch.empty(0, VOCAB)) == Verdict()
 
 
 def test_logprobs_belong_to_the_kept_tokens() -> None:
@@ -150,8 +181,8 @@ def test_both_caches_end_before_the_anchor() -> None:
     assert row.sequence.num_cached == 6
     # The rejected slot's features are cut, and those of the bonus do not exist yet.
     assert recorder.calls == [
-        ("truncate", 8, 6),
-        ("absorb", 8, 3, [0.0, 1.0, 2.0]),
+        ("keep", 8, 6, [0, 1]),
+        ("committed", 8, 3, [1, 3, 5], [0.0, 1.0, 2.0]),
         ("publish", 8, [2, 2, 2, 1, 3, 5, 7], 6),
     ]
     assert (output.num_drafted, output.num_accepted) == (4, 2)
@@ -162,12 +193,13 @@ def test_a_chunk_of_the_prompt_commits_its_tokens_only() -> None:
     recorder = Recorder()
     sequence = make_row(num_prompt=6, cached=2, output=()).sequence
     row = Row(sequence, sequence.token_ids[2:4], 0)
-    features: list[torch.Tensor | None] = [torch.ones(2, 2)]
-    (output,) = commit([row], [[]], [Verdict([], 0, [])], features, recorder, proposer(recorder))
+    found = TargetOutput(torch.empty(0, VOCAB), [torch.ones(2, 2)])
+    plan = chains([row], [[]])
+    (output,) = commit(plan, [Verdict()], found, recorder, proposer(recorder))
     assert (output.token_ids, sequence.num_cached, sequence.num_output) == ([], 4, 0)
     assert recorder.calls == [
-        ("truncate", 8, 4),
-        ("absorb", 8, 2, [1.0, 1.0]),
+        ("keep", 8, 4, []),
+        ("committed", 8, 2, [2, 2], [1.0, 1.0]),
     ]
 
 
@@ -175,11 +207,15 @@ def test_a_chunk_of_the_prompt_commits_its_tokens_only() -> None:
 def test_without_a_draft_context_all_that_is_cached_is_published(way: str) -> None:
     recorder, params = Recorder(), {}
     if way == "no drafter":
-        recorder.layer_ids = ()
+        recorder.feature_layers = ()
     else:
         params = {"speculative": False}
     commit_one(make_row(**params), [3, 5, 0, 9], recorder)
-    assert recorder.calls == [("truncate", 8, 6), ("publish", 8, [2, 2, 2, 1, 3, 5, 7], 6)]
+    assert recorder.calls == [
+        ("keep", 8, 6, [0, 1]),
+        ("committed", 8, 3, [1, 3, 5], None),
+        ("publish", 8, [2, 2, 2, 1, 3, 5, 7], 6),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -202,10 +238,11 @@ def test_nothing_is_committed_after_the_end(
     assert len(output.logprobs) == len(expected)
     assert output.finish_reason == row.sequence.finish_reason == reason
     assert row.sequence.output_ids == [1, *expected]
-    (absorbed, published, *closed) = recorder.calls
+    (committed, published, *closed) = recorder.calls
     num_cached = row.sequence.num_cached
     # What is published, others may draft from.
-    assert absorbed == ("absorb", 8, 3, [float(i) for i in range(num_cached - 3)])
+    token_ids = [1, *expected][: num_cached - 3]
+    assert committed == ("committed", 8, 3, token_ids, [float(i) for i in range(num_cached - 3)])
     assert published == ("publish", 8, row.sequence.token_ids, num_cached)
     assert num_cached == 3 + len(expected)
     assert closed == [("close", 8), ("close", 8)]
@@ -239,16 +276,14 @@ def test_logits_that_are_no_numbers_end_the_row_with_the_tokens_before(
     index: int, params: dict[str, Any]
 ) -> None:
     recorder, row = Recorder(), make_row(logprobs=1, **params)
-    (verdict,) = verify([TRUTH[:4]], without_number(5, index), [row])
+    verdict = decide(row, TRUTH[:4], without_number(5, index))
     assert verdict.token_ids == TRUTH[:index]
     assert verdict.num_accepted == len(verdict.logprobs) == index
     (output,) = commit(
-        [row], [TRUTH[:4]], [verdict], [torch.ones(5, 2)], recorder, proposer(recorder)
+        chains([row], [TRUTH[:4]]), [verdict], without_features(1), recorder, proposer(recorder)
     )
     # The sequence had four tokens.
-    message = (
-        f"the target's logits for the token at position {4 + index} are not numbers, or all -inf"
-    )
+    message = f"the target's logits for the token at position {4 + index} are not numbers"
     assert output.error == row.sequence.error == message
     assert output.finish_reason == row.sequence.finish_reason == "error"
     assert output.token_ids == TRUTH[:index]
@@ -257,25 +292,24 @@ def test_logits_that_are_no_numbers_end_the_row_with_the_tokens_before(
 
 
 def test_what_follows_a_rejected_draft_may_be_no_number() -> None:
-    (verdict,) = verify([[3, 0, 7, 9]], without_number(5, 2), [make_row()])
-    assert verdict == Verdict([3, 5], 1, [])
+    verdict = decide(make_row(), [3, 0, 7, 9], without_number(5, 2))
+    assert verdict == Verdict([3, 5], [0])
 
 
 def test_an_end_before_the_missing_number_is_no_error() -> None:
     for params in ({"stop_ids": frozenset({5})}, {"max_tokens": 3}):
         recorder, row = Recorder(), make_row(**params)
-        verdicts = verify([TRUTH[:4]], without_number(5, 2), [row])
-        (output,) = commit(
-            [row], [TRUTH[:4]], verdicts, [torch.ones(5, 2)], recorder, proposer(recorder)
-        )
+        plan = chains([row], [TRUTH[:4]])
+        verdicts = verify(plan, without_number(5, 2))
+        (output,) = commit(plan, verdicts, without_features(1), recorder, proposer(recorder))
         assert output.finish_reason in ("stop", "length")
         assert (output.error, output.token_ids) == (None, [3, 5])
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_infinite_logits_are_ordered_like_any_others(value: float) -> None:
-    (verdict,) = verify([[]], without_number(1, 0, value), [make_row()])
-    assert verdict == Verdict([2 if value > 0 else 3], 0, [])
+    verdict = decide(make_row(), [], without_number(1, 0, value))
+    assert verdict == Verdict([2 if value > 0 else 3])
 
 
 def test_each_row_of_a_batch_gets_its_own_logits() -> None:
@@ -290,12 +324,12 @@ def test_each_row_of_a_batch_gets_its_own_logits() -> None:
     ]
     block = [[3, 5, 0], [3], [], [0, 5, 7, 9], TRUTH[:4]]
     own = [make_logits(4), make_logits(2), make_logits(0), without_number(5, 0), make_logits(5)]
-    verdicts = verify(block, torch.cat(own), batch)
+    verdicts = verify(chains(batch, block), torch.cat(own))
     assert [v.token_ids for v in verdicts] == [[3, 5, 7], [3, 5], [], [], TRUTH]
     assert [v.num_accepted for v in verdicts] == [2, 1, 0, 0, 4]
     assert [v.error is not None for v in verdicts] == [False, False, False, True, False]
     for row, draft, logits, verdict in zip(batch, block, own, verdicts, strict=True):
-        assert verify([draft], logits, [row]) == [verdict]
+        assert decide(row, draft, logits) == verdict
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
@@ -311,11 +345,12 @@ def test_a_stop_scanner_that_fails_leaves_every_row_consistent(error: BaseExcept
     recorder = Recorder()
     batch = [make_row(key=0), make_row(key=1, scan_stop=fail), make_row(key=2)]
     block = [TRUTH[:4]] * 3
-    verdicts = verify(block, torch.cat([make_logits(5)] * 3), batch)
-    features: list[torch.Tensor | None] = [torch.ones(5, 2)] * 3
+    plan = chains(batch, block)
+    verdicts = verify(plan, torch.cat([make_logits(5)] * 3))
+    found = without_features(3)
     outputs: list[StepOutput] = []
     with pytest.raises(KeyboardInterrupt) if is_interrupt else nullcontext():
-        outputs.extend(commit(batch, block, verdicts, features, recorder, proposer(recorder)))
+        outputs.extend(commit(plan, verdicts, found, recorder, proposer(recorder)))
     num_done = 2 if is_interrupt else 3
     expected = [(0, TRUTH, None), (1, [3, 5], "error"), (2, TRUTH, None)][:num_done]
     assert [(o.key, o.token_ids, o.finish_reason) for o in outputs] == expected
@@ -324,17 +359,17 @@ def test_a_stop_scanner_that_fails_leaves_every_row_consistent(error: BaseExcept
     last = [1] if is_interrupt else [1, *TRUTH]
     assert [row.sequence.output_ids for row in batch] == [[1, *TRUTH], [1, 3, 5], last]
     assert [row.sequence.num_cached for row in batch] == [8, 3, 3 if is_interrupt else 8]
-    kept = [("truncate", 0), ("absorb", 0), ("publish", 0), ("close", 1), ("close", 1)]
+    kept = [("keep", 0), ("committed", 0), ("publish", 0), ("close", 1), ("close", 1)]
     if not is_interrupt:
-        kept += [("truncate", 2), ("absorb", 2), ("publish", 2)]
+        kept += [("keep", 2), ("committed", 2), ("publish", 2)]
     assert [call[:2] for call in recorder.calls] == kept
 
 
-@pytest.mark.parametrize("failing", ["truncate", "publish", "close"])
+@pytest.mark.parametrize("failing", ["keep", "publish", "close"])
 def test_a_cache_that_fails_ends_its_row_alone(failing: str) -> None:
     class Failing(Recorder):
-        def truncate(self, key: int, length: int) -> None:
-            self.meet("truncate", key)
+        def keep(self, planned: PlannedRow, nodes: Ids[int]) -> None:
+            self.meet("keep", planned.row.sequence.key)
 
         def publish(self, key: int, token_ids: list[int], num_tokens: int) -> None:
             self.meet("publish", key)
@@ -351,9 +386,10 @@ def test_a_cache_that_fails_ends_its_row_alone(failing: str) -> None:
     num_tokens = 6 if failing == "close" else 256
     batch = [make_row(key=key, max_tokens=num_tokens) for key in range(3)]
     block = [TRUTH[:4]] * 3
-    verdicts = verify(block, torch.cat([make_logits(5)] * 3), batch)
-    features: list[torch.Tensor | None] = [torch.ones(5, 2)] * 3
-    outputs = list(commit(batch, block, verdicts, features, recorder, proposer(recorder)))
+    plan = chains(batch, block)
+    verdicts = verify(plan, torch.cat([make_logits(5)] * 3))
+    found = without_features(3)
+    outputs = list(commit(plan, verdicts, found, recorder, proposer(recorder)))
     assert [output.token_ids for output in outputs] == [TRUTH] * 3
     # With its last token an answer is whole, whatever fails then.
     expected = ["length"] * 3 if failing == "close" else [None, "error", None]
@@ -362,7 +398,7 @@ def test_a_cache_that_fails_ends_its_row_alone(failing: str) -> None:
 
 def test_features_that_the_drafter_does_not_take_end_its_drafts_and_no_request() -> None:
     class Failing(Recorder):
-        def absorb(self, key: int, start: int, features: torch.Tensor) -> None:
+        def committed(self, row: Row, token_ids: Ids[int], features: torch.Tensor | None) -> None:
             raise RuntimeError("boom")
 
     recorder, row = Failing(), make_row()
@@ -373,34 +409,32 @@ def test_features_that_the_drafter_does_not_take_end_its_drafts_and_no_request()
     assert row.sequence.has_lost_context
     assert not row.sequence.may_draft
     # Nobody may take over pages whose draft context is missing.
-    assert [call[0] for call in recorder.calls] == ["truncate", "close"]
+    assert [call[0] for call in recorder.calls] == ["keep", "close"]
 
 
 @pytest.mark.parametrize("params", CHOOSERS, ids=str)
 def test_logits_without_any_chance_end_the_row(params: dict[str, Any]) -> None:
     logits = make_logits(5)
     logits[2] = -math.inf
-    (verdict,) = verify([TRUTH[:4]], logits, [make_row(**params)])
+    verdict = decide(make_row(**params), TRUTH[:4], logits)
     assert verdict.token_ids == TRUTH[:2]
     assert verdict.error == "the target's logits for the token at position 6 are all minus infinity"
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
-def test_infinite_logits_cannot_be_sampled_from(filters: dict[str, Any]) -> None:
-    row = make_row(temperature=1.0, seed=1, **filters)
-    (verdict,) = verify([[]], without_number(1, 0, math.inf), [row])
-    assert verdict.token_ids == []
-    expected = "logits for the token at position 4 are infinite, and cannot be sampled from"
-    assert expected in str(verdict.error)
+def test_an_infinite_logit_outweighs_all_noise(filters: dict[str, Any]) -> None:
+    for seed in range(20):
+        row = make_row(temperature=1.0, seed=seed, **filters)
+        assert decide(row, [], without_number(1, 0, math.inf)) == Verdict([2])
 
 
 def test_more_logprobs_than_tokens_are_those_of_all_tokens() -> None:
-    (verdict,) = verify([[]], make_logits(1), [make_row(logprobs=20)])
+    verdict = decide(make_row(logprobs=20), [])
     assert verdict.error is None
     assert sorted(token_id for token_id, _ in verdict.logprobs[0].top) == list(range(VOCAB))
 
 
-@pytest.mark.parametrize("failing", ["choices", "token_logprobs"])
+@pytest.mark.parametrize("failing", ["without_noise", "token_logprobs"])
 @pytest.mark.parametrize("index", range(3))
 def test_what_fails_while_a_token_is_chosen_ends_its_row_alone(
     index: int, failing: str, monkeypatch: pytest.MonkeyPatch
@@ -408,23 +442,21 @@ def test_what_fails_while_a_token_is_chosen_ends_its_row_alone(
     batch = [make_row(key=key, logprobs=1, temperature=1e-3, seed=1) for key in range(3)]
     draft = TRUTH[:4]
     expected = [decide(row, draft) for row in batch]
-    real, calls = getattr(verify_module, failing), itertools.count()
+    module = verify_module if failing == "token_logprobs" else choose_module
+    real, calls = getattr(module, failing), itertools.count()
 
     def fail(*args: Any) -> Any:
-        if failing == "choices":
-            if args[1] is batch[index].sequence:
+        if failing == "without_noise":
+            if args[1].sequence is batch[index].sequence:
                 raise RuntimeError("boom")
         elif next(calls) == 5 * index:
             raise RuntimeError("boom")
         return real(*args)
 
-    def lazily(*args: Any) -> Any:
-        yield from fail(*args)
-
-    monkeypatch.setattr(verify_module, failing, lazily if failing == "choices" else fail)
-    verdicts = verify([draft] * 3, torch.cat([make_logits(5)] * 3), batch)
+    monkeypatch.setattr(module, failing, fail)
+    verdicts = verify(chains(batch, [draft] * 3), torch.cat([make_logits(5)] * 3))
     reason = "the token at position 4 could not be chosen: RuntimeError('boom')"
-    expected[index] = Verdict([], 0, [], reason)
+    expected[index] = Verdict(error=reason)
     assert verdicts == expected
 
 
@@ -432,15 +464,289 @@ def test_a_prompt_that_cannot_be_scored_ends_its_row_alone(monkeypatch: pytest.M
     changes = {"output": (), "cached": 0, "logprobs": 1, "prompt_logprobs": True}
     batch = [make_row(key=0, **changes), make_row(key=1), make_row(key=2, **changes)]
     logits = torch.cat([make_logits(3), make_logits(1), make_logits(3)])
-    expected = verify([[]] * 3, logits, batch)
+    plan = chains(batch, [[]] * 3)
+    expected = verify(plan, logits)
     real = verify_module._score
 
-    def fail(row: Row, own: torch.Tensor) -> Any:
-        if row.sequence.key == 0:
+    def fail(planned: PlannedRow, own: torch.Tensor) -> Any:
+        if planned.row.sequence.key == 0:
             raise RuntimeError("boom")
-        return real(row, own)
+        return real(planned, own)
 
     monkeypatch.setattr(verify_module, "_score", fail)
-    first, *others = verify([[]] * 3, logits, batch)
+    first, *others = verify(plan, logits)
     assert "log-probabilities could not be found: RuntimeError('boom')" in str(first.error)
     assert others == expected[1:]
+
+
+# Trees.
+
+
+def tree_of(*nodes: tuple[int, int]) -> Tree:
+    """Pairs of a token and its parent."""
+    return Tree(tuple(token for token, _ in nodes), tuple(parent for _, parent in nodes))
+
+
+def planned_tree(row: Row, tree: Tree) -> PlannedRow:
+    return PlannedRow(row, Proposal(tree, (1.0,) * len(tree), ("test",) * len(tree)))
+
+
+def tree_plan(row: Row, tree: Tree) -> ForwardPlan:
+    return ForwardPlan([planned_tree(row, tree)])
+
+
+BRANCHES = tree_of((8, ROOT), (3, ROOT), (9, 1), (5, 1), (6, 0), (7, 3), (5, 0))
+"""Under the anchor 8 and 3; 3 is right, and behind it 5 and then 7. The kept path is 1, 3, 5."""
+KEPT = [1, 3, 5]
+
+
+def branch_logits() -> torch.Tensor:
+    """The anchor and the nodes of BRANCHES: TRUTH along the path, and token 0 elsewhere."""
+    logits = torch.zeros(1 + len(BRANCHES), VOCAB)
+    logits[:, 0] = 1.0
+    for row, token_id in zip([0, *(1 + node for node in KEPT)], TRUTH, strict=False):
+        logits[row, token_id] = 2.0
+    return logits
+
+
+@pytest.mark.parametrize("params", CHOOSERS, ids=str)
+def test_the_walk_takes_the_branch_that_the_target_chooses(params: dict[str, Any]) -> None:
+    row = make_row(**params)
+    before = copy.deepcopy(row.sequence)
+    # At a temperature near 0 the largest logit wins, however close the others are.
+    (verdict,) = verify(tree_plan(row, BRANCHES), 100.0 * branch_logits())
+    assert verdict == Verdict(TRUTH[:4], KEPT)
+    assert verdict.num_accepted == 3
+    for name in ("token_ids", "num_cached", "output_counts", "finish_reason"):
+        assert getattr(row.sequence, name) == getattr(before, name)
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (None, (TRUTH[:4], KEPT)),
+        (1, ([3, 2], [1])),
+        (0, (TRUTH[:4], KEPT)),
+        (2, (TRUTH[:4], KEPT)),
+        (5, ([3, 5, 7, 2], KEPT)),
+        (ROOT, ([2], [])),
+    ],
+)
+def test_only_choices_on_the_path_count(
+    node: int | None, expected: tuple[list[int], list[int]]
+) -> None:
+    """Behind `node` the target wants 2, which is no candidate."""
+    logits = branch_logits()
+    if node is not None:
+        logits[1 + node, 2] = 9.0
+    (verdict,) = verify(tree_plan(make_row(), BRANCHES), logits)
+    assert (verdict.token_ids, verdict.nodes) == expected
+
+
+@pytest.mark.parametrize("params", CHOOSERS, ids=str)
+@pytest.mark.parametrize("node", range(-1, len(BRANCHES)))
+def test_a_sibling_without_numbers_costs_nothing(node: int, params: dict[str, Any]) -> None:
+    logits = 100.0 * branch_logits()
+    logits[1 + node, 4] = math.nan
+    (verdict,) = verify(tree_plan(make_row(**params), BRANCHES), logits)
+    if node in (ROOT, *KEPT):
+        depth = [ROOT, *KEPT].index(node)
+        assert (verdict.token_ids, verdict.nodes) == (TRUTH[:depth], KEPT[:depth])
+        assert f"position {4 + depth} are not numbers" in str(verdict.error)
+    else:
+        assert verdict == Verdict(TRUTH[:4], KEPT)
+
+
+@pytest.mark.parametrize("cached", [3, 1])
+def test_of_a_tree_the_kept_path_enters_the_caches(cached: int) -> None:
+    recorder, row = Recorder(), make_row(cached=cached)
+    output = commit_plan(tree_plan(row, BRANCHES), branch_logits(), recorder)
+    num_new = 4 - cached
+    assert row.sequence.token_ids == [2, 2, 2, 1, 3, 5, 7, 9]
+    assert row.sequence.num_cached == 7
+    assert recorder.calls == [
+        ("keep", 8, 7, KEPT),
+        (
+            "committed",
+            8,
+            cached,
+            [2, 2, 2, 1, 3, 5, 7][cached:],
+            # Of the new tokens, and of the path: not of what stands between its nodes.
+            [float(i) for i in range(num_new)] + [float(num_new + node) for node in KEPT],
+        ),
+        ("publish", 8, [2, 2, 2, 1, 3, 5, 7, 9], 7),
+    ]
+    assert (output.token_ids, output.num_kept) == ([3, 5, 7, 9], 4)
+    assert (output.num_drafted, output.num_accepted) == (len(BRANCHES), 3)
+    # 8 and 9 are the first children of their parents.
+    assert output.num_siblings_kept == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "num_kept", "reason"),
+    [
+        ({"stop_ids": frozenset({3})}, 1, "stop"),
+        ({"stop_ids": frozenset({5})}, 2, "stop"),
+        ({"stop_ids": frozenset({9})}, 4, "stop"),
+        ({"max_tokens": 4}, 3, "length"),
+        ({"scan_stop": lambda token_id: token_id == 5}, 2, "stop"),
+    ],
+)
+def test_a_path_is_cut_where_the_sequence_ends(
+    params: dict[str, Any], num_kept: int, reason: str
+) -> None:
+    recorder, row = Recorder(), make_row(logprobs=1, **params)
+    output = commit_plan(tree_plan(row, BRANCHES), branch_logits(), recorder)
+    assert output.token_ids == TRUTH[:num_kept]
+    assert [entry.top[0][0] for entry in output.logprobs] == output.token_ids
+    assert output.finish_reason == row.sequence.finish_reason == reason
+    # Before the cut.
+    assert (output.num_drafted, output.num_accepted) == (len(BRANCHES), 3)
+    in_cache = KEPT[: num_kept - 1]
+    committed = (
+        "committed",
+        8,
+        3,
+        [1, *TRUTH[: num_kept - 1]],
+        [0.0, *(1.0 + n for n in in_cache)],
+    )
+    assert recorder.calls[0] == committed
+    assert recorder.calls[1] == ("publish", 8, row.sequence.token_ids, 4 + len(in_cache))
+
+
+class AlongThePath:
+    """A grammar that forbids two tokens, depending on all tokens so far; it must see the path."""
+
+    def __init__(self, expected: list[int] | None = None) -> None:
+        self.expected = expected
+
+    def allowed(self, output_ids: list[int], ahead: list[int]) -> Any:
+        ahead = list(ahead)
+        assert self.expected is None or ahead == self.expected[: len(ahead)], "not the path"
+        mask = np.ones(VOCAB, dtype=bool)
+        mask[[(sum(output_ids) + sum(ahead)) % VOCAB, len(output_ids) + len(ahead)]] = False
+        return mask
+
+
+WALKS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0, "seed": 4},
+    {"temperature": 0.8, "seed": 5, "top_p": 0.9},
+    {"repetition_penalty": 1.5, "presence_penalty": 0.5},
+    {"temperature": 1.0, "seed": 6, "frequency_penalty": 0.8, "min_tokens": 5},
+    {"grammar": GRAMMAR},
+    {"grammar": GRAMMAR, "temperature": 1.0, "seed": 7},
+)
+
+
+def sequence_of(index: int, params: dict[str, Any]) -> Sequence:
+    sequence = make_row(key=index, logprobs=2, **params).sequence
+    sequence.sample_index, sequence.seed = index, params.get("seed", 0)
+    if "grammar" in params:
+        sequence.constraint = AlongThePath()
+    return sequence
+
+
+def one_by_one(target: TableTarget, sequence: Sequence, num: int) -> list[Verdict]:
+    """Plain decoding of a copy."""
+    sequence, verdicts = copy.deepcopy(sequence), []
+    for _ in range(num):
+        plan = ForwardPlan(
+            [PlannedRow(Row(sequence, sequence.token_ids[sequence.num_cached :], 0))]
+        )
+        (verdict,) = verify(plan, target.forward(plan).logits)
+        target.keep(plan.rows[0], [])
+        sequence.append(verdict.token_ids[0])
+        sequence.num_cached += 1
+        verdicts.append(verdict)
+    target.close(sequence.key)
+    return verdicts
+
+
+def tree_around(truth: list[int], draw: random.Random, num_nodes: int) -> Tree:
+    """Random branches, some of which follow the truth; the true child may come after others."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    on_path = {ROOT: 0}
+    while len(tokens) < num_nodes:
+        parent = draw.choice([ROOT, *range(len(tokens)), *on_path])
+        depth = on_path.get(parent, len(truth))
+        is_right = depth < len(truth) and draw.random() < 0.5
+        token = truth[depth] if is_right else draw.randrange(VOCAB)
+        if (token, parent) in zip(tokens, parents, strict=True):
+            continue
+        if depth < len(truth) and token == truth[depth]:
+            on_path[len(tokens)] = depth + 1
+        tokens.append(token)
+        parents.append(parent)
+    return Tree(tuple(tokens), tuple(parents))
+
+
+@pytest.mark.parametrize("params", WALKS, ids=str)
+def test_the_walk_over_a_tree_is_plain_decoding(params: dict[str, Any]) -> None:
+    """The tokens, and the log-probabilities one a token, are those of one token at a time."""
+    target, draw = TableTarget.random(VOCAB, seed=3), random.Random(1)
+    depths = set()
+    num_siblings = 0
+    for index in range(40):
+        sequence = sequence_of(index, params)
+        target.cached[sequence.key] = [2] * 3
+        plain = one_by_one(target, sequence, 6)
+        truth = [verdict.token_ids[0] for verdict in plain]
+        tree = tree_around(truth[:5], draw, draw.randint(1, 12))
+        if "grammar" in params:
+            sequence.constraint = AlongThePath(truth)
+        target.cached[sequence.key] = [2] * 3
+        plan = tree_plan(Row(sequence, [1], 12), tree)
+        (verdict,) = verify(plan, target.forward(plan).logits)
+        nodes: list[int] = []
+        while (child := tree.child(nodes[-1] if nodes else ROOT, truth[len(nodes)])) is not None:
+            nodes.append(child)
+        assert verdict.nodes == nodes
+        assert verdict.token_ids == truth[: len(nodes) + 1]
+        assert verdict.logprobs == [one.logprobs[0] for one in plain[: len(nodes) + 1]]
+        depths.add(len(nodes))
+        num_siblings += sum(tree.ranks[node] > 0 for node in nodes)
+    assert {0, 1, 2, 3} <= depths
+    assert num_siblings > 5
+
+
+def test_siblings_share_the_noise_of_their_position() -> None:
+    tree = tree_of((1, ROOT), (2, ROOT), (3, 0), (3, 1), (4, 0), (5, 2), (6, 3))
+    logits = torch.zeros(1 + len(tree), VOCAB)
+    by_depth: dict[int, set[int]] = {}
+    for index in range(30):
+        sequence = sequence_of(index, {"temperature": 1.0, "seed": 1})
+        (choice_at,) = choose_module.choose([Walk.tree(logits, sequence, tree)])
+        choices = [choice_at(row) for row in range(1 + len(tree))]
+        for depth in range(4):
+            at_depth = {
+                choice for choice, d in zip(choices, (0, *tree.depths), strict=True) if d == depth
+            }
+            assert len(at_depth) == 1
+            by_depth.setdefault(depth, set()).update(at_depth)
+    assert all(len(found) > 5 for found in by_depth.values())
+
+
+def test_each_tree_of_a_batch_gets_its_own_logits() -> None:
+    """Trees, a chain, a prompt and a row without candidates, packed row after row."""
+    prompt = make_row(key=4, num_prompt=9, cached=2, output=()).sequence
+    rows = [
+        planned_tree(make_row(key=0), BRANCHES),
+        PlannedRow(Row(prompt, prompt.token_ids[2:5], 0, is_prompt=True)),
+        PlannedRow(make_row(key=1), Proposal.chain([3, 5, 0], "test")),
+        planned_tree(make_row(key=2, temperature=1e-3, seed=2), BRANCHES),
+        PlannedRow(make_row(key=3)),
+    ]
+    own = [
+        branch_logits(),
+        make_logits(0),
+        make_logits(4),
+        100.0 * branch_logits(),
+        make_logits(1),
+    ]
+    verdicts = verify(ForwardPlan(rows), torch.cat(own))
+    assert [v.token_ids for v in verdicts] == [TRUTH[:4], [], [3, 5, 7], TRUTH[:4], [3]]
+    assert [v.nodes for v in verdicts] == [KEPT, [], [0, 1], KEPT, []]
+    for planned, logits, verdict in zip(rows, own, verdicts, strict=True):
+        assert verify(ForwardPlan([planned]), logits) == [verdict]

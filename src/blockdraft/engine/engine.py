@@ -154,13 +154,12 @@ class Engine:
         cannot be chosen, and are left out.
 
         Raises:
-            RequestError: an empty prompt, a token id outside the vocabulary, a `min_tokens` that
-                leaves nothing to choose, or a grammar in `params` without the constraint that it
-                was compiled to.
+            RequestError: an empty prompt, a token id outside the vocabulary, or a grammar in
+                `params` without the constraint that it was compiled to.
             ContextTooLong: prompt and max_tokens do not fit the target's context.
         """
         eos_ids = frozenset(filter(self._is_token, eos_ids))
-        self.check_prompt(prompt_ids, params, eos_ids)
+        self.check_prompt(prompt_ids, params)
         if (params.grammar is None) != (constraint is None):
             raise RequestError("a grammar needs its constraint, and the other way around; use LLM")
         if seed is None:
@@ -191,19 +190,13 @@ class Engine:
 
         return scan
 
-    def check_prompt(
-        self,
-        prompt_ids: Ids[int],
-        params: SamplingParams,
-        eos_ids: frozenset[int] = frozenset(),
-    ) -> None:
+    def check_prompt(self, prompt_ids: Ids[int], params: SamplingParams) -> None:
         """Raise what `add` would raise."""
         if not prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
         self.check_ids(None, prompt_ids)
         self.check_ids("stop_token_ids", params.stop_token_ids)
         self.check_ids("logit_bias", params.logit_bias)
-        self._check_min_tokens(params, eos_ids)
         num_tokens = len(prompt_ids) + params.max_tokens
         for described, limit in self._limits().items():
             if num_tokens > limit:
@@ -212,8 +205,14 @@ class Engine:
                     f"{described} tokens; shorten one of them"
                 )
 
-    def _check_min_tokens(self, params: SamplingParams, eos_ids: frozenset[int]) -> None:
-        """With a grammar `min_tokens` gives way; without, it may forbid every token there is."""
+    def check_min_tokens(self, params: SamplingParams, eos_ids: frozenset[int]) -> None:
+        """Refuse a `min_tokens` that forbids every token; a sample with it would end in an error.
+
+        With a grammar it gives way.
+
+        Raises:
+            RequestError: every token ends the answer.
+        """
         vocab_size = self.target.vocab_size
         num_ending = sum(map(self._is_token, params.ending_ids(eos_ids)))
         if params.min_tokens and params.grammar is None and num_ending == vocab_size:

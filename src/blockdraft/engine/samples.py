@@ -111,10 +111,14 @@ class Samples:
         self._abandoned: deque[int] = deque()
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise what `add` would raise: see Engine.check_prompt, and RequestError for a grammar."""
+        """Refuse what cannot run, before anything is queued.
+
+        See Engine.check_prompt and check_min_tokens; RequestError also for a grammar.
+        """
         if params.grammar is not None:
             self.grammars.check(params.grammar)
-        self.engine.check_prompt(prompt_ids, params, self.tokenizer.eos_ids)
+        self.engine.check_prompt(prompt_ids, params)
+        self.engine.check_min_tokens(params, self.tokenizer.eos_ids)
 
     def add(self, job: Job, sample_index: int, *, added_at: float | None = None) -> int:
         """Queue one sample of a job and return its key. See `check` for what it raises."""

@@ -210,7 +210,8 @@ class PhaseTimer:
             if self._synchronize is not None:
                 self._totals.waited[self._open[-1]] += now - called
             passed = now - self._switched_at
-            self._step_ns[self._open[-1]] += passed
+            if self._in_step:
+                self._step_ns[self._open[-1]] += passed
             self._totals.nanoseconds[self._open[-1]] += passed
         self._switched_at = now
 

@@ -41,8 +41,9 @@ class Proposer:
     def _open_once(self, row: Row) -> None:
         key = row.sequence.key
         if key not in self._open:
-            self._open.add(key)
-            if not self._succeeds(lambda: self.drafter.open(row, row.sequence.num_cached)):
+            has_opened = self._succeeds(lambda: self.drafter.open(row, row.sequence.num_cached))
+            self._open.add(key)  # not before: an interrupted step is made again
+            if not has_opened:
                 self._lose_context(row)
 
     def _proposed(self, rows: Sequence[Row]) -> list[Proposal] | None:

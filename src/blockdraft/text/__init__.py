@@ -1,5 +1,9 @@
 """Tokens and text: templates, letters as they come, stop strings, grammars, tools.
 
+Text as it comes: `detokenizer.py` is told each committed token. `stream_decoder.py` gives the text
+that is complete with it, from what the tokenizer's decoder sees in a token (`vocabulary.py`), and
+`stop_strings.py` searches it. Work for a token does not grow with what stands before it.
+
 An answer that must match a grammar:
 
 `SamplingParams.grammar` is a value of `core/grammar.py`: a JSON schema, a regular expression, a

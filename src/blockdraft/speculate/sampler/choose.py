@@ -64,10 +64,6 @@ class Walk:
         """True if every choice is the argmax of the logits as they are."""
         return self.sequence.params.is_greedy_argmax
 
-    def rows(self) -> list[tuple[Tensor, Place]]:
-        """The logits [V] of each row, and its place."""
-        return list(zip(self.logits, self.places, strict=True))
-
 
 class _Path(IdSequence[int]):
     """The tokens on the way to a node, found when the first of them is looked at."""
@@ -129,7 +125,7 @@ def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[in
 
 
 def _choice_at(walk: Walk, index: int) -> int:
-    return _told(_chosen([(walk.logits[index], walk.places[index])]), 0)
+    return _told(_chosen([(_on_host(walk.logits[index]), walk.places[index])]), 0)
 
 
 def _told(found: list[Choice], index: int) -> int:
@@ -160,10 +156,19 @@ def _argmax_ids(scores: Scores) -> list[int]:
 
 
 def _tiles(logits: Tensor) -> Iterator[Scores]:
-    """Rows [.., V] in float32; numpy finds the largest of a row several times as fast as torch."""
-    num_rows = max(1, TILE_BYTES // (4 * logits.shape[-1]))
-    for tile in torch.split(logits, num_rows):
-        yield tile.float().numpy()
+    """Rows [.., V] of logits [rows, V] in float32, as many as may be copied at once."""
+    for tile in torch.split(logits, _tile_rows(logits.shape[-1])):
+        yield _on_host(tile)
+
+
+def _tile_rows(vocab_size: int) -> int:
+    return max(1, TILE_BYTES // (4 * vocab_size))
+
+
+def _on_host(logits: Tensor) -> Scores:
+    """In float32, for numpy: it finds the largest of a row several times as fast as torch."""
+    scores: Scores = logits.float().cpu().numpy()
+    return scores
 
 
 def _argmaxes(logits: list[Tensor]) -> list[list[int]]:
@@ -176,35 +181,32 @@ def _argmaxes(logits: list[Tensor]) -> list[list[int]]:
 
 def _sampled(walks: list[Walk]) -> list[list[Choice]]:
     """The choices of all rows of each walk, none of which needs its path."""
-    rows = [row for walk in walks for row in walk.rows()]
-    if not rows:
-        return [[] for _ in walks]
-    num_rows = max(1, TILE_BYTES // (4 * rows[0][0].shape[0]))
-    tiles = [rows[i : i + num_rows] for i in range(0, len(rows), num_rows)]
-    found = iter([choice for tile in tiles for choice in _chosen(tile)])
-    return [[next(found) for _ in walk.logits] for walk in walks]
+    found: list[Choice] = []
+    waiting: list[tuple[Scores, Place]] = []
+    for walk in walks:
+        places = iter(walk.places)
+        for tile in _tiles(walk.logits):
+            if waiting and len(waiting) + tile.shape[0] > _tile_rows(tile.shape[1]):
+                found += _chosen(waiting)
+                waiting = []
+            waiting += [(row, next(places)) for row in tile]
+    if waiting:
+        found += _chosen(waiting)
+    each = iter(found)
+    return [[next(each) for _ in range(walk.logits.shape[0])] for walk in walks]
 
 
-def _chosen(rows: list[tuple[Tensor, Place]]) -> list[Choice]:
-    """The choices of some rows."""
-    scores = _on_host([logits for logits, _ in rows])
-    places = [place for _, place in rows]
+def _chosen(rows: list[tuple[Scores, Place]]) -> list[Choice]:
+    """The choices at some places, given their logits [V]."""
     try:
-        return _together(scores, places)
+        return _together(rows)
     except Exception:
         logger.exception("%d rows could not be chosen together; each is chosen alone", len(rows))
-    return [_alone(own, place) for own, place in zip(scores, places, strict=True)]
+    return [_alone(scores, place) for scores, place in rows]
 
 
-def _on_host(rows: list[Tensor]) -> list[Scores]:
-    """Each of these [V] in float32."""
-    if rows[0].device.type == "cpu":
-        return [row.float().numpy() for row in rows]
-    return list(torch.stack(rows).float().cpu().numpy())
-
-
-def _together(scores: list[Scores], places: list[Place]) -> list[Choice]:
-    found = [_without_noise(own, place) for own, place in zip(scores, places, strict=True)]
+def _together(rows: list[tuple[Scores, Place]]) -> list[Choice]:
+    found = [_without_noise(scores, place) for scores, place in rows]
     won = iter(winners([each for each in found if isinstance(each, Undecided)]))
     return [next(won) if isinstance(each, Undecided) else each for each in found]
 

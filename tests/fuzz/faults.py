@@ -1,0 +1,90 @@
+"""Faults to plant, which the fuzz must find. More are in tests/parity/faults.py."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
+from blockdraft.engine.engine import Engine
+from blockdraft.models.paged import PackedRows, PagedTarget
+from blockdraft.models.sequential import SequentialTarget
+from tests.fuzz.cases import ModelShape
+from tests.parity.faults import CropOneTooFew
+
+Fault = Callable[[], AbstractContextManager[Any]]
+
+
+@contextmanager
+def rollback_one_too_short() -> Iterator[None]:
+    """After a rejection one rejected token stays in the cache."""
+    with (
+        patch.object(SequentialTarget, "keep", CropOneTooFew.keep),
+        patch.object(SequentialTarget, "_forward_row", CropOneTooFew._forward_row),
+    ):
+        yield
+
+
+@contextmanager
+def stale_key_in_a_kept_slot() -> Iterator[None]:
+    """The first token behind a rejection is not written: the rejected one stays in its slot."""
+    real, ends = PagedTarget._add, dict[int, int]()
+
+    def add(
+        target: PagedTarget, rows: PackedRows, key: int, ids: list[int], start: int, *args: Any
+    ) -> None:
+        first = len(rows)
+        real(target, rows, key, ids, start, *args)
+        if start < ends.get(key, 0):
+            rows.slots[first] = SCRATCH_PAGE * PAGE_SIZE
+        ends[key] = start + len(ids)
+
+    with patch.object(PagedTarget, "_add", add):
+        yield
+
+
+@contextmanager
+def row_depends_on_company() -> Iterator[None]:
+    """One value of each row is one bit larger, in forwards as the test at load does not make."""
+    real = ModelShape.build
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if 36 < output.shape[1] < 64:
+            one = output[..., :1]
+            output[..., :1] = torch.nextafter(one, torch.full_like(one, torch.inf))
+        return output
+
+    def build(shape: ModelShape) -> Any:
+        model = real(shape)
+        model.get_input_embeddings().register_forward_hook(hook)
+        return model
+
+    with patch.object(ModelShape, "build", build):
+        yield
+
+
+@contextmanager
+def abort_frees_a_page_of_another() -> Iterator[None]:
+    """And nobody counts the pages: only what is computed can show it."""
+    real = Engine.take
+
+    def take(engine: Engine, key: int) -> Any:
+        memory = engine.target.memory
+        has_ended = engine.progress[key].sequence.finish_reason is not None
+        if isinstance(memory, Pages) and not has_ended:
+            others = [s for s in engine.scheduler.running if s.key != key and not s.finish_reason]
+            for other in others[:1]:
+                page_id = memory.page_ids(other.key)[-1]
+                if page_id not in memory._free and page_id not in memory._digest_of:
+                    memory._free.append(page_id)
+        return real(engine, key)
+
+    with (
+        patch.object(Engine, "take", take),
+        patch("tests.fuzz.runner.check_pages"),
+        patch("tests.fuzz.runner.check_nothing_left"),
+    ):
+        yield

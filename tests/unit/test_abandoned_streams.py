@@ -1,0 +1,99 @@
+"""Streams that nobody closes: the garbage collector ends them, in the middle of anything."""
+
+import gc
+import threading
+
+import pytest
+
+from tests.small_llm import assert_nothing_left, params
+
+
+class Reader:
+    """Holds its stream and is part of a reference cycle."""
+
+    def __init__(self, llm):
+        self.stream = llm.generate("the fox", params(max_tokens=200), stream=True)
+        next(self.stream)
+        self.me = self
+
+
+@pytest.fixture
+def no_collector():
+    """Only the test says when garbage is collected."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+PLACES = ("schedule", "forward", "commit", "add", "take", "remove")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_stream_that_is_collected_at_any_moment_costs_others_nothing(
+    llm, place, no_collector, monkeypatch
+):
+    expected = llm.generate("abc", params()).completions[0]
+    engine = llm.engine
+    owner, name = {
+        "schedule": (engine.scheduler, "_with_depths"),
+        "forward": (engine.target, "forward"),
+        "commit": (engine.target.memory, "publish"),
+        "add": (engine.scheduler, "add"),
+        "take": (engine.controller, "close"),
+        "remove": (engine.scheduler, "remove"),
+    }[place]
+    real = getattr(owner, name)
+    Reader(llm)
+    num_open = len(llm.samples.open)
+    assert num_open == 1
+
+    def collecting(*args, **options):
+        gc.collect()
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, collecting)
+        found = llm.generate("abc", params()).completions[0]
+    assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
+    # Nothing waits for another step.
+    assert_nothing_left(llm)
+
+
+def test_a_stream_that_another_thread_collects_costs_others_nothing(llm, no_collector, monkeypatch):
+    expected = llm.generate("abc", params()).completions[0].token_ids
+    real = llm.engine.target.forward
+    Reader(llm)
+
+    def forward(batch, block):
+        other = threading.Thread(target=gc.collect)
+        other.start()
+        other.join(timeout=20.0)
+        assert not other.is_alive(), "the collector waits for the step"
+        return real(batch, block)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.target, "forward", forward)
+        assert llm.generate("abc", params()).completions[0].token_ids == expected
+    assert_nothing_left(llm)
+
+
+def test_a_stream_that_is_collected_between_steps_is_gone_at_once(llm, no_collector):
+    Reader(llm)
+    assert llm.samples.open
+    gc.collect()
+    assert_nothing_left(llm)
+
+
+def test_what_is_abandoned_in_a_step_that_fails_is_gone_too(llm, no_collector, monkeypatch):
+    Reader(llm)
+
+    def forward(batch, block):
+        gc.collect()
+        raise RuntimeError("boom")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.target, "forward", forward)
+        with pytest.raises(RuntimeError, match="boom"):
+            llm.generate("abc", params())
+    assert_nothing_left(llm)
