@@ -19,7 +19,7 @@ from transformers import (
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.cpu.backend import NativeBackend
-from blockdraft.kernels.cpu.layer import DecoderLayer
+from blockdraft.kernels.cpu.layer import NativeLayer
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from blockdraft.kernels.cpu.ops import TiledAttention
@@ -299,9 +299,9 @@ def test_a_whole_layer_with_other_bits_runs_in_parts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A planted fault: scores are scaled twice."""
-    real = DecoderLayer.__call__
+    real = NativeLayer.__call__
 
-    def faulty(layer: DecoderLayer, *args: Any) -> Tensor:
+    def faulty(layer: NativeLayer, *args: Any) -> Tensor:
         twice = replace(args[-1], scale=2 * args[-1].scale)
         return real(layer, *args[:-1], twice)
 
@@ -309,7 +309,7 @@ def test_a_whole_layer_with_other_bits_runs_in_parts(
     with speed_up(model):
         if not runs_whole(decoder_layers(model)[0]):
             pytest.skip("no products by kernels on this CPU")
-    monkeypatch.setattr(DecoderLayer, "__call__", faulty)
+    monkeypatch.setattr(NativeLayer, "__call__", faulty)
     with speed_up(model):
         assert not any(runs_whole(layer) for layer in decoder_layers(model))
         assert all(uses_kernels(layer) for layer in decoder_layers(model))
@@ -320,16 +320,16 @@ def test_a_whole_layer_with_other_bits_runs_in_parts(
 def test_the_self_test_finds_a_whole_layer_that_sees_how_many_rows_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = DecoderLayer.__call__
+    real = NativeLayer.__call__
 
-    def variant(layer: DecoderLayer, hidden: Tensor, *args: Any) -> Tensor:
+    def variant(layer: NativeLayer, hidden: Tensor, *args: Any) -> Tensor:
         return real(layer, hidden, *args) * (1.0 + 1e-6 * (hidden.shape[1] > 8))
 
     with PagedTarget(make("llama"), Pages(20)).released_after() as target:
         if not all(runs_whole(layer) for layer in target.layers):
             pytest.skip("no products by kernels on this CPU")
         target.check_row_invariance()
-        monkeypatch.setattr(DecoderLayer, "__call__", variant)
+        monkeypatch.setattr(NativeLayer, "__call__", variant)
         with pytest.raises(ModelError, match="number of rows"):
             target.check_row_invariance()
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 TILE = 64
-"""Tokens of a page of keys and values, and keys of a tile of attention by kernels."""
+"""Tokens of a page of keys and values, and keys of a tile of attention by native kernels."""
 
 Rotation = tuple[Tensor, Tensor]
 """cos and signed sin of each row, [.., rows, 1, head_dim]: halves of a head turn by the same

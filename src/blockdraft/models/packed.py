@@ -46,9 +46,13 @@ def side_by_side(*linears: nn.Linear) -> Linear:
     """One layer with the outputs of several, one after another."""
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     assert len(biases) in (0, len(linears))
-    weight = torch.cat([linear.weight for linear in linears])
-    bias = torch.cat(biases) if biases else None
+    weight = _joined([linear.weight for linear in linears])
+    bias = _joined(biases) if biases else None
     return backend_for(weight.dtype, weight.device).linear(weight, bias)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def can_pack(weight: Tensor) -> bool:

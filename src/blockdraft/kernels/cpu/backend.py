@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from blockdraft.kernels.cpu.layer import DecoderLayer
+from blockdraft.kernels.cpu.layer import NativeLayer
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.onednn import OneDnnBackend
 from blockdraft.kernels.cpu.ops import (
@@ -138,7 +138,7 @@ class NativeBackend(OneDnnBackend):
         ):
             return None
         norms = parts.norm, parts.mlp_norm
-        return DecoderLayer(self._kernels, (qkv, o, gate_up, down), norms, parts.head_norms)
+        return NativeLayer(self._kernels, (qkv, o, gate_up, down), norms, parts.head_norms)
 
 
 class TiledRows:
@@ -194,7 +194,7 @@ class TiledPages:
         scoring: Scoring,
     ) -> Tensor | None:
         """See PagedAttention.run_layer. A whole layer has neither soft cap nor sinks."""
-        assert isinstance(whole, DecoderLayer)
+        assert isinstance(whole, NativeLayer)
         if scoring.softcap is not None or scoring.sinks is not None:
             return None
         keys, values = kv.pools[layer].unbind()

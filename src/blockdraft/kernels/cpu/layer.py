@@ -22,7 +22,7 @@ from blockdraft.kernels.cpu.products import PackedProduct
 from blockdraft.kernels.interface import Norm, Rotation, Scoring
 
 
-class DecoderLayer:
+class NativeLayer:
     """A pre-norm layer with silu as its gate.
 
     Args:
