@@ -46,10 +46,11 @@ serve-test: env
 # before Python's own memory; Python itself leaks on purpose.
 asan: export BLOCKDRAFT_KERNEL_FLAGS := -O1 -fsanitize=address -fno-omit-frame-pointer
 asan: env
-	$(BIN)/python -c "from blockdraft.kernels.build import build; print(build())"
+	$(BIN)/python -c "from blockdraft.kernels.cpu.build import build; print(build())"
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	$(BIN)/python -m pytest -p no:faulthandler tests/unit/test_kernels.py \
-	  tests/unit/test_head_sizes.py tests/unit/test_fused.py tests/unit/test_draft_kernels.py
+	  tests/unit/test_head_sizes.py tests/unit/test_fused.py tests/unit/test_draft_kernels.py \
+	  tests/unit/test_backends.py
 
 check: env
 	$(BIN)/ruff check

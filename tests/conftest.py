@@ -30,7 +30,7 @@ def _own_log() -> Iterator[None]:
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's operations only, as on a machine without a compiler."""
-    monkeypatch.setattr("blockdraft.kernels.ops.library", lambda: None)
+    monkeypatch.setattr("blockdraft.kernels.cpu.backend.library", lambda: None)
 
 
 @pytest.fixture(params=["kernels", "torch"])

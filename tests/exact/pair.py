@@ -14,8 +14,8 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.hub.catalog import DEFAULT_TARGET, find_drafter
 from blockdraft.hub.resolve import resolve_model
+from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from blockdraft.models.draft import DraftModel, load_draft_model
-from blockdraft.models.exact import supports_bfloat16
 from blockdraft.models.loading import check_pair, load_target_model
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget

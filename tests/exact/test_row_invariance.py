@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.attention import STOCK_ATTENTION
-from blockdraft.models.exact import PROBE_SPLITS, Split, row_rule
+from blockdraft.kernels.torch.rules import row_rule
+from blockdraft.models.attention.exact import STOCK_ATTENTION
+from blockdraft.models.exact import PROBE_SPLITS, Split
 from blockdraft.models.sequential import SequentialTarget
 from tests.exact.pair import load_target, new_target
 from tests.parity.targets import WAYS, Way

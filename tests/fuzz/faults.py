@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.engine.engine import Engine
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_attention import Group, TiledPlan
+from blockdraft.models.paged import PackedRows, PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from tests.fuzz.cases import ModelShape
 from tests.parity.faults import CropOneTooFew
@@ -32,20 +31,18 @@ def rollback_one_too_short() -> Iterator[None]:
 @contextmanager
 def stale_key_in_a_kept_slot() -> Iterator[None]:
     """The first token behind a rejection is not written: the rejected one stays in its slot."""
-    real, ends = PagedTarget._layout, dict[int, int]()
+    real, ends = PagedTarget._add, dict[int, int]()
 
-    def layout(target: PagedTarget, packed: list[Any]) -> Any:
-        ids, positions, slots, wanted = real(target, packed)
-        row = 0
-        for stretch in packed:
-            num_tokens = len(stretch.token_ids)
-            if stretch.start < ends.get(stretch.key, 0):
-                slots[row] = SCRATCH_PAGE * PAGE_SIZE
-            ends[stretch.key] = stretch.start + num_tokens
-            row += num_tokens
-        return ids, positions, slots, wanted
+    def add(
+        target: PagedTarget, rows: PackedRows, key: int, ids: list[int], start: int, *args: Any
+    ) -> None:
+        first = len(rows)
+        real(target, rows, key, ids, start, *args)
+        if start < ends.get(key, 0):
+            rows.slots[first] = SCRATCH_PAGE * PAGE_SIZE
+        ends[key] = start + len(ids)
 
-    with patch.object(PagedTarget, "_layout", layout):
+    with patch.object(PagedTarget, "_add", add):
         yield
 
 
@@ -66,21 +63,6 @@ def row_depends_on_company() -> Iterator[None]:
         return model
 
     with patch.object(ModelShape, "build", build):
-        yield
-
-
-@contextmanager
-def window_one_key_too_wide() -> Iterator[None]:
-    """Alone and in company alike."""
-    ranges, bias = TiledPlan._ranges, Group.bias
-
-    def wider_ranges(plan: TiledPlan, window: int | None) -> Tensor:
-        return ranges(plan, None if window is None else window + 1)
-
-    def wider_bias(group: Group, window: int | None, dtype: torch.dtype) -> Tensor:
-        return bias(group, None if window is None else window + 1, dtype)
-
-    with patch.object(TiledPlan, "_ranges", wider_ranges), patch.object(Group, "bias", wider_bias):
         yield
 
 

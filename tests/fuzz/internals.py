@@ -37,7 +37,7 @@ def backend(shape: ModelShape) -> Iterator[None]:
     threads = torch.get_num_threads()
     with ExitStack() as stack:
         if not shape.has_kernels:
-            stack.enter_context(patch("blockdraft.kernels.ops.library", lambda: None))
+            stack.enter_context(patch("blockdraft.kernels.cpu.backend.library", lambda: None))
         torch.set_num_threads(shape.num_threads)
         stack.callback(torch.set_num_threads, threads)
         yield

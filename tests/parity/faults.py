@@ -22,10 +22,9 @@ from blockdraft.core.plan import PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.scheduler import Scheduler
 from blockdraft.models import paged as paged_module
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_attention import Group, TiledPlan
+from blockdraft.models.attention.visibility import Visibility
+from blockdraft.models.paged import PackedRows, PagedTarget
 from blockdraft.models.sequential import SequentialTarget
-from blockdraft.models.visibility import Visibility
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Choice
@@ -105,20 +104,18 @@ class ContextOutlivesPages(DFlashDrafter):
 @contextmanager
 def page_turned_too_early() -> Iterator[None]:
     """The last token of each page is written into the page after it."""
-    real = PagedTarget._layout
+    real = PagedTarget._add
 
-    def layout(target: PagedTarget, packed: Any) -> Any:
-        ids, positions, slots, wanted = real(target, packed)
-        row = 0
-        for stretch in packed:
-            page_ids = target.memory.page_ids(stretch.key)
-            for position in range(stretch.start, stretch.start + len(stretch.token_ids)):
-                page_id = page_ids[min((position + 1) // PAGE_SIZE, len(page_ids) - 1)]
-                slots[row] = page_id * PAGE_SIZE + position % PAGE_SIZE
-                row += 1
-        return ids, positions, slots, wanted
+    def add(target: PagedTarget, rows: PackedRows, key: int, *args: Any) -> None:
+        begin = len(rows)
+        real(target, rows, key, *args)
+        page_ids = target.memory.page_ids(key)
+        for row in range(begin, len(rows)):
+            position = rows.positions[row]
+            page_id = page_ids[min((position + 1) // PAGE_SIZE, len(page_ids) - 1)]
+            rows.slots[row] = page_id * PAGE_SIZE + position % PAGE_SIZE
 
-    with patch.object(PagedTarget, "_layout", layout):
+    with patch.object(PagedTarget, "_add", add):
         yield
 
 
@@ -130,20 +127,13 @@ def fill_rows_in_a_real_page() -> AbstractContextManager[object]:
 @contextmanager
 def window_one_key_too_wide() -> Iterator[None]:
     """Rows over pages see one key more than the window of their layer, the drafter's slots too."""
-    ranges, bias, key_range = TiledPlan._ranges, Group.bias, Visibility.key_range
+    real = Visibility.key_ranges
 
-    def wider(window: int | None) -> int | None:
-        return None if window is None else window + 1
+    def wider(rule: Visibility, queries: Tensor, ends: Tensor) -> Tensor:
+        window = None if rule.window is None else rule.window + 1
+        return real(replace(rule, window=window), queries, ends)
 
-    with (
-        patch.object(TiledPlan, "_ranges", lambda plan, window: ranges(plan, wider(window))),
-        patch.object(Group, "bias", lambda group, window, dtype: bias(group, wider(window), dtype)),
-        patch.object(
-            Visibility,
-            "key_range",
-            lambda rule, *where: key_range(replace(rule, window=wider(rule.window)), *where),
-        ),
-    ):
+    with patch.object(Visibility, "key_ranges", wider):
         yield
 
 

@@ -9,7 +9,7 @@ import torch
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
-from blockdraft.kernels.ops import kernels_for
+from blockdraft.kernels.backends import backend_for
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
@@ -68,7 +68,7 @@ def requests() -> tuple[Request, ...]:
 
 def alone(kind: str, dtype: torch.dtype) -> list[Answer]:
     """Plain decoding on the path that every faster one is held against."""
-    return _alone(kind, dtype, has_kernels=kernels_for(torch.zeros(1)) is not None)
+    return _alone(kind, dtype, has_kernels=backend_for(torch.float32, "cpu").reads_pages)
 
 
 @lru_cache

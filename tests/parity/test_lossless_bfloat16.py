@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.exact import supports_bfloat16
+from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter

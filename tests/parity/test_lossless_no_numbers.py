@@ -7,7 +7,7 @@ import torch
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Sequence
-from blockdraft.models.exact import supports_bfloat16
+from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from tests.fakes import FakeDrafter
 from tests.parity.checks import generate, generate_plain
 from tests.parity.targets import WAYS, Way, make_target

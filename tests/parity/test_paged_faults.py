@@ -14,9 +14,11 @@ from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
+from blockdraft.kernels.interface import Span
+from blockdraft.models.attention.plan import AttentionPlan
+from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.draft import DraftModel
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_attention import Group, Span, TiledPlan
+from blockdraft.models.paged import PackedRows, PagedTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.crowd import Request, paged_pair, run_crowd
 from tests.parity.paged_checks import AMPLE, FEW, check_crowd, requests
@@ -27,45 +29,38 @@ Patch = pytest.MonkeyPatch
 
 def fill_rows_in_a_real_page(patch: Patch) -> None:
     """Rows that only fill up a forward write where the first sequence begins."""
-    real = PagedTarget._layout
+    real = PagedTarget._filled
 
-    def layout(self: PagedTarget, packed: list[Any]) -> Any:
-        ids, positions, slots, wanted = real(self, packed)
-        first = self.memory.page_ids(packed[0].key)[0] * PAGE_SIZE
+    def filled(self: PagedTarget, rows: PackedRows) -> list[list[int]]:
+        *others, slots = real(self, rows)
+        first = rows.spans[0].page_ids[0] * PAGE_SIZE
         scratch = SCRATCH_PAGE * PAGE_SIZE
-        return ids, positions, [first if slot == scratch else slot for slot in slots], wanted
+        return [*others, [first if slot == scratch else slot for slot in slots]]
 
-    patch.setattr(PagedTarget, "_layout", layout)
+    patch.setattr(PagedTarget, "_filled", filled)
 
 
-def change_pages(
-    patch: Patch, of_group: Callable[[Tensor], Tensor], of_spans: Callable[[list[Span]], list[Span]]
-) -> None:
-    """Change the page tables of products, [b, pages], and those of kernels."""
-    init_group, init_tiled = Group.__init__, TiledPlan.__init__
+def change_pages(patch: Patch, of_spans: Callable[[list[Span]], list[Span]]) -> None:
+    """Change the page tables of a plan."""
+    real = AttentionPlan.__init__
 
-    def group(self: Group, *args: Any) -> None:
-        init_group(self, *args)
-        self.page_ids = of_group(self.page_ids.view(self.rows.shape[0], -1)).flatten()
+    def init(self: AttentionPlan, backend: Any, kv: Any, spans: list[Span], *args: Any) -> None:
+        real(self, backend, kv, of_spans(spans), *args)
 
-    def tiled(self: TiledPlan, kernels: Any, kv: Any, spans: list[Span], slots: Any) -> None:
-        init_tiled(self, kernels, kv, of_spans(spans), slots)
-
-    patch.setattr(Group, "__init__", group)
-    patch.setattr(TiledPlan, "__init__", tiled)
+    patch.setattr(AttentionPlan, "__init__", init)
 
 
 def page_table_off_by_one(patch: Patch) -> None:
     """Attention looks at the page behind the right one."""
 
     def of_spans(spans: list[Span]) -> list[Span]:
-        own = [span.page_ids[: span.num_pages] for span in spans]
+        own = [span.seen_page_ids for span in spans]
         return [
             replace(span, page_ids=[*pages[1:], pages[0]])
             for span, pages in zip(spans, own, strict=True)
         ]
 
-    change_pages(patch, lambda tables: tables.roll(-1, dims=1), of_spans)
+    change_pages(patch, of_spans)
 
 
 def sequences_mixed_up(patch: Patch) -> None:
@@ -73,28 +68,23 @@ def sequences_mixed_up(patch: Patch) -> None:
 
     def of_spans(spans: list[Span]) -> list[Span]:
         return [
-            replace(span, page_ids=list(islice(cycle(other.page_ids), span.num_pages)))
+            replace(span, page_ids=list(islice(cycle(other.page_ids), len(span.seen_page_ids))))
             for span, other in zip(spans, [spans[-1], *spans[:-1]], strict=True)
         ]
 
-    change_pages(patch, lambda tables: tables.roll(1, dims=0), of_spans)
+    change_pages(patch, of_spans)
 
 
 def rows_see_one_key_ahead(patch: Patch) -> None:
-    init_group, ranges = Group.__init__, TiledPlan._ranges
+    real = Visibility.key_ranges
 
-    def group(self: Group, *args: Any) -> None:
-        init_group(self, *args)
-        self.positions += 1
-
-    def one_more(self: TiledPlan, window: int | None) -> Tensor:
-        found = ranges(self, window)
+    def one_more(self: Visibility, queries: Tensor, ends: Tensor) -> Tensor:
+        found = real(self, queries, ends)
         # Where there is a page for it.
         found[:, 1] += found[:, 1] % PAGE_SIZE != 0
         return found
 
-    patch.setattr(Group, "__init__", group)
-    patch.setattr(TiledPlan, "_ranges", one_more)
+    patch.setattr(Visibility, "key_ranges", one_more)
 
 
 def digest_without_its_parent(patch: Patch) -> None:

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.models.attention import exact_attention, stock_attention
-from blockdraft.models.exact import ROW_RULES, row_rule, supports_bfloat16
+from blockdraft.kernels.cpu.onednn import supports_bfloat16
+from blockdraft.kernels.torch.rules import ROW_RULES, row_rule
+from blockdraft.models.attention.exact import exact_attention, stock_attention
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 from blockdraft.core import machine
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.kernels import backends
 from blockdraft.models import draft_vocabulary
 from blockdraft.proof.doctor import examine as examination
-from blockdraft.proof.doctor import machine_checks, run_checks
+from blockdraft.proof.doctor import run_checks
 from blockdraft.proof.doctor.check import verdict
 from blockdraft.proof.doctor.examine import examine
 from blockdraft.proof.doctor.pair import read_pair
@@ -380,7 +381,7 @@ def test_cores_that_others_use_are_a_warning(pair, monkeypatch):
 
 
 def test_a_machine_without_a_compiler_is_a_warning(pair, monkeypatch):
-    monkeypatch.setattr(machine_checks, "library", lambda: None)
+    monkeypatch.setattr(backends, "library", lambda: None)
     checks = look(pair)
     assert (names(checks), names(checks, "warning")) == ([], ["kernels"])
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.kernels.library import library
+from blockdraft.kernels.cpu.library import library
+from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ContextSpan
 from blockdraft.models.draft_kernels import kernel_draft
-from blockdraft.models.exact import supports_bfloat16
 from blockdraft.models.paged_context import PagedContexts
 from tests.parity import faults
 from tests.tiny import HIDDEN_SIZE, tiny_drafter

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from blockdraft.models.elementwise import (
-    in_whole_vectors,
-    is_whole,
-    keep_vectors_whole,
-    rows_in_whole_vectors,
-)
-from blockdraft.models.exact import ROW_RULES
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.torch.rules import ROW_RULES
+from blockdraft.kernels.torch.vectors import in_whole_vectors, is_whole, rows_in_whole_vectors
+from blockdraft.models.elementwise import keep_vectors_whole
 from blockdraft.models.sequential import SequentialTarget
 from tests.tiny import tiny_target
 
@@ -151,5 +147,5 @@ def test_activations_are_given_back() -> None:
 
 
 def test_other_devices_are_left_alone() -> None:
-    model: Any = SimpleNamespace(device=torch.device("meta"))
-    keep_vectors_whole(model).close()
+    assert backend_for(torch.float32, "cpu").rule.runs_on_vectors
+    assert not backend_for(torch.float32, "meta").rule.runs_on_vectors

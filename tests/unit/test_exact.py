@@ -5,19 +5,12 @@ import torch
 from torch import nn
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models import attention
-from blockdraft.models.attention import STOCK_ATTENTION
-from blockdraft.models.exact import (
-    PROBE_SPLITS,
-    ROW_RULES,
-    RowRule,
-    Split,
-    border_probe,
-    first_variant_split,
-    model_rule,
-    row_rule,
-    supports_bfloat16,
-)
+from blockdraft.kernels.cpu.onednn import supports_bfloat16
+from blockdraft.kernels.interface import RowRule
+from blockdraft.kernels.torch import attention
+from blockdraft.kernels.torch.rules import ROW_RULES, row_rule
+from blockdraft.models.attention.exact import STOCK_ATTENTION
+from blockdraft.models.exact import PROBE_SPLITS, Split, border_probe, first_variant_split
 from blockdraft.models.sequential import SequentialTarget
 from tests.tiny import KINDS, tiny_target
 
@@ -46,10 +39,10 @@ def test_an_unknown_precision_is_refused() -> None:
 
 def test_small_layers_run_on_more_rows() -> None:
     """torch leaves products of up to 16^3 multiplications to another bfloat16 kernel."""
-    assert model_rule(torch.bfloat16, 64 * 64).row_multiple == 2
-    assert model_rule(torch.bfloat16, 64 * 32).row_multiple == 4
-    assert model_rule(torch.bfloat16, 16 * 16).row_multiple == 32
-    assert model_rule(torch.float32, 16 * 16) == row_rule(torch.float32)
+    assert row_rule(torch.bfloat16).for_weights_from(64 * 64).row_multiple == 2
+    assert row_rule(torch.bfloat16).for_weights_from(64 * 32).row_multiple == 4
+    assert row_rule(torch.bfloat16).for_weights_from(16 * 16).row_multiple == 32
+    assert row_rule(torch.float32).for_weights_from(16 * 16) == row_rule(torch.float32)
 
 
 def test_the_first_split_that_differs_is_named() -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,14 +18,16 @@ from transformers import (
 
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
-from blockdraft.kernels.layer import DecoderLayer
-from blockdraft.kernels.library import Library, library
-from blockdraft.kernels.ops import TiledAttention
-from blockdraft.models import fused, layer_operations
-from blockdraft.models.attention import EXACT_ATTENTION
-from blockdraft.models.exact import supports_bfloat16
+from blockdraft.kernels.cpu.backend import NativeBackend
+from blockdraft.kernels.cpu.layer import NativeLayer
+from blockdraft.kernels.cpu.library import Library, library
+from blockdraft.kernels.cpu.onednn import supports_bfloat16
+from blockdraft.kernels.cpu.ops import TiledAttention
+from blockdraft.kernels.interface import Norm
+from blockdraft.models import fused
+from blockdraft.models.attention.exact import EXACT_ATTENTION
+from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.fused import FusedLayer, RotationSigns, fuse_layers, speed_up
-from blockdraft.models.layer_operations import KernelOperations
 from blockdraft.models.packed import PackedLinear, pack_linears, plain_linears
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
@@ -98,7 +101,7 @@ def test_a_fused_model_has_the_bits_of_its_own_layers(
 
 
 def uses_kernels(layer: Any) -> bool:
-    return isinstance(vars(layer)["forward"].operations, KernelOperations)
+    return isinstance(vars(layer)["forward"].layer.backend, NativeBackend)
 
 
 @needs_kernels
@@ -120,13 +123,15 @@ def test_kernels_that_compute_something_else_are_not_used(
 ) -> None:
     """A planted fault: a norm of another kind, with its weights around zero."""
 
-    def other(norm: Any) -> tuple[Tensor, float]:
-        return 1.0 + norm.weight.detach(), norm.variance_epsilon
+    real = NativeBackend.norm
+
+    def other(backend: NativeBackend, x: Tensor, norm: Norm) -> Tensor:
+        return real(backend, x, replace(norm, weight=1.0 + norm.weight))
 
     model = make("llama")
     with pack_linears(plain_linears(model)):
         expected = logits_of(model)
-    monkeypatch.setattr(layer_operations, "_weight_and_eps", other)
+    monkeypatch.setattr(NativeBackend, "norm", other)
     with caplog.at_level(logging.INFO, logger=fused.__name__), speed_up(model):
         assert not any(uses_kernels(layer) for layer in decoder_layers(model))
         torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-4)
@@ -228,21 +233,21 @@ def test_an_adapter_or_a_hook_inside_a_layer_is_still_called() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["rms_norm", "gated_silu"])
+@pytest.mark.parametrize("name", ["norm", "gate"])
 def test_the_self_test_finds_a_kernel_that_sees_how_many_rows_there_are(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted fault: a sum over other parts where there are more rows."""
-    real = getattr(layer_operations, name)
+    real = getattr(NativeBackend, name)
 
-    def variant(kernels: Library, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def variant(backend: NativeBackend, x: Tensor, *args: Any) -> Tensor:
         scale = 1.0 + 2 * torch.finfo(dtype).eps * (x.numel() // x.shape[-1] > 8)
-        result: Tensor = real(kernels, x, *args, **kwargs) * scale
+        result: Tensor = real(backend, x, *args) * scale
         return result
 
     with SequentialTarget(make("llama", dtype)).released_after() as target:
         target.check_row_invariance()
-        monkeypatch.setattr(layer_operations, name, variant)
+        monkeypatch.setattr(NativeBackend, name, variant)
         with pytest.raises(ModelError, match="number of rows"):
             target.check_row_invariance()
 
@@ -260,14 +265,14 @@ def test_the_self_test_finds_an_attention_that_sees_how_many_rows_there_are(
     for target in (SequentialTarget(make("llama")), PagedTarget(make("llama"), Pages(20))):
         with target.released_after(), monkeypatch.context() as patch:
             target.check_row_invariance()
-            patch.setattr(fused, "tiled_plan_in_force", lambda: None)
+            patch.setattr(AttentionPlan, "run_layer", lambda *_: None)
             patch.setattr(TiledAttention, "attend", variant)
             with pytest.raises(ModelError, match="number of rows"):
                 target.check_row_invariance()
 
 
 def runs_whole(layer: Any) -> bool:
-    return bool(vars(layer)["forward"].runs_whole)
+    return bool(vars(layer)["forward"].layer.runs_whole)
 
 
 @needs_kernels
@@ -285,7 +290,7 @@ def test_a_whole_layer_has_the_bits_of_its_parts(
             pytest.skip("no products by kernels on this CPU")
         for split in ((len(ids),), (1,) * len(ids), (7, 1, 16, 1, 5, 10)):
             assert torch.equal(target.logits_of_split(ids, split), expected), split
-        monkeypatch.setattr(fused, "tiled_plan_in_force", lambda: None)
+        monkeypatch.setattr(AttentionPlan, "run_layer", lambda *_: None)
         assert torch.equal(target.logits_of_split(ids, (len(ids),)), expected)
 
 
@@ -294,16 +299,17 @@ def test_a_whole_layer_with_other_bits_runs_in_parts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A planted fault: scores are scaled twice."""
-    real = DecoderLayer.__call__
+    real = NativeLayer.__call__
 
-    def faulty(layer: DecoderLayer, *args: Any) -> Tensor:
-        return real(layer, *args[:-1], 2 * args[-1])
+    def faulty(layer: NativeLayer, *args: Any) -> Tensor:
+        twice = replace(args[-1], scale=2 * args[-1].scale)
+        return real(layer, *args[:-1], twice)
 
     model = make("llama")
     with speed_up(model):
         if not runs_whole(decoder_layers(model)[0]):
             pytest.skip("no products by kernels on this CPU")
-    monkeypatch.setattr(DecoderLayer, "__call__", faulty)
+    monkeypatch.setattr(NativeLayer, "__call__", faulty)
     with speed_up(model):
         assert not any(runs_whole(layer) for layer in decoder_layers(model))
         assert all(uses_kernels(layer) for layer in decoder_layers(model))
@@ -314,16 +320,16 @@ def test_a_whole_layer_with_other_bits_runs_in_parts(
 def test_the_self_test_finds_a_whole_layer_that_sees_how_many_rows_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = DecoderLayer.__call__
+    real = NativeLayer.__call__
 
-    def variant(layer: DecoderLayer, hidden: Tensor, *args: Any) -> Tensor:
+    def variant(layer: NativeLayer, hidden: Tensor, *args: Any) -> Tensor:
         return real(layer, hidden, *args) * (1.0 + 1e-6 * (hidden.shape[1] > 8))
 
     with PagedTarget(make("llama"), Pages(20)).released_after() as target:
         if not all(runs_whole(layer) for layer in target.layers):
             pytest.skip("no products by kernels on this CPU")
         target.check_row_invariance()
-        monkeypatch.setattr(DecoderLayer, "__call__", variant)
+        monkeypatch.setattr(NativeLayer, "__call__", variant)
         with pytest.raises(ModelError, match="number of rows"):
             target.check_row_invariance()
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from blockdraft.kernels import build as build_module
-from blockdraft.kernels import library as library_module
-from blockdraft.kernels.build import COMPILE_FLAGS, SOURCES, NoKernels, build
-from blockdraft.kernels.library import SWITCH, Library, library
+from blockdraft.kernels.cpu import build as build_module
+from blockdraft.kernels.cpu import library as library_module
+from blockdraft.kernels.cpu.build import COMPILE_FLAGS, SOURCES, NoKernels, build
+from blockdraft.kernels.cpu.library import SWITCH, Library, library
 
 Patch = pytest.MonkeyPatch
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")

@@ -9,18 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.kernels.library import Library, library
-from blockdraft.kernels.ops import (
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.cpu.library import Library, library
+from blockdraft.kernels.cpu.ops import (
     MAX_HEAD_DIM,
-    TILE,
     TiledAttention,
     add_rms_norm,
     gated_silu,
-    kernels_for,
-    kernels_for_heads,
     rms_norm,
     rotate_heads_,
 )
+from blockdraft.kernels.interface import TILE, Norm, Scoring
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 
@@ -69,12 +68,12 @@ def unit(dtype: torch.dtype) -> float:
 def test_norms_follow_their_definition(kernels: Library, size: int, dtype: torch.dtype) -> None:
     x, residual = draw(1, 7, size, dtype=dtype), draw(1, 7, size, dtype=dtype, seed=1)
     weight = draw(size, dtype=dtype, seed=2)
-    total, normed = add_rms_norm(kernels, x, residual, weight, EPS, rounds_first=True)
+    total, normed = add_rms_norm(kernels, x, residual, Norm(weight, EPS, rounds_first=True))
     assert torch.equal(total, x + residual)
     exact = F.rms_norm(total.double(), (size,), weight.double(), EPS)
     torch.testing.assert_close(normed.double(), exact, rtol=2 * unit(dtype), atol=1e-7)
-    assert torch.equal(normed, rms_norm(kernels, total, weight, EPS, rounds_first=True))
-    once = rms_norm(kernels, total, weight, EPS, rounds_first=False)
+    assert torch.equal(normed, rms_norm(kernels, total, Norm(weight, EPS, rounds_first=True)))
+    once = rms_norm(kernels, total, Norm(weight, EPS, rounds_first=False))
     # Half a unit, and what float32 itself is off.
     torch.testing.assert_close(once.double(), exact, rtol=0.51 * unit(dtype) + 1e-6, atol=1e-7)
 
@@ -105,14 +104,14 @@ def test_rotation_has_the_bits_of_torch(
     heads = draw(7, 12, head_dim, dtype=dtype)
     cos, sin = (draw(7, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
     weights = [draw(head_dim, dtype=dtype, seed=seed) for seed in (3, 4)]
+    norms = Norm(weights[0], EPS, rounds_first=True), Norm(weights[1], EPS, rounds_first=True)
     expected = heads.clone()
     turned = expected[:, :9]
     if with_norms:
-        turned[:, :7] = rms_norm(kernels, turned[:, :7], weights[0], EPS, rounds_first=True)
-        turned[:, 7:] = rms_norm(kernels, turned[:, 7:], weights[1], EPS, rounds_first=True)
+        turned[:, :7] = rms_norm(kernels, turned[:, :7], norms[0])
+        turned[:, 7:] = rms_norm(kernels, turned[:, 7:], norms[1])
     expected[:, :9] = turned * cos[:, None] + turned.roll(head_dim // 2, -1) * sin[:, None]
-    norms = (weights[0], weights[1], EPS) if with_norms else None
-    rotate_heads_(kernels, heads, 7, 2, cos, sin, norms)
+    rotate_heads_(kernels, heads, 7, 2, (cos, sin), norms if with_norms else None)
     assert torch.equal(heads, expected)
 
 
@@ -143,7 +142,7 @@ class Attention:
             query.shape[1], [(0, query.shape[1], 0)], self.num_keys, ranges=ranges
         )
         sinks = None if softcap is None else self.sinks
-        return plan.attend(kernels, query, self.keys, self.values, 0.2, softcap, sinks)
+        return plan.attend(kernels, query, self.keys, self.values, Scoring(0.2, softcap, sinks))
 
     def expected(self, softcap: float | None = None) -> Tensor:
         """[rows, heads, head_dim] in float64; with a soft cap sinks too."""
@@ -194,7 +193,7 @@ def test_a_row_alone_has_the_bits_it_has_among_others(
     hidden = (places < attention.ranges[:, :1]) | (places >= attention.ranges[:, 1:])
     bias = torch.zeros(45, 200).masked_fill(hidden, -torch.inf)
     plan = TiledAttention(45, [(0, 45, 0)], 200, bias=bias)
-    found = plan.attend(kernels, attention.query, attention.keys, attention.values, 0.2)
+    found = plan.attend(kernels, attention.query, attention.keys, attention.values, Scoring(0.2))
     assert torch.equal(found, expected)
 
 
@@ -203,7 +202,7 @@ def test_a_bias_may_hide_keys_in_between(kernels: Library) -> None:
     bias = draw(3, 200)
     bias[:, 10:150] = -torch.inf  # the whole second tile too
     plan = TiledAttention(3, [(0, 3, 0)], 200, bias=bias)
-    found = plan.attend(kernels, attention.query, attention.keys, attention.values, 0.2)
+    found = plan.attend(kernels, attention.query, attention.keys, attention.values, Scoring(0.2))
     keys, values = (t[:, :200].repeat_interleave(2, 0) for t in (attention.keys, attention.values))
     expected = F.scaled_dot_product_attention(
         attention.query, keys, values, attn_mask=bias, scale=0.2
@@ -240,7 +239,7 @@ def attend_over_pages(
     plan = TiledAttention(**{**tables, **changes})
     keys, values = cache if cache is not None else torch.zeros(2, *CACHE[:3], head_dim)
     query, key, value = draw(4, 6, head_dim), draw(2, 6, head_dim), draw(2, 6, head_dim)
-    return plan.attend(kernels, query, keys, values, 0.2, new=(key, value))
+    return plan.attend(kernels, query, keys, values, Scoring(0.2), new=(key, value))
 
 
 BAD_TABLES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -291,32 +290,32 @@ def test_what_lies_outside_of_the_buffers_is_refused(kernels: Library, name: str
 def test_tensors_that_do_not_fit_each_other_are_refused(kernels: Library) -> None:
     row, heads, angles = draw(4, 16), draw(2, 3, 16), draw(2, 16)
     with pytest.raises(RuntimeError, match="sizes"):
-        rms_norm(kernels, row, row[0, :8], EPS, rounds_first=True)
+        rms_norm(kernels, row, Norm(row[0, :8], EPS, rounds_first=True))
     with pytest.raises(RuntimeError, match=r"no kernels for torch\.float64"):
-        rms_norm(kernels, row.double(), row[0].double(), EPS, rounds_first=True)
+        rms_norm(kernels, row.double(), Norm(row[0].double(), EPS, rounds_first=True))
     with pytest.raises(RuntimeError, match=r"no kernels for .* on meta"):
         gated_silu(kernels, row.to("meta"))
     with pytest.raises(RuntimeError, match="sizes"):
         gated_silu(kernels, draw(4, 15))
     with pytest.raises(RuntimeError, match="sizes"):
-        rotate_heads_(kernels, heads, 3, 1, angles, angles)
+        rotate_heads_(kernels, heads, 3, 1, (angles, angles))
     with pytest.raises(RuntimeError, match="sizes"):
-        rotate_heads_(kernels, heads, 2, 1, angles[:1], angles[:1])
+        rotate_heads_(kernels, heads, 2, 1, (angles[:1], angles[:1]))
     with pytest.raises(RuntimeError, match="contiguous"):
-        rotate_heads_(kernels, heads, 2, 1, draw(16, 2).T, angles)
+        rotate_heads_(kernels, heads, 2, 1, (draw(16, 2).T, angles))
 
 
 def test_norms_read_weights_with_gaps(kernels: Library) -> None:
     row, weight = draw(4, 16), draw(16, 2)[:, 0]
-    expected = rms_norm(kernels, row, weight.clone(), EPS, rounds_first=True)
-    assert torch.equal(rms_norm(kernels, row, weight, EPS, rounds_first=True), expected)
+    expected = rms_norm(kernels, row, Norm(weight.clone(), EPS, rounds_first=True))
+    assert torch.equal(rms_norm(kernels, row, Norm(weight, EPS, rounds_first=True)), expected)
 
 
 def test_other_types_devices_and_sizes_are_left_to_torch() -> None:
-    assert kernels_for(torch.zeros(1)) is not None
-    assert kernels_for(torch.zeros(1, dtype=torch.float64)) is None
-    assert kernels_for(torch.zeros(1, dtype=torch.float16)) is None
-    assert kernels_for(torch.zeros(1, device="meta")) is None
-    assert kernels_for_heads(torch.zeros(1, 64)) is not None
-    assert kernels_for_heads(torch.zeros(1, 24)) is None
-    assert kernels_for_heads(torch.zeros(1, 2 * MAX_HEAD_DIM)) is None
+    assert backend_for(torch.float32, "cpu").reads_pages
+    assert not backend_for(torch.float64, "cpu").reads_pages
+    assert not backend_for(torch.float16, "cpu").reads_pages
+    assert not backend_for(torch.float32, "meta").reads_pages
+    assert backend_for(torch.float32, "cpu", [64]).reads_pages
+    assert not backend_for(torch.float32, "cpu", [64, 24]).reads_pages
+    assert not backend_for(torch.float32, "cpu", [2 * MAX_HEAD_DIM]).reads_pages

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockdraft.kernels import random_words
-from blockdraft.kernels.library import library
+from blockdraft.kernels.backends import random_words
 from blockdraft.speculate.sampler import noise as noise_module
 from blockdraft.speculate.sampler import philox as philox_module
 from blockdraft.speculate.sampler.noise import (
@@ -127,8 +126,8 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Both ways to get words; what was kept of the other is forgotten."""
     large_noise.cache_clear()
     if request.param == "numpy":
-        monkeypatch.setattr(philox_module, "library", lambda: None)
-    elif library() is None:
+        monkeypatch.setattr(philox_module, "random_words", lambda: None)
+    elif random_words() is None:
         pytest.skip("no kernels on this machine")
     name: str = request.param
     return name
@@ -233,18 +232,18 @@ def test_a_crowds_step_is_kept_in_bounded_memory() -> None:
 
 
 def test_kernels_refuse_what_they_would_read_beyond() -> None:
-    kernels = library()
-    if kernels is None:
+    native = random_words()
+    if native is None:
         pytest.skip("no kernels on this machine")
     stream = Stream(1, 2, 3).address()
     ids, counts = np.arange(4), np.array([5])
     with pytest.raises(ValueError, match="streams"):
-        random_words.words_at(kernels, stream[None], counts, ids)
+        native.words_at(stream[None], counts, ids)
     with pytest.raises(ValueError, match="streams"):
-        random_words.words_at(kernels, stream[None, :2], np.array([4]), ids)
+        native.words_at(stream[None, :2], np.array([4]), ids)
     with pytest.raises(ValueError, match="below 0"):
-        random_words.words_at(kernels, stream[None], np.array([4]), ids - 1)
+        native.words_at(stream[None], np.array([4]), ids - 1)
     with pytest.raises(ValueError, match="below 0"):
-        random_words.words_at(kernels, np.stack([stream] * 2), np.array([5, -1]), ids)
+        native.words_at(np.stack([stream] * 2), np.array([5, -1]), ids)
     with pytest.raises(ValueError, match="stream"):
-        random_words.words_below(kernels, stream[:2], 9, 2**63, 4)
+        native.words_below(stream[:2], 9, 2**63, 4)

@@ -6,10 +6,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from blockdraft.cache.pages import Pages
-from blockdraft.kernels import products
-from blockdraft.kernels.library import library
+from blockdraft.kernels.cpu import onednn, products
+from blockdraft.kernels.cpu.library import library
+from blockdraft.kernels.cpu.onednn import OneDnnLinear, supports_bfloat16
+from blockdraft.kernels.cpu.products import PackedProduct
+from blockdraft.kernels.torch.rules import ROW_RULES
 from blockdraft.models import packed
-from blockdraft.models.exact import ROW_RULES, supports_bfloat16
 from blockdraft.models.packed import (
     PackedLinear,
     can_pack,
@@ -72,7 +74,7 @@ def test_products_by_kernels_for_any_number_of_rows(
     weight, x = weight_of(shape, dtype), rows_of(40, shape[1], dtype)
     bias = rows_of(shape[0], 3, dtype)[:, 1]
     linear = PackedLinear(weight, bias)
-    if linear.by_kernels is None:
+    if not isinstance(linear.linear, PackedProduct):
         pytest.skip("this CPU multiplies such weights otherwise")
     with torch.inference_mode():
         together = linear(x)
@@ -97,7 +99,7 @@ def test_products_that_are_wrong_are_left_to_torch(
 ) -> None:
     """A planted fault: one input of one output is lost."""
     weight, x = weight_of((200, 576), dtype), rows_of(6, 576, dtype)
-    if PackedLinear(weight).by_kernels is None:
+    if not isinstance(PackedLinear(weight).linear, PackedProduct):
         pytest.skip("this CPU multiplies otherwise")
     real = products._in_panels
 
@@ -108,7 +110,7 @@ def test_products_that_are_wrong_are_left_to_torch(
 
     monkeypatch.setattr(products, "_in_panels", faulty)
     linear = PackedLinear(weight)
-    assert linear.by_kernels is None
+    assert isinstance(linear.linear, OneDnnLinear)
     assert "is wrong on this machine" in caplog.text
     with torch.inference_mode():
         torch.testing.assert_close(linear(x), F.linear(x, weight))
@@ -117,7 +119,7 @@ def test_products_that_are_wrong_are_left_to_torch(
 @pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 def test_what_kernels_cannot_read_is_refused() -> None:
     linear = PackedLinear(weight_of((96, 64), torch.float32))
-    if linear.by_kernels is None:
+    if not isinstance(linear.linear, PackedProduct):
         pytest.skip("this CPU multiplies otherwise")
     with pytest.raises(RuntimeError, match="meta"):
         linear(torch.empty(2, 64, device="meta"))
@@ -131,7 +133,7 @@ def test_only_what_the_kernels_read_is_packed(monkeypatch: pytest.MonkeyPatch) -
     assert can_pack(torch.zeros(4, 4))
     assert not can_pack(torch.zeros(4, 4, dtype=torch.float64))
     assert not can_pack(torch.zeros(4, 4, device="meta"))
-    monkeypatch.setattr(packed, "supports_bfloat16", lambda: False)
+    monkeypatch.setattr(onednn, "supports_bfloat16", lambda: False)
     assert not can_pack(torch.zeros(4, 4, dtype=torch.bfloat16))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not can_pack(torch.zeros(4, 4))

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE
-from blockdraft.models.exact import row_rule, supports_bfloat16
-from blockdraft.models.paged_attention import (
-    GroupedPlan,
-    Span,
-    kernels_for_pages,
-    plan_attention,
-    plan_groups,
-)
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.cpu.onednn import supports_bfloat16
+from blockdraft.kernels.interface import Scoring, Span
+from blockdraft.kernels.torch.attention import GroupedRows
+from blockdraft.kernels.torch.rules import row_rule
+from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
+from blockdraft.models.attention.visibility import Visibility
 from tests.parity import faults
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -75,23 +74,24 @@ class Case:
     def run(self, chosen: list[int], options: Options) -> list[Tensor]:
         """[rows, heads, head_dim] of each chosen sequence, all in one forward."""
         rule = row_rule(self.dtype)
-        kernels = kernels_for_pages(self.kv)
+        backend = backend_for(self.dtype, "cpu", [self.query[0].shape[-1]])
         # What another request left in the pages: it must not be seen. Products read it all the
         # same, and need numbers.
         for pool in self.kv.pools:
-            pool.fill_(100.0 if kernels is None else torch.nan)
+            pool.fill_(torch.nan if backend.reads_pages else 100.0)
         spans, slots, first = [], [], 0
         for index in chosen:
             part = self.parts[index]
             before = torch.tensor(self.slots(index, 0, part.start), dtype=torch.long)
             k, v = (t[index][:, : part.start] for t in (self.key, self.value))
             self.kv.write(0, before, k, v)
-            spans.append(Span(first, part.num_rows, part.start, self.tables[index]))
-            slots += self.slots(index, part.start, part.start + part.num_rows)
+            end = part.start + part.num_rows
+            spans.append(Span(first, part.num_rows, part.start, end, self.tables[index]))
+            slots += self.slots(index, part.start, end)
             first += part.num_rows
         num_fill = -first % rule.row_multiple
         slots += [SCRATCH_PAGE * PAGE_SIZE] * num_fill
-        plan = plan_attention(self.kv, spans, torch.tensor(slots), rule.row_multiple, kernels)
+        plan = AttentionPlan(backend, self.kv, spans, torch.tensor(slots), rule.row_multiple)
         query = torch.cat([self.query[index] for index in chosen], dim=1)
         key, value = (
             torch.cat([t[index][:, self.parts[index].start :] for index in chosen], dim=1)
@@ -100,16 +100,10 @@ class Case:
         query, key, value = (
             torch.cat((t, t[:, -1:].expand(-1, num_fill, -1)), dim=1) for t in (query, key, value)
         )
-        output = plan.attend(
-            0,
-            query,
-            key,
-            value,
-            SCALE,
-            options.window,
-            options.softcap,
-            self.sinks if options.sinks else None,
-        )
+        sinks = self.sinks if options.sinks else None
+        scoring = Scoring(SCALE, options.softcap, sinks)
+        layer = LayerAttention(scoring, Visibility(window=options.window))
+        output = plan.attend(0, layer, query, key, value)
         assert output.shape == (first + num_fill, query.shape[0], query.shape[2])
         assert output.isfinite().all()
         return list(output[:first].split([self.parts[index].num_rows for index in chosen]))
@@ -225,23 +219,22 @@ def test_a_row_alone_has_the_bits_it_has_in_its_sequence(dtype: torch.dtype) -> 
         assert torch.equal(found, expected[first : first + num_rows])
 
 
-def plan_of(parts: list[Part], row_multiple: int = 2) -> GroupedPlan:
+def rows_of(parts: list[Part], row_multiple: int = 2) -> GroupedRows:
     spans, first = [], 0
     for part in parts:
-        num_pages = -(-(part.start + part.num_rows) // PAGE_SIZE)
-        spans.append(Span(first, part.num_rows, part.start, range(1, num_pages + 1)))
+        end = part.start + part.num_rows
+        num_pages = -(-end // PAGE_SIZE)
+        spans.append(Span(first, part.num_rows, part.start, end, range(1, num_pages + 1)))
         first += part.num_rows
-    kv = PagedKV([(1, 2)], NUM_PAGES, dtype=torch.float32, device="cpu")
     slots = torch.zeros(first + -first % row_multiple, dtype=torch.long)
-    return plan_groups(kv, spans, slots, row_multiple)
+    return GroupedRows(spans, slots, row_multiple)
 
 
 def test_a_sequence_alone_needs_no_copy_of_its_rows() -> None:
-    plan = plan_of([Part(5, 3)])
-    assert plan.is_whole
-    assert plan.groups[0].rows.tolist() == [[0, 1, 2, 2]]
-    assert plan.groups[0].positions.tolist() == [[5, 6, 7, 7]]
-    assert not plan_of([Part(5, 3), Part(5, 3)]).is_whole
+    rows = rows_of([Part(5, 3)])
+    assert rows.is_whole
+    assert rows.groups[0].rows.tolist() == [[0, 1, 2, 2]]
+    assert not rows_of([Part(5, 3), Part(5, 3)]).is_whole
 
 
 def test_no_group_is_filled_up_to_more_than_twice() -> None:
@@ -249,13 +242,13 @@ def test_no_group_is_filled_up_to_more_than_twice() -> None:
     parts = [Part(draw.randrange(2000), draw.choice([1, 2, 3, 5, 8, 33, 200])) for _ in range(40)]
     first_rows = [sum(part.num_rows for part in parts[:index]) for index in range(len(parts))]
     seen = []
-    for group in plan_of(parts).groups:
+    for group in rows_of(parts).groups:
         num_sequences, num_rows = group.rows.shape
         num_pages = group.page_ids.shape[0] // num_sequences
-        for rows, positions in zip(group.rows.tolist(), group.positions.tolist(), strict=True):
+        for rows in group.rows.tolist():
             part = parts[first_rows.index(rows[0])]
             seen.append(part)
             assert num_rows <= 2 * part.num_rows
             assert num_pages < 2 * -(-(part.start + part.num_rows) // PAGE_SIZE)
-            assert positions[: part.num_rows] == list(range(part.start, part.start + part.num_rows))
+            assert rows[: part.num_rows] == list(range(rows[0], rows[0] + part.num_rows))
     assert sorted(map(repr, seen)) == sorted(map(repr, parts))

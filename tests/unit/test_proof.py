@@ -119,8 +119,9 @@ def test_faults_are_taken_out_again(llm: LLM) -> None:
     assert "forward" not in vars(engine.target)
     assert (vars(engine.target), vars(engine.drafter)) == before
     assert faults.engine_module.verify is faults.verify
-    assert faults.attention.grouped_attention is faults.paged_attention.grouped_attention
-    assert faults.attention.grouped_attention.__module__ == "blockdraft.models.attention"
+    assert faults.exact.backend_for is faults.backend_for
+    assert faults.AttentionPlan.attend.__name__ == "attend"
+    assert faults.AttentionPlan.run_layer.__name__ == "run_layer"
 
 
 def watch_batches(llm: LLM) -> AbstractContextManager[None]:

@@ -3,16 +3,19 @@
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from blockdraft.cli import prove as command
 from blockdraft.cli.main import app
 from blockdraft.core.errors import INTERRUPTED
-from blockdraft.kernels.build import COMPILE_FLAGS
-from blockdraft.kernels.library import library
+from blockdraft.kernels.cpu.backend import NativeBackend
+from blockdraft.kernels.cpu.build import COMPILE_FLAGS
+from blockdraft.kernels.cpu.library import library
 from blockdraft.proof import faults
 from blockdraft.proof.controls import CONTROLS
 from blockdraft.proof.page import make_page
@@ -172,8 +175,9 @@ def test_a_replay_names_other_kernels(pair, tmp_path, without_kernels, monkeypat
     (source / "other.cpp").write_text("int other;", encoding="utf-8")
     monkeypatch.setattr("blockdraft.proof.fingerprint.KERNELS", source)
     made.write_bytes(b"\x7fELF GOMP_parallel\0GCC: (Somewhere 99.1) 99.1\0")
-    monkeypatch.setattr("blockdraft.kernels.provenance.kernels_for", lambda tensor: object())
-    monkeypatch.setattr("blockdraft.kernels.provenance.build", lambda: made)
+    native = NativeBackend(SimpleNamespace(), torch.float32)
+    monkeypatch.setattr("blockdraft.kernels.backends.backend_for", lambda *where: native)
+    monkeypatch.setattr("blockdraft.kernels.cpu.provenance.build", lambda: made)
     result = prove("--replay", path, "--json")
     assert result.exit_code == 0, result.output
     changes = json.loads(result.stdout)["replay"]["changes"]

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.models.exact import ROW_RULES, row_rule
+from blockdraft.kernels.cpu.onednn import OneDnnLinear
+from blockdraft.kernels.torch.rules import ROW_RULES, row_rule
 from blockdraft.models.fused import FusedLayer
-from blockdraft.models.packed import PackedLinear
 from blockdraft.models.row_blocks import RowBlocks, largest_block, tried_rows
 from blockdraft.models.sequential import SequentialTarget
 from tests.tiny import tiny_target
@@ -58,17 +58,17 @@ def test_a_model_with_such_a_layer_is_exact_all_the_same(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted fault in packed layers and in torch's own."""
-    own, linear = PackedLinear.__call__, F.linear
+    own, linear = OneDnnLinear.__call__, F.linear
 
     def scale(x: Tensor) -> float:
         return 1.0 + 1e-5 * (x.numel() // x.shape[-1] > 16)
 
-    monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: own(self, x) * scale(x))
+    monkeypatch.setattr(OneDnnLinear, "__call__", lambda self, x: own(self, x) * scale(x))
     monkeypatch.setattr(F, "linear", lambda x, *rest: linear(x, *rest) * scale(x))
     model = tiny_target(kind, dtype)
     with SequentialTarget(model).released_after() as target:
         target.check_row_invariance()
         layer: Any = vars(target.layers[0]).get("forward")
         if isinstance(layer, FusedLayer):
-            assert all(isinstance(product, RowBlocks) for product in layer.products)
+            assert all(isinstance(product, RowBlocks) for product in layer.layer.products)
     assert not any("forward" in vars(module) for module in model.modules())

@@ -22,21 +22,25 @@ import torch
 
 from blockdraft.bench.memory import kv_bytes_per_token
 from blockdraft.core.request import SamplingParams
-from blockdraft.kernels.layer import DecoderLayer
+from blockdraft.kernels.cpu.layer import NativeLayer
+from blockdraft.kernels.cpu.onednn import OneDnnLinear
+from blockdraft.kernels.cpu.products import PackedProduct
 from blockdraft.llm import LLM
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.provenance import describe_environment
-from blockdraft.models.packed import PackedLinear
-from blockdraft.models.paged_attention import GroupedPlan, TiledPlan
+from blockdraft.models.attention.plan import AttentionPlan
 
 READ_BYTES = 2**29
 """Far more than any cache holds."""
 TURN = 10
 """Steps with the timer, then without, and so on."""
 PARTS: dict[str, list[tuple[type, str]]] = {
-    "whole layers": [(DecoderLayer, "__call__")],
-    "linear layers outside of them, and head": [(PackedLinear, "__call__")],
-    "attention outside of them": [(TiledPlan, "attend"), (GroupedPlan, "attend")],
+    "whole layers": [(NativeLayer, "__call__")],
+    "linear layers outside of them, and head": [
+        (PackedProduct, "__call__"),
+        (OneDnnLinear, "__call__"),
+    ],
+    "attention outside of them": [(AttentionPlan, "attend")],
 }
 """Methods that do not call each other."""
 

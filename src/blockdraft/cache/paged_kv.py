@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.kernels.interface import TILE
 
 LayerShape = tuple[int, int]
 """kv_heads and head_dim of one layer."""
@@ -30,6 +31,7 @@ class PagedKV:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
+        assert PAGE_SIZE == TILE
         self.num_pages = num_pages
         self.bytes_per_page = page_bytes(shapes, dtype)
         self.pools = [

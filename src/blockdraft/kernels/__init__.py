@@ -1,6 +1,6 @@
-"""Native code for a step on a CPU: products, what lies between them, and whole layers.
+"""What computes: one interface, a reference on torch's operations, and faster backends behind it.
 
-Compiled on the machine when first needed, from the sources beside this file, and kept in the cache.
-Where that is not possible, or the environment says `BLOCKDRAFT_KERNELS=off`, everything runs on
-torch's operations; a process uses one or the other throughout.
+`interface` says what a backend offers, `backends` which one computes for a precision and a device.
+`torch` is the reference; `cpu` has packed weights, and native code where it can be compiled. Only
+this package knows the backends by name.
 """

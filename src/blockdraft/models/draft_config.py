@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from blockdraft.core.errors import ModelError
+from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.draft_config_reader import (
     ARCHITECTURE,
     AttentionKind,
     default_target_layer_ids,
     read_fields,
 )
-from blockdraft.models.visibility import Visibility
 
 __all__ = ["ARCHITECTURE", "AttentionKind", "DraftConfig", "default_target_layer_ids"]
 

@@ -1,83 +1,37 @@
-"""The forward of a draft block by kernels: few and large operations, for inference on a CPU.
+"""The forward of a draft block over pages: few and large operations of a backend, for inference.
 
 The same computation as `DraftModel.forward`. Sums are in float32 throughout, so values differ from
 it in the last bits; the choice of the target decides what is kept, so output never depends on them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.library import Library
-from blockdraft.kernels.ops import (
-    add_rms_norm,
-    gated_silu,
-    kernels_for_heads,
-    rms_norm,
-    rotate_heads_,
-)
+from blockdraft.kernels.interface import LayerParts, Norm, Scoring
+from blockdraft.models.attention.plan import LayerAttention
 from blockdraft.models.draft import DraftLayer, DraftModel, RMSNorm
-from blockdraft.models.layer_operations import Rotation, is_silu, whole_layer
-from blockdraft.models.packed import PackedLinear, can_pack, side_by_side
-from blockdraft.models.paged_context import PagedBlocks, PagedContexts
-
-
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    weight: Tensor
-    eps: float
-
-
-class _Layer:
-    """The products and norms of one draft layer, from its weights of this moment.
-
-    `whole`: the layer in one call, if its products are by kernels.
-    """
-
-    def __init__(self, layer: DraftLayer, kernels: Library) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self.qkv = side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.o = PackedLinear(attention.o_proj.weight, attention.o_proj.bias)
-        self.gate_up = side_by_side(mlp.gate_proj, mlp.up_proj)
-        self.down = PackedLinear(mlp.down_proj.weight)
-        self.input_norm = _norm(layer.input_layernorm)
-        self.mlp_norm = _norm(layer.post_attention_layernorm)
-        query, key = _norm(attention.q_norm), _norm(attention.k_norm)
-        self.head_norms = query.weight, key.weight, query.eps
-        self.whole = whole_layer(
-            kernels,
-            (self.qkv, self.o, self.gate_up, self.down),
-            (
-                (self.input_norm.weight, self.input_norm.eps),
-                (self.mlp_norm.weight, self.mlp_norm.eps),
-            ),
-            self.head_norms,
-            query.weight.numel(),
-            rounds_first=False,
-        )
+from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.layer import DecoderLayer
+from blockdraft.models.packed import side_by_side
+from blockdraft.models.paged_context import PagedContexts
 
 
 class KernelDraft:
     """The draft forward of blocks behind contexts in pages; see `kernel_draft`."""
 
-    def __init__(self, model: DraftModel, contexts: PagedContexts, kernels: Library) -> None:
+    def __init__(self, model: DraftModel, contexts: PagedContexts) -> None:
         self._contexts = contexts
-        self._kernels = kernels
         self._rotation = model.rotary
-        config = model.config
-        self._kinds = config.layer_types
-        self._heads = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.num_key_value_heads,
-        )
-        self._layers = [_Layer(layer, kernels) for layer in model.draft_layers()]
-        # Behind each layer comes the first norm of the next one, or the last of all.
-        self._norms = [*(layer.input_norm for layer in self._layers), _norm(model.norm)]
-        # All or none: their products differ in nothing but their weights.
-        self._whole = [layer.whole for layer in self._layers if layer.whole is not None]
+        config, scoring = model.config, Scoring(model.config.head_dim**-0.5)
+        self._layers = [
+            DecoderLayer(contexts.backend, _parts(layer, config)) for layer in model.draft_layers()
+        ]
+        self._attentions = [
+            LayerAttention(scoring, config.visibility(kind)) for kind in config.layer_types
+        ]
+        self._norm = _norm(model.norm)
 
     def __call__(
         self,
@@ -92,53 +46,45 @@ class KernelDraft:
         The blocks stand behind the first `lengths` tokens of the sequences `keys`; of each, the
         first `sizes` slots count.
         """
-        blocks = self._contexts.blocks(keys, lengths, sizes)
-        rotation = self._rotation(positions, embeddings.dtype)
+        plan = self._contexts.blocks(keys, lengths, sizes)
+        cos, signed_sin = self._rotation(positions, embeddings.dtype)
+        rotation = cos.flatten(0, 1), signed_sin.flatten(0, 1)
         x = embeddings.reshape(-1, embeddings.shape[-1])
-        run = self._run_whole if self._whole else self._run_parts
-        return run(x, rotation, blocks).view(embeddings.shape)
-
-    def _run_whole(self, x: Tensor, rotation: Rotation, blocks: PagedBlocks) -> Tensor:
-        for index, layer in enumerate(self._whole):
-            x = blocks.run_layer(layer, index, self._kinds[index], x, rotation)
-        norm = self._norms[-1]
-        return rms_norm(self._kernels, x, norm.weight, norm.eps, rounds_first=False)
-
-    def _run_parts(self, x: Tensor, rotation: Rotation, blocks: PagedBlocks) -> Tensor:
-        normed = rms_norm(
-            self._kernels, x, self._norms[0].weight, self._norms[0].eps, rounds_first=False
-        )
         for index, layer in enumerate(self._layers):
-            heads = layer.qkv(normed).view(x.shape[0], sum(self._heads), -1)
-            rotate_heads_(
-                self._kernels, heads, *self._heads[:2], *rotation, layer.head_norms,
-                rounds_first=False,
-            )  # fmt: skip
-            q, k, v = heads.transpose(0, 1).split_with_sizes(self._heads)
-            attended = blocks.attend(self._kernels, index, self._kinds[index], q, k, v)
-            x, normed = self._add(x, layer.o(attended.flatten(1)), layer.mlp_norm)
-            update = layer.down(gated_silu(self._kernels, layer.gate_up(normed)))
-            x, normed = self._add(x, update, self._norms[index + 1])
-        return normed
-
-    def _add(self, x: Tensor, update: Tensor, norm: _Norm) -> tuple[Tensor, Tensor]:
-        """The sum, and its norm."""
-        return add_rms_norm(self._kernels, update, x, norm.weight, norm.eps, rounds_first=False)
+            x = layer.over_pages(plan, index, self._attentions[index], x, rotation)
+        return self._contexts.backend.norm(x, self._norm).view(embeddings.shape)
 
 
 def kernel_draft(model: DraftModel, contexts: PagedContexts) -> KernelDraft | None:
-    """The model's block forward by kernels; None if there are none for this type, size or device.
+    """The model's block forward over pages; None if its backend does not read pages in place.
 
     Uses the weights of this moment.
     """
-    weight = model.fc.weight
-    kernels = kernels_for_heads(weight.new_empty(model.config.head_dim))
-    has_silu = all(is_silu(layer.mlp.activation) for layer in model.draft_layers())
-    if kernels is None or not has_silu or not can_pack(weight):
+    backend = contexts.backend
+    is_gated = all(backend.gates(layer.mlp.activation) for layer in model.draft_layers())
+    if not (backend.reads_pages and backend.packs and is_gated):
         return None
     with torch.no_grad():
-        return KernelDraft(model, contexts, kernels)
+        return KernelDraft(model, contexts)
 
 
-def _norm(norm: RMSNorm) -> _Norm:
-    return _Norm(norm.weight.detach().contiguous(), norm.eps)
+def _parts(layer: DraftLayer, config: DraftConfig) -> LayerParts:
+    """Of a draft layer, from its weights of this moment."""
+    attention, mlp = layer.self_attn, layer.mlp
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    return LayerParts(
+        qkv=side_by_side(attention.q_proj, attention.k_proj, attention.v_proj),
+        o=side_by_side(attention.o_proj),
+        gate_up=side_by_side(mlp.gate_proj, mlp.up_proj),
+        down=side_by_side(mlp.down_proj),
+        norm=_norm(layer.input_layernorm),
+        mlp_norm=_norm(layer.post_attention_layernorm),
+        head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)),
+        num_heads=(heads, kv_heads, kv_heads),
+        head_dim=config.head_dim,
+        activation=mlp.activation,
+    )
+
+
+def _norm(norm: RMSNorm) -> Norm:
+    return Norm(norm.weight.detach().contiguous(), norm.eps, rounds_first=False)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from blockdraft.models.elementwise import rows_in_whole_vectors
+from blockdraft.kernels.torch.vectors import rows_in_whole_vectors
 
 EXACT_EXPERTS = "blockdraft_exact"
 ROW_MULTIPLE = "blockdraft_row_multiple"

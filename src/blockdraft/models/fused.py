@@ -8,7 +8,7 @@ replace torch's only if they then give nearly the same.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,16 +18,12 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
-from blockdraft.kernels.layer import DecoderLayer
-from blockdraft.kernels.ops import kernels_for
-from blockdraft.models.layer_operations import (
-    KernelOperations,
-    LayerLinears,
-    LayerOperations,
-    Rotation,
-)
+from blockdraft.kernels.backends import backend_for, reference_for
+from blockdraft.kernels.interface import LayerParts, Norm, Rotation, Scoring, Span
+from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, PlanInForce
+from blockdraft.models.attention.visibility import Visibility
+from blockdraft.models.layer import DecoderLayer
 from blockdraft.models.packed import (
-    PackedLinear,
     can_pack,
     is_plain,
     pack_linears,
@@ -35,7 +31,6 @@ from blockdraft.models.packed import (
     replace_forward,
     side_by_side,
 )
-from blockdraft.models.paged_attention import Span, TiledPlan, tiled_plan_in_force
 from blockdraft.models.supported import decoder_layers
 
 FUSED_KINDS = frozenset(
@@ -80,45 +75,26 @@ class FusedLayer:
     """Calls like a pre-norm decoder layer of transformers with rotated heads and a gated MLP.
 
     Args:
-        layer: the decoder layer; its weights are copied. What happens between its products is in
-            `operations`, torch's at first.
+        layer: the decoder layer; its weights are copied. What happens between its products is
+            the reference's at first, see `self.layer`.
         constants: what its attention module gives to the attention function beside the tensors.
         signs: shared by the layers of a model.
+        in_force: the plan of the target whose layer it is.
     """
 
-    def __init__(self, layer: Any, constants: dict[str, Any], signs: RotationSigns) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self.operations = LayerOperations(layer)
-        self._attention = attention
+    def __init__(
+        self, layer: Any, constants: dict[str, Any], signs: RotationSigns, in_force: PlanInForce
+    ) -> None:
+        weight: Tensor = layer.self_attn.q_proj.weight
+        self.layer = DecoderLayer(reference_for(weight.dtype, weight.device), layer_parts(layer))
+        self.attention = LayerAttention(
+            Scoring(constants["scaling"], constants.get("softcap"), constants.get("s_aux")),
+            Visibility(window=constants.get("sliding_window")),
+        )
+        self._module = layer.self_attn
         self._constants = constants
         self._signs = signs
-        self.linears: LayerLinears = (
-            side_by_side(attention.q_proj, attention.k_proj, attention.v_proj),
-            PackedLinear(attention.o_proj.weight, attention.o_proj.bias),
-            side_by_side(mlp.gate_proj, mlp.up_proj),
-            PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias),
-        )
-        self.products: Sequence[Callable[[Tensor], Tensor]] = self.linears
-        """What is called for them, part by part."""
-        self._whole: DecoderLayer | None = None
-
-    def use_kernels(self, operations: KernelOperations) -> None:
-        """Compute by kernels what is between the products, or the whole layer where possible."""
-        self.operations = operations
-        self._whole = operations.whole_layer(self.linears)
-
-    @property
-    def runs_whole(self) -> bool:
-        """True if a forward over pages runs the layer in one call."""
-        return self._whole is not None
-
-    def use_parts(self) -> None:
-        """Compute by kernels, part by part."""
-        self._whole = None
-
-    def use_torch(self, operations: LayerOperations) -> None:
-        """Compute what is between the products by torch."""
-        self.operations, self._whole = operations, None
+        self._in_force = in_force
 
     def __call__(
         self,
@@ -133,65 +109,65 @@ class FusedLayer:
 
         `kwargs` go to the attention function.
         """
-        rotation = self._signs(position_embeddings)
-        plan = tiled_plan_in_force()
-        if self._whole is not None and plan is not None:
-            return self.run_whole(plan, self._attention.layer_idx, hidden_states, rotation)
+        rotation, index = self._signs(position_embeddings), self._module.layer_idx
+        if (plan := self._in_force.plan) is not None:
+            return self.layer.over_pages(plan, index, self.attention, hidden_states, rotation)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if past_key_values is not None:
-                k, v = past_key_values.update(k, v, self._attention.layer_idx)
-            function = AttentionInterface()[self._attention.config._attn_implementation]
+                k, v = past_key_values.update(k, v, index)
+            function = AttentionInterface()[self._module.config._attn_implementation]
             arguments = self._constants | kwargs
-            attended: Tensor = function(self._attention, q, k, v, attention_mask, **arguments)[0]
+            attended: Tensor = function(self._module, q, k, v, attention_mask, **arguments)[0]
             return attended
 
-        return self._run(hidden_states, rotation, attend)
-
-    def run_whole(self, plan: TiledPlan, index: int, hidden: Tensor, rotation: Rotation) -> Tensor:
-        """The `index`-th layer of the plan's pages in one call, with a signed rotation."""
-        assert self._whole is not None
-        return plan.run_layer(self._whole, index, hidden, rotation, *self._scale_and_window)
-
-    def run_parts(self, plan: TiledPlan, index: int, hidden: Tensor, rotation: Rotation) -> Tensor:
-        """The same part by part."""
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return plan.attend(index, q[0], k[0], v[0], *self._scale_and_window)[None]
-
-        return self._run(hidden, rotation, attend)
-
-    @property
-    def _scale_and_window(self) -> tuple[float, int | None]:
-        return self._constants["scaling"], self._constants.get("sliding_window")
-
-    def _run(
-        self,
-        hidden: Tensor,
-        rotation: Rotation,
-        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-    ) -> Tensor:
-        operations = self.operations
-        qkv_of, o_of, gate_up_of, down_of = self.products
-        qkv = qkv_of(operations.norm(hidden))
-        heads = qkv.view(*qkv.shape[:-1], sum(operations.num_heads), -1)
-        attended = attend(*operations.rotate(heads, rotation))
-        hidden, normed = operations.add_and_norm(hidden, o_of(attended.flatten(2)))
-        return hidden + down_of(operations.gated(gate_up_of(normed)))
+        return self.layer.in_parts(hidden_states, rotation, attend)
 
 
-def speed_up(model: PreTrainedModel) -> ExitStack:
+def layer_parts(layer: Any) -> LayerParts:
+    """Those of a pre-norm decoder layer of transformers, its weights copied where they are packed.
+
+    Norms are read as Llama's.
+
+    Raises:
+        AttributeError: the layer keeps a part elsewhere.
+    """
+    attention, mlp = layer.self_attn, layer.mlp
+    has_head_norms = hasattr(attention, "q_norm")
+    q_proj, k_proj, v_proj = attention.q_proj, attention.k_proj, attention.v_proj
+    num_queries, num_keys, num_values = (
+        projection.out_features // attention.head_dim for projection in (q_proj, k_proj, v_proj)
+    )
+    return LayerParts(
+        qkv=side_by_side(q_proj, k_proj, v_proj),
+        o=side_by_side(attention.o_proj),
+        gate_up=side_by_side(mlp.gate_proj, mlp.up_proj),
+        down=side_by_side(mlp.down_proj),
+        norm=_norm(layer.input_layernorm),
+        mlp_norm=_norm(layer.post_attention_layernorm),
+        head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)) if has_head_norms else None,
+        num_heads=(num_queries, num_keys, num_values),
+        head_dim=attention.head_dim,
+        activation=mlp.act_fn,
+    )
+
+
+def _norm(norm: Any) -> Norm:
+    return Norm(norm.weight.detach().contiguous(), norm.variance_epsilon, rounds_first=True)
+
+
+def speed_up(model: PreTrainedModel, in_force: PlanInForce | None = None) -> ExitStack:
     """Let a model on a CPU compute from packed weights, and fuse the layers that can be fused.
 
     To be called in evaluation mode. The attention function may change afterwards, to any that is
     registered with transformers' `AttentionInterface` ("eager" is not). Where nothing can be done
-    (`can_pack`) the model stays as it is.
+    (`can_pack`) the model stays as it is. Fused layers follow the plan that is `in_force`.
 
     Returns:
         what gives the model back as it was when closed.
     """
     with ExitStack() as undo:
-        undo.enter_context(fuse_layers(model))
+        undo.enter_context(fuse_layers(model, in_force))
         undo.enter_context(pack_linears(set(plain_linears(model)) - replaced_modules(model)))
         return undo.pop_all()
 
@@ -208,14 +184,14 @@ def replaced_modules(model: PreTrainedModel) -> set[nn.Module]:
 
 
 @torch.inference_mode()
-def fuse_layers(model: PreTrainedModel) -> ExitStack:
+def fuse_layers(model: PreTrainedModel, in_force: PlanInForce | None = None) -> ExitStack:
     """Replace the computation of those decoder layers that have a fused form of the same bits."""
-    signs = RotationSigns()
+    signs, in_force = RotationSigns(), in_force or PlanInForce()
     with ExitStack() as undo, _probed(model) as constants:
         for index, layer in enumerate(decoder_layers(model)):
             if not _is_fusible(layer):
                 continue
-            fused = _fused_if_equal(layer, constants, signs)
+            fused = _fused_if_equal(layer, constants, signs, in_force)
             if fused is None:
                 logger.info("layer %d of %s keeps its slower form", index, type(model).__name__)
                 continue
@@ -261,7 +237,7 @@ def _is_fusible(layer: nn.Module) -> bool:
 
 
 def _fused_if_equal(
-    layer: Any, constants: dict[str, Any], signs: RotationSigns
+    layer: Any, constants: dict[str, Any], signs: RotationSigns, in_force: PlanInForce
 ) -> FusedLayer | None:
     """The fused form of a layer if it gives the same bits; `constants` are noted by its attention.
 
@@ -272,49 +248,52 @@ def _fused_if_equal(
         arguments: dict[str, Any] = {"attention_mask": None, "position_embeddings": rotation}
         with pack_linears(plain_linears(layer)):
             expected = layer(hidden, **arguments)
-        fused = FusedLayer(layer, dict(constants), signs)
+        fused = FusedLayer(layer, dict(constants), signs, in_force)
         same = isinstance(expected, Tensor) and torch.equal(fused(hidden, **arguments), expected)
         if same:
-            _use_kernels(fused, layer, expected, lambda: fused(hidden, **arguments))
+            _use_backend(fused, layer, expected, lambda: fused(hidden, **arguments))
     # What a layer raises that another version of transformers calls or builds differently.
-    except (AttributeError, TypeError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         logger.info("no fused form of %s: %s", type(layer).__name__, error)
         return None
     return fused if same else None
 
 
-def _use_kernels(
+def _use_backend(
     fused: FusedLayer, layer: Any, expected: Tensor, probe: Callable[[], Tensor]
 ) -> None:
-    """Give a fused layer kernels, if there are some and they compute the same function."""
-    kernels = kernels_for(expected)
-    if kernels is None:
+    """Let a fused layer compute by the fastest backend, if it computes the same function."""
+    by_reference = fused.layer
+    backend = backend_for(expected.dtype, expected.device)
+    if backend is by_reference.backend:
         return
-    by_torch = fused.operations
-    fused.use_kernels(KernelOperations(layer, kernels))
+    fused.layer = DecoderLayer(backend, by_reference.parts)
     error = (probe().float() - expected.float()).abs().max()
     if not error <= KERNEL_ERROR * torch.finfo(expected.dtype).eps * expected.abs().max():
         logger.info("%s keeps torch's operations: kernels give others", type(layer).__name__)
-        fused.use_torch(by_torch)
+        fused.layer = by_reference
 
 
 def _check_whole(fused: FusedLayer, attention: Any) -> None:
     """Leave a layer in parts if in one call it has other bits. They run over a page each."""
-    kernels = kernels_for(attention.q_proj.weight)
-    if not fused.runs_whole or kernels is None:
+    layer = fused.layer
+    if not layer.runs_whole:
         return
     hidden, rotation = _probe_input(attention)
     rotation = RotationSigns()(rotation)
-    _, kv_heads, _ = fused.operations.num_heads
-    found = []
-    for run in (fused.run_whole, fused.run_parts):
-        kv = PagedKV([(kv_heads, attention.head_dim)], 2, dtype=hidden.dtype, device=hidden.device)
+    shapes = [(layer.parts.num_heads[1], layer.parts.head_dim)]
+    in_parts, found = DecoderLayer(layer.backend, layer.parts), []
+    in_parts.use_parts()
+    for run in (layer, in_parts):
+        kv = PagedKV(shapes, 2, dtype=hidden.dtype, device=hidden.device)
         slots = torch.arange(PAGE_SIZE, PAGE_SIZE + NUM_PROBE_TOKENS)
-        plan = TiledPlan(kernels, kv, [Span(0, NUM_PROBE_TOKENS, 0, [1])], slots)
-        found.append(torch.cat([run(plan, 0, hidden, rotation).flatten(), kv.pools[0].flatten()]))
+        spans = [Span(0, NUM_PROBE_TOKENS, 0, NUM_PROBE_TOKENS, [1])]
+        plan = AttentionPlan(layer.backend, kv, spans, slots)
+        output = run.over_pages(plan, 0, fused.attention, hidden, rotation)
+        found.append(torch.cat([output.flatten(), kv.pools[0].flatten()]))
     if not torch.equal(*found):
         logger.warning("a whole layer by kernels is wrong on this machine: it runs in parts")
-        fused.use_parts()
+        layer.use_parts()
 
 
 def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:

@@ -9,8 +9,8 @@ from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.threads import num_threads
+from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.exact import supports_bfloat16
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -28,9 +28,8 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
         ConfigError: the name is unknown.
     """
     if name == "auto":
-        if torch.device(device).type == "cpu" and not supports_bfloat16():
-            return torch.float32
-        return torch.bfloat16
+        is_fast = backend_for(torch.bfloat16, device).in_hardware
+        return torch.bfloat16 if is_fast else torch.float32
     if name not in DTYPES:
         raise ConfigError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}")
     return DTYPES[name]

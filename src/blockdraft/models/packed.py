@@ -1,29 +1,21 @@
-"""Linear layers whose weights lie in the order in which the CPU's matrix kernels read them.
+"""Linear layers of models that compute from packed copies of their weights, where a backend packs.
 
-A forward of a few rows reads every weight once and is bound by memory. `torch.nn.functional.linear`
-reads the rows of the matrix as they lie, at half the bandwidth or less; a packed weight is read
-front to back (LOG.md), by our kernels where they fit, else by oneDNN's. Sums run in another order
-than torch's, so bits differ from an unpacked model, for all rows alike; oneDNN's in bfloat16 are
-torch's.
-
-The order never leaves the process. The packed copy takes as much memory as the weights; those stay
-where they are, for whoever holds the model. A packed layer cannot be trained. The head, which the
-drafter takes from the target, is packed once for both.
+The order in which weights lie there never leaves the process. The packed copy takes as much memory
+as the weights; those stay where they are, for whoever holds the model. A packed layer cannot be
+trained. The head, which the drafter takes from the target, is packed once for both.
 """
 
 import copy
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary, ref
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockdraft.kernels.products import own_bias, packed_product
-from blockdraft.models.exact import supports_bfloat16
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.interface import Linear
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -32,15 +24,9 @@ class PackedLinear:
     """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.shape = weight.shape
-        self.dtype = weight.dtype
-        self.by_kernels = packed_product(weight, bias)
-        """The layer as our kernels compute it; None if oneDNN does."""
+        self.linear: Linear = backend_for(weight.dtype, weight.device).linear(weight, bias)
         self.has_bias = bias is not None
         self._source = ref(weight), _version(weight)
-        if self.by_kernels is None:
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-            self._bias = own_bias(bias)
 
     def is_of(self, weight: Tensor) -> bool:
         """True if this very weight was packed, and was not changed in place since."""
@@ -49,34 +35,29 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
-        if self.by_kernels is not None:
-            return self.by_kernels(x)
-        result: Tensor = torch.ops.mkldnn._linear_pointwise.default(
-            x, self._weight, self._bias, "none", [], ""
-        )
-        return result
+        return self.linear(x)
 
 
 _packed: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
 """Packed layers without bias that somebody holds, by the address of their weight."""
 
 
-def side_by_side(*linears: nn.Linear) -> PackedLinear:
+def side_by_side(*linears: nn.Linear) -> Linear:
     """One layer with the outputs of several, one after another."""
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     assert len(biases) in (0, len(linears))
-    weight = torch.cat([linear.weight for linear in linears])
-    return PackedLinear(weight, torch.cat(biases) if biases else None)
+    weight = _joined([linear.weight for linear in linears])
+    bias = _joined(biases) if biases else None
+    return backend_for(weight.dtype, weight.device).linear(weight, bias)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def can_pack(weight: Tensor) -> bool:
-    """True for a weight that oneDNN packs and multiplies well on this machine."""
-    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if weight.device.type != "cpu" or not has_onednn:
-        return False
-    if weight.dtype == torch.bfloat16:
-        return supports_bfloat16()
-    return weight.dtype == torch.float32
+    """True for a weight that this machine packs, and then multiplies well."""
+    return backend_for(weight.dtype, weight.device).packs
 
 
 def linear_of(weight: Tensor) -> Callable[[Tensor], Tensor]:
@@ -84,8 +65,9 @@ def linear_of(weight: Tensor) -> Callable[[Tensor], Tensor]:
 
     Shares the packed copy of a layer without bias that has this very weight.
     """
-    if not can_pack(weight):
-        return partial(F.linear, weight=weight)
+    backend = backend_for(weight.dtype, weight.device)
+    if not backend.packs:
+        return backend.linear(weight)
     known = _packed.get(weight.data_ptr())
     if known is not None and known.is_of(weight):
         return known

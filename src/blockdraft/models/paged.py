@@ -1,8 +1,8 @@
 """Many sequences in one forward: packed in one row, their K/V in pages."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,14 +12,12 @@ from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ForwardPlan, PlannedRow
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.interface import Span
+from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
+from blockdraft.models.attention.plan import AttentionPlan, PlanInForce
 from blockdraft.models.exact import TAIL_SPLIT, Split
-from blockdraft.models.paged_attention import (
-    PAGED_ATTENTION,
-    Span,
-    follow,
-    kernels_for_pages,
-    plan_attention,
-)
+from blockdraft.models.fused import speed_up
 from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
@@ -29,15 +27,20 @@ _PROBE, _CROWD = -1, -2
 CROWD_LEN = 2 * PAGE_SIZE + 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Tokens of one sequence that one forward computes, the last `num_choices` with logits."""
+@dataclass(slots=True)
+class PackedRows:
+    """The rows of one forward: where they stand, where their K/V go, whose logits are wanted."""
 
-    key: int
-    token_ids: list[int]
-    start: int
-    num_choices: int
-    row_index: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+    """For each span its row of the ForwardPlan."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
 
 
 class PagedTarget(TransformersTarget):
@@ -61,80 +64,100 @@ class PagedTarget(TransformersTarget):
         exact: bool = True,
     ) -> None:
         shapes = layer_shapes(model)
+        self._in_force = PlanInForce()
         super().__init__(model, PAGED_ATTENTION, layer_ids=layer_ids, exact=exact)
         self.memory: Pages = memory
         self.kv = PagedKV(shapes, memory.num_pages, dtype=model.dtype, device=model.device)
-        self._kernels = kernels_for_pages(self.kv)
+        head_dims = {head_dim for _, head_dim in shapes}
+        self._backend = backend_for(model.dtype, model.device, head_dims)
+
+    def _prepare(self, attention: str) -> None:
+        super()._prepare(attention)
+        self._undo.enter_context(give_plan(self.model, self._in_force))
+
+    def _speed_up(self) -> ExitStack:
+        return speed_up(self.model, self._in_force)
 
     @torch.inference_mode()
     def forward(self, plan: ForwardPlan) -> TargetOutput:
         """See Target.forward. The scheduler has reserved the pages."""
-        stretches = [
-            _Stretch(
-                planned.row.sequence.key,
-                planned.token_ids,
-                planned.row.sequence.num_cached,
-                planned.num_logits,
-                index,
-            )
-            for index, planned in enumerate(plan)
-        ]
         with_features = plan.wants_features
         logits: list[Tensor] = []
         features: list[list[Tensor]] = [[] for _ in plan]
-        for packed in _packed(stretches, self.rule.max_rows):
-            piece_logits, piece_features = self._run(packed, with_features=with_features)
-            logits.append(piece_logits)
-            if piece_features is not None:
-                parts = torch.split(piece_features, [len(s.token_ids) for s in packed])
-                for stretch, part in zip(packed, parts, strict=True):
-                    features[stretch.row_index].append(part)
+        for rows in self._packed(plan):
+            own_logits, own_features = self._run(rows, with_features=with_features)
+            logits.append(own_logits)
+            if own_features is not None:
+                parts = torch.split(own_features, [span.num_rows for span in rows.spans])
+                for owner, part in zip(rows.owners, parts, strict=True):
+                    features[owner].append(part)
         joined = [_joined(parts) for parts in features]
         return TargetOutput(torch.cat(logits), joined, num_forwards=len(logits))
 
+    def _packed(self, plan: ForwardPlan) -> Iterator[PackedRows]:
+        """Forwards of at most as many rows as the rule allows, in order; what is longer is cut."""
+        rows = PackedRows()
+        for owner, planned in enumerate(plan):
+            sequence, token_ids = planned.row.sequence, planned.token_ids
+            first_wanted, done = len(token_ids) - planned.num_logits, 0
+            while done < len(token_ids):
+                if len(rows) == self.rule.max_rows:
+                    yield rows
+                    rows = PackedRows()
+                end = min(done + self.rule.max_rows - len(rows), len(token_ids))
+                num_wanted = max(0, end - max(done, first_wanted))
+                start = sequence.num_cached + done
+                self._add(rows, sequence.key, token_ids[done:end], start, num_wanted, owner)
+                done = end
+        if len(rows):
+            yield rows
+
+    def _add(
+        self,
+        rows: PackedRows,
+        key: int,
+        token_ids: Sequence[int],
+        start: int,
+        num_wanted: int,
+        owner: int = 0,
+    ) -> None:
+        """Add tokens of a sequence from position `start` on, the last `num_wanted` with logits."""
+        end = start + len(token_ids)
+        rows.spans.append(Span(len(rows), len(token_ids), start, end, self.memory.page_ids(key)))
+        rows.owners.append(owner)
+        rows.token_ids += token_ids
+        rows.positions += range(start, end)
+        rows.slots += self.memory.slots(key, start, end)
+        rows.wanted += range(len(rows) - num_wanted, len(rows))
+
     def _run(
-        self, packed: list[_Stretch], *, with_features: bool = False
+        self, rows: PackedRows, *, with_features: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Logits of the wanted rows and features of all rows of one forward."""
-        ids, positions, slots, wanted = self._layout(packed)
-        device = self.model.device
-        inputs = torch.tensor([ids, positions, slots], device=device)
-        spans, first = [], 0
-        for stretch in packed:
-            num, page_ids = len(stretch.token_ids), self.memory.page_ids(stretch.key)
-            spans.append(Span(first, num, stretch.start, page_ids))
-            first += num
-        self.kv.clear_begun(slots[:first])
-        plan = plan_attention(self.kv, spans, inputs[2], self.rule.row_multiple, self._kernels)
-        with follow(plan):
+        device, num_rows = self.model.device, len(rows)
+        self.kv.clear_begun(rows.slots)
+        inputs = torch.tensor(self._filled(rows), device=device)
+        plan = AttentionPlan(self._backend, self.kv, rows.spans, inputs[2], self.rule.row_multiple)
+        with self._in_force.follow(plan):
             logits = self.model(
                 input_ids=inputs[:1],
                 position_ids=inputs[1:2],
                 use_cache=False,
-                logits_to_keep=torch.tensor(self._head_rows(wanted), device=device),
+                logits_to_keep=torch.tensor(self._head_rows(rows.wanted), device=device),
             ).logits[0]
-        return logits[: len(wanted)], self._take_features(first, with_features)
+        return logits[: len(rows.wanted)], self._take_features(num_rows, with_features)
 
-    def _layout(self, packed: list[_Stretch]) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Token ids, positions and slots of all rows, and the rows whose logits are wanted.
+    def _filled(self, rows: PackedRows) -> list[list[int]]:
+        """Token ids, positions and slots of all rows.
 
         Rows that only fill up repeat the last one, and write to the scratch page.
         """
-        ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        wanted: list[int] = []
-        for stretch in packed:
-            end = stretch.start + len(stretch.token_ids)
-            ids += stretch.token_ids
-            positions += range(stretch.start, end)
-            slots += self.memory.slots(stretch.key, stretch.start, end)
-            wanted += range(len(ids) - stretch.num_choices, len(ids))
-        num_fill = filled(len(ids), self.rule) - len(ids)
-        ids += ids[-1:] * num_fill
-        positions += positions[-1:] * num_fill
-        slots += [SCRATCH_PAGE * PAGE_SIZE] * num_fill
-        return ids, positions, slots, wanted
+        num_fill = filled(len(rows), self.rule) - len(rows)
+        return [
+            rows.token_ids + rows.token_ids[-1:] * num_fill,
+            rows.positions + rows.positions[-1:] * num_fill,
+            rows.slots + [SCRATCH_PAGE * PAGE_SIZE] * num_fill,
+        ]
 
     def _head_rows(self, wanted: list[int]) -> list[int]:
         """The head is a linear layer like the others; it runs on a few rows even if none counts."""
@@ -165,9 +188,12 @@ class PagedTarget(TransformersTarget):
         """See TransformersTarget.logits_at_border; the pages before are copies of one."""
         tail, end = sum(TAIL_SPLIT), start + len(token_ids)
         with self._opened(_PROBE, end), self._opened(_CROWD, CROWD_LEN):
-            self._run([_Stretch(_PROBE, list(token_ids[:PAGE_SIZE]), 0, 0)])
+            first, whole = PackedRows(), PackedRows()
+            self._add(first, _PROBE, token_ids[:PAGE_SIZE], 0, 0)
+            self._run(first)
             self.kv.repeat_first(self.memory.page_ids(_PROBE))
-            together, _ = self._run([_Stretch(_PROBE, list(token_ids), start, tail)])
+            self._add(whole, _PROBE, token_ids, start, tail)
+            together, _ = self._run(whole)
             return together, self._logits_behind(token_ids[-tail:], end - tail, TAIL_SPLIT)
 
     @contextmanager
@@ -184,53 +210,18 @@ class PagedTarget(TransformersTarget):
             self.memory.close(key)
 
     def _logits_behind(self, token_ids: Sequence[int], start: int, split: Split) -> Tensor:
-        logits, done = [], 0
+        logits: list[Tensor] = []
+        done = 0
         for index, length in enumerate(split):
-            own = list(token_ids[done : done + length])
-            packed = [_Stretch(_PROBE, own, start + done, length)]
+            own, rows = token_ids[done : done + length], PackedRows()
             if index % 2:
-                packed.insert(0, _Stretch(_CROWD, own[:1] * 3, CROWD_LEN - 3, 0))
-                packed.append(_Stretch(_CROWD, own[:1], 5, 0))
-            logits.append(self._run(packed)[0])
+                self._add(rows, _CROWD, [own[0]] * 3, CROWD_LEN - 3, 0)
+            self._add(rows, _PROBE, own, start + done, length)
+            if index % 2:
+                self._add(rows, _CROWD, own[:1], 5, 0)
+            logits.append(self._run(rows)[0])
             done += length
         return torch.cat(logits)
-
-
-def _packed(stretches: Sequence[_Stretch], max_rows: int) -> Iterator[list[_Stretch]]:
-    """Forwards of at most `max_rows` rows, in order; what does not fit is cut."""
-    packed: list[_Stretch] = []
-    room = max_rows
-    for stretch in stretches:
-        rest: _Stretch | None = stretch
-        while rest is not None:
-            if not room:
-                yield packed
-                packed, room = [], max_rows
-            part, rest = _cut(rest, room)
-            packed.append(part)
-            room -= len(part.token_ids)
-    if packed:
-        yield packed
-
-
-def _cut(stretch: _Stretch, room: int) -> tuple[_Stretch, _Stretch | None]:
-    """The first `room` tokens, and the others if there are more."""
-    num_behind = len(stretch.token_ids) - room
-    if num_behind <= 0:
-        return stretch, None
-    return (
-        replace(
-            stretch,
-            token_ids=stretch.token_ids[:room],
-            num_choices=max(0, stretch.num_choices - num_behind),
-        ),
-        replace(
-            stretch,
-            token_ids=stretch.token_ids[room:],
-            start=stretch.start + room,
-            num_choices=min(stretch.num_choices, num_behind),
-        ),
-    )
 
 
 def _joined(parts: list[Tensor]) -> Tensor | None:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from blockdraft.cache.paged_kv import LayerShape, PagedKV, page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages, even_tables
-from blockdraft.kernels.layer import DecoderLayer
-from blockdraft.kernels.library import Library
-from blockdraft.kernels.ops import TiledAttention
-from blockdraft.models.draft_config import AttentionKind, DraftConfig
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.interface import Span
+from blockdraft.models.attention.plan import AttentionPlan
+from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.draft_context import ContextSpan, LayerKV
 from blockdraft.models.waiting_features import Waiting, WaitingFeatures
 
@@ -29,11 +29,11 @@ class PagedContexts:
 
     def __init__(self, config: DraftConfig, pages: Pages, weight: Tensor) -> None:
         self.pages = pages
-        self._config = config
         self.kv = PagedKV(
             self.shapes(config), pages.num_pages, dtype=weight.dtype, device=weight.device
         )
         self._device = weight.device
+        self.backend = backend_for(weight.dtype, weight.device, [config.head_dim])
         num_waiting = int(pages.num_tokens * WAITING_SHARE)
         self.waiting = WaitingFeatures(max(PAGE_SIZE, num_waiting))
         assert pages.on_forget is None, "these pages have draft contexts already"
@@ -90,12 +90,23 @@ class PagedContexts:
 
     def blocks(
         self, keys: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
-    ) -> "PagedBlocks":
-        """Attention of a block of each sequence behind its first `lengths` tokens, by kernels.
+    ) -> AttentionPlan:
+        """What a block of each sequence, behind its first `lengths` tokens, attends to.
 
-        A block has `sizes` slots that count, and is filled up to the longest.
+        A block has `sizes` slots that count, and is filled up to the longest. Its keys and values
+        are written behind the context, where there is room: the target will write its own to these
+        positions. What a block leaves there is overwritten when its tokens are committed, and seen
+        by nobody else until then. Slots that only fill up go to the scratch page, and are not seen.
         """
-        return PagedBlocks(self.kv, self._config, self.pages, keys, lengths, sizes)
+        width = max(sizes)
+        slots: list[int] = []
+        spans: list[Span] = []
+        for index, (key, length, size) in enumerate(zip(keys, lengths, sizes, strict=True)):
+            end = min(length + size, self.pages.room(key))
+            spans.append(Span(index * width, width, length, end, self.pages.page_ids(key)))
+            slots += self.pages.slots(key, length, end)
+            slots += [SCRATCH_PAGE * PAGE_SIZE] * (width - (end - length))
+        return AttentionPlan(self.backend, self.kv, spans, torch.tensor(slots, device=self._device))
 
     def close(self, key: int) -> None:
         """The pages belong to the target's memory, which forgets them."""
@@ -128,87 +139,3 @@ class PagedContextView:
         heads, _, head_dim = context.shape
         by_sequence = context.view(heads, self._num_sequences, -1, head_dim).transpose(0, 1)
         return torch.cat((by_sequence[:, :, : self._num_context], block), dim=2)
-
-
-class PagedBlocks:
-    """Attention of blocks over their contexts in pages and over themselves, by kernels.
-
-    The blocks' keys and values are written behind the contexts.
-
-    There is room: the target will write its own to these positions. What a block leaves there is
-    overwritten when its tokens are committed, and seen by nobody else until then. Slots that only
-    fill up a block go to the scratch page, and are not seen.
-    """
-
-    def __init__(
-        self,
-        kv: PagedKV,
-        config: DraftConfig,
-        pages: Pages,
-        keys: Sequence[int],
-        lengths: Sequence[int],
-        sizes: Sequence[int],
-    ) -> None:
-        self._kv = kv
-        self._config = config
-        self._lengths = lengths
-        self._width = max(sizes)
-        self._ends: list[int] = []
-        slots: list[int] = []
-        page_ids: list[int] = []
-        self._spans: list[tuple[int, int, int]] = []
-        for index, (key, length, size) in enumerate(zip(keys, lengths, sizes, strict=True)):
-            end = min(length + size, pages.room(key))
-            self._ends.append(end)
-            self._spans.append((index * self._width, self._width, len(page_ids)))
-            page_ids += pages.page_ids(key)[: -(-end // PAGE_SIZE)]
-            slots += pages.slots(key, length, end)
-            slots += [SCRATCH_PAGE * PAGE_SIZE] * (self._width - (end - length))
-        self._slots, self._page_ids = (
-            torch.tensor(numbers, device="cpu") for numbers in (slots, page_ids)
-        )
-        self._plans: dict[AttentionKind, TiledAttention] = {}
-
-    def attend(
-        self, kernels: Library, layer: int, kind: AttentionKind, q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:
-        """[heads of each, slots of all blocks, head_dim] -> [slots, heads, head_dim]."""
-        keys, values = self._kv.pools[layer].unbind()
-        scale = q.shape[-1] ** -0.5
-        return self._plan(kind).attend(kernels, q, keys, values, scale, new=(k, v))
-
-    def run_layer(
-        self,
-        layer: DecoderLayer,
-        index: int,
-        kind: AttentionKind,
-        hidden: Tensor,
-        rotation: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """A whole layer, the `index`-th of the drafter; see DecoderLayer. [slots, D] each way."""
-        keys, values = self._kv.pools[index].unbind()
-        scale = self._config.head_dim**-0.5
-        return layer(hidden, rotation, self._plan(kind), keys, values, scale)
-
-    def _plan(self, kind: AttentionKind) -> TiledAttention:
-        if kind not in self._plans:
-            self._plans[kind] = TiledAttention(
-                len(self._slots),
-                self._spans,
-                max(self._ends),
-                pages=self._page_ids,
-                ranges=torch.tensor(self._ranges(kind), device="cpu"),
-                slots=self._slots,
-            )
-        return self._plans[kind]
-
-    def _ranges(self, kind: AttentionKind) -> list[tuple[int, int]]:
-        """The keys that each slot sees, as in `draft_masks`."""
-        visibility = self._config.visibility(kind)
-        ranges = []
-        for length, block_end in zip(self._lengths, self._ends, strict=True):
-            for position in range(length, length + self._width):
-                first, end = visibility.key_range(position, block_end)
-                # A slot that only fills up may see nothing; one key keeps it a number.
-                ranges.append((min(first, end - 1), end))
-        return ranges

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from blockdraft.models.exact import RowRule
+from blockdraft.kernels.interface import Linear, RowRule
 from blockdraft.models.fused import FusedLayer, replaced_modules
 from blockdraft.models.packed import PackedLinear, replace_forward
 
@@ -54,16 +54,14 @@ class _Blocks:
         num_rows = self._found[kind]
         return product if num_rows == self._rule.max_rows else RowBlocks(product, num_rows)
 
-    def of_packed(self, linear: PackedLinear) -> Product:
-        """The same; the order of sums by our kernels is in their source."""
-        if linear.by_kernels is not None:
-            return linear
-        return self.of(linear, linear.shape, linear.dtype)
+    def of_linear(self, linear: Linear, product: Product) -> Product:
+        """The same for what calls a backend's linear layer."""
+        return product if linear.keeps_rows else self.of(product, linear.shape, linear.dtype)
 
 
 @torch.inference_mode()
 def keep_rows_apart(model: PreTrainedModel, rule: RowRule) -> ExitStack:
-    """Let linear layers of a model on a CPU run in blocks where a row would depend on its company.
+    """Let linear layers of a model run in blocks where a row would depend on its company.
 
     To be called after `speed_up`, whose layers are tried as they are deployed, and closed before.
 
@@ -72,12 +70,17 @@ def keep_rows_apart(model: PreTrainedModel, rule: RowRule) -> ExitStack:
     """
     undo, blocks = ExitStack(), _Blocks(rule)
     unused = replaced_modules(model)
-    for module in model.modules() if model.device.type == "cpu" else ():
+    for module in model.modules():
         forward = vars(module).get("forward")
         if isinstance(forward, FusedLayer):
-            forward.products = [blocks.of_packed(linear) for linear in forward.linears]
+            layer = forward.layer
+            parts = layer.parts
+            layer.products = [
+                blocks.of_linear(linear, linear)
+                for linear in (parts.qkv, parts.o, parts.gate_up, parts.down)
+            ]
         elif isinstance(forward, PackedLinear):
-            replace_forward(module, blocks.of_packed(forward), undo)
+            replace_forward(module, blocks.of_linear(forward.linear, forward), undo)
         elif forward is None and type(module) is nn.Linear and module not in unused:
             product = blocks.of(module.forward, module.weight.shape, module.weight.dtype)
             replace_forward(module, product, undo)

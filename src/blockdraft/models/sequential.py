@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from blockdraft.cache.kv import KVCache, SlotKV
 from blockdraft.cache.memory import Unlimited
 from blockdraft.core.plan import ForwardPlan, PlannedRow
-from blockdraft.models.attention import EXACT_ATTENTION, STOCK_ATTENTION
+from blockdraft.models.attention.exact import EXACT_ATTENTION, STOCK_ATTENTION
 from blockdraft.models.exact import NUM_COPIED, TAIL_SPLIT, Split
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled

@@ -10,15 +10,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.interface import RowRule
 from blockdraft.models.elementwise import keep_vectors_whole
 from blockdraft.models.exact import (
     INEXACT_RULE,
     PROBE_SPLITS,
-    RowRule,
     Split,
     border_probe,
     first_variant_split,
-    model_rule,
 )
 from blockdraft.models.experts import EXACT_EXPERTS, forget_row_multiple, set_row_multiple
 from blockdraft.models.fused import speed_up
@@ -84,14 +84,17 @@ class TransformersTarget:
             self.model.set_experts_implementation(EXACT_EXPERTS)
             set_row_multiple(self.model, self.rule.row_multiple)
         # Before any hook: it would not be called inside a layer that is fused.
-        self._undo = speed_up(self.model)
-        if self.exact:
+        self._undo = self._speed_up()
+        if self.exact and self.rule.runs_on_vectors:
             self._undo.enter_context(keep_rows_apart(self.model, self.rule))
             self._undo.enter_context(keep_vectors_whole(self.model))
         for index in sorted(set(self.layer_ids)):
             self._hooks.append(self._capture(index))
         head = self.model.get_output_embeddings()
         self._hooks.append(head.register_forward_pre_hook(_pack_input))
+
+    def _speed_up(self) -> ExitStack:
+        return speed_up(self.model)
 
     def _capture(self, index: int) -> torch.utils.hooks.RemovableHandle:
         """Keep the output of a decoder layer: the residual stream before the next norm.
@@ -237,4 +240,4 @@ def _pack_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ..
 def _model_rule(model: PreTrainedModel) -> RowRule:
     # Routers and experts are no nn.Linear; experts are stacked.
     sizes = [p.shape[-2] * p.shape[-1] for p in model.parameters() if p.ndim >= 2]
-    return model_rule(model.dtype, min(sizes))
+    return backend_for(model.dtype, model.device).rule.for_weights_from(min(sizes))

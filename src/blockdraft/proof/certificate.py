@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blockdraft.kernels.provenance import describe_kernels
+from blockdraft.kernels.backends import describe_kernels
 from blockdraft.llm import LLM
 from blockdraft.measure.setting import describe_setting
 from blockdraft.proof.cases import Case

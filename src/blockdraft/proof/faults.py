@@ -7,9 +7,10 @@ that a real engine got wrong, or nearly; none needs a switch inside the engine.
 import copy
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +19,9 @@ from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
-from blockdraft.models import attention, fused, paged_attention
+from blockdraft.kernels.backends import backend_for
+from blockdraft.models.attention import exact
+from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.verify import Verdict, rows_of, verify
@@ -163,20 +166,20 @@ def attention_by_company(engine: Engine) -> Iterator[None]:
 
     Mathematically nothing changes.
     """
-    ways: list[tuple[Any, str, Callable[..., int]]] = [
-        (attention, "grouped_attention", lambda query, *others: query.shape[3]),
-        (attention, "_tiled", lambda kernels, query, *others: query.shape[1]),
-        *(
-            (plan, "attend", lambda plan, layer, query, *others: query.shape[1])
-            for plan in (paged_attention.TiledPlan, paged_attention.GroupedPlan)
-        ),
-    ]
-    with ExitStack() as planted:
-        for owner, name, num_rows in ways:
-            faulty = _rounding_by_rows(getattr(owner, name), num_rows)
-            planted.enter_context(replaced(owner, name, faulty))
+
+    def by_company(*arguments: Any) -> Any:
+        attend = backend_for(*arguments).attend
+        return SimpleNamespace(attend=_rounding_by_rows(attend, lambda query, *_: query.shape[1]))
+
+    over_pages = _rounding_by_rows(
+        AttentionPlan.attend, lambda plan, layer, attention, query, *_: query.shape[1]
+    )
+    with (
+        replaced(exact, "backend_for", by_company),
+        replaced(AttentionPlan, "attend", over_pages),
         # A whole layer offers no place to plant it in; its parts have the same bits.
-        planted.enter_context(replaced(fused, "tiled_plan_in_force", lambda: None))
+        replaced(AttentionPlan, "run_layer", lambda *_: None),
+    ):
         yield
 
 

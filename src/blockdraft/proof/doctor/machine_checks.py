@@ -7,10 +7,9 @@ import torch
 
 from blockdraft.core import machine
 from blockdraft.core.config import LLMConfig
-from blockdraft.kernels.library import SWITCH, library
+from blockdraft.kernels.backends import backend_for, kernels_state
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.exact import supports_bfloat16
 from blockdraft.proof.doctor.check import Check
 from blockdraft.proof.doctor.pair import Pair
 
@@ -81,9 +80,7 @@ def needed_bytes(pair: Pair) -> float:
         with torch.device("meta"):
             drafter = DraftModel(DraftConfig(**pair.fields))
         numbers += sum(weight.numel() for weight in drafter.parameters())
-    on_cpu = torch.device(pair.device).type == "cpu"
-    packs = on_cpu and (pair.dtype == torch.float32 or supports_bfloat16())
-    copies = 2 if packs else 1
+    copies = 2 if backend_for(pair.dtype, pair.device).packs else 1
     kv = (pair.config.memory or 0.0) * GIB
     return float(numbers * pair.dtype.itemsize * copies) + kv
 
@@ -100,16 +97,14 @@ def kernels_check(pair: Pair) -> Check:
     name = "kernels"
     if torch.device(pair.device).type != "cpu":
         return Check(name, "ok", f"torch's, on {pair.device}")
-    if pair.dtype == torch.bfloat16 and not supports_bfloat16():
+    if not backend_for(pair.dtype, pair.device).in_hardware:
         return Check(
             name,
             "warning",
             f"this CPU ({platform.machine()}) does not multiply bfloat16 in hardware",
             "give --dtype float32, which is faster here",
         )
-    if os.environ.get(SWITCH, "").lower() == "off":
-        return Check(name, "warning", f"{SWITCH}=off: steps take longer", f"unset {SWITCH}")
-    if library() is None:
-        remedy = "install a C++ compiler (g++ or clang++)"
-        return Check(name, "warning", "not compiled: steps take longer", remedy)
+    runs, why_not, remedy = kernels_state()
+    if not runs:
+        return Check(name, "warning", f"{why_not}: steps take longer", remedy)
     return Check(name, "ok", "compiled for this CPU")

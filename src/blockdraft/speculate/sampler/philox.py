@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockdraft.kernels import random_words
-from blockdraft.kernels.library import library
+from blockdraft.kernels.backends import random_words
 
 Words = NDArray[np.uint64]
 Ids = NDArray[np.int64]
@@ -48,10 +47,10 @@ class Stream:
 def words_at(streams: list[Stream], counts: list[int], ids: Ids) -> Words:
     """The words of tokens `ids` [n]: the first `counts[0]` of the first stream, and so on."""
     addresses = np.array([(s.seed, s.sample_index, s.position) for s in streams], dtype=np.uint64)
-    kernels = library()
-    if kernels is None:
+    native = random_words()
+    if native is None:
         return numpy_words_at(addresses, counts, ids)
-    return random_words.words_at(kernels, addresses, np.array(counts), ids)
+    return native.words_at(addresses, np.array(counts), ids)
 
 
 def words_below(stream: Stream, num: int, limit: int, expected: int) -> tuple[Ids, Words]:
@@ -59,10 +58,10 @@ def words_below(stream: Stream, num: int, limit: int, expected: int) -> tuple[Id
 
     expected: how many there are, on average.
     """
-    kernels = library()
-    if kernels is not None:
+    native = random_words()
+    if native is not None:
         capacity = min(num, 2 * expected)
-        found = random_words.words_below(kernels, stream.address(), num, limit, capacity)
+        found = native.words_below(stream.address(), num, limit, capacity)
         if found is not None:
             return found
     words = stream.first(num)

@@ -10,6 +10,7 @@ so a branch never sees another.
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 Position = TypeVar("Position", int, Tensor)
@@ -32,14 +33,18 @@ class Visibility:
             visible = visible & (abs(query - key) < self.window)
         return visible
 
-    def key_range(self, query: int, end: int) -> tuple[int, int]:
-        """The first key that the row at `query` sees, and the one behind the last, below `end`.
+    def key_ranges(self, queries: Tensor, ends: Tensor) -> Tensor:
+        """[n, 2]: the first key that each row at `queries` [n] sees, and the one behind the last.
 
-        What `sees` says, for all keys of a span that ends at `end`.
+        What `sees` says, for the keys of a span before its end, `ends` [n].
         """
-        first = 0
+        firsts = torch.zeros_like(queries)
         if self.is_causal:
-            end = min(end, query + 1)
+            ends = torch.minimum(ends, queries + 1)
         if self.window is not None:
-            first, end = max(0, query - self.window + 1), min(end, query + self.window)
-        return first, end
+            firsts = (queries - self.window + 1).clamp_(min=0)
+            ends = torch.minimum(ends, queries + self.window)
+        return torch.stack((firsts, ends), dim=1)
+
+
+CAUSAL = Visibility()

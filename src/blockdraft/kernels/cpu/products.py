@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.kernels.library import Library, Product
-from blockdraft.kernels.ops import IS_BFLOAT16, check_alike, check_sizes, kernels_for
+from blockdraft.kernels.cpu.library import Library, Product
+from blockdraft.kernels.cpu.onednn import own_bias
+from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_sizes
 
 PANEL = 48
 """Outputs that lie together, as in products.h."""
@@ -25,19 +26,18 @@ CHECKED_AT_ONCE = 4096
 logger = logging.getLogger(__name__)
 
 
-def own_bias(bias: Tensor | None) -> Tensor | None:
-    """A copy side by side in memory: libraries take strides for what they are not."""
-    return None if bias is None else bias.detach().clone(memory_format=torch.contiguous_format)
-
-
 class PackedProduct:
     """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs].
 
     `step`: how many inputs lie side by side for these kernels.
     """
 
+    keeps_rows = True
+    """The order of its sums is in the source."""
+
     def __init__(self, kernels: Library, step: int, weight: Tensor, bias: Tensor | None) -> None:
         self._kernels = kernels
+        self.shape, self.dtype = weight.shape, weight.dtype
         self.weight = _in_panels(weight.detach(), step)
         self._bias = own_bias(bias)
         if self._bias is not None:
@@ -72,11 +72,10 @@ class PackedProduct:
         return output
 
 
-def packed_product(weight: Tensor, bias: Tensor | None = None) -> PackedProduct | None:
-    """The layer by kernels; None where there are none, or others multiply better."""
-    kernels = kernels_for(weight)
-    if kernels is None:
-        return None
+def packed_product(
+    kernels: Library, weight: Tensor, bias: Tensor | None = None
+) -> PackedProduct | None:
+    """The layer by kernels; None where others multiply better."""
     step: int = kernels.product_step(IS_BFLOAT16[weight.dtype])
     if not step or weight.shape[1] % step:
         return None

@@ -9,8 +9,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.library import Library, Weights
-from blockdraft.kernels.ops import (
+from blockdraft.kernels.cpu.library import Library, Weights
+from blockdraft.kernels.cpu.ops import (
     IS_BFLOAT16,
     TiledAttention,
     check_alike,
@@ -18,13 +18,11 @@ from blockdraft.kernels.ops import (
     check_sizes,
     layer_of,
 )
-from blockdraft.kernels.products import PackedProduct
-
-Norm = tuple[Tensor, float]
-"""Weight [size] and epsilon."""
+from blockdraft.kernels.cpu.products import PackedProduct
+from blockdraft.kernels.interface import Norm, Rotation, Scoring
 
 
-class DecoderLayer:
+class NativeLayer:
     """A pre-norm layer with silu as its gate.
 
     Args:
@@ -32,8 +30,7 @@ class DecoderLayer:
         products: queries, keys and values side by side; output of the attention; gate and up side
             by side; down.
         norms: before the attention and before the MLP.
-        head_norms: weights of queries and keys, and their epsilon, if the layer has them.
-        rounds_first: norms round before their weight is applied, and after it again.
+        head_norms: of queries and keys, if the layer has them.
     """
 
     def __init__(
@@ -41,14 +38,10 @@ class DecoderLayer:
         kernels: Library,
         products: tuple[PackedProduct, PackedProduct, PackedProduct, PackedProduct],
         norms: tuple[Norm, Norm],
-        head_norms: tuple[Tensor, Tensor, float] | None,
-        *,
-        rounds_first: bool,
+        head_norms: tuple[Norm, Norm] | None,
     ) -> None:
-        (norm, eps), (mlp_norm, mlp_eps) = norms
-        norm, mlp_norm = norm.contiguous(), mlp_norm.contiguous()
-        query, key, head_eps = head_norms or (None, None, 0.0)
-        query, key = (None if t is None else t.contiguous() for t in (query, key))
+        norm, mlp_norm = (own.weight.contiguous() for own in norms)
+        query, key = (own.weight.contiguous() for own in head_norms) if head_norms else (None, None)
         held = [t for t in (norm, mlp_norm, query, key) if t is not None]
         check_alike(*held, *(product.weight for product in products))
         qkv, o, gate_up, down = (product.struct for product in products)
@@ -61,18 +54,19 @@ class DecoderLayer:
         self._weights = Weights(
             qkv, o, gate_up, down, norm.data_ptr(), mlp_norm.data_ptr(),
             None if query is None else query.data_ptr(), None if key is None else key.data_ptr(),
-            eps, mlp_eps, head_eps, rounds_first,
+            norms[0].eps, norms[1].eps, head_norms[0].eps if head_norms else 0.0,
+            norms[0].rounds_first,
         )  # fmt: skip
         self._address = ctypes.addressof(self._weights)
 
     def __call__(
         self,
         hidden: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotation: Rotation,
         attention: TiledAttention,
         keys: Tensor,
         values: Tensor,
-        scale: float,
+        scoring: Scoring,
     ) -> Tensor:
         """[..., size] -> the same, for the rows of `attention`, which stores keys and values.
 
@@ -92,7 +86,7 @@ class DecoderLayer:
         check_sizes(self._weights.qkv.outputs == (heads + 2 * kv_heads) * head_dim)
         check_sizes(hidden.numel() == attention.num_rows * self._weights.qkv.inputs)
         check_sizes(cos.numel() == signed_sin.numel() == attention.num_rows * head_dim)
-        layer, output = layer_of(heads, keys, values, scale), torch.empty_like(hidden)
+        layer, output = layer_of(heads, keys, values, scoring), torch.empty_like(hidden)
         self._kernels.layer(
             IS_BFLOAT16[hidden.dtype], self._address, attention.address,
             ctypes.addressof(layer), output.data_ptr(), hidden.data_ptr(),

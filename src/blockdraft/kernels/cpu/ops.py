@@ -11,10 +11,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.library import Layer, Library, Plan, library
+from blockdraft.kernels.cpu.library import Layer, Library, Plan
+from blockdraft.kernels.interface import Norm, Rotation, Scoring
 
-TILE = 64
-"""Keys a tile, as in tiles.h. Pages have this size."""
 LANES, MAX_HEAD_DIM = 16, 512
 """Head sizes are multiples of the first, up to the second."""
 
@@ -22,53 +21,37 @@ IS_BFLOAT16 = {torch.bfloat16: 1, torch.float32: 0}
 """The types that there are kernels for, and how these are told which."""
 
 
-def kernels_for(tensor: Tensor) -> Library | None:
-    """The kernels, if they compute on tensors of this type and device."""
-    is_fit = tensor.device.type == "cpu" and tensor.dtype in IS_BFLOAT16
-    return library() if is_fit else None
-
-
-def kernels_for_heads(head: Tensor) -> Library | None:
-    """The same for attention with heads of this size, [..., head_dim]."""
-    return kernels_for(head) if attends_over(head.shape[-1]) else None
-
-
 def attends_over(head_dim: int) -> bool:
     """True if attention by kernels, and so a whole layer, knows heads of this size."""
     return head_dim % LANES == 0 and 0 < head_dim <= MAX_HEAD_DIM
 
 
-def rms_norm(
-    kernels: Library, x: Tensor, weight: Tensor, eps: float, *, rounds_first: bool
-) -> Tensor:
-    """x [rows, size] over the root of its mean square, times weight [size].
-
-    `rounds_first`: to the tensor's type before the weight is applied, and after it again.
-    """
-    x, weight, size = x.contiguous(), weight.contiguous(), x.shape[-1]
+def rms_norm(kernels: Library, x: Tensor, norm: Norm) -> Tensor:
+    """x [rows, size], normed."""
+    x, weight, size = x.contiguous(), norm.weight.contiguous(), x.shape[-1]
     check_alike(x, weight)
     check_sizes(weight.numel() == size > 0)
     output = torch.empty_like(x)
     kernels.norm(
         IS_BFLOAT16[x.dtype], output.data_ptr(), None, x.data_ptr(), None, weight.data_ptr(),
-        x.numel() // size, size, eps, rounds_first, torch.get_num_threads(),
+        x.numel() // size, size, norm.eps, norm.rounds_first, torch.get_num_threads(),
     )  # fmt: skip
     return output
 
 
 def add_rms_norm(
-    kernels: Library, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, rounds_first: bool
+    kernels: Library, x: Tensor, residual: Tensor, norm: Norm
 ) -> tuple[Tensor, Tensor]:
     """x + residual, and the norm of that; see `rms_norm`."""
-    x, residual, weight = x.contiguous(), residual.contiguous(), weight.contiguous()
+    x, residual, weight = x.contiguous(), residual.contiguous(), norm.weight.contiguous()
     size = x.shape[-1]
     check_alike(x, residual, weight)
     check_sizes(residual.shape == x.shape and weight.numel() == size > 0)
     output, total = torch.empty_like(x), torch.empty_like(x)
     kernels.norm(
         IS_BFLOAT16[x.dtype], output.data_ptr(), total.data_ptr(), x.data_ptr(),
-        residual.data_ptr(), weight.data_ptr(), x.numel() // size, size, eps, rounds_first,
-        torch.get_num_threads(),
+        residual.data_ptr(), weight.data_ptr(), x.numel() // size, size, norm.eps,
+        norm.rounds_first, torch.get_num_threads(),
     )  # fmt: skip
     return total, output
 
@@ -78,28 +61,26 @@ def rotate_heads_(
     heads: Tensor,
     num_queries: int,
     num_keys: int,
-    cos: Tensor,
-    signed_sin: Tensor,
-    norms: tuple[Tensor, Tensor, float] | None = None,
-    *,
-    rounds_first: bool = True,
+    rotation: Rotation,
+    norms: tuple[Norm, Norm] | None = None,
 ) -> None:
     """Rotate the first heads of each row of [rows, heads, head_dim] in place.
 
-    cos, signed_sin: [rows, head_dim], halves paired, the sign of the rotated first half in the
-    sine. `norms`: weights [head_dim] of the norm before it, of queries and of keys, and its eps.
-    All tensors must be contiguous.
+    `norms`: of queries and of keys, before it, with the same eps. All tensors must be contiguous.
     """
+    cos, signed_sin = rotation
     num_heads, head_dim = heads.shape[-2:]
-    query_weight, key_weight, eps = norms if norms is not None else (None, None, 0.0)
-    tensors = heads, cos, signed_sin, *(() if norms is None else norms[:2])
+    weights = () if norms is None else (norms[0].weight, norms[1].weight)
+    eps, rounds_first = (0.0, True) if norms is None else (norms[0].eps, norms[0].rounds_first)
+    tensors = heads, cos, signed_sin, *weights
     check_alike(*tensors)
     check_contiguous(*tensors)
     check_sizes(num_queries >= 0 and num_keys >= 0 and num_queries + num_keys <= num_heads)
     check_sizes(num_heads > 0 and head_dim > 0 and head_dim % 2 == 0)
     num_angles = heads.numel() // num_heads
-    check_sizes(norms is None or norms[0].numel() == norms[1].numel() == head_dim)
+    check_sizes(all(weight.numel() == head_dim for weight in weights))
     check_sizes(cos.numel() == signed_sin.numel() == num_angles)
+    query_weight, key_weight = weights or (None, None)
     kernels.rotate(
         IS_BFLOAT16[heads.dtype], heads.data_ptr(), num_heads * head_dim, cos.data_ptr(),
         signed_sin.data_ptr(), _address(query_weight), _address(key_weight),
@@ -178,15 +159,13 @@ class TiledAttention:
         query: Tensor,
         keys: Tensor,
         values: Tensor,
-        scale: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
+        scoring: Scoring,
         new: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Store new keys and values [kv_heads, rows, head_dim], if there are slots, and attend.
 
         query: [heads, rows, head_dim]; keys, values: [kv_heads, .., head_dim], the slots of a K/V
-        head one behind another; sinks: logits [heads].
+        head one behind another.
         Returns [rows, heads, head_dim].
 
         Raises:
@@ -194,14 +173,14 @@ class TiledAttention:
                 plan point to is outside of the buffers.
         """
         heads, _, head_dim = query.shape
-        layer = layer_of(heads, keys, values, scale, softcap)
+        layer = layer_of(heads, keys, values, scoring)
         check_sizes(query.shape[1:] == (self.num_rows, keys.shape[-1]))
         check_sizes((new is not None) == self._has_slots)
         if new is not None:
             num_new = (keys.shape[0], self.num_rows, head_dim)
             check_sizes(new[0].shape == num_new and new[1].shape == num_new)
         output = query.new_empty((self.num_rows, heads, head_dim))
-        sinks = None if sinks is None else sinks.float().contiguous()
+        sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
         if sinks is not None:
             check_sizes(sinks.shape == (heads,) and sinks.device.type == "cpu")
             layer = Layer.from_buffer_copy(layer)
@@ -223,16 +202,14 @@ class TiledAttention:
         return output
 
 
-def layer_of(
-    heads: int, keys: Tensor, values: Tensor, scale: float, softcap: float | None = None
-) -> Layer:
+def layer_of(heads: int, keys: Tensor, values: Tensor, scoring: Scoring) -> Layer:
     """What the kernels know of a layer's attention; keys, values: [kv_heads, .., head_dim].
 
     Raises:
         RuntimeError: keys and values do not lie alike, or the slots of a head not side by side.
     """
     check_sizes(keys.shape == values.shape and keys.stride() == values.stride())
-    return _layer(heads, keys.shape, keys.stride(), scale, softcap or 0.0)
+    return _layer(heads, keys.shape, keys.stride(), scoring.scale, scoring.softcap or 0.0)
 
 
 @lru_cache

@@ -5,7 +5,7 @@ import logging
 import os
 from functools import lru_cache
 
-from blockdraft.kernels.build import build
+from blockdraft.kernels.cpu.build import build
 
 SWITCH = "BLOCKDRAFT_KERNELS"
 """Environment variable: "off" leaves everything to torch."""

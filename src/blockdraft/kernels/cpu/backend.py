@@ -1,0 +1,210 @@
+"""A CPU with compiled kernels; see `kernels.interface.Backend`.
+
+A kernel sums the squares of a norm in another order than torch, and has its own exponential, so the
+last bit before a rounding may differ from the reference; every rounding stays where it was. What
+the kernels do not know is left to torch's operations.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from blockdraft.kernels.cpu.layer import NativeLayer
+from blockdraft.kernels.cpu.library import Library, library
+from blockdraft.kernels.cpu.onednn import OneDnnBackend
+from blockdraft.kernels.cpu.ops import (
+    IS_BFLOAT16,
+    TiledAttention,
+    add_rms_norm,
+    attends_over,
+    gated_silu,
+    rms_norm,
+    rotate_heads_,
+)
+from blockdraft.kernels.cpu.products import PackedProduct, packed_product
+from blockdraft.kernels.interface import (
+    KVPages,
+    LayerParts,
+    Linear,
+    Norm,
+    PagedRows,
+    Rotation,
+    Scoring,
+    Span,
+    WholeLayer,
+)
+
+
+def cpu_backend(dtype: torch.dtype) -> OneDnnBackend:
+    """The backend of this machine's CPU in one precision: with kernels if there are any."""
+    kernels = library() if dtype in IS_BFLOAT16 else None
+    return without_kernels(dtype) if kernels is None else _with_kernels(kernels, dtype)
+
+
+@lru_cache
+def without_kernels(dtype: torch.dtype) -> OneDnnBackend:
+    """The same without kernels."""
+    return OneDnnBackend(dtype)
+
+
+@lru_cache
+def _with_kernels(kernels: Library, dtype: torch.dtype) -> "NativeBackend":
+    return NativeBackend(kernels, dtype)
+
+
+class NativeBackend(OneDnnBackend):
+    """See the module."""
+
+    def __init__(self, kernels: Library, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self._kernels = kernels
+
+    @property
+    def reads_pages(self) -> bool:
+        """See Backend.reads_pages."""
+        return True
+
+    def attends_over(self, head_dim: int) -> bool:
+        """See Backend.attends_over."""
+        return attends_over(head_dim)
+
+    def gates(self, activation: object) -> bool:
+        """See Backend.gates: silu, torch's and transformers' own."""
+        return isinstance(activation, (nn.SiLU, type(ACT2FN["silu"])))
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """See Backend.linear. Products by kernels where they fit, else by oneDNN."""
+        product = packed_product(self._kernels, weight, bias) if self.packs else None
+        return product or super().linear(weight, bias)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """See Backend.norm."""
+        return rms_norm(self._kernels, x, norm)
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """See Backend.add_norm."""
+        return add_rms_norm(self._kernels, x, residual, norm)
+
+    def rotate_(
+        self,
+        heads: Tensor,
+        num_heads: tuple[int, int, int],
+        rotation: Rotation,
+        norms: tuple[Norm, Norm] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See Backend.rotate_; in place."""
+        rotate_heads_(self._kernels, heads, *num_heads[:2], rotation, norms)
+        queries, keys, values = heads.split_with_sizes(num_heads, dim=-2)
+        return queries, keys, values
+
+    def gate(self, gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        """See Backend.gate."""
+        if not self.gates(activation):
+            return super().gate(gate_up, activation)
+        return gated_silu(self._kernels, gate_up)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scoring: Scoring
+    ) -> Tensor:
+        """See Backend.attend. The keys are one long page, and the bias says who is seen."""
+        num_rows, num_keys = query.shape[1], key.shape[1]
+        is_known = attends_over(query.shape[-1]) and key.shape == value.shape
+        if not is_known or not _is_plain(bias, num_rows, num_keys):
+            return super().attend(query, key, value, bias, scoring)
+        plan = TiledAttention(
+            num_rows, [(0, num_rows, 0)], num_keys, bias=None if bias is None else bias[0]
+        )
+        # In whole buffers this copies nothing.
+        return plan.attend(self._kernels, query, key.contiguous(), value.contiguous(), scoring)
+
+    def paged_rows(self, spans: Sequence[Span], slots: Tensor, row_multiple: int) -> PagedRows:
+        """See Backend.paged_rows. Any number of rows will do."""
+        return TiledRows(self._kernels, spans, slots)
+
+    def layer(self, parts: LayerParts) -> WholeLayer | None:
+        """See Backend.layer: with silu, heads of a known size and products by kernels."""
+        if not self.gates(parts.activation) or not attends_over(parts.head_dim):
+            return None
+        qkv, o, gate_up, down = parts.qkv, parts.o, parts.gate_up, parts.down
+        if not (
+            isinstance(qkv, PackedProduct)
+            and isinstance(o, PackedProduct)
+            and isinstance(gate_up, PackedProduct)
+            and isinstance(down, PackedProduct)
+        ):
+            return None
+        norms = parts.norm, parts.mlp_norm
+        return NativeLayer(self._kernels, (qkv, o, gate_up, down), norms, parts.head_norms)
+
+
+class TiledRows:
+    """Rows that read their pages in place, one by one; see PagedRows."""
+
+    def __init__(self, kernels: Library, spans: Sequence[Span], slots: Tensor) -> None:
+        self._kernels = kernels
+        self._slots = slots
+        tables = [span.seen_page_ids for span in spans]
+        self._pages = torch.tensor([page_id for own in tables for page_id in own], device="cpu")
+        places = accumulate(map(len, tables), initial=0)
+        self._spans = [
+            (span.first, span.num_rows, place) for span, place in zip(spans, places, strict=False)
+        ]
+        self._num_keys = max(span.end for span in spans)
+
+    def seeing(self, ranges: Tensor) -> "TiledPages":
+        """See PagedRows.seeing."""
+        return TiledPages(
+            self._kernels,
+            TiledAttention(
+                self._slots.shape[0],
+                self._spans,
+                self._num_keys,
+                pages=self._pages,
+                ranges=ranges,
+                slots=self._slots,
+            ),
+        )
+
+
+class TiledPages:
+    """Attention straight over the pages; see PagedAttention."""
+
+    def __init__(self, kernels: Library, attention: TiledAttention) -> None:
+        self._kernels = kernels
+        self._attention = attention
+
+    def attend(
+        self, kv: KVPages, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        """See PagedAttention.attend."""
+        keys, values = kv.pools[layer].unbind()
+        return self._attention.attend(self._kernels, query, keys, values, scoring, (key, value))
+
+    def run_layer(
+        self,
+        whole: WholeLayer,
+        kv: KVPages,
+        layer: int,
+        hidden: Tensor,
+        rotation: Rotation,
+        scoring: Scoring,
+    ) -> Tensor | None:
+        """See PagedAttention.run_layer. A whole layer has neither soft cap nor sinks."""
+        assert isinstance(whole, NativeLayer)
+        if scoring.softcap is not None or scoring.sinks is not None:
+            return None
+        keys, values = kv.pools[layer].unbind()
+        return whole(hidden, rotation, self._attention, keys, values, scoring)
+
+
+def _is_plain(bias: Tensor | None, num_rows: int, num_keys: int) -> bool:
+    """True for what the kernels read: one float32 mask for all heads. Models may make others."""
+    return bias is None or (
+        bias.dtype == torch.float32
+        and bias.shape == (1, num_rows, num_keys)
+        and bias.stride(-1) == 1
+    )

@@ -1,0 +1,277 @@
+"""What a backend offers: the operations of a decoder layer on one device, in one precision.
+
+A backend gives every row the bits that it has alone, if forwards keep to its RowRule. All backends
+pass the same tests: equal to the reference (`kernels.torch`) within rounding, and invariant in rows
+to the bit. Model code gets one from `backends.backend_for` and knows none by name.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+TILE = 64
+"""Tokens of a page of keys and values, and keys of a tile of attention by native kernels."""
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and signed sin of each row, [.., rows, 1, head_dim]: halves of a head turn by the same
+angles, and the sign of the rotated first half is in the sine."""
+Words = NDArray[np.uint64]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """What forwards must keep to so that a row's bits do not depend on its company.
+
+    Forwards run on a multiple of `row_multiple` rows, at most `max_rows`. Attention multiplies
+    `key_tile` keys at a time. `runs_on_vectors`: elementwise operations must get whole vectors of
+    values, and linear layers of libraries are tried and run in blocks, see `models.elementwise` and
+    `models.row_blocks`. Products of up to `small_work` multiplications run in another kernel.
+    """
+
+    row_multiple: int
+    max_rows: int
+    key_tile: int
+    runs_on_vectors: bool = False
+    small_work: int = 0
+
+    def for_weights_from(self, num_weights: int) -> "RowRule":
+        """The rule for a model whose smallest linear layer has so many weights."""
+        multiple = self.row_multiple
+        while multiple * num_weights <= self.small_work:
+            multiple *= 2
+        return replace(self, row_multiple=multiple)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Over the root of the mean square, times weight [size].
+
+    rounds_first: to the tensor's type before the weight is applied, and after it again, as Llama's.
+    """
+
+    weight: Tensor
+    eps: float
+    rounds_first: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """How products of queries and keys become weights: scale, soft cap, sink logits [heads]."""
+
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows of one sequence in a forward: `num_rows` from row `first` on.
+
+    They stand at the positions `start`, `start + 1`, ... and may see keys before position `end`,
+    which lie in the pages `page_ids`, position 0 in the first one. A leaf of a tree is a span of
+    its own, with pages of its own at the end.
+    """
+
+    first: int
+    num_rows: int
+    start: int
+    end: int
+    page_ids: Sequence[int]
+
+    @property
+    def seen_page_ids(self) -> Sequence[int]:
+        """The pages that the rows may look at."""
+        return self.page_ids[: -(-self.end // TILE)]
+
+
+class Linear(Protocol):
+    """A linear layer, made once from its weight.
+
+    keeps_rows: any number of rows gives each the bits that it has alone; without, it must be tried.
+    """
+
+    shape: torch.Size
+    """Outputs and inputs."""
+    dtype: torch.dtype
+    keeps_rows: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs]."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What a pre-norm decoder layer with rotated heads and a gated MLP is made of.
+
+    qkv: queries, keys and values side by side; gate_up: likewise. head_norms: of queries and keys,
+    before they are rotated. num_heads: of queries, keys and values.
+    """
+
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+    norm: Norm
+    mlp_norm: Norm
+    head_norms: tuple[Norm, Norm] | None
+    num_heads: tuple[int, int, int]
+    head_dim: int
+    activation: Callable[[Tensor], Tensor]
+
+
+class KVPages(Protocol):
+    """Keys and values of all layers in pages; `pools` are [2, kv_heads, pages, TILE, head_dim]."""
+
+    pools: list[Tensor]
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store keys and values [kv_heads, n, head_dim] at slots [n]."""
+
+    def gather(self, layer: int, page_ids: Tensor) -> Tensor:
+        """[2, kv_heads, n * TILE, head_dim] of pages [n], valid until the next call."""
+
+
+class WholeLayer(Protocol):
+    """A decoder layer that runs in one call, by the backend that made it."""
+
+
+class PagedAttention(Protocol):
+    """Attention of the rows of a forward that see certain ranges of keys."""
+
+    def attend(
+        self, kv: KVPages, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        """Store a layer's keys and values, then attend.
+
+        query: [heads, rows, head_dim]; key, value: [kv_heads, rows, head_dim].
+        Returns [rows, heads, head_dim]; rows of no span are undefined but finite.
+        """
+
+    def run_layer(
+        self,
+        whole: WholeLayer,
+        kv: KVPages,
+        layer: int,
+        hidden: Tensor,
+        rotation: Rotation,
+        scoring: Scoring,
+    ) -> Tensor | None:
+        """A whole layer, [.., size] -> the same; None where the backend cannot."""
+
+
+class PagedRows(Protocol):
+    """The rows of a forward and their pages, ready for attention."""
+
+    def seeing(self, ranges: Tensor) -> PagedAttention:
+        """Attention in which each row sees the keys from the first up to, without, the second.
+
+        ranges: [rows of the spans, 2], positions.
+        """
+
+
+class Backend(Protocol):
+    """The operations of one device in one precision."""
+
+    @property
+    def in_hardware(self) -> bool:
+        """False if the device only emulates the precision, so that another one is faster."""
+
+    @property
+    def packs(self) -> bool:
+        """True if linear layers compute from copies of their weights, as large as these."""
+
+    @property
+    def reads_pages(self) -> bool:
+        """True if attention reads pages where they lie; else it copies them side by side."""
+
+    @property
+    def rule(self) -> RowRule:
+        """What forwards must keep to.
+
+        Raises:
+            ModelError: no rule is known for this precision.
+        """
+
+    def attends_over(self, head_dim: int) -> bool:
+        """True if attention, and so a whole layer, knows heads of this size."""
+
+    def gates(self, activation: object) -> bool:
+        """True if `gate` is one operation for this activation."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """The linear layer of `weight` [outputs, inputs] and `bias` [outputs], as they are now.
+
+        A weight in another format (a few bits each, with scales) is to be another type here.
+        """
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """[..., size] -> the same, normed."""
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """x + residual, and the norm of that."""
+
+    def rotate_(
+        self,
+        heads: Tensor,
+        num_heads: tuple[int, int, int],
+        rotation: Rotation,
+        norms: tuple[Norm, Norm] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of [..., rows, heads, head_dim], the first two rotated.
+
+        num_heads: of each, in this order. norms: of queries and keys, before. May overwrite
+        `heads`, and what it returns may lie there.
+        """
+
+    def gate(self, gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        """activation(gate) * up of [..., 2 * size], gates first -> [..., size]."""
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scoring: Scoring
+    ) -> Tensor:
+        """Attention of one sequence over keys that lie side by side.
+
+        query: [heads, rows, head_dim]; key, value: [kv_heads, keys, head_dim]; bias: added to the
+        scores, [1 or heads, rows, keys]. Returns [rows, heads, head_dim].
+        """
+
+    def paged_rows(self, spans: Sequence[Span], slots: Tensor, row_multiple: int) -> PagedRows:
+        """Get ready for attention over pages.
+
+        spans: they follow each other from row 0 on. slots: [rows], where keys and values go; rows
+        behind the spans only fill up, to a multiple of `row_multiple`.
+        """
+
+    def layer(self, parts: LayerParts) -> WholeLayer | None:
+        """The layer in one call, over pages; None where that cannot be."""
+
+
+class RandomWords(Protocol):
+    """The words of numpy's Philox generator at random access.
+
+    A stream is three words: the two of the key, and the second of the counter.
+    """
+
+    def words_at(self, streams: Words, counts: Ids, ids: Ids) -> Words:
+        """Words number `ids` [n]: the first `counts[0]` of the first of streams [k, 3], and so on.
+
+        Raises:
+            ValueError: shapes do not fit each other, or a number is negative.
+        """
+
+    def words_below(
+        self, stream: Words, num: int, limit: int, capacity: int
+    ) -> tuple[Ids, Words] | None:
+        """Which of the first `num` words of a stream [3] are below `limit`, ascending, and they.
+
+        None if a thread finds more than `capacity`.
+
+        Raises:
+            ValueError: as for `words_at`.
+        """

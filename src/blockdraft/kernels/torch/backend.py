@@ -1,0 +1,126 @@
+"""The reference backend; see `kernels.interface.Backend`."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockdraft.kernels.interface import (
+    LayerParts,
+    Linear,
+    Norm,
+    PagedRows,
+    Rotation,
+    RowRule,
+    Scoring,
+    Span,
+    WholeLayer,
+)
+from blockdraft.kernels.torch.attention import GroupedRows, grouped_attention
+from blockdraft.kernels.torch.rules import row_rule
+
+
+class TorchLinear:
+    """torch's product with the weight itself; see Linear."""
+
+    keeps_rows = False
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.shape, self.dtype = weight.shape, weight.dtype
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs]."""
+        return F.linear(x, self._weight, self._bias)
+
+
+class TorchBackend:
+    """torch's operations in one precision, on any device."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    @property
+    def in_hardware(self) -> bool:
+        """See Backend.in_hardware; taken for granted."""
+        return True
+
+    @property
+    def packs(self) -> bool:
+        """See Backend.packs."""
+        return False
+
+    @property
+    def reads_pages(self) -> bool:
+        """See Backend.reads_pages."""
+        return False
+
+    @property
+    def rule(self) -> RowRule:
+        """See Backend.rule."""
+        return row_rule(self.dtype)
+
+    def attends_over(self, head_dim: int) -> bool:
+        """Heads of any size."""
+        return True
+
+    def gates(self, activation: object) -> bool:
+        """See Backend.gates."""
+        return False
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """See Backend.linear."""
+        return TorchLinear(weight, bias)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """See Backend.norm. Llama's operations, or torch's own, which round once."""
+        if not norm.rounds_first:
+            return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+        wide = x.to(torch.float32)
+        variance = wide.pow(2).mean(-1, keepdim=True)
+        return norm.weight * (wide * torch.rsqrt(variance + norm.eps)).to(x.dtype)
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """See Backend.add_norm."""
+        total = residual + x
+        return total, self.norm(total, norm)
+
+    def rotate_(
+        self,
+        heads: Tensor,
+        num_heads: tuple[int, int, int],
+        rotation: Rotation,
+        norms: tuple[Norm, Norm] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See Backend.rotate_."""
+        num_queries, num_keys, _ = num_heads
+        queries, keys, values = heads.split_with_sizes(num_heads, dim=-2)
+        turned = heads[..., : num_queries + num_keys, :]
+        if norms is not None:
+            turned = torch.cat((self.norm(queries, norms[0]), self.norm(keys, norms[1])), dim=-2)
+        cos, signed_sin = rotation
+        swapped = turned.roll(turned.shape[-1] // 2, dims=-1)
+        turned = (turned * cos).add_(swapped.mul_(signed_sin))
+        return turned[..., :num_queries, :], turned[..., num_queries:, :], values
+
+    def gate(self, gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        """See Backend.gate."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activation(gate) * up
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scoring: Scoring
+    ) -> Tensor:
+        """See Backend.attend."""
+        heads = query.view(key.shape[0], -1, *query.shape[1:])
+        output = grouped_attention(heads[:, None], key, value, bias, scoring)
+        return output[:, 0].flatten(0, 1).transpose(0, 1)
+
+    def paged_rows(self, spans: Sequence[Span], slots: Tensor, row_multiple: int) -> PagedRows:
+        """See Backend.paged_rows."""
+        return GroupedRows(spans, slots, row_multiple)
+
+    def layer(self, parts: LayerParts) -> WholeLayer | None:
+        """None: torch has no whole layers."""
+        return None

@@ -1,0 +1,107 @@
+"""What the rows of a forward over pages attend to, for target and drafter alike."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.kernels.interface import (
+    Backend,
+    PagedAttention,
+    Rotation,
+    Scoring,
+    Span,
+    WholeLayer,
+)
+from blockdraft.models.attention.visibility import CAUSAL, Visibility
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerAttention:
+    """What comes with a layer's attention beside the tensors."""
+
+    scoring: Scoring
+    visibility: Visibility = CAUSAL
+
+
+class AttentionPlan:
+    """Where each row's key and value go, and which keys in which pages it sees.
+
+    Args:
+        backend: what computes.
+        kv: the pages, of all layers.
+        spans: the rows of each sequence, or of each leaf of a tree; they follow each other from
+            row 0 on.
+        slots: [rows], where keys and values go, see Pages.slots. Rows behind the spans only fill
+            up the forward.
+        row_multiple: of the forward's rule.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        kv: PagedKV,
+        spans: Sequence[Span],
+        slots: Tensor,
+        row_multiple: int = 1,
+    ) -> None:
+        self._kv = kv
+        self._spans = spans
+        self._device = slots.device
+        self._rows = backend.paged_rows(spans, slots, row_multiple)
+        self._seeing: dict[Visibility, PagedAttention] = {}
+
+    def attend(
+        self, layer: int, attention: LayerAttention, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
+        """Store a layer's keys and values, then attend; see PagedAttention.attend."""
+        over = self._over(attention.visibility)
+        return over.attend(self._kv, layer, query, key, value, attention.scoring)
+
+    def run_layer(
+        self,
+        whole: WholeLayer,
+        layer: int,
+        attention: LayerAttention,
+        hidden: Tensor,
+        rotation: Rotation,
+    ) -> Tensor | None:
+        """A whole layer in one call, hidden [.., rows, size]; None if it must run in parts."""
+        over = self._over(attention.visibility)
+        return over.run_layer(whole, self._kv, layer, hidden, rotation, attention.scoring)
+
+    def _over(self, visibility: Visibility) -> PagedAttention:
+        if visibility not in self._seeing:
+            self._seeing[visibility] = self._rows.seeing(self._ranges(visibility))
+        return self._seeing[visibility]
+
+    def _ranges(self, visibility: Visibility) -> Tensor:
+        """[rows of the spans, 2]: the keys that each row sees."""
+        positions = [p for s in self._spans for p in range(s.start, s.start + s.num_rows)]
+        ends = [span.end for span in self._spans for _ in range(span.num_rows)]
+        ranges = visibility.key_ranges(*torch.tensor([positions, ends], device=self._device))
+        # A row that only fills up a block may see nothing; one key keeps it a number.
+        ranges[:, 0] = torch.minimum(ranges[:, 0], ranges[:, 1] - 1)
+        return ranges
+
+
+class PlanInForce:
+    """Holds the plan of the forward that runs, for whoever computes attention in it.
+
+    A target has one, and gives it to the attention modules of its model.
+    """
+
+    def __init__(self) -> None:
+        self.plan: AttentionPlan | None = None
+
+    @contextmanager
+    def follow(self, plan: AttentionPlan) -> Iterator[None]:
+        """Let a forward follow a plan."""
+        self.plan = plan
+        try:
+            yield
+        finally:
+            self.plan = None

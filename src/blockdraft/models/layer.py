@@ -1,0 +1,77 @@
+"""A pre-norm decoder layer with rotated heads and a gated MLP, in a few operations of a backend.
+
+Target and drafter run the same one; they differ in how a norm rounds.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from blockdraft.kernels.interface import Backend, LayerParts, Rotation
+from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values, each [.., heads, rows, head_dim] -> [.., rows, heads, head_dim]."""
+
+
+class DecoderLayer:
+    """norm, products and attention, then norm, products and gate, with both residuals.
+
+    products: what is called for the products of `parts`, in the order in which they are there.
+    runs_whole: over pages the layer may run in one call.
+    """
+
+    def __init__(self, backend: Backend, parts: LayerParts) -> None:
+        self.backend = backend
+        self.parts = parts
+        self.products: Sequence[Callable[[Tensor], Tensor]] = (
+            parts.qkv, parts.o, parts.gate_up, parts.down,
+        )  # fmt: skip
+        self._whole = backend.layer(parts)
+
+    @property
+    def runs_whole(self) -> bool:
+        """See the class."""
+        return self._whole is not None
+
+    def use_parts(self) -> None:
+        """Never run in one call."""
+        self._whole = None
+
+    def over_pages(
+        self,
+        plan: AttentionPlan,
+        index: int,
+        attention: LayerAttention,
+        hidden: Tensor,
+        rotation: Rotation,
+    ) -> Tensor:
+        """The `index`-th layer of the plan's pages, [.., rows, size] -> the same."""
+        if self._whole is not None:
+            output = plan.run_layer(self._whole, index, attention, hidden, rotation)
+            if output is not None:
+                return output
+        return self.in_parts(
+            hidden, rotation, lambda q, k, v: _over(plan, index, attention, q, k, v)
+        )
+
+    def in_parts(self, hidden: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """The same with any attention, operation by operation."""
+        backend, parts = self.backend, self.parts
+        qkv_of, o_of, gate_up_of, down_of = self.products
+        qkv = qkv_of(backend.norm(hidden, parts.norm))
+        heads = qkv.view(*qkv.shape[:-1], sum(parts.num_heads), parts.head_dim)
+        rotated = backend.rotate_(heads, parts.num_heads, rotation, parts.head_norms)
+        q, k, v = (part.transpose(-3, -2) for part in rotated)
+        attended = attend(q, k, v).flatten(-2)
+        hidden, normed = backend.add_norm(o_of(attended), hidden, parts.mlp_norm)
+        return hidden + down_of(backend.gate(gate_up_of(normed), parts.activation))
+
+
+def _over(
+    plan: AttentionPlan, index: int, attention: LayerAttention, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """Attention of all rows of a forward; targets have a dimension of one in front."""
+    if q.ndim == 3:
+        return plan.attend(index, attention, q, k, v)
+    return plan.attend(index, attention, q[0], k[0], v[0])[None]

@@ -1,0 +1,234 @@
+"""Every backend computes what the reference computes, and a row alone has its bits among others."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.core.errors import ModelError
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.cpu.backend import NativeBackend
+from blockdraft.kernels.cpu.library import library
+from blockdraft.kernels.cpu.onednn import OneDnnBackend, supports_bfloat16
+from blockdraft.kernels.interface import Backend, LayerParts, Norm, Scoring, Span
+from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.kernels.torch.vectors import in_whole_vectors
+from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
+from blockdraft.models.attention.visibility import Visibility
+from blockdraft.models.layer import DecoderLayer
+from blockdraft.models.row_blocks import RowBlocks, largest_block
+
+DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]
+HEADS, KV_HEADS, HEAD_DIM, SIZE, INNER = 4, 2, 16, 64, 96
+NUM_ROWS, NUM_KEYS = 24, 150
+
+
+class Silu(nn.SiLU):
+    """As models have it where rows must not depend on each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return in_whole_vectors(super().forward, x)
+
+
+def native(dtype: torch.dtype) -> Backend:
+    kernels = library()
+    if kernels is None:
+        pytest.skip("no C++ compiler here")
+    return NativeBackend(kernels, dtype)
+
+
+def native_products(dtype: torch.dtype) -> Backend:
+    """Also on a machine whose products other libraries multiply better; so layers run whole."""
+    kernels = copy.copy(library())
+    if kernels is None:
+        pytest.skip("no C++ compiler here")
+    own = kernels.product_step
+    kernels.product_step = lambda flag: own(flag) or 1
+    return NativeBackend(kernels, dtype)
+
+
+BACKENDS: dict[str, Callable[[torch.dtype], Backend]] = {
+    "torch": TorchBackend,
+    "oneDNN": OneDnnBackend,
+    "native": native,
+    "native products": native_products,
+}
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    result: torch.dtype = request.param
+    return result
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, dtype: torch.dtype) -> Backend:
+    return BACKENDS[request.param](dtype)
+
+
+def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def make_norm(size: int, dtype: torch.dtype, rounds_first: bool = True, seed: int = 5) -> Norm:
+    return Norm(1 + 0.1 * draw(size, dtype=dtype, seed=seed), 1e-5, rounds_first)
+
+
+def angles(num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    turned = draw(num_rows, 1, HEAD_DIM, dtype=torch.float32, seed=6)
+    return turned.cos().to(dtype), turned.sin().to(dtype)
+
+
+def check(
+    backend: Backend, dtype: torch.dtype, run: Callable[[Backend, slice], Tensor], units: float = 4
+) -> None:
+    """Rows of `run` against the reference, and against the same rows in smaller forwards."""
+    found, expected = run(backend, slice(NUM_ROWS)), run(TorchBackend(dtype), slice(NUM_ROWS))
+    assert found.shape == expected.shape
+    error = (found.double() - expected.double()).abs().max()
+    assert error <= units * torch.finfo(dtype).eps * expected.double().abs().max()
+    multiple = backend.rule.row_multiple
+    for first, end in ((0, multiple), (multiple, 3 * multiple), (NUM_ROWS - multiple, NUM_ROWS)):
+        assert torch.equal(run(backend, slice(first, end)), found[first:end]), (first, end)
+
+
+@pytest.mark.parametrize("rounds_first", [True, False])
+@torch.inference_mode()
+def test_norms(backend: Backend, dtype: torch.dtype, rounds_first: bool) -> None:
+    x, residual = (draw(NUM_ROWS, SIZE, dtype=dtype, seed=seed) for seed in (1, 2))
+    norm = make_norm(SIZE, dtype, rounds_first)
+    check(backend, dtype, lambda by, rows: by.norm(x[rows], norm))
+    check(backend, dtype, lambda by, rows: by.add_norm(x[rows], residual[rows], norm)[1])
+    total, normed = backend.add_norm(x, residual, norm)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, backend.norm(total, norm))
+
+
+@pytest.mark.parametrize("has_norms", [True, False])
+@torch.inference_mode()
+def test_rotations(backend: Backend, dtype: torch.dtype, has_norms: bool) -> None:
+    heads = draw(NUM_ROWS, HEADS + 2 * KV_HEADS, HEAD_DIM, dtype=dtype)
+    cos, sin = angles(NUM_ROWS, dtype)
+    norms = (make_norm(HEAD_DIM, dtype), make_norm(HEAD_DIM, dtype, seed=7)) if has_norms else None
+
+    def run(by: Backend, rows: slice) -> Tensor:
+        rotation = cos[rows].contiguous(), sin[rows].contiguous()
+        num_heads = HEADS, KV_HEADS, KV_HEADS
+        return torch.cat(by.rotate_(heads[rows].clone(), num_heads, rotation, norms), dim=-2)
+
+    check(backend, dtype, run)
+
+
+@torch.inference_mode()
+def test_gates(backend: Backend, dtype: torch.dtype) -> None:
+    gate_up = 3 * draw(NUM_ROWS, 2 * INNER, dtype=dtype)
+    check(backend, dtype, lambda by, rows: by.gate(gate_up[rows], Silu()))
+    other = nn.Tanh()
+    assert torch.equal(backend.gate(gate_up, other), TorchBackend(dtype).gate(gate_up, other))
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@torch.inference_mode()
+def test_linear_layers(backend: Backend, dtype: torch.dtype, has_bias: bool) -> None:
+    weight, x = draw(INNER, SIZE, dtype=dtype), draw(NUM_ROWS, SIZE, dtype=dtype, seed=1)
+    bias = draw(INNER, dtype=dtype, seed=2) if has_bias else None
+
+    def run(by: Backend, rows: slice) -> Tensor:
+        linear: Any = by.linear(weight, bias)
+        assert (linear.shape, linear.dtype) == (weight.shape, dtype)
+        if not linear.keeps_rows:
+            linear = RowBlocks(linear, largest_block(linear, weight.shape, dtype, by.rule))
+        return linear(x[rows].clone())
+
+    check(backend, dtype, run, units=16)
+
+
+@pytest.mark.parametrize(
+    "scoring", [Scoring(0.3), Scoring(0.25, softcap=3.0, sinks=torch.ones(HEADS))], ids=str
+)
+@torch.inference_mode()
+def test_attention_of_one_sequence(backend: Backend, dtype: torch.dtype, scoring: Scoring) -> None:
+    query = draw(HEADS, NUM_ROWS, HEAD_DIM, dtype=dtype)
+    key, value = (draw(KV_HEADS, NUM_KEYS, HEAD_DIM, dtype=dtype, seed=seed) for seed in (1, 2))
+    hidden = torch.arange(NUM_KEYS) > NUM_KEYS - NUM_ROWS + torch.arange(NUM_ROWS)[:, None]
+    bias = torch.zeros(1, NUM_ROWS, NUM_KEYS).masked_fill(hidden, -torch.inf)
+
+    def run(by: Backend, rows: slice) -> Tensor:
+        return by.attend(query[:, rows].contiguous(), key, value, bias[:, rows], scoring)
+
+    check(backend, dtype, run, units=64)
+
+
+def make_layer(backend: Backend, dtype: torch.dtype) -> DecoderLayer:
+    num_qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    shapes = (num_qkv, SIZE), (SIZE, HEADS * HEAD_DIM), (2 * INNER, SIZE), (SIZE, INNER)
+    linears = [
+        backend.linear((draw(*shape, dtype=torch.float32, seed=seed) * shape[1] ** -0.5).to(dtype))
+        for seed, shape in enumerate(shapes, start=10)
+    ]
+    parts = LayerParts(
+        *linears,
+        norm=make_norm(SIZE, dtype),
+        mlp_norm=make_norm(SIZE, dtype, seed=8),
+        head_norms=(make_norm(HEAD_DIM, dtype), make_norm(HEAD_DIM, dtype, seed=7)),
+        num_heads=(HEADS, KV_HEADS, KV_HEADS),
+        head_dim=HEAD_DIM,
+        activation=Silu(),
+    )
+    return DecoderLayer(backend, parts)
+
+
+@pytest.mark.parametrize("visibility", [Visibility(), Visibility(False, 20)], ids=str)
+@torch.inference_mode()
+def test_layers_over_pages(backend: Backend, dtype: torch.dtype, visibility: Visibility) -> None:
+    """Of a sequence behind a context, whole where that is possible, and of parts of it.
+
+    A row that looks ahead needs the keys there, so it is run with all rows only.
+    """
+    hidden = draw(NUM_ROWS, SIZE, dtype=dtype)
+    cos, sin = angles(NUM_ROWS, dtype)
+    start, page_ids = 2 * PAGE_SIZE - 10, [3, 1, 2]
+    before = torch.arange(start)
+    slots = torch.tensor(page_ids)[before // PAGE_SIZE] * PAGE_SIZE + before % PAGE_SIZE
+    context = draw(2, KV_HEADS, start, HEAD_DIM, dtype=dtype, seed=3)
+    attention = LayerAttention(Scoring(0.25), visibility)
+
+    def run(by: Backend, rows: slice) -> Tensor:
+        kv = PagedKV([(KV_HEADS, HEAD_DIM)], 4, dtype=dtype, device="cpu")
+        kv.write(0, slots, *context)
+        output = []
+        for first, end in ((0, rows.start or 0), (rows.start or 0, rows.stop)):
+            if first == end:
+                continue
+            positions = torch.arange(start + first, start + end)
+            own = torch.tensor(page_ids)[positions // PAGE_SIZE] * PAGE_SIZE
+            span = Span(0, end - first, start + first, start + end, page_ids)
+            plan = AttentionPlan(by, kv, [span], own + positions % PAGE_SIZE, 1)
+            rotation = cos[first:end].contiguous(), sin[first:end].contiguous()
+            layer = make_layer(by, dtype)
+            output.append(layer.over_pages(plan, 0, attention, hidden[first:end], rotation))
+        return output[-1]
+
+    if visibility.is_causal:
+        check(backend, dtype, run, units=128)
+    else:
+        found, expected = (run(by, slice(NUM_ROWS)) for by in (backend, TorchBackend(dtype)))
+        error = (found.double() - expected.double()).abs().max()
+        assert error <= 128 * torch.finfo(dtype).eps * expected.double().abs().max()
+
+
+def test_a_layer_runs_whole_where_all_of_it_is_native() -> None:
+    assert make_layer(native_products(torch.float32), torch.float32).runs_whole
+    assert not make_layer(OneDnnBackend(torch.float32), torch.float32).runs_whole
+
+
+def test_the_rule_is_the_backends() -> None:
+    assert backend_for(torch.float32, "cpu").rule.row_multiple == 4
+    assert backend_for(torch.bfloat16, "cpu").rule.row_multiple == 2
+    with pytest.raises(ModelError, match="float16"):
+        _ = backend_for(torch.float16, "cpu").rule
