@@ -19,6 +19,7 @@ LINE_LABELS: dict[Line, str] = {
     "prefill": "target prefill",
     "accepted": "verify: accepted",
     "bonus": "verify: bonus",
+    "siblings": "verify: siblings",
     "wasted": "verify: wasted",
     "capture": "feature capture",
     "choose": "choice, comparison",

@@ -180,7 +180,10 @@ class PhaseTimer:
             rows = [self._step_rows[line] for line in lines]
             if self._step_ns[phase] and any(rows):
                 shares = split_evenly(self._step_ns[phase], rows)
-                self._totals.split_nanoseconds.update(dict(zip(lines, shares, strict=True)))
+                found = zip(lines, rows, shares, strict=True)
+                self._totals.split_nanoseconds.update(
+                    {line: share for line, num, share in found if num}
+                )
 
     def take_totals(self) -> PhaseTotals:
         """See Timer.take_totals."""
