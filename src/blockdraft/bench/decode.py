@@ -50,8 +50,8 @@ class Run:
 
     Or several such sets, one after the other, and the sum of their seconds.
 
-    depth_use: what the controller planned since it was made. phases: empty unless the engine
-    measures them.
+    depth_use: what the controller planned since it was made. phases: where the time went; work is
+    counted only where the engine measures it.
     """
 
     samples: tuple[Sample, ...]
