@@ -38,6 +38,9 @@ from blockdraft.kernels.interface import (
     WholeLayer,
 )
 
+_SILU = nn.SiLU, type(ACT2FN["silu"])
+"""Looked up once: the table makes a new module each time that it is asked."""
+
 
 def cpu_backend(dtype: torch.dtype) -> OneDnnBackend:
     """The backend of this machine's CPU in one precision: with kernels if there are any."""
@@ -74,7 +77,7 @@ class NativeBackend(OneDnnBackend):
 
     def gates(self, activation: object) -> bool:
         """See Backend.gates: silu, torch's and transformers' own."""
-        return isinstance(activation, (nn.SiLU, type(ACT2FN["silu"])))
+        return isinstance(activation, _SILU)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """See Backend.linear. Products by kernels where they fit, else by oneDNN."""
