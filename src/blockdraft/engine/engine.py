@@ -317,6 +317,12 @@ class Engine:
             with self.failures.caught():
                 tell(self.observer)
 
+    def _count(self, acceptance: AcceptanceStats, output: StepOutput) -> None:
+        try:
+            acceptance.record(output.num_kept, output.proposal.tree, output.verdict.nodes)
+        except Exception as error:
+            self.failures.note(error)
+
     def _fail_largest(self, batch: Batch) -> None:
         row = max(batch, key=lambda row: len(row.new_ids) + row.num_draft_tokens)
         sequence, num_tokens = row.sequence, len(row.new_ids) + row.num_draft_tokens
@@ -341,10 +347,7 @@ class Engine:
             if progress.first_token_at is None:
                 progress.first_token_at = now
             else:
-                with self.failures.caught():
-                    progress.acceptance.record(
-                        len(output.token_ids), output.proposal.tree, output.verdict.nodes
-                    )
+                self._count(progress.acceptance, output)
         self._observe(lambda observer: observer.reported(outputs))
         return outputs
 

@@ -52,10 +52,10 @@ def verify(plan: ForwardPlan, logits: Tensor) -> list[Verdict]:
 
     logits: [positions, V], as in TargetOutput.
     """
-    split = torch.split(logits, [planned.num_logits for planned in plan])
+    split = _split(plan, logits)
     walks = [
-        Walk.tree(own, planned.row.sequence, planned.tree)
-        for own, planned in zip(rows_of(plan, logits), plan, strict=True)
+        Walk.tree(_choice_rows(planned, own), planned.row.sequence, planned.tree)
+        for planned, own in zip(plan, split, strict=True)
     ]
     verdicts = [
         _walk_down(planned, walk.logits, chooser)
@@ -69,15 +69,25 @@ def verify(plan: ForwardPlan, logits: Tensor) -> list[Verdict]:
 
 def rows_of(plan: ForwardPlan, logits: Tensor) -> list[Tensor]:
     """A forward's packed logits by rows: [1 + nodes, V], or [0, V] where nothing is chosen."""
-    split = torch.split(logits, [planned.num_logits for planned in plan])
-    return [
-        own[own.shape[0] - planned.num_choices :] for own, planned in zip(split, plan, strict=True)
-    ]
+    split = _split(plan, logits)
+    return [_choice_rows(planned, own) for planned, own in zip(plan, split, strict=True)]
+
+
+def _split(plan: ForwardPlan, logits: Tensor) -> tuple[Tensor, ...]:
+    """By rows: all logits of each, those of a scored prompt included."""
+    return torch.split(logits, [planned.num_logits for planned in plan])
+
+
+def _choice_rows(planned: PlannedRow, logits: Tensor) -> Tensor:
+    """Of a row's logits those at which a token is chosen."""
+    if not planned.row.sequence.is_scoring:
+        return logits
+    return logits[logits.shape[0] - planned.num_choices :]
 
 
 def _walk_down(planned: PlannedRow, logits: Tensor, choice_at: Chooser) -> Verdict:
     """logits: [1 + nodes, V] of one row."""
-    if not planned.num_choices:
+    if not logits.shape[0]:
         return Verdict()
     sequence, tree = planned.row.sequence, planned.tree
     verdict, node, num_top = Verdict(), ROOT, sequence.params.logprobs

@@ -48,7 +48,12 @@ class Walk:
 
     @classmethod
     def tree(cls, logits: Tensor, sequence: Sequence, tree: Tree) -> "Walk":
-        """Row 0 follows the anchor, row `1 + i` the path to node i. Paths are read when needed."""
+        """Row 0 follows the anchor, row `1 + i` the path to node i. Paths are read when needed.
+
+        Without places where every choice is the argmax.
+        """
+        if sequence.params.is_greedy_argmax:
+            return cls(logits, sequence, [])
         places = [Place(sequence, 0, [])]
         for node, depth in enumerate(tree.depths):
             places.append(Place(sequence, depth, _Path(tree, node)))
@@ -95,11 +100,13 @@ def choose(walks: list[Walk]) -> list[Chooser]:
     for, so that a caller who stops early pays for no more. No walk notices what keeps a row of
     another from a choice.
     """
-    greedy = iter(_argmaxes([walk.logits for walk in walks if walk.is_greedy]))
-    sampled = iter(_sampled([w for w in walks if not w.is_greedy and not w.needs_path]))
+    are_greedy = [walk.is_greedy for walk in walks]
+    pairs = list(zip(walks, are_greedy, strict=True))
+    greedy = iter(_argmaxes([walk.logits for walk, is_greedy in pairs if is_greedy]))
+    sampled = iter(_sampled([w for w, is_greedy in pairs if not is_greedy and not w.needs_path]))
     choosers: list[Chooser] = []
-    for walk in walks:
-        if walk.is_greedy:
+    for walk, is_greedy in pairs:
+        if is_greedy:
             choosers.append(next(greedy).__getitem__)
         elif walk.needs_path:
             choosers.append(partial(_choice_at, walk))
@@ -149,15 +156,15 @@ def argmax_ids(logits: Tensor) -> list[int]:
 
 
 def _argmax_ids(scores: Scores) -> list[int]:
-    ids = scores.argmax(axis=-1)
-    largest = scores[np.arange(ids.shape[0]), ids]
-    token_ids: list[int] = np.where(largest > -np.inf, ids, NO_CHOICE).tolist()
-    return token_ids
+    found: list[int] = scores.argmax(axis=-1).tolist()
+    # A NaN counts as the largest, and is not above anything.
+    return [i if row[i] > -np.inf else NO_CHOICE for i, row in zip(found, scores, strict=True)]
 
 
 def _tiles(logits: Tensor) -> Iterator[Scores]:
     """Rows [.., V] of logits [rows, V] in float32, as many as may be copied at once."""
-    for tile in torch.split(logits, _tile_rows(logits.shape[-1])):
+    num_rows = _tile_rows(logits.shape[-1])
+    for tile in [logits] if logits.shape[0] <= num_rows else torch.split(logits, num_rows):
         yield _on_host(tile)
 
 
