@@ -43,18 +43,22 @@ def test_spec_generate_equals_transformers():
     assert torch.equal(cut, expected[:, : 20 + end + 1])
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", ["nothing", "drafter", "target"])
 def test_spec_generate_leaves_the_target_as_it_was(fails, monkeypatch):
     target, drafter = _pair()
     attention = target.config._attn_implementation
     input_ids = torch.arange(5, 25)[None]
     before = target(input_ids).logits
-    if fails:
-        monkeypatch.setattr(drafter, "forward", lambda *args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            drafter.spec_generate(target, input_ids, 8)
+    plain = drafter.spec_generate(target, input_ids, 8, block_size=1)
+    if fails == "target":
+        with monkeypatch.context() as patch:
+            patch.setattr(target.model, "forward", lambda *args, **kwargs: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                drafter.spec_generate(target, input_ids, 8)
     else:
-        drafter.spec_generate(target, input_ids, 8)
+        if fails == "drafter":  # whose proposals are dropped
+            monkeypatch.setattr(drafter, "forward", lambda *args: 1 / 0)
+        assert torch.equal(drafter.spec_generate(target, input_ids, 8), plain)
     assert target.config._attn_implementation == attention
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in target.modules())
     assert torch.equal(target(input_ids).logits, before)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.train.answers import AnswerWriter
 from blockdraft.train.data import generate_data
 from blockdraft.train.data_config import DataConfig
+from blockdraft.train.engine_answers import EngineWriter
 from blockdraft.train.shards import read_manifest
 from tests.tiny import tiny_target_folder
 
@@ -64,9 +64,9 @@ def test_a_killed_run_keeps_the_prompts_that_it_wrote(config, monkeypatch):
                 raise Killed
             yield answer
 
-    write = AnswerWriter.write
+    write = EngineWriter.write
     with monkeypatch.context() as patch:
-        patch.setattr(AnswerWriter, "write", few)
+        patch.setattr(EngineWriter, "write", few)
         with pytest.raises(Killed):
             generate_data(config)
     kept = rows_of(config)
