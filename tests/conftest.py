@@ -2,6 +2,8 @@
 
 import logging
 import os
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +46,22 @@ def either_way(request: pytest.FixtureRequest) -> str:
 def pytest_configure() -> None:
     """The processes that test side by side get the seed of the one that starts them."""
     fuzz_settings.choose_seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most parameter sets of a test marked `one_in(n)` to the slow tier.
+
+    Which ones run in the quick tier depends on their names alone, at least one of each test does.
+    """
+    families = defaultdict(list)
+    for item in items:
+        if (mark := item.get_closest_marker("one_in")) is not None:
+            families[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (_, n), members in families.items():
+        members.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        for item in members[-(-len(members) // n) :]:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_report_header() -> str:

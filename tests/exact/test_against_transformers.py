@@ -106,6 +106,7 @@ def check_float32(indices: list[int], num_tokens: int, folder: Path) -> None:
     assert not apart, apart
 
 
+@pytest.mark.slow
 def test_four_prompts_in_float32(tmp_path: Path) -> None:
     check_float32([0, 1, 4, 5], 32, tmp_path)
 
@@ -118,6 +119,7 @@ def check_bfloat16(indices: list[int], num_tokens: int, folder: Path) -> None:
     assert all(c.margin is None or c.margin <= NEAR_TIE for c in comparisons), comparisons
 
 
+@pytest.mark.slow
 def test_four_prompts_in_bfloat16(tmp_path: Path) -> None:
     check_bfloat16([0, 1, 2, 3], 32, tmp_path)
 

@@ -7,6 +7,7 @@ from blockdraft.proof.doctor.examine import examine
 from blockdraft.proof.doctor.pair import read_pair
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_default_pair_is_in_order() -> None:
     found = examine(read_pair(LLMConfig(), "template"), lambda stage, share: None)

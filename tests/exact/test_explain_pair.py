@@ -18,6 +18,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_default_pair_is_explained() -> None:
     llm = LLM(adaptive=False)

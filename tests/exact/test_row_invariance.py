@@ -47,6 +47,7 @@ def threads(num: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_probes_pass(dtype: torch.dtype, way: Way) -> None:
@@ -64,6 +65,7 @@ def test_the_probes_fail_in_pages_with_exact_off() -> None:
         target.check_row_invariance()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_pages_change_no_bit(dtype: torch.dtype) -> None:
     ids = list(range(100, 233))

@@ -64,6 +64,7 @@ def make_drafters(kind: str, way: Way) -> list[Drafter]:
     return [OracleDrafter(7), NoisyOracleDrafter(7, VOCAB_SIZE), dflash(kind, way)]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SINGLE)
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,6 +122,7 @@ def make_tied_table(vocab_size: int, seed: int) -> torch.Tensor:
     return torch.randint(-4, 5, (vocab_size,) * 3, generator=generator) / 2.0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_mixtures_on_tables_with_many_ties(seed: int) -> None:
     draw = random.Random(seed)
@@ -141,6 +143,7 @@ def test_random_mixtures_on_tables_with_many_ties(seed: int) -> None:
         )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_mixtures_on_a_real_architecture(seed: int, way: Way) -> None:
@@ -161,6 +164,7 @@ def test_random_mixtures_on_a_real_architecture(seed: int, way: Way) -> None:
         check_bounds(result, params)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_samples_of_one_request_are_drafted_as_plain_and_differ(kind: str, way: Way) -> None:

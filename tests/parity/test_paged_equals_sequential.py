@@ -17,6 +17,7 @@ from tests.parity.paged_checks import AMPLE, FEW, check_crowd
 from tests.tiny import ALL_KINDS, tiny_target
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("drafter", ["none", "noisy", "dflash"])
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "no reuse"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -28,6 +29,7 @@ def test_a_crowd_in_pages(kind: str, reuse: bool, drafter: str) -> None:
     assert any(answer.acceptance.drafted for answer in crowd.answers) == (drafter != "none")
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("drafter", ["none", "noisy", "dflash"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_crowd_in_few_pages(kind: str, drafter: str) -> None:
@@ -37,6 +39,7 @@ def test_a_crowd_in_few_pages(kind: str, drafter: str) -> None:
     assert pages.num_reused_tokens
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("num_pages", [AMPLE, FEW])
 @pytest.mark.parametrize("drafter", ["noisy", "dflash"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -45,6 +48,7 @@ def test_a_crowd_in_single_precision(kind: str, drafter: str, num_pages: int) ->
     check_crowd(kind, torch.float32, drafter, Pages(num_pages), chunk=50)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_crowd_in_single_precision_without_kernels(kind: str) -> None:
@@ -72,6 +76,7 @@ def check_broken(requests: list[Request], broken: int, num_pages: int) -> None:
     assert found == expected
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("num_pages", [3, 40])
 @pytest.mark.parametrize("place", [0, 1, 4])
 @pytest.mark.parametrize("arrivals", [0, 6], ids=["at once", "in turn"])

@@ -245,6 +245,7 @@ def set_layers(pair, *ids):
     edit_json(path, dflash_config=raw["dflash_config"] | {"target_layer_ids": list(ids)})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("by", [-1, 1])
 def test_layers_off_by_one_are_measured(pair, by):
     """Nothing is written of the training: the features themselves tell."""

@@ -98,6 +98,7 @@ def test_a_failure_is_one_line_in_the_log(
     assert "no kernels" in record.message
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_library_that_does_not_load_is_compiled_again(
     cache: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture, load: Callable[[], object]

@@ -33,6 +33,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_drafted_equals_plain(llm, name):
     wanted = asked(**SETTINGS[name])
@@ -54,6 +55,7 @@ def cramped(folders) -> LLM:
     return load_llm(folders, memory=0.0012, max_concurrency=8)
 
 
+@pytest.mark.one_in(2)
 def test_a_crowd_with_and_without_grammars_equals_lone_runs(llm, cramped):
     kinds = [SCHEMA, None, WORDS, Grammar.json_schema(SCHEMAS["tree"]), Grammar.choice(["abc"])]
     wanted = [
@@ -85,6 +87,7 @@ def assert_answers(schema: object, text: str) -> None:
     jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
 
 
+@pytest.mark.slow
 def test_every_answer_parses(cramped):
     """Nine answers to each schema: greedy, and sampled with temperatures of all kinds."""
     drafts = num_answers = 0

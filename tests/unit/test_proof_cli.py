@@ -94,6 +94,7 @@ def test_json_is_the_certificate(pair, tmp_path):
     assert json.loads(result.stdout) == json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
 def test_an_engine_with_a_fault_exits_with_1(pair, monkeypatch, control):
     real = Proof.run
@@ -111,6 +112,7 @@ def test_an_engine_with_a_fault_exits_with_1(pair, monkeypatch, control):
     assert where in found["failures"][0]
 
 
+@pytest.mark.slow
 def test_a_drafter_of_noise_changes_nothing(folders, tmp_path):
     target, drafter = folders[0], tiny_drafter_folder(tmp_path)
     path = drafter / "model.safetensors"
@@ -122,6 +124,7 @@ def test_a_drafter_of_noise_changes_nothing(folders, tmp_path):
     assert json.loads(result.stdout)["num_differences"] == 0
 
 
+@pytest.mark.slow
 def test_with_exact_off_near_ties_are_no_failure(pair):
     result = prove("--quick", *pair, "--exact", "off", "--json")
     assert result.exit_code == 0, result.output
@@ -132,6 +135,7 @@ def test_with_exact_off_near_ties_are_no_failure(pair):
     assert all(c["caught"] for c in found["controls"] if not c["skipped"])
 
 
+@pytest.mark.slow
 def test_a_replay_gives_the_same_outputs(pair, tmp_path):
     path, again = tmp_path / "c.json", tmp_path / "again.json"
     assert prove("--quick", *pair, "--seed", 7, "--output", path).exit_code == 0
@@ -165,6 +169,7 @@ def test_a_replay_says_what_is_another(pair, folders, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_replay_names_other_kernels(pair, tmp_path, without_kernels, monkeypatch):
     path, made = tmp_path / "c.json", tmp_path / "kernels.so"
     assert prove("--quick", *pair, "--output", path).exit_code == 0

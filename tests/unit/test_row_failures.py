@@ -85,7 +85,7 @@ def plain(llm: Any) -> list[Any]:
 
 def plant_in_row(llm: Any, place: str, victim: int, planted: Planted, stack: ExitStack) -> None:
     key = list(llm.samples.open)[victim]
-    sequence, text = llm.engine.progress[key].sequence, llm.samples.open[key].text
+    sequence, text = llm.engine.records[key].sequence, llm.engine.records[key].text.detokenizer
     engine = llm.engine
 
     def put(owner: Any, name: str) -> None:
@@ -147,7 +147,7 @@ def plant_anywhere(llm: Any, place: str, planted: Planted, stack: ExitStack) -> 
     elif place == "close_controller":
         put(engine.controller, "close")
     elif place == "acceptance":
-        for progress in engine.progress.values():
+        for progress in engine.records.values():
             progress.acceptance = FailingStats(planted)
     else:
         onlooker = Onlooker()
@@ -207,6 +207,7 @@ def expected(llm):
     return plain(llm)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("place", VICTIMS_OWN)
 def test_what_fails_for_one_row_ends_its_request_alone(llm, expected, place):
     draw, num_ended = random.Random(place), 0

@@ -31,6 +31,7 @@ def facts_of(result):
     return json.loads((result.drafter / "provenance.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_a_trained_drafter_passes_its_own_examination(config):
     result = train(config)
     facts = facts_of(result)

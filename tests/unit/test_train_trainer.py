@@ -113,6 +113,7 @@ def test_real_decoding_is_measured_by_set(config, tmp_path, monkeypatch):
     assert set(train(other).best["true_tau"]) >= {"mine", "all"}
 
 
+@pytest.mark.slow
 def test_the_speed_up_is_the_median_of_the_prompts(config, tmp_path, monkeypatch):
     """One prompt that another process slowed down says nothing."""
     path = tmp_path / "mine.jsonl"
@@ -136,6 +137,7 @@ def test_prompts_that_leave_no_room_are_not_decoded(config):
     assert {len(prompt_ids) for _, prompt_ids in decoded} == {6, 7}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -291,6 +293,7 @@ def write_own_answers(path: Path, folder: Path, prompts: list[Prompt], num_token
     return write_rows(path, rows)
 
 
+@pytest.mark.slow
 def test_overfits_eight_sequences_and_serves_as_it_was_trained(config):
     """It can learn: nearly whole blocks of texts that it has seen are right, also when decoding."""
     num_tokens = 1 + 7 * config.block_size  # the prompt's pass gives one, then come whole blocks

@@ -39,7 +39,8 @@ class Sequence:
     `constraint` is there if the parameters hold a grammar.
     `num_reused` tokens of the prompt were taken over from earlier sequences, and `num_scored` have
     got their log-probability, if that was asked for. `has_lost_context`: the drafter has failed to
-    take its features, and may not draft for it any more.
+    take its features, and may not draft for it any more. `is_open_to_drafter`: the drafter has been
+    told that it runs.
     """
 
     key: int
@@ -57,6 +58,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     has_lost_context: bool = False
+    is_open_to_drafter: bool = False
     prompt_ids: frozenset[int] = field(init=False)
     output_counts: Counter[int] = field(default_factory=Counter)
 

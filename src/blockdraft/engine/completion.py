@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from blockdraft.core.request import FinishReason
-from blockdraft.engine.engine import Progress
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.speculate.verify import TokenLogprobs
 
@@ -91,42 +90,3 @@ class Chunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     rounds: tuple[Round, ...] = ()
-
-
-def make_completion(
-    progress: Progress,
-    text: str,
-    logprobs: tuple[TokenLogprobs, ...],
-    prompt_logprobs: tuple[TokenLogprobs, ...],
-) -> Completion:
-    """The completion of a finished sequence."""
-    sequence = progress.sequence
-    params = sequence.params
-    assert sequence.finish_reason is not None
-    return Completion(
-        index=sequence.sample_index,
-        token_ids=tuple(sequence.output_ids),
-        text=text,
-        finish_reason=sequence.finish_reason,
-        seed=sequence.seed,
-        logprobs=None if params.logprobs is None else logprobs,
-        acceptance=progress.acceptance,
-        timings=_timings(progress),
-        error=sequence.error,
-        num_reused_tokens=sequence.num_reused,
-        prompt_logprobs=prompt_logprobs if params.prompt_logprobs else None,
-    )
-
-
-def _timings(progress: Progress) -> Timings:
-    assert progress.finished_at is not None
-    # Without a token, all the time went by before one.
-    first_token_at = progress.first_token_at or progress.finished_at
-    decode = progress.finished_at - first_token_at
-    return Timings(
-        first_token=first_token_at - progress.added_at,
-        decode=decode,
-        total=progress.finished_at - progress.added_at,
-        tokens_per_second=(progress.sequence.num_output - 1) / decode if decode else 0.0,
-        queue=(progress.started_at or progress.finished_at) - progress.added_at,
-    )

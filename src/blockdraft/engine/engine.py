@@ -5,7 +5,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
 from time import perf_counter
 
 from blockdraft.allocation.allocator import Allocator
@@ -20,6 +19,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.engine.failures import is_out_of_memory
 from blockdraft.engine.observer import Observer
+from blockdraft.engine.record import SampleRecord
 from blockdraft.engine.scheduler import Scheduler
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer, Timer
@@ -36,18 +36,6 @@ logger = logging.getLogger(__name__)
 
 _KEYS = itertools.count()
 """Keys are unique in the process, so that engines can share a target or a drafter."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """What the engine knows of one sequence beside its tokens. Times are perf_counter seconds."""
-
-    sequence: Sequence
-    added_at: float
-    started_at: float | None = None
-    first_token_at: float | None = None
-    finished_at: float | None = None
-    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
 
 
 class Engine:
@@ -82,7 +70,7 @@ class Engine:
             max_draft_tokens=drafter.max_nodes,
             draft_context=bool(drafter.feature_layers),
         )
-        self.progress: dict[int, Progress] = {}
+        self.records: dict[int, SampleRecord] = {}
         self._costs: StepCosts | None = None
         self._unreported: list[StepOutput] = []
 
@@ -175,7 +163,7 @@ class Engine:
             scan_stop=None if scan_stop is None else self._timed(scan_stop),
             constraint=constraint,
         )
-        self.progress[sequence.key] = Progress(
+        self.records[sequence.key] = SampleRecord(
             sequence, perf_counter() if added_at is None else added_at
         )
         self.scheduler.add(sequence)
@@ -284,9 +272,9 @@ class Engine:
     def _note_start(self, batch: Batch) -> None:
         now = perf_counter()
         for row in batch:
-            progress = self.progress[row.sequence.key]
-            if progress.started_at is None:
-                progress.started_at = now
+            record = self.records[row.sequence.key]
+            if record.started_at is None:
+                record.started_at = now
 
     def _advance(self, batch: Batch) -> None:
         timer = self.timer
@@ -330,7 +318,7 @@ class Engine:
             f"not enough memory for a forward of {num_tokens} tokens; lower prefill_chunk or "
             "max_concurrency"
         )
-        self._forget(sequence.key)
+        self._forget(sequence)
         self._unreported.append(
             StepOutput(sequence.key, finish_reason=sequence.finish_reason, error=sequence.error)
         )
@@ -339,37 +327,38 @@ class Engine:
         outputs, self._unreported = self._unreported, []
         now = perf_counter()
         for output in outputs:
-            progress = self.progress[output.key]
+            record = self.records[output.key]
             if output.finish_reason is not None:
-                progress.finished_at = now
+                record.finished_at = now
             if not output.token_ids:
                 continue
-            if progress.first_token_at is None:
-                progress.first_token_at = now
+            if record.first_token_at is None:
+                record.first_token_at = now
             else:
-                self._count(progress.acceptance, output)
+                self._count(record.acceptance, output)
         self._observe(lambda observer: observer.reported(outputs))
         return outputs
 
     def fail(self, key: int, error: str) -> None:
         """End a sequence with an error from outside, even one that has just ended otherwise."""
-        progress = self.progress[key]
-        progress.sequence.fail(error)
-        if progress.finished_at is None:
-            progress.finished_at = perf_counter()
+        record = self.records[key]
+        record.sequence.fail(error)
+        if record.finished_at is None:
+            record.finished_at = perf_counter()
         self._unreported = [output for output in self._unreported if output.key != key]
         self.scheduler.remove(key)
-        self._forget(key)
+        self._forget(record.sequence)
 
-    def take(self, key: int) -> Progress:
-        """Hand over a sequence's progress and forget the sequence, ended or not."""
-        progress = self.progress.pop(key)
+    def take(self, key: int) -> SampleRecord:
+        """Hand over the record of a sample, ended or not, and forget it."""
+        record = self.records.pop(key)
         self._unreported = [output for output in self._unreported if output.key != key]
         self.scheduler.remove(key)
         self.allocator.close(key)
-        self._forget(key)
-        return progress
+        self._forget(record.sequence)
+        return record
 
-    def _forget(self, key: int) -> None:
-        self.target.close(key)
-        self.proposer.close(key)
+    def _forget(self, sequence: Sequence) -> None:
+        """Give back what was computed of a sequence."""
+        self.target.close(sequence.key)
+        self.proposer.close(sequence)

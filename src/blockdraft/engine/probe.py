@@ -13,7 +13,8 @@ from typing import Any
 from blockdraft.core.config import Thinking
 from blockdraft.core.jsonl import prompt_text, read_all
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.engine import Engine, Progress
+from blockdraft.engine.engine import Engine
+from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.text.tokenizer import Tokenizer, thinking_options
 
@@ -77,7 +78,7 @@ def decode_alone(
     params: SamplingParams,
     eos_ids: frozenset[int],
     tick: Callable[[], object] = lambda: None,
-) -> Progress:
+) -> SampleRecord:
     """Decode one prompt in an engine in which nothing else runs; `tick` is called every step."""
     key = engine.add(prompt_ids, params, eos_ids=eos_ids)
     while engine.has_work:
@@ -101,9 +102,9 @@ def run_probe(
     params = SamplingParams(max_tokens=MAX_TOKENS)
     answers = []
     for prompt, prompt_ids in encoded:
-        progress = decode_alone(engine, prompt_ids, params, eos_ids, tick)
-        output_ids = tuple(progress.sequence.output_ids)
-        answers.append(ProbeAnswer(prompt, tuple(prompt_ids), output_ids, progress.acceptance))
+        record = decode_alone(engine, prompt_ids, params, eos_ids, tick)
+        output_ids = tuple(record.sequence.output_ids)
+        answers.append(ProbeAnswer(prompt, tuple(prompt_ids), output_ids, record.acceptance))
     return answers
 
 

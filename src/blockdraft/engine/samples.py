@@ -5,13 +5,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.completion import Chunk, Completion, Round, make_completion
+from blockdraft.engine.completion import Chunk, Round
 from blockdraft.engine.engine import Engine
+from blockdraft.engine.record import SampleText
 from blockdraft.speculate.commit import StepOutput
-from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.detokenizer import Detokenizer
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Tokenizer
@@ -29,84 +29,16 @@ class Job:
     seed: int
 
 
-@dataclass(slots=True)
-class _Pass:
-    """See Round, whose texts are not final yet."""
-
-    num_tokens: int
-    num_drafted: int
-    num_accepted: int
-    follows_stall: bool = False
-
-
-@dataclass(slots=True)
-class _Sample:
-    """What of one sample has not been taken yet; `num_told` tokens were in its rounds.
-
-    `pieces` of its text were handed out.
-    """
-
-    prompt_index: int
-    text: Detokenizer
-    pieces: list[str] = field(default_factory=list)
-    new_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_taken_logprobs: int = 0
-    passes: list[_Pass] = field(default_factory=list)
-    num_told: int = 0
-    has_begun: bool = False
-    is_finished: bool = False
-
-    @property
-    def has_news(self) -> bool:
-        """An end may come without a token."""
-        return bool(self.new_ids) or self.is_finished
-
-    def receive(self, output: StepOutput) -> None:
-        """Note what a step has committed; its text was written while it was committed."""
-        self.new_ids += output.token_ids
-        self.logprobs += output.logprobs
-        self.prompt_logprobs += output.prompt_logprobs
-        if output.token_ids:
-            self.passes.append(
-                _Pass(len(output.token_ids), output.num_drafted, output.num_accepted)
-            )
-        if output.finish_reason is not None:
-            self.is_finished = True
-            self.text.close()
-
-    def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Those that came since the last call."""
-        new = tuple(self.logprobs[self.num_taken_logprobs :])
-        self.num_taken_logprobs = len(self.logprobs)
-        return new
-
-    def take_rounds(self) -> tuple[Round, ...]:
-        """Those whose text is final by now."""
-        rounds = []
-        for one in self.passes:
-            texts = self.text.token_texts(self.num_told, self.num_told + one.num_tokens)
-            if texts is None:
-                break
-            self.num_told += one.num_tokens
-            rounds.append(Round(texts, one.num_drafted, one.num_accepted, one.follows_stall))
-        del self.passes[: len(rounds)]
-        return tuple(rounds)
-
-
 class Samples:
     """Runs samples in an engine and hands out chunks of their text; a sample has a key.
 
-    For one thread, that of the engine, but for `abandon`. `open` holds the samples that have not
-    been taken to their end.
+    For one thread, that of the engine, but for `abandon`.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, grammars: Grammars) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.grammars = grammars
-        self.open: dict[int, _Sample] = {}
         self._busy = threading.Lock()
         self._abandoned: deque[int] = deque()
 
@@ -141,7 +73,7 @@ class Samples:
                 constraint=None if params.grammar is None else self.grammars.start(params.grammar),
                 added_at=added_at,
             )
-            self.open[key] = _Sample(job.prompt_index, text)
+            self.engine.records[key].text = SampleText(job.prompt_index, text)
         return key
 
     def step(self) -> list[StepOutput]:
@@ -149,67 +81,60 @@ class Samples:
         with self._alone():
             outputs = self.engine.step()
             for output in outputs:
-                sample = self.open[output.key]
+                text = self._text(output.key)
                 try:
-                    sample.receive(output)
+                    text.receive(output)
                 except Exception as error:
-                    self._fail(output.key, sample, error)
+                    self._fail(output.key, text, error)
         return outputs
 
-    def _fail(self, key: int, sample: _Sample, error: Exception) -> None:
+    def _text(self, key: int) -> SampleText:
+        text = self.engine.records[key].text
+        assert text is not None, "the sample was added to the engine past these samples"
+        return text
+
+    def _fail(self, key: int, text: SampleText, error: Exception) -> None:
         """The text of a sample could not be written: it ends, and no other."""
         logger.error("a text could not be written; its request ends with an error", exc_info=error)
         self.engine.fail(key, f"its text could not be written: {error!r}")
-        sample.is_finished = True
+        text.is_finished = True
 
     def has_news(self, key: int) -> bool:
         """True if a chunk of the sample can be taken."""
-        return self.open[key].has_news
+        return self._text(key).has_news
 
     def mark_stall(self, key: int) -> None:
         """The tokens that came last came late."""
-        self.open[key].passes[-1].follows_stall = True
+        self._text(key).passes[-1].follows_stall = True
 
     def take_chunk(self, key: int) -> Chunk:
         """What is new of a sample. The last chunk holds the completion; the sample is gone then."""
-        sample = self.open[key]
-        sequence = self.engine.progress[key].sequence
+        record, sample = self.engine.records[key], self._text(key)
         with self._alone():
             text, rounds = self._read(key, sample)
-            completion = self._end(key, sample) if sample.is_finished else None
-        token_ids, logprobs = tuple(sample.new_ids), sample.take_logprobs()
-        sample.new_ids.clear()
+            completion = self.engine.take(key).completion() if sample.is_finished else None
         prompt_logprobs = () if sample.has_begun else tuple(sample.prompt_logprobs)
         sample.has_begun = True
         return Chunk(
             prompt_index=sample.prompt_index,
-            index=sequence.sample_index,
+            index=record.sequence.sample_index,
             text=text,
-            token_ids=token_ids,
+            token_ids=sample.take_ids(),
             completion=completion,
-            logprobs=logprobs,
+            logprobs=sample.take_logprobs(),
             prompt_logprobs=prompt_logprobs,
             rounds=rounds,
         )
 
-    def _read(self, key: int, sample: _Sample) -> tuple[str, tuple[Round, ...]]:
+    def _read(self, key: int, text: SampleText) -> tuple[str, tuple[Round, ...]]:
         """Text that is final by now, and its rounds; nothing of a sample whose text fails."""
         try:
-            text, rounds = sample.text.read(), sample.take_rounds()
+            piece, rounds = text.detokenizer.read(), text.take_rounds()
         except Exception as error:
-            self._fail(key, sample, error)
+            self._fail(key, text, error)
             return "", ()
-        sample.pieces.append(text)
-        return text, rounds
-
-    def _end(self, key: int, sample: _Sample) -> Completion:
-        del self.open[key]
-        return make_completion(
-            self.engine.take(key),
-            "".join(sample.pieces),
-            tuple(sample.logprobs),
-            tuple(sample.prompt_logprobs),
-        )
+        text.pieces.append(piece)
+        return piece, rounds
 
     def drop(self, key: int) -> None:
         """Forget a sample before its end."""
@@ -225,7 +150,6 @@ class Samples:
         self._drop_abandoned()
 
     def _forget(self, key: int) -> None:
-        self.open.pop(key, None)
         self.engine.take(key)
 
     @contextmanager

@@ -30,7 +30,7 @@ class Scheduler:
     def __init__(
         self,
         memory: Memory,
-        release: Callable[[int], None],
+        release: Callable[[Sequence], None],
         *,
         max_running: int,
         prefill_chunk: int,
@@ -85,7 +85,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preempted += 1
-        self._release(sequence.key)
+        self._release(sequence)
         sequence.num_cached = 0
         self.running = [s for s in self.running if s is not sequence]
         self.waiting.appendleft(sequence)

@@ -104,7 +104,7 @@ def _end_failed(
         target.close(sequence.key)
     except Exception:
         logger.exception("the memory of a row that failed could not be given back")
-    proposer.close(sequence.key)
+    proposer.close(sequence)
     num_kept = len(sequence.token_ids) - num_before
     return StepOutput(
         sequence.key,
@@ -140,7 +140,7 @@ def _commit_row(
         target.memory.publish(sequence.key, sequence.token_ids, sequence.num_cached)
     if sequence.finish_reason is not None:
         target.close(sequence.key)
-        proposer.close(sequence.key)
+        proposer.close(sequence)
     sequence.check()
     return StepOutput(
         sequence.key,

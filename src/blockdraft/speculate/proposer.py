@@ -1,13 +1,14 @@
 """Asks the drafter, and keeps what goes wrong with it away from the requests."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 
 from torch import Tensor
 
 from blockdraft.core.failures import FailureLog
 from blockdraft.core.plan import NOTHING, Proposal
-from blockdraft.core.sequence import Batch, Row
+from blockdraft.core.sequence import Batch, Row, Sequence
 from blockdraft.speculate.drafters.base import Drafter
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,6 @@ class Proposer:
         self.drafter = drafter
         self.failures = FailureLog("the drafter failed; its proposals are dropped", logger)
         self._vocab_size = vocab_size
-        self._open: set[int] = set()
 
     def propose(self, batch: Batch) -> list[Proposal]:
         """What to verify of each row; nothing where none may be drafted, or the drafter fails."""
@@ -39,14 +39,14 @@ class Proposer:
         return [proposals.get(row.sequence.key, NOTHING) for row in batch]
 
     def _open_once(self, row: Row) -> None:
-        key = row.sequence.key
-        if key not in self._open:
-            has_opened = self._succeeds(lambda: self.drafter.open(row, row.sequence.num_cached))
-            self._open.add(key)  # not before: an interrupted step is made again
+        sequence = row.sequence
+        if not sequence.is_open_to_drafter:
+            has_opened = self._succeeds(lambda: self.drafter.open(row, sequence.num_cached))
+            sequence.is_open_to_drafter = True  # not before: an interrupted step is made again
             if not has_opened:
                 self._lose_context(row)
 
-    def _proposed(self, rows: Sequence[Row]) -> list[Proposal] | None:
+    def _proposed(self, rows: Items[Row]) -> list[Proposal] | None:
         try:
             proposals = self.drafter.propose(rows)
             for row, proposal in zip(rows, proposals, strict=True):
@@ -68,7 +68,7 @@ class Proposer:
                     f"drafted token id {token_id} is outside the vocabulary of {self._vocab_size}"
                 )
 
-    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
+    def committed(self, row: Row, token_ids: Items[int], features: Tensor | None) -> None:
         """See Drafter.committed. A sequence whose features are lost is not drafted for any more."""
         if not self._succeeds(lambda: self.drafter.committed(row, token_ids, features)):
             self._lose_context(row)
@@ -77,10 +77,10 @@ class Proposer:
         row.sequence.has_lost_context = True
         self._succeeds(lambda: self.drafter.close(row.sequence.key))
 
-    def close(self, key: int) -> None:
-        """See Drafter.close."""
-        self._open.discard(key)
-        self._succeeds(lambda: self.drafter.close(key))
+    def close(self, sequence: Sequence) -> None:
+        """See Drafter.close; the drafter may be told of the sequence again."""
+        sequence.is_open_to_drafter = False
+        self._succeeds(lambda: self.drafter.close(sequence.key))
 
     def _succeeds(self, run: Callable[[], None]) -> bool:
         try:

@@ -12,9 +12,10 @@ from transformers import AutoTokenizer, PreTrainedModel
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.engine import Engine, Progress
+from blockdraft.engine.engine import Engine
 from blockdraft.engine.load import make_drafter, make_target
 from blockdraft.engine.probe import decode_alone
+from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.models.draft import DraftModel
 from blockdraft.speculate.drafters.kinds import DFlashCheckpoint
@@ -104,7 +105,7 @@ class RealDecoding:
 
     def _decode(
         self, engine: Engine, prompt_ids: Sequence[int], tick: Callable[[], object]
-    ) -> Progress:
+    ) -> SampleRecord:
         return decode_alone(engine, prompt_ids, self._params, self._eos_ids, tick)
 
 
@@ -127,11 +128,11 @@ def serving(model: PreTrainedModel, drafter: DraftModel) -> Iterator[Engine]:
         yield Engine(target, make_drafter(target, checkpoint))
 
 
-def _decode_seconds(progress: Progress) -> float:
+def _decode_seconds(record: SampleRecord) -> float:
     """From the first token to the last: the prompt's pass is the same both ways."""
-    if progress.first_token_at is None or progress.finished_at is None:
+    if record.first_token_at is None or record.finished_at is None:
         return 0.0
-    return progress.finished_at - progress.first_token_at
+    return record.finished_at - record.first_token_at
 
 
 def real_decoding(

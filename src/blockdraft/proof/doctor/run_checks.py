@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
-from blockdraft.engine.engine import Engine, Progress
+from blockdraft.engine.engine import Engine
 from blockdraft.engine.probe import MAX_TOKENS, decode_alone
+from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.proof.cases import Case
 from blockdraft.proof.context import ContextCheck, check_context
@@ -56,8 +57,8 @@ def measure_reuse(
     return Reuse(_num_reused(again), fresh.acceptance, again.acceptance, context)
 
 
-def _num_reused(progress: Progress) -> int:
-    return progress.sequence.num_reused
+def _num_reused(record: SampleRecord) -> int:
+    return record.sequence.num_reused
 
 
 @contextmanager
