@@ -1,5 +1,6 @@
 """What a grammar allows after given tokens, and what is refused, before anything runs."""
 
+import gc
 import json
 import random
 
@@ -140,7 +141,7 @@ def test_ids_without_a_token_and_special_tokens_are_never_allowed(tokenizer):
 )
 def test_what_llguidance_refuses_is_refused_by_name(grammars, grammar, reason):
     with pytest.raises(RequestError, match=reason) as refused:
-        grammars.check(grammar)
+        grammars.compile(grammar)
     assert grammar.source[:20] in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -173,13 +174,13 @@ def test_what_is_no_grammar_is_refused_when_it_is_made(make, reason):
 def test_a_target_that_never_ends_an_answer_takes_no_grammar():
     tokenizer = Tokenizer(tiny_tokenizer(), [])
     with pytest.raises(RequestError, match="no token that ends an answer"):
-        Grammars(tokenizer, TEXT_VOCAB_SIZE).check(Grammar.regex("a"))
+        Grammars(tokenizer, TEXT_VOCAB_SIZE).compile(Grammar.regex("a"))
 
 
 def test_a_grammar_that_the_vocabulary_cannot_write_is_refused(tokenizer):
     """With 60 ids this target has no letters."""
     with pytest.raises(RequestError, match="vocabulary"):
-        Grammars(tokenizer, 60).check(Grammar.regex("abc"))
+        Grammars(tokenizer, 60).compile(Grammar.regex("abc"))
     state = Grammars(tokenizer, 60).start(Grammar.regex("!a"))
     with pytest.raises(RequestError, match="continues the grammar"):
         state.allowed(tokenizer.encode("!"), [])
@@ -208,7 +209,7 @@ def test_what_other_sequences_have_met_does_not_count(tokenizer, monkeypatch):
     monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(max_lexer_states=100))
     own, draw, renewed = Grammars(tokenizer, TEXT_VOCAB_SIZE), random.Random(1), 0
     grammar = Grammar.regex("|".join(f"{letter}{{20}}" for letter in "defghijklmnopqrsuvwxyz"))
-    compiled = own._compiled(grammar)
+    compiled = own.compile(grammar)
     for _ in range(30):
         state, output, before = own.start(grammar), [], compiled._matcher
         while (ids := allowed_ids(state, output)) and ids[0] not in tokenizer.eos_ids:
@@ -235,7 +236,20 @@ def _fails(state, ids):
 def test_compiled_grammars_are_kept_up_to_a_bound(grammars, tokenizer):
     own = Grammars(tokenizer, TEXT_VOCAB_SIZE)
     for number in range(MAX_COMPILED + 10):
-        own.check(Grammar.json_schema(json.dumps({"const": number})))
-    own.check(Grammar.json_schema(json.dumps({"const": MAX_COMPILED})))
-    info = own._compiled.cache_info()
+        own.compile(Grammar.json_schema(json.dumps({"const": number})))
+    own.compile(Grammar.json_schema(json.dumps({"const": MAX_COMPILED})))
+    info = own._recent.cache_info()
     assert (info.hits, info.currsize) == (1, MAX_COMPILED)
+    gc.collect()
+    assert len(own._alive) == MAX_COMPILED
+
+
+def test_a_grammar_that_somebody_holds_is_not_compiled_again(tokenizer):
+    own = Grammars(tokenizer, TEXT_VOCAB_SIZE)
+    grammar = Grammar.json_schema({"const": "held"})
+    assert own.find(grammar) is None
+    held = own.compile(grammar)
+    for number in range(MAX_COMPILED + 1):
+        own.compile(Grammar.json_schema({"const": number}))
+    assert own.find(grammar) is held
+    assert own.start(grammar)._compiled is held

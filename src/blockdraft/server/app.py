@@ -1,7 +1,8 @@
 """The HTTP routes. Each parses, calls the service once, and answers."""
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -37,6 +38,10 @@ from blockdraft.server.shape import read_toolbox
 from blockdraft.server.web import PATHS, page_file
 
 TAG_HEADER = "x-blockdraft-tag"
+MAX_CHARACTERS = 2**20
+"""Of a text for /tokenize."""
+MAX_IDS = 2**18
+"""Of a list for /detokenize."""
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -101,35 +106,59 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
 
 def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         service.check_model(body.model)
-        token_ids = await _tokenize(service, body)
-        texts = [service.tokens.text_of(i) for i in token_ids] if body.return_token_strs else None
-        return {
-            "count": len(token_ids),
-            "max_model_len": service.engine.max_tokens,
-            "tokens": token_ids,
-            "token_strs": texts,
-        }
+        with blaming("prompt" if body.messages is None else "messages"):
+            encode = _encoder(service, body)
+            answer = partial(_tokenized, service, encode, bool(body.return_token_strs))
+            return await service.preparing.text(answer, request.state.client)
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         service.check_model(body.model)
-        service.engine.check_ids("tokens", body.tokens)
-        return {"prompt": service.tokenizer.decode_all(body.tokens)}
+        _check_size("tokens", len(body.tokens), MAX_IDS, "ids")
+        answer = partial(_detokenized, service, body.tokens)
+        return await service.preparing.text(answer, request.state.client)
 
 
-async def _tokenize(service: Service, body: TokenizeRequest) -> list[int]:
+def _encoder(service: Service, body: TokenizeRequest) -> Callable[[], list[int]]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give prompt or messages, one of them", param="prompt")
     if body.prompt is None:
-        toolbox = read_toolbox(body, service.tokenizer)
-        with blaming("messages"):
-            return await service.encode_chat(body, toolbox)
+        return service.chat_encoder(body, read_toolbox(body, service.tokenizer))
     if body.tools is not None:
         raise RequestError("tools belong to messages; leave out prompt", param="tools")
-    with blaming("prompt"):
-        return await service.encode_text(body.prompt)
+    _check_size("prompt", len(body.prompt), MAX_CHARACTERS, "characters")
+    return partial(service.tokenizer.encode, body.prompt)
+
+
+def _tokenized(service: Service, encode: Callable[[], list[int]], with_texts: bool) -> Response:
+    """To be called in a thread: even the JSON of many tokens takes a while."""
+    token_ids = encode()
+    return JSONResponse(
+        {
+            "count": len(token_ids),
+            "max_model_len": service.engine.max_tokens,
+            "tokens": token_ids,
+            "token_strs": [service.tokens.text_of(i) for i in token_ids] if with_texts else None,
+        }
+    )
+
+
+def _detokenized(service: Service, token_ids: list[int]) -> Response:
+    """To be called in a thread."""
+    service.engine.check_ids("tokens", token_ids)
+    return JSONResponse({"prompt": service.tokenizer.decode_all(token_ids)})
+
+
+def _check_size(param: str, size: int, most: int, unit: str) -> None:
+    if size > most:
+        raise ApiError(
+            413,
+            f"{param} has {size} {unit}, and at most {most} are taken at once; send it in parts",
+            param=param,
+            code="input_too_large",
+        )
 
 
 def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None:
@@ -144,7 +173,8 @@ def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None
 
     @app.get("/ready", responses=unavailable("a new request would be refused"))
     async def ready() -> JSONResponse:
-        is_full = service.engine.load().num_waiting >= max(1, service.config.max_waiting)
+        load = service.engine.load()
+        is_full = load.num_waiting + load.num_preparing >= max(1, service.config.max_waiting)
         is_ready = service.engine.death is None and not traffic.is_draining and not is_full
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
@@ -169,13 +199,16 @@ def _add_page_routes(app: FastAPI) -> None:
 
 async def _answer(
     request: Request,
-    start: Callable[[], Awaitable[Session]],
+    start: Callable[[], Coroutine[Any, Any, Session]],
     is_stream: bool,
     prompt_param: str,
 ) -> Response:
     """Stream a session, or collect it; either way it ends when the client leaves."""
-    with blaming(prompt_param):
-        session = await start()
+    try:
+        with blaming(prompt_param):
+            session = await unless_gone(request.receive, start())
+    except ClientGone:
+        return Response(status_code=499)
     if is_stream:
         return EventStream(
             session.events(),

@@ -146,10 +146,14 @@ class Metrics:
         """Read the gauges from `load` whenever they are asked for: they are never stale."""
         running = self._gauge("vllm:num_requests_running", "Running samples.")
         waiting = self._gauge("vllm:num_requests_waiting", "Waiting samples.")
+        preparing = self._gauge(
+            "blockdraft:num_requests_preparing", "Samples of requests that are being prepared."
+        )
         share = self._gauge("vllm:kv_cache_usage_perc", "Part of the pages that is held, 0 to 1.")
         pages = self._gauge("blockdraft:pages", "Pages of K/V memory.", "state")
         running.labels(self._model).set_function(lambda: load().num_running)
         waiting.labels(self._model).set_function(lambda: load().num_waiting)
+        preparing.labels(self._model).set_function(lambda: load().num_preparing)
         share.labels(self._model).set_function(lambda: _share(load()))
         for state in _STATES:
             pages.labels(self._model, state).set_function(_page_counter(load, state))
