@@ -15,6 +15,7 @@ MAX_GRAMMAR = 2**18
 NUM_GRAMMAR_THREADS = 8
 """Many, since they share the processors: a small grammar beside slow ones is soon compiled."""
 NUM_PROMPT_THREADS = 4
+NUM_SHAPE_THREADS = 2
 NUM_TEXT_THREADS = 2
 
 Result = TypeVar("Result")
@@ -49,6 +50,16 @@ class Preparing:
             seconds=seconds,
             remedy="send less",
         )
+        # Schemas may be large; who sends none does not wait for them.
+        self._shapes = Workers(
+            "reading the shape",
+            num_threads=NUM_SHAPE_THREADS,
+            max_waiting=num_places,
+            max_waiting_each=num_places,
+            seconds=seconds,
+            remedy="make it smaller",
+            is_background=True,
+        )
         self._grammars = Workers(
             "compiling the grammar",
             num_threads=NUM_GRAMMAR_THREADS,
@@ -66,6 +77,10 @@ class Preparing:
     async def text(self, work: Callable[[], Result], client: str) -> Result:
         """Make token ids, or a text of them, for who only wants to know."""
         return await self._texts.run(work, client)
+
+    async def shape(self, work: Callable[[], Result], client: str) -> Result:
+        """Make a grammar of what a request says of its answer."""
+        return await self._shapes.run(work, client)
 
     async def grammar(self, grammar: Grammar, client: str) -> CompiledGrammar:
         """Compile a grammar; those who want the same one wait for the same work.

@@ -25,6 +25,8 @@ from blockdraft.server.preparing import Preparing
 from blockdraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
+    Ids,
+    ResponseFormat,
     Sampling,
     StreamOptions,
     TokenizeRequest,
@@ -63,6 +65,15 @@ class ServedModel:
     created: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A conversation as the engine takes it. For `thinks` see Answer."""
+
+    prompt_ids: list[int]
+    toolbox: Toolbox | None
+    thinks: bool | None
+
+
 class Service:
     """Answers requests with an engine that runs."""
 
@@ -96,17 +107,14 @@ class Service:
         self.check_model(request.model)
         num = self._num_samples(request.n, 1)
         with self.engine.hold(num):
-            toolbox = read_toolbox(request, self.tokenizer)
-            prompt_ids = await self.preparing.prompt(
-                self.chat_encoder(request, toolbox), caller.client
+            chat = await self.preparing.prompt(lambda: self._read_chat(request), caller.client)
+            shape, compiled = await self._shape(
+                request.response_format, caller, chat.toolbox, thinks=chat.thinks
             )
-            thinks = self._thinks(prompt_ids)
-            shape = read_shape(request.response_format, toolbox, thinks=thinks)
-            compiled = await self._compiled(shape, caller)
         # Nothing is awaited from here on, so the room that was held is still there.
         params = chat_params(
             request,
-            num_prompt=len(prompt_ids),
+            num_prompt=len(chat.prompt_ids),
             max_context=self.engine.max_tokens,
             grammar=None if shape is None else shape.grammar,
         )
@@ -115,11 +123,17 @@ class Service:
             with_logprobs=bool(request.logprobs),
             with_ids=bool(request.return_token_ids),
         )
-        jobs = _jobs([prompt_ids], [params], compiled)
+        jobs = _jobs([chat.prompt_ids], [params], compiled)
         find_calls = None
-        if toolbox is not None:
-            find_calls = partial(CallFinder, toolbox, self.tokenizer.eos_ids)
-        return self._start(request, caller, form, jobs, thinks=thinks, find_calls=find_calls)
+        if chat.toolbox is not None:
+            find_calls = partial(CallFinder, chat.toolbox, self.tokenizer.eos_ids)
+        return self._start(request, caller, form, jobs, thinks=chat.thinks, find_calls=find_calls)
+
+    def _read_chat(self, request: ChatRequest) -> _Chat:
+        """To be called in a thread."""
+        toolbox = read_toolbox(request, self.tokenizer)
+        prompt_ids = self.chat_encoder(request, toolbox)()
+        return _Chat(prompt_ids, toolbox, self._thinks(prompt_ids))
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> Session:
         """Start to continue texts.
@@ -130,9 +144,10 @@ class Service:
         self.check_model(request.model)
         num = self._num_samples(request.n, _num_prompts(request.prompt))
         with self.engine.hold(num):
-            prompts = await self._encode_prompts(request, caller)
-            shape = read_shape(request.response_format, None)
-            compiled = await self._compiled(shape, caller)
+            prompts = await self.preparing.prompt(
+                lambda: self._read_prompts(request.prompt), caller.client
+            )
+            shape, compiled = await self._shape(request.response_format, caller)
         # Nothing is awaited from here on, so the room that was held is still there.
         params = [
             completion_params(
@@ -187,28 +202,38 @@ class Service:
             return lambda: encode_tool_chat(self.tokenizer, messages, tools, options)
         return lambda: self.tokenizer.encode_chat(messages, options)
 
-    async def _encode_prompts(self, request: CompletionRequest, caller: Caller) -> list[list[int]]:
-        prompt = request.prompt
+    def _read_prompts(self, prompt: str | list[str] | Ids | list[Ids]) -> list[list[int]]:
+        """To be called in a thread."""
         if isinstance(prompt, str):
-            prompt = [prompt]
+            return [self.tokenizer.encode(prompt)]
         if not prompt:
             raise RequestError("prompt is an empty list; give at least one", param="prompt")
         ids = [one for one in prompt if isinstance(one, int)]
+        texts = [one for one in prompt if isinstance(one, str)]
         if ids:
             return [ids]
-        texts = [one for one in prompt if isinstance(one, str)]
         if texts:
-            return await self.preparing.prompt(
-                lambda: [self.tokenizer.encode(text) for text in texts], caller.client
-            )
+            return [self.tokenizer.encode(text) for text in texts]
         return [list(one) for one in prompt if isinstance(one, list)]
 
-    async def _compiled(self, shape: Shape | None, caller: Caller) -> CompiledGrammar | None:
-        """The grammar of a shape; refused, if it cannot be followed, before anything waits."""
+    async def _shape(
+        self,
+        response_format: ResponseFormat | None,
+        caller: Caller,
+        toolbox: Toolbox | None = None,
+        *,
+        thinks: bool | None = None,
+    ) -> tuple[Shape | None, CompiledGrammar | None]:
+        """What the answer must look like; refused, if it cannot be, before anything waits."""
+        if response_format is None and toolbox is None:
+            return None, None
+        shape = await self.preparing.shape(
+            lambda: read_shape(response_format, toolbox, thinks=thinks), caller.client
+        )
         if shape is None:
-            return None
+            return None, None
         with blaming(shape.param):
-            return await self.preparing.grammar(shape.grammar, caller.client)
+            return shape, await self.preparing.grammar(shape.grammar, caller.client)
 
     def _num_samples(self, n: int | None, num_prompts: int) -> int:
         """How much room a request needs; whether `n` makes sense is checked with its parameters.
@@ -279,7 +304,7 @@ class Service:
         return self.tokenizer.decode(prompt_ids[-_TAIL:]).rstrip().endswith(START)
 
 
-def _num_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> int:
+def _num_prompts(prompt: str | list[str] | Ids | list[Ids]) -> int:
     """One, if it is a text or a list of ids."""
     return 1 if isinstance(prompt, str) else sum(not isinstance(one, int) for one in prompt) or 1
 
