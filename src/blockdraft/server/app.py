@@ -14,7 +14,22 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from blockdraft.core.errors import BlockdraftError, RequestError
-from blockdraft.server.describe import ERRORS, METRICS, STREAM, unavailable
+from blockdraft.server.describe import (
+    ERRORS,
+    METRICS,
+    ChatCompletion,
+    Detokenized,
+    Health,
+    ModelCard,
+    ModelList,
+    Ready,
+    TextCompletion,
+    Tokenized,
+    Version,
+    answer,
+    streamed,
+    unavailable,
+)
 from blockdraft.server.errors import (
     ApiError,
     answer_error,
@@ -82,43 +97,43 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
 
 
 def _add_openai_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", responses=STREAM)
+    @app.post("/v1/chat/completions", responses=streamed(ChatCompletion))
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await _answer(
             request, lambda: service.chat(body, _caller(request)), bool(body.stream), "messages"
         )
 
-    @app.post("/v1/completions", responses=STREAM)
+    @app.post("/v1/completions", responses=streamed(TextCompletion))
     async def complete(body: CompletionRequest, request: Request) -> Response:
         return await _answer(
             request, lambda: service.complete(body, _caller(request)), bool(body.stream), "prompt"
         )
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_describe_model(service)]}
+    async def models() -> ModelList:
+        return ModelList(object="list", data=[_describe_model(service)])
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str) -> ModelCard:
         service.check_model(name)
         return _describe_model(service)
 
 
 def _add_token_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize")
+    @app.post("/tokenize", responses=answer(Tokenized))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         service.check_model(body.model)
         with blaming("prompt" if body.messages is None else "messages"):
             encode = _encoder(service, body)
-            answer = partial(_tokenized, service, encode, bool(body.return_token_strs))
-            return await service.preparing.text(answer, request.state.client)
+            convert = partial(_tokenized, service, encode, bool(body.return_token_strs))
+            return await service.preparing.text(convert, request.state.client)
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", responses=answer(Detokenized))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         service.check_model(body.model)
         _check_size("tokens", len(body.tokens), MAX_IDS, "ids")
-        answer = partial(_detokenized, service, body.tokens)
-        return await service.preparing.text(answer, request.state.client)
+        convert = partial(_detokenized, service, body.tokens)
+        return await service.preparing.text(convert, request.state.client)
 
 
 def _encoder(service: Service, body: TokenizeRequest) -> Callable[[], list[int]]:
@@ -162,7 +177,7 @@ def _check_size(param: str, size: int, most: int, unit: str) -> None:
 
 
 def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None:
-    @app.get("/health", responses=unavailable("draining or dead"))
+    @app.get("/health", responses=unavailable(Health, "draining or dead"))
     async def health() -> JSONResponse:
         death = service.engine.death
         if death is not None:
@@ -171,7 +186,7 @@ def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None
             return JSONResponse({"status": "draining", "active": traffic.num_active - 1}, 503)
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready", responses=unavailable("a new request would be refused"))
+    @app.get("/ready", responses=unavailable(Ready, "a new request would be refused"))
     async def ready() -> JSONResponse:
         load = service.engine.load()
         is_full = load.num_waiting + load.num_preparing >= max(1, service.config.max_waiting)
@@ -179,8 +194,8 @@ def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     @app.get("/version")
-    async def show_version() -> dict[str, str]:
-        return {"version": version("blockdraft")}
+    async def show_version() -> Version:
+        return Version(version=version("blockdraft"))
 
     @app.get("/metrics", response_class=Response, responses=METRICS)
     async def metrics() -> Response:
@@ -234,12 +249,12 @@ def _caller(request: Request) -> Caller:
     return Caller(client=request.state.client, tag=tag)
 
 
-def _describe_model(service: Service) -> dict[str, Any]:
-    return {
-        "id": service.model.name,
-        "object": "model",
-        "created": service.model.created,
-        "owned_by": "blockdraft",
-        "root": service.model.root,
-        "max_model_len": service.engine.max_tokens,
-    }
+def _describe_model(service: Service) -> ModelCard:
+    return ModelCard(
+        id=service.model.name,
+        object="model",
+        created=service.model.created,
+        owned_by="blockdraft",
+        root=service.model.root,
+        max_model_len=service.engine.max_tokens,
+    )
