@@ -210,11 +210,12 @@ class Service:
             raise RequestError("prompt is an empty list; give at least one", param="prompt")
         ids = [one for one in prompt if isinstance(one, int)]
         texts = [one for one in prompt if isinstance(one, str)]
-        if ids:
-            return [ids]
         if texts:
             return [self.tokenizer.encode(text) for text in texts]
-        return [list(one) for one in prompt if isinstance(one, list)]
+        prompts = [ids] if ids else [list(one) for one in prompt if isinstance(one, list)]
+        for one in prompts:
+            self.engine.check_ids("prompt", one)  # an echo decodes them
+        return prompts
 
     async def _shape(
         self,
