@@ -3,6 +3,7 @@
 import gc
 import json
 import random
+from threading import current_thread
 
 import numpy as np
 import pytest
@@ -217,6 +218,40 @@ def test_what_other_sequences_have_met_does_not_count(tokenizer, monkeypatch):
         assert len(output) == 20
         renewed += compiled._matcher is not before
     assert 1 <= renewed < 30
+
+
+def test_a_grammar_that_takes_long_is_not_compiled_while_all_wait(tokenizer, monkeypatch):
+    """Its own sequence fails; it is renewed in the background, for those that come later."""
+    monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(max_lexer_states=100))
+    own, draw, threads = Grammars(tokenizer, TEXT_VOCAB_SIZE), random.Random(1), []
+    grammar = Grammar.regex("|".join(f"{letter}{{20}}" for letter in "defghijklmnopqrsuvwxyz"))
+    compiled = own.compile(grammar)
+    real, before = compiled._renew, compiled._matcher
+    compiled._seconds = 2.0
+    monkeypatch.setattr(compiled, "_renew", lambda: threads.append(current_thread()) or real())
+
+    def follow(times=1):
+        for _ in range(times):
+            state, output = own.start(grammar), []
+            while (ids := allowed_ids(state, output)) and ids[0] not in tokenizer.eos_ids:
+                output.append(draw.choice(ids))
+
+    with pytest.raises(RequestError, match="cannot be followed"):
+        follow(30)
+    compiled._renewing.join()
+    assert compiled._matcher is not before
+    assert current_thread() not in threads
+    follow()
+
+
+def test_a_grammar_is_not_renewed_where_that_does_not_help(tokenizer, monkeypatch):
+    monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(max_items_in_row=60))
+    own = Grammars(tokenizer, TEXT_VOCAB_SIZE)
+    grammar = Grammar.lark('start: x\nx: x x | "!"')
+    before = own.compile(grammar)._matcher
+    with pytest.raises(RequestError, match="cannot be followed"):
+        own.start(grammar).allowed([], 40 * tokenizer.encode("!")[:1])
+    assert own.compile(grammar)._matcher is before
 
 
 def _limits(**limits):

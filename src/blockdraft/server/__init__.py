@@ -1,8 +1,8 @@
 """The HTTP door. A request over HTTP takes the way of docs/tour.md, with stations around it.
 
 1. `guard.py` is what it passes first: whether a web page may ask (`address.py`), the key, the size
-   of its body, whether the server is about to end. `app.py` has the routes; `protocol.py` says what a request looks like, and `errors.py` what
-   is answered if it does not.
+   of its body, whether the server is about to end. `app.py` has the routes; `protocol.py` says what
+   a request looks like, and `errors.py` what is answered if it does not.
 2. `shape.py` makes a grammar of `response_format` and `tools`, with room for thinking before it;
    `conversation.py` checks the turns, calls and results among them. `params.py` makes
    `SamplingParams` of all that: the one place that translates. `service.py` first takes places in

@@ -3,6 +3,8 @@
 import json
 from functools import cached_property, lru_cache
 from itertools import takewhile
+from threading import Thread
+from time import perf_counter
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -22,6 +24,11 @@ its way could otherwise write white space without end. A schema's `x-guidance` m
 
 MAX_LEXER_STATES = 50_000
 """Of a compiled grammar, at one or two kilobytes each."""
+
+_LEXER_IS_FULL = "too many states"
+"""In llguidance's error; other errors come again, however often the grammar is renewed."""
+_LONGEST_RENEWAL = 1.0
+"""Seconds for which all sequences may have to wait for one."""
 
 _LIMITS = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
@@ -91,13 +98,28 @@ class CompiledGrammar:
     def __init__(self, tokenizer: LLTokenizer, source: str) -> None:
         self.num_tokens = tokenizer.vocab_size
         self._tokenizer, self._source = tokenizer, source
-        self.renew()
+        self._renewing: Thread | None = None
+        self._renew()
         if self._matcher.is_error():
             raise ValueError(self._matcher.get_error())
 
-    def renew(self) -> None:
-        """Make the parser anew."""
+    def _renew(self) -> None:
+        started = perf_counter()
         self._matcher = LLMatcher(self._tokenizer, self._source, log_level=0, limits=_LIMITS)
+        self._seconds = perf_counter() - started
+
+    def renew_soon(self) -> bool:
+        """Make the parser anew; False if that takes long, and so is done in the background.
+
+        All sequences wait for the one that asks.
+        """
+        if self._seconds <= _LONGEST_RENEWAL:
+            self._renew()
+            return True
+        if self._renewing is None or not self._renewing.is_alive():
+            self._renewing = Thread(target=self._renew, name="renewing a grammar", daemon=True)
+            self._renewing.start()
+        return False
 
     def copy(self) -> LLMatcher:
         """A parser for one sequence."""
@@ -132,9 +154,9 @@ class GrammarState:
                 that the target's vocabulary can write.
         """
         mask = self._mask_behind(output_ids, ahead)
-        if self._matcher.is_error():
-            # It stays for good, and what others have met may have caused it: once more, alone.
-            self._compiled.renew()
+        is_full = self._matcher.is_error() and _LEXER_IS_FULL in self._matcher.get_error()
+        # It stays so for good, and what others have met has caused it too: once more, alone.
+        if is_full and self._compiled.renew_soon():
             self._reset()
             mask = self._mask_behind(output_ids, ahead)
         if self._matcher.is_error():
