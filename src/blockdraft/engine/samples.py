@@ -13,7 +13,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.engine.record import SampleText
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.text.detokenizer import Detokenizer
-from blockdraft.text.grammar import Grammars
+from blockdraft.text.grammar import CompiledGrammar, Grammars
 from blockdraft.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -21,12 +21,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt, checked, with the seed that all its samples share."""
+    """One prompt, checked, with the seed that all its samples share.
+
+    `grammar` is that of `params`: held here, it need not be compiled again when a sample begins.
+    """
 
     prompt_index: int
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
+    grammar: CompiledGrammar | None = None
 
 
 class Samples:
@@ -48,7 +52,7 @@ class Samples:
         See Engine.check_prompt and check_min_tokens; RequestError also for a grammar.
         """
         if params.grammar is not None:
-            self.grammars.check(params.grammar)
+            self.grammars.compile(params.grammar)
         self.engine.check_prompt(prompt_ids, params)
         self.engine.check_min_tokens(params, self.tokenizer.eos_ids)
 
