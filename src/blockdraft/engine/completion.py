@@ -34,6 +34,7 @@ class Completion:
     what went wrong, and the tokens are those before it. `logprobs` are None unless asked for.
     `num_reused_tokens` of the prompt were not computed, because an earlier request had done so.
     `prompt_logprobs`, if asked for, begin with the second token of the prompt: the first has none.
+    `stop_string` is the one that ended it, if one did.
     """
 
     index: int
@@ -47,6 +48,7 @@ class Completion:
     error: str | None = None
     num_reused_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ def make_completion(
     text: str,
     logprobs: tuple[TokenLogprobs, ...],
     prompt_logprobs: tuple[TokenLogprobs, ...],
+    stop_string: str | None,
 ) -> Completion:
     """The completion of a finished sequence."""
     sequence = progress.sequence
@@ -115,6 +118,7 @@ def make_completion(
         error=sequence.error,
         num_reused_tokens=sequence.num_reused,
         prompt_logprobs=prompt_logprobs if params.prompt_logprobs else None,
+        stop_string=stop_string,
     )
 
 

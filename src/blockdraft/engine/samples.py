@@ -209,6 +209,7 @@ class Samples:
             "".join(sample.pieces),
             tuple(sample.logprobs),
             tuple(sample.prompt_logprobs),
+            sample.text.stop_string,
         )
 
     def drop(self, key: int) -> None:

@@ -1,8 +1,8 @@
 """The tool calls of one choice, as clients get them. No torch."""
 
 import secrets
-from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from collections.abc import Set
+from dataclasses import dataclass
 
 from blockdraft.server.shape import Toolbox
 from blockdraft.text.tool_calls import CallStart, ToolCallParser
@@ -23,15 +23,6 @@ class Call:
     arguments: str
 
 
-def join_calls(calls: list[Call], more: Iterable[Call]) -> None:
-    """Append pieces of calls, each to the call that it belongs to."""
-    for call in more:
-        if calls and calls[-1].index == call.index:
-            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + call.arguments)
-        else:
-            calls.append(call)
-
-
 class CallFinder:
     """Parts content into text and calls while it streams. No part of a call is ever text.
 
@@ -47,11 +38,11 @@ class CallFinder:
         self._eos_ids = eos_ids
         self._num_calls = 0
 
-    def feed(self, text: str) -> tuple[str, list[Call]]:
+    def feed(self, text: str) -> list[str | Call]:
         """Take more content; returns the text and the pieces of calls that are certain by now."""
         return self._sort(self._parser.push(text))
 
-    def close(self, last_token: int) -> tuple[str, list[Call]]:
+    def close(self, last_token: int) -> list[str | Call]:
         """No content follows `last_token`: returns what was held back, but no half of a call."""
         return self._sort(self._parser.close(is_cut=last_token not in self._eos_ids))
 
@@ -60,15 +51,14 @@ class CallFinder:
         """True if there are calls, and the arguments of each are an object of JSON."""
         return self._num_calls > 0 and self._parser.are_whole
 
-    def _sort(self, found: list[Found]) -> tuple[str, list[Call]]:
-        text = ""
-        calls: list[Call] = []
+    def _sort(self, found: list[Found]) -> list[str | Call]:
+        parts: list[str | Call] = []
         for piece in found:
             if isinstance(piece, str):
-                text += piece if self._has_text else ""
+                parts += [piece] if self._has_text else []
             elif isinstance(piece, CallStart):
-                calls.append(Call(self._num_calls, f"call_{secrets.token_hex(12)}", piece.name, ""))
+                parts.append(Call(self._num_calls, f"call_{secrets.token_hex(12)}", piece.name, ""))
                 self._num_calls += 1
             else:
-                join_calls(calls, [Call(self._num_calls - 1, "", "", piece.text)])
-        return text, calls
+                parts.append(Call(self._num_calls - 1, "", "", piece.text))
+        return parts

@@ -22,6 +22,7 @@ from blockdraft.server.conversation import template_messages
 from blockdraft.server.errors import blaming, unknown_model
 from blockdraft.server.metrics import Metrics
 from blockdraft.server.params import chat_params, completion_params, is_echo_alone
+from blockdraft.server.parts import AnswerParser, MarkedParser
 from blockdraft.server.pieces import Answer, Echo
 from blockdraft.server.protocol import (
     ChatRequest,
@@ -113,10 +114,8 @@ class Service:
             with_ids=bool(request.return_token_ids),
         )
         jobs = self._jobs([prompt_ids], [params])
-        find_calls = None
-        if toolbox is not None:
-            find_calls = partial(CallFinder, toolbox, self.tokenizer.eos_ids)
-        return self._start(request, caller, form, jobs, thinks=thinks, find_calls=find_calls)
+        parser = partial(self._answer_parser, toolbox, thinks)
+        return self._start(request, caller, form, jobs, parser=parser)
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> Session:
         """Start to continue texts.
@@ -222,8 +221,7 @@ class Service:
         form: Form,
         jobs: list[Job],
         *,
-        thinks: bool | None = None,
-        find_calls: Callable[[], CallFinder] | None = None,
+        parser: Callable[[], AnswerParser] = MarkedParser,
         echoes: Sequence[Echo] = (),
     ) -> Session:
         stream = self.engine.submit(jobs, client=caller.client)
@@ -243,8 +241,7 @@ class Service:
             deadline=asyncio.get_running_loop().time() + seconds,
             seconds=seconds,
             token_text=self.tokens.text_of,
-            thinks=thinks,
-            find_calls=find_calls,
+            parser=parser,
             echoes=echoes,
             with_rounds=options.include_rounds,
         )
@@ -262,6 +259,10 @@ class Service:
             log_text=self.config.log_prompts,
             counts_tokens=not (echoes and echoes[0].alone),
         )
+
+    def _answer_parser(self, toolbox: Toolbox | None, thinks: bool | None) -> AnswerParser:
+        finder = None if toolbox is None else CallFinder(toolbox, self.tokenizer.eos_ids)
+        return MarkedParser(thinks, finder)
 
     def _thinks(self, prompt_ids: Sequence[int]) -> bool | None:
         if not self.tokenizer.thinks:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from blockdraft.engine.completion import Completion
+from blockdraft.server.errors import ApiError
 from blockdraft.server.metrics import Metrics
 from blockdraft.server.pieces import Answer, Piece
 from blockdraft.server.protocol import StreamOptions
@@ -39,13 +40,18 @@ class Session:
         for piece in pieces:
             self._count(piece)
         choices = [self.form.message(piece) for piece in pieces]
-        return self.envelope.wrap(choices, usage=self._usage(), metrics=self._metrics())
+        return self.envelope.wrap(choices, usage=self.usage(), metrics=self._metrics())
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The pieces of the answer as they come, counted. Raises what Answer.pieces raises."""
+        async for piece in self.answer.pieces():
+            self._count(piece)
+            yield piece
 
     async def events(self) -> AsyncIterator[Json]:
         """The answer as it comes. Raises what Answer.pieces raises."""
         opened: set[int] = set()
-        async for piece in self.answer.pieces():
-            self._count(piece)
+        async for piece in self.pieces():
             if piece.shows_tokens_only and not self.form.with_ids:
                 continue
             if piece.index not in opened:
@@ -55,7 +61,16 @@ class Session:
                     yield self._event([opening])
             yield self._event([self.form.delta(piece)])
         if self.options.include_usage:
-            yield self._event([], usage=self._usage(), metrics=self._metrics())
+            yield self._event([], usage=self.usage(), metrics=self._metrics())
+
+    def failure(self, error: ApiError) -> Json:
+        """The event that tells that the answer has failed."""
+        return error.body
+
+    @property
+    def seconds(self) -> float:
+        """How long the answer may take."""
+        return self.answer.seconds
 
     def close(self) -> None:
         """End what is unfinished, and count it."""
@@ -68,7 +83,7 @@ class Session:
 
     def _event(self, choices: list[Json], **more: Json | None) -> Json:
         if self.options.continuous_usage_stats:
-            more.setdefault("usage", self._usage())
+            more.setdefault("usage", self.usage())
         elif self.options.include_usage:
             more.setdefault("usage", None)
         return self.envelope.wrap(choices, kind=self.form.chunk_kind, **more)
@@ -83,7 +98,8 @@ class Session:
         if self.log_text:
             logger.info("answer %s/%d: %r", self.envelope.id, piece.index, piece.completion.text)
 
-    def _usage(self) -> Json:
+    def usage(self) -> Json:
+        """Tokens so far, as OpenAI's chats tell them."""
         return usage(self.answer.jobs, self._num_tokens, self._completions)
 
     def _metrics(self) -> Json | None:

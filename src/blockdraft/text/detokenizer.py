@@ -45,6 +45,11 @@ class Detokenizer:
         """All of it, what may yet be cut off included."""
         return "".join(self._texts)
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._stop.found
+
     def push(self, token_id: int) -> bool:
         """Take one token; True if it completes a stop string."""
         is_silent = self._is_closed or token_id in self._stop_ids

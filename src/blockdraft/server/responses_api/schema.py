@@ -1,0 +1,141 @@
+"""What requests to /v1/responses look like. No torch."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from blockdraft.server.extensions import Extensions, Lenient
+from blockdraft.server.protocol import MAX_STOP_STRINGS, Number
+
+
+class ContentPart(Lenient):
+    """A piece of an item's content; `type` says which field holds it."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class MessageItem(Lenient):
+    """A turn."""
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart]
+
+
+class CallItem(Lenient):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ResultItem(Lenient):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[ContentPart]
+
+
+class ReasoningItem(Lenient):
+    """What the model thought before it answered; encrypted content and summaries say nothing."""
+
+    type: Literal["reasoning"]
+    content: list[ContentPart] | None = None
+
+
+class OtherItem(Lenient):
+    """An item of another kind, which is refused."""
+
+    type: str
+
+
+def _item_kind(item: Any) -> str:
+    known = ("message", "function_call", "function_call_output", "reasoning")
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    if kind is None:
+        return "message"
+    return kind if kind in known else "other"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[OtherItem, Tag("other")],
+    Discriminator(_item_kind),
+]
+
+
+class TextFormat(Lenient):
+    """What the answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Lenient):
+    """How the text is written."""
+
+    format: TextFormat | None = None
+
+
+class Reasoning(Lenient):
+    """How long the model thinks, where its chat template can tell it."""
+
+    effort: str | None = None
+
+
+class FunctionTool(Lenient):
+    """A tool; `type` is `function`, others are refused."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedChoice(Lenient):
+    """The one tool that must be called; `type` is `function`, others are refused."""
+
+    type: str
+    name: str | None = None
+
+
+class ResponsesRequest(Extensions):
+    """POST /v1/responses."""
+
+    model: str | None = None
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stream: bool | None = False
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    # Nothing is stored, so these are refused if they ask for it.
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    include: list[str] | None = None
+
+    # Without effect on the text, and told again in the response.
+    metadata: dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
