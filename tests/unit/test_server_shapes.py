@@ -6,16 +6,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from blockdraft import Grammar
 from blockdraft.server.protocol import ChatRequest, ResponseFormat
 from blockdraft.server.reasoning import END, START
-from blockdraft.server.shape import Shape, read_shape, read_toolbox
+from blockdraft.server.shape import read_shape, read_toolbox
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import ToolCallParser
 from blockdraft.text.tools import TAGGED
 from tests.schemas import SCHEMAS
-from tests.serving import chat_body, running_server
+from tests.serving import chat_body, running_server, saying
 from tests.small_llm import load_llm
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_drafter_folder, tiny_target_folder, tiny_tokenizer
 
@@ -213,12 +212,6 @@ SAID = [
     (written("look", "{no}"), "", [{"name": "look", "arguments": "{no}"}], "stop"),
     (f'<tool_call>{TAGGED.head("look")}{{"a', "", [{"name": "look", "arguments": '{"a'}], "stop"),
 ]
-
-
-def saying(monkeypatch, text):
-    """Leave the target nothing but this text to answer."""
-    shape = Shape(Grammar.choice([text]), "tools")
-    monkeypatch.setattr("blockdraft.server.service.read_shape", lambda *_, **__: shape)
 
 
 @pytest.mark.parametrize(("said", "text", "calls", "end"), SAID)

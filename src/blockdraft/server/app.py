@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from blockdraft.core.errors import BlockdraftError, RequestError
-from blockdraft.server.describe import ERRORS, METRICS, STREAM, unavailable
+from blockdraft.server.describe import ANTHROPIC_ERRORS, ERRORS, METRICS, STREAM, unavailable
 from blockdraft.server.errors import (
     ApiError,
     answer_error,
@@ -23,6 +23,8 @@ from blockdraft.server.errors import (
     blaming,
 )
 from blockdraft.server.guard import Guard, Traffic
+from blockdraft.server.messages_api.reply import count_tokens, start_message
+from blockdraft.server.messages_api.schema import CountRequest, MessagesRequest
 from blockdraft.server.metrics import NO_TAG
 from blockdraft.server.protocol import (
     ChatRequest,
@@ -31,8 +33,10 @@ from blockdraft.server.protocol import (
     TokenizeRequest,
 )
 from blockdraft.server.responses import ClientGone, EventStream, unless_gone
+from blockdraft.server.responses_api.reply import start_response
+from blockdraft.server.responses_api.schema import ResponsesRequest
 from blockdraft.server.service import Caller, Service
-from blockdraft.server.session import Session
+from blockdraft.server.session import Reply
 from blockdraft.server.shape import read_toolbox
 from blockdraft.server.web import PATHS, page_file
 
@@ -52,6 +56,7 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
         responses=ERRORS,
     )
     _add_openai_routes(app, service)
+    _add_other_chat_routes(app, service)
     _add_token_routes(app, service)
     _add_health_routes(app, service, traffic)
     _add_page_routes(app)
@@ -97,6 +102,31 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return _describe_model(service)
+
+
+def _add_other_chat_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/responses", responses=STREAM)
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        return await _answer(
+            request,
+            lambda: start_response(service, body, _caller(request)),
+            bool(body.stream),
+            "input",
+        )
+
+    @app.post("/v1/messages", responses={**STREAM, **ANTHROPIC_ERRORS})
+    async def message(body: MessagesRequest, request: Request) -> Response:
+        return await _answer(
+            request,
+            lambda: start_message(service, body, _caller(request)),
+            bool(body.stream),
+            "messages",
+        )
+
+    @app.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
+    async def count(body: CountRequest) -> dict[str, int]:
+        with blaming("messages"):
+            return await count_tokens(service, body)
 
 
 def _add_token_routes(app: FastAPI, service: Service) -> None:
@@ -169,26 +199,27 @@ def _add_page_routes(app: FastAPI) -> None:
 
 async def _answer(
     request: Request,
-    start: Callable[[], Awaitable[Session]],
+    start: Callable[[], Awaitable[Reply]],
     is_stream: bool,
     prompt_param: str,
 ) -> Response:
-    """Stream a session, or collect it; either way it ends when the client leaves."""
+    """Stream an answer, or collect it; either way it ends when the client leaves."""
     with blaming(prompt_param):
-        session = await start()
+        reply = await start()
     if is_stream:
         return EventStream(
-            session.events(),
-            failure=lambda error: as_api_error(error, prompt_param=prompt_param).body,
-            close=session.close,
-            seconds=session.answer.seconds,
+            reply.events(),
+            failure=lambda error: reply.failure(as_api_error(error, prompt_param=prompt_param)),
+            close=reply.close,
+            seconds=reply.seconds,
+            names_events=reply.names_events,
         )
     try:
-        return JSONResponse(await unless_gone(request.receive, session.whole()))
+        return JSONResponse(await unless_gone(request.receive, reply.whole()))
     except ClientGone:
         return Response(status_code=499)  # nobody reads it
     finally:
-        session.close()
+        reply.close()
 
 
 def _caller(request: Request) -> Caller:

@@ -1,6 +1,6 @@
 """What /openapi.json says of answers, beyond what the routes' signatures tell."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -20,6 +20,20 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
+class AnthropicDetail(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """Anthropic's envelope of errors."""
+
+    type: Literal["error"]
+    error: AnthropicDetail
+
+
 Responses = dict[int | str, dict[str, Any]]
 
 ERRORS: Responses = {
@@ -34,6 +48,11 @@ ERRORS: Responses = {
     },
 }
 """Of every route. The range leaves no place for FastAPI's own 422, which is never sent."""
+
+ANTHROPIC_ERRORS: Responses = {
+    status: {"model": AnthropicError, "description": said["description"]}
+    for status, said in ERRORS.items()
+}
 
 STREAM: Responses = {
     200: {

@@ -50,13 +50,14 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, one JSON object each, `[DONE]` at the end.
+    """Server-sent events, one JSON object each; `[DONE]` at the end of those without names.
 
     Args:
         events: what is sent.
         failure: the event that tells of an exception that `events` raised.
         close: ends the work behind the events, however the answer ends; may be called again.
         seconds: after so long, and a little for slow readers, the connection is given up.
+        names_events: events are named by their `type`.
     """
 
     media_type = "text/event-stream"
@@ -68,6 +69,7 @@ class EventStream(Response):
         failure: Callable[[BaseException], dict[str, Any]],
         close: Callable[[], None],
         seconds: float,
+        names_events: bool = False,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -75,6 +77,7 @@ class EventStream(Response):
         self._failure = failure
         self._close = close
         self._seconds = seconds + SLOW_READER_SECONDS
+        self._names_events = names_events
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,13 +106,15 @@ class EventStream(Response):
     async def _lines(self) -> AsyncIterator[bytes]:
         try:
             async for event in self._events:
-                yield _line(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+                yield self._line(event)
         # The status is sent already: whatever fails can only be told as the last event.
         except Exception as error:
-            yield _line(json.dumps(self._failure(error)))
+            yield self._line(self._failure(error))
             return
-        yield _line("[DONE]")
+        if not self._names_events:
+            yield b"data: [DONE]\n\n"
 
-
-def _line(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()
+    def _line(self, event: dict[str, Any]) -> bytes:
+        name = f"event: {event['type']}\n" if self._names_events else ""
+        data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        return f"{name}data: {data}\n\n".encode()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 from blockdraft.engine.completion import Completion
 from blockdraft.server.errors import ApiError
@@ -14,11 +15,44 @@ from blockdraft.server.render import Envelope, Form, Json, request_metrics, usag
 logger = logging.getLogger(__name__)
 
 
+class Reply(Protocol):
+    """An answer on its way to its client: `whole` or `events`, once; `close` must be called.
+
+    names_events: the lines of an event tell its type, as clients of some interfaces expect it.
+    """
+
+    @property
+    def names_events(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long the answer may take."""
+        ...
+
+    async def whole(self) -> Json:
+        """The answer as one object. Raises what Answer.pieces raises."""
+        ...
+
+    def events(self) -> AsyncIterator[Json]:
+        """The answer as it comes. Raises what Answer.pieces raises."""
+        ...
+
+    def failure(self, error: ApiError) -> Json:
+        """The event that tells that the answer has failed."""
+        ...
+
+    def close(self) -> None:
+        """End what is unfinished, and count it."""
+        ...
+
+
 @dataclass(slots=True)
 class Session:
-    """An answer in the form that its client asked for; `whole` or `events`, once.
+    """An answer in the form of OpenAI's chats and texts. A Reply.
 
-    `close` ends what is unfinished, and must be called.
+    `pieces` is for replies of other forms, instead of `whole` and `events`.
     """
 
     envelope: Envelope
@@ -30,12 +64,13 @@ class Session:
     options: StreamOptions
     log_text: bool
     counts_tokens: bool = True
+    names_events: ClassVar[bool] = False
     _num_tokens: int = 0
     _completions: list[Completion] = field(default_factory=list)
     _is_closed: bool = False
 
     async def whole(self) -> Json:
-        """The answer as one object. Raises what Answer.pieces raises."""
+        """See Reply."""
         pieces = await self.answer.whole()
         for piece in pieces:
             self._count(piece)
@@ -49,7 +84,7 @@ class Session:
             yield piece
 
     async def events(self) -> AsyncIterator[Json]:
-        """The answer as it comes. Raises what Answer.pieces raises."""
+        """See Reply."""
         opened: set[int] = set()
         async for piece in self.pieces():
             if piece.shows_tokens_only and not self.form.with_ids:
@@ -64,16 +99,16 @@ class Session:
             yield self._event([], usage=self.usage(), metrics=self._metrics())
 
     def failure(self, error: ApiError) -> Json:
-        """The event that tells that the answer has failed."""
+        """See Reply."""
         return error.body
 
     @property
     def seconds(self) -> float:
-        """How long the answer may take."""
+        """See Reply."""
         return self.answer.seconds
 
     def close(self) -> None:
-        """End what is unfinished, and count it."""
+        """See Reply."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -109,6 +109,10 @@ class Tokenizer:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
+    def count(self, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(self.backend.encode(text, add_special_tokens=False).ids)
+
     @property
     def thinks(self) -> bool:
         """True if the chat template knows a section of thinking at the start of an answer."""

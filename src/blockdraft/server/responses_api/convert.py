@@ -108,9 +108,7 @@ class _Conversation:
             self._add_call(item)
         elif isinstance(item, ResultItem):
             text = _text_of(item.output, f"{place}.output")
-            self.messages.append(
-                ChatMessage(role="tool", content=text, tool_call_id=item.call_id)
-            )
+            self.messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
         elif isinstance(item, ReasoningItem):
             self._reasoning += _text_of(item.content or [], f"{place}.content")
         else:

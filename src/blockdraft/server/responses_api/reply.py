@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from blockdraft.server.errors import ApiError
 from blockdraft.server.extensions import renaming
@@ -19,7 +20,7 @@ class ResponsesReply:
 
     session: Session
     writer: ResponseWriter
-    names_events = True
+    names_events: ClassVar[bool] = True
 
     @property
     def seconds(self) -> float:

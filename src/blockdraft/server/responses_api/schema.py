@@ -21,7 +21,7 @@ class MessageItem(Lenient):
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    content: list[ContentPart] | str
 
 
 class CallItem(Lenient):
@@ -38,7 +38,7 @@ class ResultItem(Lenient):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[ContentPart]
+    output: list[ContentPart] | str
 
 
 class ReasoningItem(Lenient):
@@ -115,7 +115,7 @@ class ResponsesRequest(Extensions):
     """POST /v1/responses."""
 
     model: str | None = None
-    input: str | list[InputItem]
+    input: list[InputItem] | str
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: Number | None = None

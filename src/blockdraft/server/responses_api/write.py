@@ -1,7 +1,7 @@
 """The pieces of an answer as OpenAI's response, or as the events of its stream. No torch."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,7 +10,7 @@ from blockdraft.server.errors import ApiError
 from blockdraft.server.parts import AnswerPart
 from blockdraft.server.pieces import Piece
 from blockdraft.server.render import Json
-from blockdraft.server.responses_api.schema import ResponsesRequest
+from blockdraft.server.responses_api.schema import NamedChoice, ResponsesRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -163,7 +163,9 @@ class ResponseWriter:
     def _open(self, part: AnswerPart) -> list[Json]:
         item = self._item = _new_item(part)
         place = {"output_index": len(self._done)}
-        events = [self._event("response.output_item.added", **place, item=item.render("in_progress"))]
+        events = [
+            self._event("response.output_item.added", **place, item=item.render("in_progress"))
+        ]
         if item.call is None:
             events.append(self._part_event("added", item))
         return events
@@ -234,4 +236,4 @@ def _format(asked: ResponsesRequest) -> Json:
 
 def _tool_choice(asked: ResponsesRequest) -> object:
     choice = asked.tool_choice
-    return (choice or "auto") if not hasattr(choice, "model_dump") else choice.model_dump()
+    return choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto"
