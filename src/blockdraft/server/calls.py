@@ -5,7 +5,8 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from blockdraft.server.shape import Toolbox
-from blockdraft.text.tool_calls import CallStart, ToolCallParser
+from blockdraft.text.call_parsers import call_parser
+from blockdraft.text.tool_calls import CallStart
 from blockdraft.text.tool_calls import Piece as Found
 
 
@@ -32,7 +33,7 @@ class CallFinder:
     """
 
     def __init__(self, toolbox: Toolbox, eos_ids: Set[int]) -> None:
-        self._parser = ToolCallParser(toolbox.syntax, [tool.name for tool in toolbox.tools])
+        self._parser = call_parser(toolbox.syntax, toolbox.tools)
         # Where nothing but calls is allowed, text is what is left of one that was cut short.
         self._has_text = toolbox.choice.mode != "required"
         self._eos_ids = eos_ids

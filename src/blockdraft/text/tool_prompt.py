@@ -8,6 +8,7 @@ from typing import Any
 from blockdraft.core.errors import RequestError
 from blockdraft.text.tokenizer import OPTIONAL_KEYS, TOOL_KEYS, Tokenizer
 from blockdraft.text.tools import BARE, TAGGED, CallSyntax, Tool
+from blockdraft.text.xml_syntax import XML
 
 _INSTRUCTIONS = """You may call these functions to answer. Each line describes one:
 {declarations}
@@ -21,9 +22,10 @@ def native_syntax(tokenizer: Tokenizer) -> CallSyntax | None:
     source = tokenizer.template_source
     if source is None or not re.search(r"\btools\b", source):
         return None
+    if "<tool_call>" in source and "<function=" in source:
+        return XML if "<parameter=" in source else None
     if "<tool_call>" in source and '"arguments' in source.replace('\\"', '"'):
-        # Some models write their arguments as XML in the same tags.
-        return None if "<function=" in source else TAGGED
+        return TAGGED
     return BARE if '"parameters": dictionary' in source else None
 
 
