@@ -245,7 +245,8 @@ def test_a_schema_that_cannot_be_kept_is_refused_where_it_must_be(schema, reason
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_required_calls_parse_drafted_and_plain(llm, temperature):
     # No free text, which a random model would hardly ever end.
-    properties = {"kind": {"enum": ["red", "blue"]}, "on": {"type": "boolean"}, "place": PLACE}
+    small = {"type": "integer", "minimum": 0, "maximum": 99}
+    properties = {"kind": {"enum": ["red", "blue"]}, "on": {"type": "boolean"}, "age": small}
     schema = {"type": "object", "properties": properties, "required": ["kind"]}
     tools = parse_tools([function("look", parameters=schema), function("wait-2", parameters=None)])
     grammar = calls_grammar(tools, ToolChoice("required"), XML, parallel=False)
