@@ -42,7 +42,13 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "allowed_token_ids": ((), _SHAPE),
     "logits_processors": (([],), "code of a request is not run; give logit_bias"),
     "max_new_tokens": ((), _TOKENS),
+    "max_completion_tokens": ((), _TOKENS),
     "n_predict": ((-1,), _TOKENS),
+    "prompt": ((), "it belongs to /v1/completions; give messages"),
+    "messages": ((), "they belong to /v1/chat/completions; give prompt"),
+    "tools": (([],), "they belong to /v1/chat/completions"),
+    "suffix": (("",), "text in the middle is not filled in"),
+    "best_of": ((1,), "ranking samples is not supported"),
     "truncate_prompt_tokens": ((), "prompts are never cut; send a shorter one"),
     "prompt_embeds": ((), "give prompt as text or token ids"),
     "prompt_logprobs": ((), "echo and logprobs of /v1/completions score a prompt"),
@@ -59,7 +65,8 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "documents": (([],), "put them into a message"),
     "web_search_options": ((), "there is no web search here"),
 }
-"""What would change the answer: the values that ask for nothing, and the reason or the remedy."""
+"""What would change the answer, fields of other routes included: the values that ask for nothing,
+and the reason or the remedy."""
 
 
 def tell_of_ignored(request: Request, body: RequestFields, *, strict: bool) -> None:

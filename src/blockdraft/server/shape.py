@@ -155,10 +155,13 @@ def _format_shapes(wanted: ResponseFormat | None) -> Iterator[Shape]:
 def _structured_shapes(wanted: StructuredOutputs | None) -> Iterator[Shape]:
     if wanted is None:
         return
-    values = {kind: getattr(wanted, kind) for kind in ("regex", "choice", "grammar")}
-    if wanted.json_object:
-        values["json_object"] = True
-    values["json"] = wanted.json_
+    values = {
+        "json": wanted.json_,
+        "regex": wanted.regex,
+        "choice": wanted.choice,
+        "grammar": wanted.grammar,
+        "json_object": wanted.json_object or None,
+    }
     for kind, value in values.items():
         yield from _shape_of(kind, value, f"structured_outputs.{kind}")
 
