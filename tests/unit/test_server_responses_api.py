@@ -275,6 +275,15 @@ def test_harmless_fields_change_nothing(client):
     assert found.store is False
 
 
+def test_unknown_fields_are_told_of(server):
+    for path, name in ((PATH, "input"), ("/v1/messages", "messages")):
+        turns = [{"role": "user", "content": "abc"}]
+        body = {name: turns, "max_tokens": 2, "whatever_comes": 1, "store": False}
+        response = server.post(path, **body)
+        assert response.status_code == 200, response.text
+        assert "whatever_comes" in response.headers["warning"]
+
+
 REFUSED = [
     ({"previous_response_id": "resp_1"}, "previous_response_id", "stores nothing"),
     ({"conversation": "conv_1"}, "conversation", "stores nothing"),
@@ -345,9 +354,10 @@ def test_the_schema_of_the_route_is_declared(server):
 
 @pytest.mark.parametrize("path", [PATH, "/v1/messages"])
 def test_who_leaves_stops_the_work(server, path):
-    body = {"max_tokens": 3000, "max_output_tokens": 3000, "temperature": 0, "stream": True}
+    most = "max_output_tokens" if path == PATH else "max_tokens"
+    body: dict[str, Any] = {most: 3000, "temperature": 0, "stream": True}
     turns = [{"role": "user", "content": "the abc"}]
-    body |= {"input": turns, "messages": turns, **EXTRA}
+    body |= {"input" if path == PATH else "messages": turns, **EXTRA}
     with server.client.stream("POST", path, json=body) as response:
         assert next(response.iter_lines()).startswith("event: ")
     wait_until(lambda: server.traffic.num_active == 0)

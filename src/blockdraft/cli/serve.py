@@ -47,6 +47,9 @@ Origins = Annotated[
     list[str] | None,
     typer.Option("--cors-origin", help="Web pages from there may ask. Repeatable."),
 ]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse unknown fields of requests, not ignore them.")
+]
 LogPrompts = Annotated[
     bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")
 ]
@@ -129,6 +132,7 @@ def serve(
     drain_seconds: DrainSeconds = _SERVE.drain_seconds,
     max_body: MaxBody = _SERVE.max_body / _MIB,
     cors_origins: Origins = None,
+    strict: Strict = _SERVE.strict,
     log_prompts: LogPrompts = _SERVE.log_prompts,
     engine: EngineChoice = OWN_ENGINE,
     python: Python = None,

@@ -22,7 +22,9 @@ from blockdraft.server.errors import (
     as_api_error,
     blaming,
 )
+from blockdraft.server.extras import tell_of_ignored
 from blockdraft.server.guard import Guard, Traffic
+from blockdraft.server.headers import REQUEST_ID, WARNING, ResponseHeaders
 from blockdraft.server.messages_api.reply import count_tokens, start_message
 from blockdraft.server.messages_api.schema import CountRequest, MessagesRequest
 from blockdraft.server.metrics import NO_TAG
@@ -30,6 +32,7 @@ from blockdraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Sampling,
     TokenizeRequest,
 )
 from blockdraft.server.responses import ClientGone, EventStream, unless_gone
@@ -76,8 +79,10 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(service.config.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", TAG_HEADER],
+            allow_headers=["authorization", "content-type", TAG_HEADER, REQUEST_ID],
+            expose_headers=[REQUEST_ID, WARNING],
         )
+    app.add_middleware(ResponseHeaders)
     return app
 
 
@@ -85,13 +90,13 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", responses=STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await _answer(
-            request, lambda: service.chat(body, _caller(request)), bool(body.stream), "messages"
+            request, body, service, lambda: service.chat(body, _caller(request)), "messages"
         )
 
     @app.post("/v1/completions", responses=STREAM)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         return await _answer(
-            request, lambda: service.complete(body, _caller(request)), bool(body.stream), "prompt"
+            request, body, service, lambda: service.complete(body, _caller(request)), "prompt"
         )
 
     @app.get("/v1/models")
@@ -109,8 +114,9 @@ def _add_other_chat_routes(app: FastAPI, service: Service) -> None:
     async def respond(body: ResponsesRequest, request: Request) -> Response:
         return await _answer(
             request,
+            body,
+            service,
             lambda: start_response(service, body, _caller(request)),
-            bool(body.stream),
             "input",
         )
 
@@ -118,20 +124,23 @@ def _add_other_chat_routes(app: FastAPI, service: Service) -> None:
     async def message(body: MessagesRequest, request: Request) -> Response:
         return await _answer(
             request,
+            body,
+            service,
             lambda: start_message(service, body, _caller(request)),
-            bool(body.stream),
             "messages",
         )
 
     @app.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
-    async def count(body: CountRequest) -> dict[str, int]:
+    async def count(body: CountRequest, request: Request) -> dict[str, int]:
+        tell_of_ignored(request, body, strict=service.config.strict)
         with blaming("messages"):
             return await count_tokens(service, body)
 
 
 def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+        tell_of_ignored(request, body, strict=service.config.strict)
         service.check_model(body.model)
         token_ids = await _tokenize(service, body)
         texts = [service.tokens.text_of(i) for i in token_ids] if body.return_token_strs else None
@@ -143,7 +152,8 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         }
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+        tell_of_ignored(request, body, strict=service.config.strict)
         service.check_model(body.model)
         service.engine.check_ids("tokens", body.tokens)
         return {"prompt": service.tokenizer.decode_all(body.tokens)}
@@ -199,14 +209,16 @@ def _add_page_routes(app: FastAPI) -> None:
 
 async def _answer(
     request: Request,
+    body: Sampling | ResponsesRequest | MessagesRequest,
+    service: Service,
     start: Callable[[], Awaitable[Reply]],
-    is_stream: bool,
     prompt_param: str,
 ) -> Response:
     """Stream an answer, or collect it; either way it ends when the client leaves."""
+    tell_of_ignored(request, body, strict=service.config.strict)
     with blaming(prompt_param):
         reply = await start()
-    if is_stream:
+    if body.stream:
         return EventStream(
             reply.events(),
             failure=lambda error: reply.failure(as_api_error(error, prompt_param=prompt_param)),
@@ -229,7 +241,7 @@ def _caller(request: Request) -> Caller:
             f"the header {TAG_HEADER} is {tag!r:.40}; give 1 to 32 letters, digits, or any of _.-",
             param=TAG_HEADER,
         )
-    return Caller(client=request.state.client, tag=tag)
+    return Caller(client=request.state.client, tag=tag, request_id=request.state.request_id)
 
 
 def _describe_model(service: Service) -> dict[str, Any]:

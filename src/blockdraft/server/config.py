@@ -18,6 +18,7 @@ class ServeConfig:
     drain_seconds: after SIGTERM running requests may take so long to end.
     max_body: bytes of the largest request body.
     cors_origins: web pages from these origins may ask; none by default.
+    strict: refuse fields of a request that are unknown, instead of ignoring them.
     log_prompts: write prompts and answers to the log.
 
     Raises:
@@ -33,6 +34,7 @@ class ServeConfig:
     drain_seconds: float = 30.0
     max_body: int = 4 * 2**20
     cors_origins: tuple[str, ...] = ()
+    strict: bool = False
     log_prompts: bool = False
 
     def __post_init__(self) -> None:

@@ -7,19 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from blockdraft.core.errors import RequestError
-from blockdraft.server.protocol import MAX_LISTED_IDS, Ids, Number
+from blockdraft.server.protocol import MAX_LISTED_IDS, Ids, Number, RequestFields
 
 
-class Lenient(BaseModel):
-    """Types are strict; what is unknown cannot change the text and is ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class Extensions(Lenient):
+class Extensions(RequestFields):
     """Parameters of /v1/chat/completions that these interfaces lack, and take all the same."""
 
     seed: int | None = None

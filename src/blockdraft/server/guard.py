@@ -200,7 +200,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 def _line(scope: Scope) -> str:
     """What was asked, without characters that would begin a line of the log or move its cursor."""
-    return f"{scope['method']} {quote(scope['path'])}"
+    return f"{scope['state']['request_id']} {scope['method']} {quote(scope['path'])}"
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar
@@ -18,7 +18,7 @@ from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.engine.samples import Job
 from blockdraft.server.calls import CallFinder
 from blockdraft.server.config import ServeConfig
-from blockdraft.server.conversation import template_messages
+from blockdraft.server.conversation import speaks_of_tools, template_messages, template_options
 from blockdraft.server.errors import blaming, unknown_model
 from blockdraft.server.metrics import Metrics
 from blockdraft.server.params import chat_params, completion_params, is_echo_alone
@@ -36,7 +36,7 @@ from blockdraft.server.render import ChatForm, CompletionForm, Envelope, Form
 from blockdraft.server.session import Session
 from blockdraft.server.shape import Shape, Toolbox, read_shape, read_toolbox
 from blockdraft.text.token_bytes import TokenBytes
-from blockdraft.text.tokenizer import TOOL_KEYS, Tokenizer
+from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import encode_tool_chat
 
 _TAIL = 16
@@ -49,10 +49,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is, for fairness, and the tag under which its acceptance is counted."""
+    """Whose request it is, for fairness, and the tag under which its acceptance is counted.
+
+    `request_id` is what its response carries, see server/headers.py.
+    """
 
     client: str
     tag: str
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class Service:
         toolbox = read_toolbox(request, self.tokenizer)
         prompt_ids = await self.encode_chat(request, toolbox)
         thinks = self._thinks(prompt_ids)
-        shape = read_shape(request.response_format, toolbox, thinks=thinks)
+        shape = read_shape(request, toolbox, thinks=thinks)
         params = chat_params(
             request,
             num_prompt=len(prompt_ids),
@@ -125,7 +129,7 @@ class Service:
         """
         self.check_model(request.model)
         prompts = await self._encode_prompts(request)
-        grammar = await self._compiled(read_shape(request.response_format, None))
+        grammar = await self._compiled(read_shape(request, None))
         max_context = self.engine.max_tokens
         params = [
             completion_params(
@@ -152,7 +156,9 @@ class Service:
     ) -> list[int]:
         """The prompt of a conversation in which the model is told of the tools."""
         messages = template_messages(request.messages or ())
-        options: dict[str, Any] = dict(request.chat_template_kwargs or {})
+        options = template_options(
+            request.chat_template_kwargs, request.reasoning_effort, self.tokenizer
+        )
         for name in ("add_generation_prompt", "continue_final_message"):
             if name in options:
                 raise RequestError(
@@ -166,7 +172,7 @@ class Service:
                 param="continue_final_message",
             )
         tools = () if toolbox is None else toolbox.tools
-        if tools or any(TOOL_KEYS & message.keys() for message in messages):
+        if tools or speaks_of_tools(messages):
             return await self._in_thread(
                 lambda: encode_tool_chat(self.tokenizer, messages, tools, options)
             )
@@ -194,8 +200,9 @@ class Service:
         """The grammar of a shape; refused, if it cannot be followed, before anything waits."""
         if shape is None:
             return None
-        with blaming(shape.param):
-            await self._in_thread(lambda: self.engine.check_grammar(shape.grammar))
+        for one in (*shape.parts, shape):
+            with blaming(one.param):
+                await self._in_thread(partial(self.engine.check_grammar, one.grammar))
         return shape.grammar
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
@@ -243,11 +250,11 @@ class Service:
             token_text=self.tokens.text_of,
             parser=parser,
             echoes=echoes,
-            with_rounds=options.include_rounds,
+            with_rounds=bool(options.include_rounds),
         )
         if self.config.log_prompts:
             texts = [self.tokenizer.decode(job.prompt_ids) for job in jobs]
-            logger.info("prompt %s: %r", envelope.id, texts)
+            logger.info("prompt %s of request %s: %r", envelope.id, caller.request_id, texts)
         return Session(
             envelope=envelope,
             form=form,

@@ -63,7 +63,8 @@ def chat_request(request: CountRequest) -> ChatRequest:
         tools=_tools(request.tools or ()),
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=False if is_single else None,
-        chat_template_kwargs=_template_kwargs(request) or None,
+        chat_template_kwargs=_template_kwargs(request),
+        reasoning_effort=None if request.output_config is None else request.output_config.effort,
     )
 
 
@@ -74,13 +75,11 @@ def _sampling_fields(request: MessagesRequest) -> dict[str, Any]:
     return {**fields, "stop": request.stop_sequences or None}
 
 
-def _template_kwargs(request: CountRequest) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if request.thinking is not None:
-        found[THINKING_SWITCH] = request.thinking.type != "disabled"
-    if request.output_config is not None and request.output_config.effort is not None:
-        found["reasoning_effort"] = request.output_config.effort
-    return {**found, **(request.chat_template_kwargs or {})}
+def _template_kwargs(request: CountRequest) -> dict[str, Any] | None:
+    given = request.chat_template_kwargs
+    if request.thinking is None:
+        return given
+    return {THINKING_SWITCH: request.thinking.type != "disabled", **(given or {})}
 
 
 def _messages(request: CountRequest) -> list[ChatMessage]:

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from blockdraft.server.extensions import Extensions, Lenient
-from blockdraft.server.protocol import MAX_STOP_STRINGS, Number
+from blockdraft.server.extensions import Extensions
+from blockdraft.server.protocol import MAX_STOP_STRINGS, Fields, Number, RequestFields
 
 
-class Block(Lenient):
+class Block(Fields):
     """A block of content; `type` says which fields it has: text, tool_use, tool_result ..."""
 
     type: str
@@ -22,14 +22,14 @@ class Block(Lenient):
     is_error: bool | None = None
 
 
-class Turn(Lenient):
+class Turn(Fields):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: list[Block] | str
 
 
-class ClientTool(Lenient):
+class ClientTool(Fields):
     """A tool; only those that the client runs are taken, whose type is `custom` or left out."""
 
     type: str | None = None
@@ -39,7 +39,7 @@ class ClientTool(Lenient):
     strict: bool | None = None
 
 
-class Choice(Lenient):
+class Choice(Fields):
     """Whether tools must be called."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -47,27 +47,27 @@ class Choice(Lenient):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Lenient):
+class Thinking(Fields):
     """Whether the model thinks first, where its chat template has a switch."""
 
     type: str
 
 
-class OutputFormat(Lenient):
+class OutputFormat(Fields):
     """What the answer must look like."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(Lenient):
+class OutputConfig(Fields):
     """How the answer is written."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
-class CountRequest(Lenient):
+class CountRequest(RequestFields):
     """POST /v1/messages/count_tokens."""
 
     model: str | None = None
@@ -79,8 +79,11 @@ class CountRequest(Lenient):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    mcp_servers: list[Any] | None = None
+    mcp_servers: Any = None
     container: Any = None
+
+    # Without effect on the text.
+    cache_control: Any = None
 
 
 class MessagesRequest(CountRequest, Extensions):
@@ -92,3 +95,7 @@ class MessagesRequest(CountRequest, Extensions):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: int | None = None
+
+    # Without effect on the text.
+    metadata: Any = None
+    service_tier: Any = None

@@ -47,9 +47,6 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
     fields: dict[str, Any] = request.sampling_fields()
     for name in ("model", "stream", "temperature", "top_p", "top_k", "stop", "parallel_tool_calls"):
         fields[name] = getattr(request, name)
-    template_kwargs = dict(request.chat_template_kwargs or {})
-    if request.reasoning is not None and request.reasoning.effort is not None:
-        template_kwargs.setdefault("reasoning_effort", request.reasoning.effort)
     return ChatRequest(
         **fields,
         messages=_messages(request),
@@ -57,7 +54,8 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         response_format=_response_format(request.text.format if request.text else None),
         tools=_tools(request),
         tool_choice=_tool_choice(request.tool_choice),
-        chat_template_kwargs=template_kwargs or None,
+        chat_template_kwargs=request.chat_template_kwargs,
+        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
     )
 
 

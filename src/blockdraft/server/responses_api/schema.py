@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from blockdraft.server.extensions import Extensions, Lenient
-from blockdraft.server.protocol import MAX_STOP_STRINGS, Number
+from blockdraft.server.extensions import Extensions
+from blockdraft.server.protocol import MAX_STOP_STRINGS, Fields, Number
 
 
-class ContentPart(Lenient):
+class ContentPart(Fields):
     """A piece of an item's content; `type` says which field holds it."""
 
     type: str
@@ -16,7 +16,7 @@ class ContentPart(Lenient):
     refusal: str | None = None
 
 
-class MessageItem(Lenient):
+class MessageItem(Fields):
     """A turn."""
 
     type: Literal["message"] | None = None
@@ -24,7 +24,7 @@ class MessageItem(Lenient):
     content: list[ContentPart] | str
 
 
-class CallItem(Lenient):
+class CallItem(Fields):
     """A call that the model made."""
 
     type: Literal["function_call"]
@@ -33,7 +33,7 @@ class CallItem(Lenient):
     arguments: str
 
 
-class ResultItem(Lenient):
+class ResultItem(Fields):
     """What a call gave."""
 
     type: Literal["function_call_output"]
@@ -41,14 +41,14 @@ class ResultItem(Lenient):
     output: list[ContentPart] | str
 
 
-class ReasoningItem(Lenient):
+class ReasoningItem(Fields):
     """What the model thought before it answered; encrypted content and summaries say nothing."""
 
     type: Literal["reasoning"]
     content: list[ContentPart] | None = None
 
 
-class OtherItem(Lenient):
+class OtherItem(Fields):
     """An item of another kind, which is refused."""
 
     type: str
@@ -72,7 +72,7 @@ InputItem = Annotated[
 ]
 
 
-class TextFormat(Lenient):
+class TextFormat(Fields):
     """What the answer must look like."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -82,19 +82,19 @@ class TextFormat(Lenient):
     strict: bool | None = None
 
 
-class TextOptions(Lenient):
+class TextOptions(Fields):
     """How the text is written."""
 
     format: TextFormat | None = None
 
 
-class Reasoning(Lenient):
+class Reasoning(Fields):
     """How long the model thinks, where its chat template can tell it."""
 
     effort: str | None = None
 
 
-class FunctionTool(Lenient):
+class FunctionTool(Fields):
     """A tool; `type` is `function`, others are refused."""
 
     type: str
@@ -104,7 +104,7 @@ class FunctionTool(Lenient):
     strict: bool | None = None
 
 
-class NamedChoice(Lenient):
+class NamedChoice(Fields):
     """The one tool that must be called; `type` is `function`, others are refused."""
 
     type: str
@@ -136,6 +136,15 @@ class ResponsesRequest(Extensions):
     prompt: dict[str, Any] | None = None
     include: list[str] | None = None
 
-    # Without effect on the text, and told again in the response.
-    metadata: dict[str, Any] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
+    # Without effect on the text; the first two are told again in the response.
+    metadata: Any = None
+    truncation: Any = None
+    store: Any = None
+    stream_options: Any = None
+    service_tier: Any = None
+    user: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    max_tool_calls: Any = None
+    top_logprobs: Any = None
