@@ -312,6 +312,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ({"messages": []}, "empty"),
+    ({"stop": ["a"]}, "called stop_sequences"),
+    ({"n": 2}, "one answer"),
     ({"messages": 3}, "messages"),
     ({"system": [IMAGE]}, "system[0]"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "only Anthropic defines"),

@@ -278,13 +278,22 @@ def test_harmless_fields_change_nothing(client):
 def test_unknown_fields_are_told_of(server):
     for path, name in ((PATH, "input"), ("/v1/messages", "messages")):
         turns = [{"role": "user", "content": "abc"}]
-        body = {name: turns, "max_tokens": 2, "whatever_comes": 1, "store": False}
+        most = "max_output_tokens" if path == PATH else "max_tokens"
+        body = {name: turns, most: 2, "whatever_comes": 1, "n": 1, "metadata": {}}
         response = server.post(path, **body)
         assert response.status_code == 200, response.text
         assert "whatever_comes" in response.headers["warning"]
+        assert "metadata" not in response.headers["warning"]
+
+
+def test_shapes_in_the_words_of_other_engines_are_kept(client):
+    extra = {"structured_outputs": {"choice": ["red", "blue"]}}
+    assert ask(client, extra_body=extra).output_text in ("red", "blue")
 
 
 REFUSED = [
+    ({"max_tokens": 3}, "max_tokens", "called max_output_tokens"),
+    ({"n": 2}, "n", "one answer"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "stores nothing"),
     ({"conversation": "conv_1"}, "conversation", "stores nothing"),
     ({"prompt": {"id": "p"}}, "prompt", "stores nothing"),

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from blockdraft.core.errors import RequestError
-from blockdraft.server.protocol import MAX_LISTED_IDS, Ids, Number, RequestFields
+from blockdraft.server.protocol import MAX_LISTED_IDS, Ids, Number, RequestFields, StructuredFields
 
 
-class Extensions(RequestFields):
+class Extensions(StructuredFields):
     """Parameters of /v1/chat/completions that these interfaces lack, and take all the same."""
 
     seed: int | None = None
@@ -32,6 +32,20 @@ class Extensions(RequestFields):
         """Those that were given, but for the variables of the template, as a chat has them."""
         names = Extensions.model_fields.keys() - {"chat_template_kwargs"}
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def refuse_names(request: RequestFields, own_names: Mapping[str, str]) -> None:
+    """Refuse a chat's parameter that has another name here; one sample is what is given anyway.
+
+    Raises:
+        RequestError: one was given.
+    """
+    given = request.model_extra or {}
+    for name, own_name in own_names.items():
+        if name in given:
+            raise RequestError(f"{name} is called {own_name} here; give that", param=name)
+    if given.get("n", 1) != 1:
+        raise RequestError(f"n is {given['n']!r:.20}; one answer is given here", param="n")
 
 
 @contextmanager

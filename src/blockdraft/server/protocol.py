@@ -90,15 +90,20 @@ class StructuredOutputs(_Exact):
     disable_fallback: Any = None
 
 
-class ShapeFields(RequestFields):
-    """What the answer must look like, said in one of several ways."""
+class StructuredFields(RequestFields):
+    """What the answer must look like, in the words of other engines."""
 
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchema | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+
+
+class ShapeFields(StructuredFields):
+    """What the answer must look like, said in one of several ways."""
+
+    response_format: ResponseFormat | None = None
 
 
 class Sampling(ShapeFields):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockdraft.core.errors import RequestError
+from blockdraft.server.extensions import refuse_names
 from blockdraft.server.messages_api.schema import (
     Block,
     Choice,
@@ -33,6 +34,11 @@ CHAT_NAMES = {
 }
 """How the client calls what the chat calls otherwise."""
 
+_OWN_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+}
 _FORMAT_NAME = "answer"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _BETWEEN_BLOCKS = "\n\n"
@@ -44,6 +50,7 @@ def chat_request(request: CountRequest) -> ChatRequest:
     Raises:
         RequestError: it asks for what this server does not have.
     """
+    refuse_names(request, _OWN_NAMES)
     for name in ("mcp_servers", "container"):
         if getattr(request, name):
             raise RequestError(f"{name} runs at Anthropic, and not here; leave it out", param=name)

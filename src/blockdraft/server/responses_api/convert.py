@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockdraft.core.errors import RequestError
+from blockdraft.server.extensions import refuse_names
 from blockdraft.server.protocol import (
     CalledFunction,
     ChatMessage,
@@ -33,6 +34,12 @@ CHAT_NAMES = {
 }
 """How the client calls what the chat calls otherwise."""
 
+_OWN_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -43,6 +50,7 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
     Raises:
         RequestError: it asks for what this server does not have.
     """
+    refuse_names(request, _OWN_NAMES)
     _refuse_what_needs_a_store(request)
     fields: dict[str, Any] = request.sampling_fields()
     for name in ("model", "stream", "temperature", "top_p", "top_k", "stop", "parallel_tool_calls"):
@@ -51,7 +59,7 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         **fields,
         messages=_messages(request),
         max_tokens=request.max_output_tokens,
-        response_format=_response_format(request.text.format if request.text else None),
+        response_format=_response_format(request),
         tools=_tools(request),
         tool_choice=_tool_choice(request.tool_choice),
         chat_template_kwargs=request.chat_template_kwargs,
@@ -164,7 +172,8 @@ def _text_of(content: str | Sequence[ContentPart], place: str) -> str:
     return "".join(texts)
 
 
-def _response_format(wanted: TextFormat | None) -> ResponseFormat | None:
+def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
+    wanted: TextFormat | None = None if request.text is None else request.text.format
     if wanted is None:
         return None
     if wanted.type != "json_schema":
