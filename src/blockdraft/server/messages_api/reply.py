@@ -62,8 +62,9 @@ async def start_message(
     Raises:
         RequestError, ApiError, Overloaded, EngineDead: it cannot be answered.
     """
+    chat = chat_request(request)
     with renaming(CHAT_NAMES):
-        session = await service.chat(chat_request(request), caller)
+        session = await service.chat(chat, caller)
     writer = MessageWriter(
         id=f"msg_{session.envelope.id.removeprefix('chatcmpl-')}",
         model=session.envelope.model,
@@ -79,7 +80,7 @@ async def count_tokens(service: Service, request: CountRequest) -> dict[str, int
         RequestError, ApiError: it is none.
     """
     service.check_model(request.model)
+    chat = chat_request(request)
     with renaming(CHAT_NAMES):
-        chat = chat_request(request)
         toolbox = read_toolbox(chat, service.tokenizer)
         return {"input_tokens": len(await service.encode_chat(chat, toolbox))}

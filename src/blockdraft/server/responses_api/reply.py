@@ -62,8 +62,9 @@ async def start_response(
     Raises:
         RequestError, ApiError, Overloaded, EngineDead: it cannot be answered.
     """
+    chat = chat_request(request)
     with renaming(CHAT_NAMES):
-        session = await service.chat(chat_request(request), caller)
+        session = await service.chat(chat, caller)
     envelope = session.envelope
     writer = ResponseWriter(
         request=request,
