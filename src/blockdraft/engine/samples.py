@@ -21,12 +21,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt, checked, with the seed that all its samples share."""
+    """One prompt, checked, with the seed that all its samples share.
+
+    `shown_ids` are special tokens that have text in its answers.
+    """
 
     prompt_index: int
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
+    shown_ids: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -129,6 +133,7 @@ class Samples:
             stop=params.stop,
             stop_ids=params.ending_ids(self.tokenizer.eos_ids),
             min_tokens=params.min_tokens,
+            shown_ids=job.shown_ids,
         )
         with self._alone():
             key = self.engine.add(

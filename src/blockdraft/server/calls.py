@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from blockdraft.server.shape import Toolbox
 from blockdraft.text.call_parsers import call_parser
-from blockdraft.text.tool_calls import CallStart
+from blockdraft.text.tool_calls import Arguments, CallStart
 from blockdraft.text.tool_calls import Piece as Found
 
 
@@ -24,6 +24,20 @@ class Call:
     arguments: str
 
 
+class CallNumbers:
+    """Gives the calls of a choice their places and ids."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def call(self, piece: CallStart | Arguments) -> Call:
+        """What a piece adds to the calls."""
+        if isinstance(piece, Arguments):
+            return Call(self.num_calls - 1, "", "", piece.text)
+        self.num_calls += 1
+        return Call(self.num_calls - 1, f"call_{secrets.token_hex(12)}", piece.name, "")
+
+
 class CallFinder:
     """Parts content into text and calls while it streams. No part of a call is ever text.
 
@@ -37,7 +51,7 @@ class CallFinder:
         # Where nothing but calls is allowed, text is what is left of one that was cut short.
         self._has_text = toolbox.choice.mode != "required"
         self._eos_ids = eos_ids
-        self._num_calls = 0
+        self._numbers = CallNumbers()
 
     def feed(self, text: str) -> list[str | Call]:
         """Take more content; returns the text and the pieces of calls that are certain by now."""
@@ -50,16 +64,13 @@ class CallFinder:
     @property
     def can_be_run(self) -> bool:
         """True if there are calls, and the arguments of each are an object of JSON."""
-        return self._num_calls > 0 and self._parser.are_whole
+        return self._numbers.num_calls > 0 and self._parser.are_whole
 
     def _sort(self, found: list[Found]) -> list[str | Call]:
         parts: list[str | Call] = []
         for piece in found:
             if isinstance(piece, str):
                 parts += [piece] if self._has_text else []
-            elif isinstance(piece, CallStart):
-                parts.append(Call(self._num_calls, f"call_{secrets.token_hex(12)}", piece.name, ""))
-                self._num_calls += 1
             else:
-                parts.append(Call(self._num_calls - 1, "", "", piece.text))
+                parts.append(self._numbers.call(piece))
         return parts

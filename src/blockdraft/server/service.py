@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from blockdraft.server.calls import CallFinder
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.conversation import speaks_of_tools, template_messages, template_options
 from blockdraft.server.errors import blaming, unknown_model
+from blockdraft.server.harmony import HarmonyParser
 from blockdraft.server.metrics import Metrics
 from blockdraft.server.params import chat_params, completion_params, is_echo_alone
 from blockdraft.server.parts import AnswerParser, MarkedParser
@@ -35,6 +36,7 @@ from blockdraft.server.reasoning import START
 from blockdraft.server.render import ChatForm, CompletionForm, Envelope, Form
 from blockdraft.server.session import Session
 from blockdraft.server.shape import Shape, Toolbox, read_shape, read_toolbox
+from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.token_bytes import TokenBytes
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import encode_tool_chat
@@ -87,6 +89,7 @@ class Service:
         self.config = config
         self.metrics = metrics
         self.tokens = TokenBytes(tokenizer)
+        self._marks = harmony_marks(tokenizer)
         # A long text takes a while, in which others want to be served.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
@@ -105,7 +108,7 @@ class Service:
         toolbox = read_toolbox(request, self.tokenizer)
         prompt_ids = await self.encode_chat(request, toolbox)
         thinks = self._thinks(prompt_ids)
-        shape = read_shape(request, toolbox, thinks=thinks)
+        shape = read_shape(request, toolbox, thinks=thinks, is_harmony=bool(self._marks))
         params = chat_params(
             request,
             num_prompt=len(prompt_ids),
@@ -117,7 +120,7 @@ class Service:
             with_logprobs=bool(request.logprobs),
             with_ids=bool(request.return_token_ids),
         )
-        jobs = self._jobs([prompt_ids], [params])
+        jobs = [replace(job, shown_ids=self._marks) for job in self._jobs([prompt_ids], [params])]
         parser = partial(self._answer_parser, toolbox, thinks)
         return self._start(request, caller, form, jobs, parser=parser)
 
@@ -268,11 +271,13 @@ class Service:
         )
 
     def _answer_parser(self, toolbox: Toolbox | None, thinks: bool | None) -> AnswerParser:
+        if self._marks:
+            return HarmonyParser(toolbox, self.tokenizer.eos_ids)
         finder = None if toolbox is None else CallFinder(toolbox, self.tokenizer.eos_ids)
         return MarkedParser(thinks, finder)
 
     def _thinks(self, prompt_ids: Sequence[int]) -> bool | None:
-        if not self.tokenizer.thinks:
+        if self._marks or not self.tokenizer.thinks:
             return None
         return self.tokenizer.decode(prompt_ids[-_TAIL:]).rstrip().endswith(START)
 

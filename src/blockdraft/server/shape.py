@@ -15,6 +15,7 @@ from blockdraft.server.protocol import (
     ToolFields,
 )
 from blockdraft.server.reasoning import END, START
+from blockdraft.text.harmony_grammar import FREE_TEXT, harmony_grammar
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import native_syntax
 from blockdraft.text.tools import (
@@ -90,16 +91,26 @@ def read_toolbox(request: ToolFields, tokenizer: Tokenizer) -> Toolbox | None:
 
 
 def read_shape(
-    request: ShapeFields, toolbox: Toolbox | None, *, thinks: bool | None = None
+    request: ShapeFields,
+    toolbox: Toolbox | None,
+    *,
+    thinks: bool | None = None,
+    is_harmony: bool = False,
 ) -> Shape | None:
-    """What the answer must look like; None if it is free. For `thinks` see Answer.
+    """What the answer must look like; None if it is free.
 
     With tools that may be called, the model calls one or answers in the shape, as it likes.
+
+    Args:
+        thinks: a section of thinking has begun in the prompt; None if the model knows none.
+        is_harmony: the model answers in the format of text/harmony.py.
 
     Raises:
         RequestError: a shape is malformed, or there are several.
     """
     shape = _wanted_shape(request)
+    if is_harmony:
+        return _harmony_shape(shape, toolbox)
     if toolbox is not None:
         shape = _with_calls(shape, toolbox)
     if shape is None or thinks is None:
@@ -116,6 +127,24 @@ def _with_calls(shape: Shape | None, toolbox: Toolbox) -> Shape | None:
     with blaming("tools"):
         grammar = toolbox.grammar()
     return None if grammar is None else Shape(grammar, "tools")
+
+
+def _harmony_shape(shape: Shape | None, toolbox: Toolbox | None) -> Shape | None:
+    """The shape in the channel of answers, or calls in theirs; an answer ends with its call."""
+    if toolbox is None:
+        if shape is None:
+            return None
+        return replace(shape, grammar=harmony_grammar(shape.grammar, ()), parts=(shape,))
+    if toolbox.choice.mode == "auto":
+        if shape is None and not any(tool.strict for tool in toolbox.tools):
+            return None
+        final = FREE_TEXT if shape is None else shape.grammar
+        grammar = harmony_grammar(final, toolbox.tools)
+        return Shape(grammar, "tools", () if shape is None else (shape,))
+    name = toolbox.choice.name
+    return Shape(
+        harmony_grammar(None, [t for t in toolbox.tools if name in (None, t.name)]), "tools"
+    )
 
 
 def _wanted_shape(request: ShapeFields) -> Shape | None:

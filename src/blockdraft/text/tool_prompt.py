@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blockdraft.core.errors import RequestError
+from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.tokenizer import OPTIONAL_KEYS, TOOL_KEYS, Tokenizer
 from blockdraft.text.tools import BARE, TAGGED, CallSyntax, Tool
 from blockdraft.text.xml_syntax import XML
@@ -45,7 +46,7 @@ def encode_tool_chat(
         RequestError: as Tokenizer.encode_chat, or a call or a result is malformed.
     """
     messages = [_with_parsed_calls(message) for message in messages]
-    if native_syntax(tokenizer) is not None:
+    if native_syntax(tokenizer) is not None or harmony_marks(tokenizer):
         return tokenizer.encode_chat(messages, options, tools=[t.declaration for t in tools])
     return tokenizer.encode_chat(_in_words(messages, tools), options)
 
