@@ -233,6 +233,9 @@ def test_what_the_grammar_of_calls_accepts(grammars, tokenizer, options, good, b
         ({"properties": {"a>": {"type": "string"}}}, "in a tag"),
         ({"properties": {}, "required": ["a"]}, "required without"),
         ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
+        ({"properties": [3]}, "malformed"),
+        ({"properties": {"a": {}}, "required": 3}, "malformed"),
+        ({"properties": {"a": {}}, "required": [3]}, "required without"),
     ],
 )
 def test_a_schema_that_cannot_be_kept_is_refused_where_it_must_be(schema, reason):
@@ -266,6 +269,19 @@ def test_required_calls_parse_drafted_and_plain(llm, temperature):
             (tool,) = [tool for tool in tools if tool.name == call.name]
             jsonschema.validate(json.loads(call.arguments), dict(tool.parameters))
     assert num_whole
+
+
+ODD = [3, "x", None, [], [3], {}, {"type": 3}, {"type": [3]}, {"enum": 3}, {"anyOf": {"a": 1}}]
+ODD += [{"allOf": 3}, {"$ref": 3}, {"$ref": "#/x/y"}, {"anyOf": [3]}, {"const": []}, {"enum": []}]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_malformed_schema_breaks_nothing(odd):
+    tools = parse_tools([function("look", parameters={"properties": {"a": odd}})])
+    parser = XmlCallParser(tools)
+    found = joined([*parser.push(written("look", ("a", "x"))), *parser.close()])
+    assert found == [ToolCall("look", '{"a": "x"}')]
+    calls_grammar(tools, ToolChoice("required"), XML)  # compiling tells of what it cannot follow
 
 
 def test_the_types_of_a_schema():

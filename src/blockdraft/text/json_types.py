@@ -42,13 +42,17 @@ def schema_types(schema: object, root: Schema, depth: int = 0) -> frozenset[str]
     if isinstance(schema.get("enum"), list):
         return frozenset().union(*map(value_types, schema["enum"]))
     for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            found = [schema_types(one, root, depth + 1) for one in schema[key]]
+        if options := subschemas(schema, key):
+            found = [schema_types(one, root, depth + 1) for one in options]
             return frozenset().union(*found) if all(found) else frozenset()
-    for one in schema.get("allOf") or ():
-        if found_here := schema_types(one, root, depth + 1):
-            return found_here
-    return frozenset()
+    found = [schema_types(one, root, depth + 1) for one in subschemas(schema, "allOf")]
+    return next(filter(None, found), frozenset())
+
+
+def subschemas(schema: Schema, key: str) -> list[object]:
+    """The schemas under a keyword that takes a list of them; none if it is malformed."""
+    found = schema.get(key)
+    return found if isinstance(found, list) else []
 
 
 def resolve(reference: object, root: Schema) -> object:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from blockdraft.core.errors import RequestError
-from blockdraft.text.json_types import Schema, resolve, schema_types
+from blockdraft.text.json_types import Schema, resolve, schema_types, subschemas
 from blockdraft.text.tools import Tool, json_rule, quoted
 from blockdraft.text.xml_calls import (
     BEGIN,
@@ -39,9 +39,12 @@ class XmlSyntax:
         unknown = sorted(tool.parameters.keys() - _OF_OBJECTS)
         properties = tool.parameters.get("properties") or {}
         required = tool.parameters.get("required") or []
-        if unknown or not set(required) <= set(properties):
-            reason = unknown[0] if unknown else "required without properties of these names"
-            raise _not_kept(tool, f"its schema has {reason}")
+        if unknown:
+            raise _not_kept(tool, f"its schema has {unknown[0]}")
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            raise _not_kept(tool, "its properties or what is required of them is malformed")
+        if any(name not in properties for name in map(str, required)):
+            raise _not_kept(tool, "its schema has required without properties of these names")
         parts, rules = [], [rf"{rule}_text[lazy]: /(.|\n)*/ {quoted(END_OF_PARAMETER)}"]
         for index, (name, schema) in enumerate(properties.items()):
             if ">" in name or "\n" in name:
@@ -92,7 +95,7 @@ def _restrictions(schema: Schema, root: Schema) -> Iterator[str]:
     yield from _OF_TEXTS & schema.keys()
     yield from {"const", "enum"} & schema.keys()
     for key in ("anyOf", "oneOf"):
-        for one in schema.get(key) or ():
+        for one in subschemas(schema, key):
             if isinstance(one, Mapping):
                 yield from _restrictions(one, root)
                 yield from {"$ref"} & one.keys()
