@@ -164,7 +164,7 @@ class MadeCall(_Fields):
     """A tool call of an earlier answer."""
 
     function: CalledFunction
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     id: str | None = None
 
 
