@@ -98,6 +98,7 @@ def client(server):
         yield client
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")  # of the client's own classes
 def test_what_openai_parses_can_be_sent_back(server, client):
     """By the client itself: as its object, and as the dictionary that the object dumps."""
     fields = {"model": "tiny", "temperature": 0, "max_tokens": LONG, "response_format": Trip}

@@ -3,6 +3,7 @@
 import asyncio
 import re
 
+import openai
 import pytest
 
 from blockdraft.server.protocol import TokenizeRequest
@@ -60,6 +61,21 @@ def test_an_odd_id_is_replaced(server, given):
     ids = {sent(server, "GET", "/v1/models", headers=headers).headers["x-request-id"] for _ in "ab"}
     assert len(ids) == 2
     assert all(MADE.fullmatch(one) for one in ids)
+
+
+def test_pages_of_other_origins_see_the_id(folders):
+    with running_server(load_llm(folders), cors_origins=("http://page.example",)) as server:
+        asked = {
+            "origin": "http://page.example",
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "x-request-id",
+        }
+        leave = sent(server, "OPTIONS", CHAT, headers=asked)
+        assert leave.is_success
+        assert MADE.fullmatch(leave.headers["x-request-id"])
+        answer = sent(server, "GET", "/v1/models", headers={"origin": "http://page.example"})
+        exposed = answer.headers["access-control-expose-headers"].lower()
+        assert {"x-request-id", "warning"} <= set(exposed.split(", "))
 
 
 def test_prompts_in_the_log_have_the_id(folders, caplog):
@@ -175,7 +191,6 @@ def test_a_stream_that_flows_sends_none(monkeypatch):
 
 def test_clients_skip_comments(server, monkeypatch):
     """As OpenAI's client does, which the tests with a real model use."""
-    openai = pytest.importorskip("openai")
     monkeypatch.setattr("blockdraft.server.responses.KEEP_ALIVE_SECONDS", 0.001)
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="key")
     fields = chat_body(max_tokens=20)
