@@ -2,12 +2,14 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
+import openai
+import pydantic
 import pytest
 
-from tests.client_requests import CITIES, REQUESTS, SCHEMA, USER, Accepted, Refused, Sent
+from tests.client_requests import CITIES, FORCED, REQUESTS, SCHEMA, USER, Accepted, Refused, Sent
 from tests.serving import error_of, read_events, running_server
 from tests.small_llm import load_llm
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -79,6 +81,46 @@ def test_the_model_reads_what_was_said(server, sent):
         assert words in prompt
     for words in sent.expected.reads_not:
         assert words not in prompt
+
+
+class Trip(pydantic.BaseModel):
+    """SCHEMA, as a user of OpenAI's client writes it."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    city: Literal["Rome", "Oslo"]
+    days: Literal[1, 2]
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")  # of the client's own classes
+def test_what_openai_parses_can_be_sent_back(server, client):
+    """By the client itself: as its object, and as the dictionary that the object dumps."""
+    fields = {"model": "tiny", "temperature": 0, "max_tokens": LONG, "response_format": Trip}
+    answer = client.chat.completions.parse(messages=[USER], **fields)
+    message = answer.choices[0].message
+    assert isinstance(message.parsed, Trip)
+    for echo in (message, message.model_dump(), message.to_dict()):
+        again = client.chat.completions.parse(messages=[USER, echo, USER], **fields)
+        assert isinstance(again.choices[0].message.parsed, Trip)
+
+
+def test_calls_that_openai_parses_can_be_sent_back(server, client):
+    tools = [openai.pydantic_function_tool(Trip, name="get_weather")]
+    fields = {"model": "tiny", "temperature": 0, "max_tokens": LONG, "tools": tools}
+    wanted = {**fields, "tool_choice": FORCED, "parallel_tool_calls": False}
+    message = client.chat.completions.parse(messages=[USER], **wanted).choices[0].message
+    (call,) = message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Trip)
+    found = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    for echo in (message, message.model_dump()):
+        answer = client.chat.completions.create(messages=[USER, echo, found, USER], **fields)
+        assert answer.choices[0].finish_reason
 
 
 def check(kind: str, text: str, calls: list[dict[str, str]]) -> None:

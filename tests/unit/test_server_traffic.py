@@ -220,7 +220,7 @@ def test_what_does_not_end_in_time_is_told_so(llm, gate):
             drain(server)
             wait_until(lambda: not server.server.has_answered_all)
             gate.let(1)
-            (line,) = [line for line in streamed.iter_lines() if line]
+            *_, line = [line for line in streamed.iter_lines() if line]
         assert json.loads(line.removeprefix("data: "))["error"]["code"] == "engine_dead"
         assert error_of(whole.result(), 503)["code"] == "engine_dead"
 

@@ -1,10 +1,11 @@
 """The HTTP door. A request over HTTP takes the way of docs/tour.md, with stations around it.
 
-1. `guard.py` is what it passes first: the key, the size of its body, whether the server is about to
-   end. `app.py` has the routes; `protocol.py` says what a request looks like, and `errors.py` what
-   is answered if it does not.
-2. `shape.py` makes a grammar of `response_format` and `tools`, with room for thinking before it;
-   `conversation.py` checks the turns, calls and results among them. `params.py` makes
+1. `headers.py` gives it an id. `guard.py` is what it passes next: the key, the size of its body,
+   whether the server is about to end. `app.py` has the routes; `protocol.py` says what a request
+   looks like, `extras.py` what becomes of fields beyond that, and `errors.py` what is answered if
+   it looks different.
+2. `shape.py` makes a grammar of formats and `tools`, with room for thinking before it;
+   `conversation.py` makes turns for the chat template. `params.py` makes
    `SamplingParams` of all that: the one place that translates. `service.py` tokenizes the prompt
    and compiles the grammar beside the event loop.
 3. `engine/async_engine.py` takes it in. One thread owns the engine and steps it; between two steps

@@ -169,7 +169,7 @@ class MadeCall(Fields):
     """A tool call of an earlier answer."""
 
     function: CalledFunction
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     id: str | None = None
 
 
