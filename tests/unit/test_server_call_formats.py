@@ -146,7 +146,7 @@ def test_gpt_oss_s_calls_are_found(oss, monkeypatch):
 
 def test_gpt_oss_s_marks_are_nobody_else_s_affair(oss, monkeypatch):
     answering(monkeypatch, f'{CHANNEL} "final" {MESSAGE} "abc"')
-    body = {"prompt": "abc", "temperature": 0, "max_tokens": 60}
+    body = {"prompt": "abc", "temperature": 0, "max_tokens": 60, "response_format": RED}
     assert oss.post("/v1/completions", **body).json()["choices"][0]["text"] == "finalabc"
 
 

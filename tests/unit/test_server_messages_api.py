@@ -266,7 +266,7 @@ def test_a_call_that_is_cut_holds_what_can_be_read(client, monkeypatch):
 def test_thinking_stands_in_a_block_of_its_own(client, monkeypatch):
     monkeypatch.setattr("blockdraft.text.tokenizer.Tokenizer.thinks", True)
     saying(monkeypatch, "<think>\nhm\n</think>\n\nabc")
-    whole = everyway(client, max_tokens=100, extra_body={"ignore_eos": False})
+    whole = everyway(client, tools=[TOOL], max_tokens=100, extra_body={"ignore_eos": False})
     kinds = [(block.type, getattr(block, block.type)) for block in whole.content]
     assert kinds == [("thinking", "hm"), ("text", "abc")]
     assert whole.stop_reason == "end_turn"
@@ -274,7 +274,7 @@ def test_thinking_stands_in_a_block_of_its_own(client, monkeypatch):
 
 def test_the_stop_sequence_is_told(client, monkeypatch):
     saying(monkeypatch, "one two three")
-    settings = {"max_tokens": 100, "extra_body": {"ignore_eos": False}}
+    settings = {"tools": [TOOL], "max_tokens": 100, "extra_body": {"ignore_eos": False}}
     whole = everyway(client, stop_sequences=["zz", "two"], **settings)
     assert (whole.stop_reason, whole.stop_sequence) == ("stop_sequence", "two")
     assert whole.content[0].text == "one "

@@ -240,6 +240,13 @@ def test_a_bad_prompt_is_refused(server, param, value):
     assert bare(error["param"]) == param
 
 
+@pytest.mark.parametrize("prompt", [[-1], [2**70], [[5], [-1]]])
+def test_ids_that_are_none_are_refused_before_they_are_echoed(server, prompt):
+    for logprobs in (None, 0):
+        error = error_of(server.post(TEXT, prompt=prompt, echo=True, logprobs=logprobs), 400)
+        assert error["param"] == "prompt"
+
+
 TOGETHER = [
     ("tool_choice", {"tools": [TOOL], "tool_choice": named("g")}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}}),

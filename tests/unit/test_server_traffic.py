@@ -65,7 +65,7 @@ def test_who_leaves_costs_one_more_step_at_most(llm, gate, stream, num_steps):
     with running_server(llm) as server:
         body = json.dumps(chat_body(max_tokens=400, n=2, stream=stream)).encode()
         sock = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         sock.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
         wait_until(lambda: len(server.service.engine._running) == 2)
         gate.let(num_steps)

@@ -154,7 +154,7 @@ def test_what_the_grammar_of_calls_accepts(grammars, tokenizer, options, good, b
 def test_a_schema_that_cannot_be_followed_is_refused(grammars):
     tools = parse_tools([function(parameters={"properties": {"a": {"type": "foo"}}})])
     with pytest.raises(RequestError, match="Invalid type: foo"):
-        grammars.check(calls_grammar(tools, ToolChoice("required"), TAGGED))
+        grammars.compile(calls_grammar(tools, ToolChoice("required"), TAGGED))
 
 
 @pytest.mark.parametrize("syntax", [TAGGED, BARE], ids=["tagged", "bare"])

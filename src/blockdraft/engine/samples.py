@@ -13,7 +13,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.detokenizer import Detokenizer
-from blockdraft.text.grammar import Grammars
+from blockdraft.text.grammar import CompiledGrammar, Grammars
 from blockdraft.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ class Job:
     """One prompt, checked, with the seed that all its samples share.
 
     `shown_ids` are special tokens that have text in its answers.
+    `grammar` is that of `params`: held here, it need not be compiled again when a sample begins.
     """
 
     prompt_index: int
@@ -31,6 +32,7 @@ class Job:
     params: SamplingParams
     seed: int
     shown_ids: frozenset[int] = frozenset()
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(slots=True)
@@ -120,7 +122,7 @@ class Samples:
         See Engine.check_prompt and check_min_tokens; RequestError also for a grammar.
         """
         if params.grammar is not None:
-            self.grammars.check(params.grammar)
+            self.grammars.compile(params.grammar)
         self.engine.check_prompt(prompt_ids, params)
         self.engine.check_min_tokens(params, self.tokenizer.eos_ids)
 

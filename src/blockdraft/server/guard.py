@@ -1,4 +1,4 @@
-"""What every request passes first: keys, size, draining; and what is noted of it. No torch."""
+"""What every request passes first: names, key, size, draining; and what is noted. No torch."""
 
 import asyncio
 import hashlib
@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from blockdraft.server.address import Names
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.errors import ApiError, as_api_error, draining
 from blockdraft.server.responses import ClientGone
@@ -68,6 +69,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._traffic = traffic
+        self._names = Names(config)
         self._max_body = config.max_body
         self._keys = [_digest(key.encode()) for key in config.api_keys]
         self._open_paths = _HEALTH_PATHS | open_paths
@@ -105,6 +107,8 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
+        if self._names.are_checked:
+            self._check_names(scope)
         if self._traffic.is_draining and path not in _PATHS_WHILE_DRAINING:
             raise draining()
         client = (scope.get("client") or ("unknown",))[0]
@@ -115,6 +119,27 @@ class Guard:
         if scope["method"] in ("POST", "PUT", "PATCH"):
             receive = _replay(await self._read_body(scope, receive), receive)
         await self._app(scope, receive, send)
+
+    def _check_names(self, scope: Scope) -> None:
+        """Refuse what a browser asks on behalf of a page that is not ours; see Names."""
+        host = _header(scope, b"host").decode("latin-1")
+        # No browser leaves it out.
+        if host and not self._names.allow_host(host):
+            raise ApiError(
+                421,
+                f"the request is for the host {host!r:.80}, and this server is not known by that "
+                "name; ask 127.0.0.1, or start it with --allowed-host NAME",
+                code="unknown_host",
+            )
+        origin = _header(scope, b"origin").decode("latin-1")
+        if origin and not self._names.allow_origin(origin, host):
+            raise ApiError(
+                403,
+                f"the request comes from a page of {origin!r:.80}, which may not ask this server; "
+                "start it with --cors-origin ORIGIN to let its pages ask, or with --allowed-host "
+                "NAME if the page is the server's own",
+                code="foreign_origin",
+            )
 
     def _check_key(self, scope: Scope) -> int:
         """The place of the key that was given among those of the server."""

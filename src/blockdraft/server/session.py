@@ -129,7 +129,8 @@ class Session:
         if piece.completion is None:
             return
         self._completions.append(piece.completion)
-        self.metrics.count_end(piece.completion, self.tag)
+        job = self.answer.jobs[piece.index // self.answer.jobs[0].params.n]
+        self.metrics.count_end(piece.completion, len(job.prompt_ids), self.tag)
         if self.log_text:
             logger.info("answer %s/%d: %r", self.envelope.id, piece.index, piece.completion.text)
 

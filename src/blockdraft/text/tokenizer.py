@@ -57,6 +57,10 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.backend: Backend = tokenizer.backend_tokenizer
         self.eos_ids = frozenset(eos_ids)
+        # What transformers would do at the first text. Later ones change nothing in the backend, so
+        # they may come in several threads.
+        self.backend.no_truncation()
+        self.backend.no_padding()
 
     def drop_unknown_eos_ids(self, vocab_size: int) -> None:
         """Leave out ids outside of the target's vocabulary, which it can never choose; say so."""

@@ -73,7 +73,7 @@ async def start_message(
     return MessagesReply(session, writer)
 
 
-async def count_tokens(service: Service, request: CountRequest) -> dict[str, int]:
+async def count_tokens(service: Service, request: CountRequest, client: str) -> dict[str, int]:
     """The tokens of a prompt.
 
     Raises:
@@ -81,6 +81,10 @@ async def count_tokens(service: Service, request: CountRequest) -> dict[str, int
     """
     service.check_model(request.model)
     chat = chat_request(request)
-    with renaming(CHAT_NAMES):
+
+    def count() -> int:
         toolbox = read_toolbox(chat, service.tokenizer)
-        return {"input_tokens": len(await service.encode_chat(chat, toolbox))}
+        return len(service.chat_encoder(chat, toolbox)())
+
+    with renaming(CHAT_NAMES):
+        return {"input_tokens": await service.preparing.text(count, client)}
