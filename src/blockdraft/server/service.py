@@ -253,7 +253,7 @@ class Service:
             thinks=thinks,
             find_calls=find_calls,
             echoes=echoes,
-            with_rounds=bool(options.include_rounds),
+            with_rounds=bool(request.stream and options.include_rounds),
         )
         if self.config.log_prompts:
             texts = [self.tokenizer.decode(job.prompt_ids) for job in jobs]
