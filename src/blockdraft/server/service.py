@@ -292,7 +292,7 @@ class Service:
             token_text=self.tokens.text_of,
             parser=parser,
             echoes=echoes,
-            with_rounds=bool(options.include_rounds),
+            with_rounds=bool(request.stream and options.include_rounds),
         )
         if self.config.log_prompts:
             texts = [self.tokenizer.decode(job.prompt_ids) for job in jobs]
