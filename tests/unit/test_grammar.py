@@ -60,6 +60,17 @@ def accepts(grammars, tokenizer, grammar, text):
         (GRAMMARS["lark"], ["if a", "if abc and b"], ["if", "if d"]),
         (Grammar.choice(["a|b", "[a]", "\\"]), ["a|b", "[a]", "\\"], ["a", "b"]),
         (Grammar.regex("a*"), ["", "aaa"], ["b"]),
+        (Grammar.lark('root ::= "a" digit+ | "b"\ndigit ::= [0-9]'), ["a12", "b"], ["a", "ab"]),
+        (Grammar.lark('start: "::=" "a"'), ["::=a"], ["a"]),
+        (
+            Grammar.lark(
+                'start: "<" @word ">" | @object',
+                word=Grammar.lark("start: A @tail\nA: /a+/", tail=Grammar.choice(["!", "?"])),
+                object=Grammar.json_schema({"const": {"x": 1}}),
+            ),
+            ["<a!>", "<aa?>", '{"x": 1}'],
+            ["a!", "<a>", '<{"x": 1}>', '{"x":  1}'],
+        ),
     ],
 )  # fmt: skip
 def test_what_a_grammar_accepts(grammars, tokenizer, grammar, good, bad):

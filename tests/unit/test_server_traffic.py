@@ -167,7 +167,9 @@ def test_a_path_writes_no_line_of_its_own_into_the_log(llm, caplog):
     with running_server(llm) as server:
         assert server.client.get("/v1/models/a%0Ablockdraft:%20b%1B%5B2J%C3%A9").status_code == 404
     (line,) = [line for line in caplog.messages if "/v1/models/" in line]
-    assert line.startswith("GET /v1/models/a%0Ablockdraft%3A%20b%1B%5B2J%C3%A9 404 ")
+    request_id, rest = line.split(" ", 1)
+    assert request_id.startswith("req-")
+    assert rest.startswith("GET /v1/models/a%0Ablockdraft%3A%20b%1B%5B2J%C3%A9 404 ")
 
 
 def test_other_pages_may_ask_only_if_allowed(llm):

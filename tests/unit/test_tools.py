@@ -20,6 +20,7 @@ from blockdraft.text.tools import (
     parse_tool_choice,
     parse_tools,
 )
+from blockdraft.text.xml_syntax import XML
 from tests.schemas import SCHEMAS
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
 from tests.tools import (
@@ -193,7 +194,8 @@ QWEN = (
 LLAMA = (
     '{% if tools %}{"name": function name, "parameters": dictionary of argument name}{% endif %}'
 )
-XML = QWEN + "{# <function=name> #}"
+CODER = QWEN + "{# <function=name> <parameter=name> #}"
+UNKNOWN = QWEN + "{# <function=name> #}"
 
 
 def with_template(template):
@@ -203,7 +205,8 @@ def with_template(template):
 
 
 def test_the_template_says_how_calls_are_written(tokenizer):
-    for template, syntax in [(QWEN, TAGGED), (LLAMA, BARE), (XML, None), (None, None)]:
+    known = [(QWEN, TAGGED), (LLAMA, BARE), (CODER, XML), (UNKNOWN, None), (None, None)]
+    for template, syntax in known:
         assert native_syntax(with_template(template)) is syntax
     assert native_syntax(tokenizer) is None
 

@@ -47,6 +47,9 @@ Origins = Annotated[
     list[str] | None,
     typer.Option("--cors-origin", help="Web pages from there may ask. Repeatable."),
 ]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse unknown fields of requests, not ignore them.")
+]
 AllowedHosts = Annotated[
     list[str] | None,
     typer.Option("--allowed-host", help="Name by which it may be asked. Repeatable."),
@@ -143,6 +146,7 @@ def serve(
     drain_seconds: DrainSeconds = _SERVE.drain_seconds,
     max_body: MaxBody = _SERVE.max_body / _MIB,
     cors_origins: Origins = None,
+    strict: Strict = _SERVE.strict,
     allowed_hosts: AllowedHosts = None,
     trusted_proxies: TrustedProxies = None,
     prepare_seconds: PrepareSeconds = _SERVE.prepare_seconds,

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 class Job:
     """One prompt, checked, with the seed that all its samples share.
 
+    `shown_ids` are special tokens that have text in its answers.
     `grammar` is that of `params`: held here, it need not be compiled again when a sample begins.
     """
 
@@ -30,6 +31,7 @@ class Job:
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
+    shown_ids: frozenset[int] = frozenset()
     grammar: CompiledGrammar | None = None
 
 
@@ -65,6 +67,7 @@ class Samples:
             stop=params.stop,
             stop_ids=params.ending_ids(self.tokenizer.eos_ids),
             min_tokens=params.min_tokens,
+            shown_ids=job.shown_ids,
         )
         with self._alone():
             key = self.engine.add(

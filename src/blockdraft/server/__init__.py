@@ -1,13 +1,15 @@
 """The HTTP door. A request over HTTP takes the way of docs/tour.md, with stations around it.
 
-1. `guard.py` is what it passes first: whether a web page may ask (`address.py`), the key, the size
-   of its body, whether the server is about to end. `app.py` has the routes; `protocol.py` says what
-   a request looks like, and `errors.py` what is answered if it does not.
-2. `shape.py` makes a grammar of `response_format` and `tools`, with room for thinking before it;
-   `conversation.py` checks the turns, calls and results among them. `params.py` makes
-   `SamplingParams` of all that: the one place that translates. `service.py` first takes places in
-   the queue; then `preparing.py` has the prompt tokenized and the grammar compiled in threads
-   (`workers.py`), in bounded time.
+1. `headers.py` gives it an id. `guard.py` is what it passes next: whether a web page may ask
+   (`address.py`), the key, the size of its body, whether the server is about to end. `app.py` has
+   the routes; `protocol.py` says what a request looks like, `extras.py` what becomes of fields
+   beyond that, and `errors.py` what is answered if it looks different. `responses_api` and
+   `messages_api` make chats of the requests of other interfaces.
+2. `shape.py` makes a grammar of formats and `tools`, with room for thinking before it;
+   `conversation.py` makes turns for the chat template. `params.py` makes `SamplingParams` of all
+   that: the one place that translates. `service.py` first takes places in the queue; then
+   `preparing.py` has the prompt tokenized and the grammar compiled in threads (`workers.py`), in
+   bounded time.
 3. `engine/async_engine.py` takes it in. One thread owns the engine and steps it; between two steps
    it drops the samples whose clients have left, fills free places from the queue
    (`engine/fair_queue.py` says whose turn it is), and hands out chunks. `engine/samples.py` runs

@@ -15,14 +15,17 @@ from starlette.responses import Response
 
 from blockdraft.core.errors import BlockdraftError, RequestError
 from blockdraft.server.describe import (
+    ANTHROPIC_ERRORS,
     ERRORS,
     METRICS,
     ChatCompletion,
     Detokenized,
     Health,
+    MessageAnswer,
     ModelCard,
     ModelList,
     Ready,
+    ResponseAnswer,
     TextCompletion,
     Tokenized,
     Version,
@@ -38,17 +41,24 @@ from blockdraft.server.errors import (
     as_api_error,
     blaming,
 )
+from blockdraft.server.extras import tell_of_ignored
 from blockdraft.server.guard import Guard, Traffic
+from blockdraft.server.headers import REQUEST_ID, WARNING, ResponseHeaders
+from blockdraft.server.messages_api.reply import count_tokens, start_message
+from blockdraft.server.messages_api.schema import CountRequest, MessagesRequest
 from blockdraft.server.metrics import NO_TAG
 from blockdraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Sampling,
     TokenizeRequest,
 )
 from blockdraft.server.responses import ClientGone, EventStream, unless_gone
+from blockdraft.server.responses_api.reply import start_response
+from blockdraft.server.responses_api.schema import ResponsesRequest
 from blockdraft.server.service import Caller, Service
-from blockdraft.server.session import Session
+from blockdraft.server.session import Reply
 from blockdraft.server.shape import read_toolbox
 from blockdraft.server.web import PATHS, page_file
 
@@ -72,6 +82,7 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
         responses=ERRORS,
     )
     _add_openai_routes(app, service)
+    _add_other_chat_routes(app, service)
     _add_token_routes(app, service)
     _add_health_routes(app, service, traffic)
     _add_page_routes(app)
@@ -91,8 +102,10 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(service.config.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", TAG_HEADER],
+            allow_headers=["authorization", "content-type", TAG_HEADER, REQUEST_ID],
+            expose_headers=[REQUEST_ID, WARNING],
         )
+    app.add_middleware(ResponseHeaders)
     return app
 
 
@@ -100,13 +113,13 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", responses=streamed(ChatCompletion))
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await _answer(
-            request, lambda: service.chat(body, _caller(request)), bool(body.stream), "messages"
+            request, body, service, lambda: service.chat(body, _caller(request)), "messages"
         )
 
     @app.post("/v1/completions", responses=streamed(TextCompletion))
     async def complete(body: CompletionRequest, request: Request) -> Response:
         return await _answer(
-            request, lambda: service.complete(body, _caller(request)), bool(body.stream), "prompt"
+            request, body, service, lambda: service.complete(body, _caller(request)), "prompt"
         )
 
     @app.get("/v1/models")
@@ -119,9 +132,38 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
         return _describe_model(service)
 
 
+def _add_other_chat_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/responses", responses=streamed(ResponseAnswer))
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        return await _answer(
+            request,
+            body,
+            service,
+            lambda: start_response(service, body, _caller(request)),
+            "input",
+        )
+
+    @app.post("/v1/messages", responses={**streamed(MessageAnswer), **ANTHROPIC_ERRORS})
+    async def message(body: MessagesRequest, request: Request) -> Response:
+        return await _answer(
+            request,
+            body,
+            service,
+            lambda: start_message(service, body, _caller(request)),
+            "messages",
+        )
+
+    @app.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
+    async def count(body: CountRequest, request: Request) -> dict[str, int]:
+        tell_of_ignored(request, body, strict=service.config.strict)
+        with blaming("messages"):
+            return await count_tokens(service, body, request.state.client)
+
+
 def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", responses=answer(Tokenized))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        tell_of_ignored(request, body, strict=service.config.strict)
         service.check_model(body.model)
         with blaming("prompt" if body.messages is None else "messages"):
             encode = _encoder(service, body)
@@ -130,6 +172,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/detokenize", responses=answer(Detokenized))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        tell_of_ignored(request, body, strict=service.config.strict)
         service.check_model(body.model)
         _check_size("tokens", len(body.tokens), MAX_IDS, "ids")
         convert = partial(_detokenized, service, body.tokens)
@@ -214,29 +257,32 @@ def _add_page_routes(app: FastAPI) -> None:
 
 async def _answer(
     request: Request,
-    start: Callable[[], Coroutine[Any, Any, Session]],
-    is_stream: bool,
+    body: Sampling | ResponsesRequest | MessagesRequest,
+    service: Service,
+    start: Callable[[], Coroutine[Any, Any, Reply]],
     prompt_param: str,
 ) -> Response:
-    """Stream a session, or collect it; either way it ends when the client leaves."""
+    """Stream an answer, or collect it; either way it ends when the client leaves."""
+    tell_of_ignored(request, body, strict=service.config.strict)
     try:
         with blaming(prompt_param):
-            session = await unless_gone(request.receive, start())
+            reply = await unless_gone(request.receive, start())
     except ClientGone:
         return Response(status_code=499)
-    if is_stream:
+    if body.stream:
         return EventStream(
-            session.events(),
-            failure=lambda error: as_api_error(error, prompt_param=prompt_param).body,
-            close=session.close,
-            seconds=session.answer.seconds,
+            reply.events(),
+            failure=lambda error: reply.failure(as_api_error(error, prompt_param=prompt_param)),
+            close=reply.close,
+            seconds=reply.seconds,
+            names_events=reply.names_events,
         )
     try:
-        return JSONResponse(await unless_gone(request.receive, session.whole()))
+        return JSONResponse(await unless_gone(request.receive, reply.whole()))
     except ClientGone:
         return Response(status_code=499)  # nobody reads it
     finally:
-        session.close()
+        reply.close()
 
 
 def _caller(request: Request) -> Caller:
@@ -246,7 +292,7 @@ def _caller(request: Request) -> Caller:
             f"the header {TAG_HEADER} is {tag!r:.40}; give 1 to 32 letters, digits, or any of _.-",
             param=TAG_HEADER,
         )
-    return Caller(client=request.state.client, tag=tag)
+    return Caller(client=request.state.client, tag=tag, request_id=request.state.request_id)
 
 
 def _describe_model(service: Service) -> ModelCard:

@@ -23,6 +23,7 @@ class ServeConfig:
     drain_seconds: after SIGTERM running requests may take so long to end.
     max_body: bytes of the largest request body.
     cors_origins: web pages from these origins may ask; none by default.
+    strict: refuse fields of a request that are unknown, instead of ignoring them.
     allowed_hosts: names by which the server may be asked, beside those of this machine alone; they
         are checked if it listens to this machine only, or any is given.
     trusted_proxies: addresses or networks whose X-Forwarded-For and -Proto are believed.
@@ -42,6 +43,7 @@ class ServeConfig:
     drain_seconds: float = 30.0
     max_body: int = 4 * 2**20
     cors_origins: tuple[str, ...] = ()
+    strict: bool = False
     allowed_hosts: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     prepare_seconds: float = 10.0

@@ -23,6 +23,20 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
+class AnthropicDetail(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """Anthropic's envelope of errors."""
+
+    type: Literal["error"]
+    error: AnthropicDetail
+
+
 class PromptDetails(BaseModel):
     """Of the prompt's tokens."""
 
@@ -216,6 +230,31 @@ class Ready(BaseModel):
     ready: bool
 
 
+class ResponseAnswer(BaseModel):
+    """The answer of POST /v1/responses."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class MessageAnswer(BaseModel):
+    """The answer of POST /v1/messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: dict[str, int]
+
+
 class Version(BaseModel):
     """The version of blockdraft."""
 
@@ -237,6 +276,11 @@ ERRORS: Responses = {
     },
 }
 """Of every route. The range leaves no place for FastAPI's own 422, which is never sent."""
+
+ANTHROPIC_ERRORS: Responses = {
+    status: {"model": AnthropicError, "description": said["description"]}
+    for status, said in ERRORS.items()
+}
 
 METRICS: Responses = {
     200: {

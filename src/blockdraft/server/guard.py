@@ -91,14 +91,14 @@ class Guard:
             if not self._traffic.is_draining:
                 raise
             if not reply.has_begun:
-                await draining().response()(scope, receive, reply)
+                await draining().response(scope["path"])(scope, receive, reply)
         # A request that fails, however, is answered, and the server goes on.
         except Exception as error:
             # What is wrong with a request has been answered by the app's own handlers.
             if not isinstance(error, ApiError):
                 logger.exception("%s failed", _line(scope))
             if not reply.has_begun:
-                await as_api_error(error).response()(scope, receive, reply)
+                await as_api_error(error).response(scope["path"])(scope, receive, reply)
         finally:
             self._traffic.leave()
             if reply.status >= 400:
@@ -144,6 +144,8 @@ class Guard:
     def _check_key(self, scope: Scope) -> int:
         """The place of the key that was given among those of the server."""
         given = _header(scope, b"authorization")
+        if not given:  # Anthropic's clients
+            given = b"Bearer " + _header(scope, b"x-api-key")
         scheme, _, key = given.partition(b" ")
         found = None
         digest = _digest(key.strip())
@@ -154,7 +156,8 @@ class Guard:
         if found is None or scheme.lower() != b"bearer":
             raise ApiError(
                 401,
-                "the API key is missing or wrong; send it as Authorization: Bearer KEY",
+                "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as "
+                "x-api-key: KEY",
                 kind="authentication_error",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
@@ -222,7 +225,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 def _line(scope: Scope) -> str:
     """What was asked, without characters that would begin a line of the log or move its cursor."""
-    return f"{scope['method']} {quote(scope['path'])}"
+    return f"{scope['state']['request_id']} {scope['method']} {quote(scope['path'])}"
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.request import SamplingParams
@@ -16,18 +15,20 @@ from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.engine.samples import Job
 from blockdraft.server.calls import CallFinder
 from blockdraft.server.config import ServeConfig
-from blockdraft.server.conversation import template_messages
+from blockdraft.server.conversation import speaks_of_tools, template_messages, template_options
 from blockdraft.server.errors import blaming, unknown_model
+from blockdraft.server.harmony import HarmonyParser
 from blockdraft.server.metrics import Metrics
 from blockdraft.server.params import chat_params, completion_params, is_echo_alone
+from blockdraft.server.parts import AnswerParser, MarkedParser
 from blockdraft.server.pieces import Answer, Echo
 from blockdraft.server.preparing import Preparing
 from blockdraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
     Ids,
-    ResponseFormat,
     Sampling,
+    ShapeFields,
     StreamOptions,
     TokenizeRequest,
 )
@@ -36,8 +37,9 @@ from blockdraft.server.render import ChatForm, CompletionForm, Envelope, Form
 from blockdraft.server.session import Session
 from blockdraft.server.shape import Shape, Toolbox, read_shape, read_toolbox
 from blockdraft.text.grammar import CompiledGrammar
+from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.token_bytes import TokenBytes
-from blockdraft.text.tokenizer import TOOL_KEYS, Tokenizer
+from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import encode_tool_chat
 
 _TAIL = 16
@@ -48,10 +50,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is, for fairness, and the tag under which its acceptance is counted."""
+    """Whose request it is, for fairness, and the tag under which its acceptance is counted.
+
+    `request_id` is what its response carries, see server/headers.py.
+    """
 
     client: str
     tag: str
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ class Service:
         self.metrics = metrics
         self.tokens = TokenBytes(tokenizer)
         self.preparing = Preparing(engine, config)
+        self._marks = harmony_marks(tokenizer)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
@@ -108,9 +115,7 @@ class Service:
         num = self._num_samples(request.n, 1)
         with self.engine.hold(num):
             chat = await self.preparing.prompt(lambda: self._read_chat(request), caller.client)
-            shape, compiled = await self._shape(
-                request.response_format, caller, chat.toolbox, thinks=chat.thinks
-            )
+            shape, compiled = await self._shape(request, caller, chat.toolbox, thinks=chat.thinks)
         # Nothing is awaited from here on, so the room that was held is still there.
         params = chat_params(
             request,
@@ -123,11 +128,9 @@ class Service:
             with_logprobs=bool(request.logprobs),
             with_ids=bool(request.return_token_ids),
         )
-        jobs = _jobs([chat.prompt_ids], [params], compiled)
-        find_calls = None
-        if chat.toolbox is not None:
-            find_calls = partial(CallFinder, chat.toolbox, self.tokenizer.eos_ids)
-        return self._start(request, caller, form, jobs, thinks=chat.thinks, find_calls=find_calls)
+        jobs = _jobs([chat.prompt_ids], [params], compiled, shown_ids=self._marks)
+        parser = partial(self._answer_parser, chat.toolbox, chat.thinks)
+        return self._start(request, caller, form, jobs, parser=parser)
 
     def _read_chat(self, request: ChatRequest) -> _Chat:
         """To be called in a thread."""
@@ -147,7 +150,7 @@ class Service:
             prompts = await self.preparing.prompt(
                 lambda: self._read_prompts(request.prompt), caller.client
             )
-            shape, compiled = await self._shape(request.response_format, caller)
+            shape, compiled = await self._shape(request, caller)
         # Nothing is awaited from here on, so the room that was held is still there.
         params = [
             completion_params(
@@ -184,7 +187,9 @@ class Service:
                 f"{self.engine.max_tokens} tokens; send fewer"
             )
         messages = template_messages(request.messages or ())
-        options: dict[str, Any] = dict(request.chat_template_kwargs or {})
+        options = template_options(
+            request.chat_template_kwargs, request.reasoning_effort, self.tokenizer
+        )
         for name in ("add_generation_prompt", "continue_final_message"):
             if name in options:
                 raise RequestError(
@@ -198,7 +203,7 @@ class Service:
                 param="continue_final_message",
             )
         tools = () if toolbox is None else toolbox.tools
-        if tools or any(TOOL_KEYS & message.keys() for message in messages):
+        if tools or speaks_of_tools(messages):
             return lambda: encode_tool_chat(self.tokenizer, messages, tools, options)
         return lambda: self.tokenizer.encode_chat(messages, options)
 
@@ -219,22 +224,29 @@ class Service:
 
     async def _shape(
         self,
-        response_format: ResponseFormat | None,
+        request: ShapeFields,
         caller: Caller,
         toolbox: Toolbox | None = None,
         *,
         thinks: bool | None = None,
     ) -> tuple[Shape | None, CompiledGrammar | None]:
         """What the answer must look like; refused, if it cannot be, before anything waits."""
-        if response_format is None and toolbox is None:
+        asked = [getattr(request, name) for name in ShapeFields.model_fields]
+        if toolbox is None and not any(one is not None for one in asked):
             return None, None
+        # A text has no channels.
+        is_harmony = bool(self._marks) and isinstance(request, ChatRequest)
         shape = await self.preparing.shape(
-            lambda: read_shape(response_format, toolbox, thinks=thinks), caller.client
+            lambda: read_shape(request, toolbox, thinks=thinks, is_harmony=is_harmony),
+            caller.client,
         )
         if shape is None:
             return None, None
-        with blaming(shape.param):
-            return shape, await self.preparing.grammar(shape.grammar, caller.client)
+        compiled = None
+        for one in (*shape.parts, shape):
+            with blaming(one.param):
+                compiled = await self.preparing.grammar(one.grammar, caller.client)
+        return shape, compiled
 
     def _num_samples(self, n: int | None, num_prompts: int) -> int:
         """How much room a request needs; whether `n` makes sense is checked with its parameters.
@@ -258,8 +270,7 @@ class Service:
         form: Form,
         jobs: list[Job],
         *,
-        thinks: bool | None = None,
-        find_calls: Callable[[], CallFinder] | None = None,
+        parser: Callable[[], AnswerParser] = MarkedParser,
         echoes: Sequence[Echo] = (),
     ) -> Session:
         stream = self.engine.submit(jobs, client=caller.client)
@@ -279,14 +290,13 @@ class Service:
             deadline=asyncio.get_running_loop().time() + seconds,
             seconds=seconds,
             token_text=self.tokens.text_of,
-            thinks=thinks,
-            find_calls=find_calls,
+            parser=parser,
             echoes=echoes,
-            with_rounds=options.include_rounds,
+            with_rounds=bool(request.stream and options.include_rounds),
         )
         if self.config.log_prompts:
             texts = [self.tokenizer.decode(job.prompt_ids) for job in jobs]
-            logger.info("prompt %s: %r", envelope.id, texts)
+            logger.info("prompt %s of request %s: %r", envelope.id, caller.request_id, texts)
         return Session(
             envelope=envelope,
             form=form,
@@ -299,8 +309,14 @@ class Service:
             counts_tokens=not (echoes and echoes[0].alone),
         )
 
+    def _answer_parser(self, toolbox: Toolbox | None, thinks: bool | None) -> AnswerParser:
+        if self._marks:
+            return HarmonyParser(toolbox, self.tokenizer.eos_ids)
+        finder = None if toolbox is None else CallFinder(toolbox, self.tokenizer.eos_ids)
+        return MarkedParser(thinks, finder)
+
     def _thinks(self, prompt_ids: Sequence[int]) -> bool | None:
-        if not self.tokenizer.thinks:
+        if self._marks or not self.tokenizer.thinks:
             return None
         return self.tokenizer.decode(prompt_ids[-_TAIL:]).rstrip().endswith(START)
 
@@ -314,9 +330,17 @@ def _jobs(
     prompts: Sequence[list[int]],
     params: Sequence[SamplingParams],
     grammar: CompiledGrammar | None,
+    shown_ids: frozenset[int] = frozenset(),
 ) -> list[Job]:
     return [
-        Job(index, ids, one, secrets.randbits(64) if one.seed is None else one.seed, grammar)
+        Job(
+            index,
+            ids,
+            one,
+            secrets.randbits(64) if one.seed is None else one.seed,
+            shown_ids=shown_ids,
+            grammar=grammar,
+        )
         for index, (ids, one) in enumerate(zip(prompts, params, strict=True))
     ]
 

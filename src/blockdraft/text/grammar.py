@@ -2,13 +2,14 @@
 
 import json
 from functools import cached_property, lru_cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from threading import Thread
 from time import perf_counter
 from weakref import WeakValueDictionary
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 from numpy.typing import NDArray
 
 from blockdraft.core.errors import RequestError
@@ -198,6 +199,23 @@ def _num_same(one: list[int], other: list[int]) -> int:
 
 
 def _llguidance_source(grammar: Grammar) -> str:
+    if not grammar.parts:
+        return _single_source(grammar)
+    return json.dumps({"grammars": _all_grammars(grammar, "start")})
+
+
+def _all_grammars(grammar: Grammar, name: str) -> list[dict[str, str]]:
+    """A grammar and all that it refers to, in llguidance's form."""
+    source = _single_source(grammar)
+    if grammar.kind in ("json_schema", "regex"):
+        (own,) = json.loads(source)["grammars"]
+    else:
+        own = {"lark_grammar": source}
+    parts = [_all_grammars(part, part_name) for part_name, part in grammar.parts]
+    return [{**own, "name": name}, *chain.from_iterable(parts)]
+
+
+def _single_source(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
         # Only the options left open by the schema's own x-guidance.
         return LLMatcher.grammar_from_json_schema(
@@ -208,7 +226,18 @@ def _llguidance_source(grammar: Grammar) -> str:
     if grammar.kind == "choice":
         options = (json.dumps(option, ensure_ascii=False) for option in grammar.options)
         return LLMatcher.grammar_from_lark("start: " + " | ".join(options))
-    return LLMatcher.grammar_from_lark(grammar.source)
+    return LLMatcher.grammar_from_lark(_as_lark(grammar.source))
+
+
+def _as_lark(source: str) -> str:
+    """Other engines take GBNF, which cannot be mistaken for Lark: its rules have another mark."""
+    if "::=" not in source or is_lark_syntax(source):
+        return source
+    try:
+        return gbnf_to_lark(source)
+    # The converter fails in any way where there is no GBNF.
+    except Exception as error:
+        raise RequestError(f"neither Lark nor GBNF: {error}") from error
 
 
 def _refusal(grammar: Grammar, reason: str) -> RequestError:
