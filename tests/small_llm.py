@@ -28,7 +28,7 @@ def params(**changes: Any) -> SamplingParams:
 
 def assert_nothing_left(llm: LLM) -> None:
     assert not llm.engine.has_work
-    assert llm.engine.records == {}
+    assert llm.engine.progress == {}
     assert llm.engine.drafter._known == {}
     target = llm.engine.target
     if isinstance(target, PagedTarget):

@@ -73,7 +73,7 @@ def abort_frees_a_page_of_another() -> Iterator[None]:
 
     def take(engine: Engine, key: int) -> Any:
         memory = engine.target.memory
-        has_ended = engine.records[key].sequence.finish_reason is not None
+        has_ended = engine.progress[key].sequence.finish_reason is not None
         if isinstance(memory, Pages) and not has_ended:
             others = [s for s in engine.scheduler.running if s.key != key and not s.finish_reason]
             for other in others[:1]:

@@ -128,7 +128,7 @@ class Recorder:
 
     def follow(self, key: int) -> Trace:
         """Note from now on what is computed for a sequence that was just added."""
-        trace = self.traces[key] = Trace(self.engine.records[key].sequence)
+        trace = self.traces[key] = Trace(self.engine.progress[key].sequence)
         return trace
 
     def verified(self, plan: ForwardPlan, logits: Tensor, verdicts: list[Verdict]) -> None:
@@ -196,7 +196,7 @@ def check_pages(target: AnyTarget) -> None:
 def check_nothing_left(samples: Samples) -> None:
     """Nobody remembers a sequence that has ended."""
     engine = samples.engine
-    assert not engine.records, "the engine remembers a sequence"
+    assert not engine.progress, "the engine remembers a sequence"
     assert not engine.has_work, "the engine still has work"
     target = engine.target
     if isinstance(target, PagedTarget):

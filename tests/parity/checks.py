@@ -81,7 +81,7 @@ def generate(
 
 def run(engine: Engine) -> dict[int, list[StepOutput]]:
     """Step to the end; the outputs by key."""
-    outputs: dict[int, list[StepOutput]] = {key: [] for key in engine.records}
+    outputs: dict[int, list[StepOutput]] = {key: [] for key in engine.progress}
     while engine.has_work:
         for output in engine.step():
             outputs[output.key].append(output)
@@ -173,7 +173,7 @@ def check_draft_context(engine: Engine, key: int) -> None:
     Its keys and values equal those of a fresh projection of the features of a plain forward. Run
     after a step, in float64: to 1e-9. Changes nothing: what waits goes on waiting.
     """
-    drafter, sequence = engine.drafter, engine.records[key].sequence
+    drafter, sequence = engine.drafter, engine.progress[key].sequence
     assert isinstance(drafter, DFlashDrafter)
     if key not in drafter._known:
         # It has ended, or has yet to run: for the first time, or again.

@@ -191,7 +191,7 @@ def test_a_drafter_sees_the_same_context_however_the_prompt_was_cut(
         drafter = make_dflash(target, tiny_drafter(torch.float64))
         engine = Engine(target, drafter, prefill_chunk=chunk)
         key = engine.add(prompt, SamplingParams(max_tokens=8))
-        while engine.records[key].sequence.is_prefilling:
+        while engine.progress[key].sequence.is_prefilling:
             engine.step()
         drafts.append(drafter.propose(engine.scheduler.schedule()))
         engine.take(key)

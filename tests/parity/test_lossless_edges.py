@@ -198,7 +198,7 @@ def test_no_position_past_the_end_is_embedded(num_prompt: int, max_tokens: int, 
 @torch.inference_mode()
 def cached_keys(target: SequentialTarget | PagedTarget, engine: Engine, key: int) -> list[Tensor]:
     """Keys and values of the cached tokens in every layer, each [kv_heads, tokens, head_dim]."""
-    length = engine.records[key].sequence.num_cached
+    length = engine.progress[key].sequence.num_cached
     if isinstance(target, SequentialTarget):
         cache = target._caches[key]
         assert cache.length == length
@@ -264,7 +264,7 @@ def test_the_block_may_change_within_a_generation(temperature: float, way: Way) 
     sizes: list[int] = []
 
     def shrink(engine: Engine, key: int) -> None:
-        num_output = engine.records[key].sequence.num_output
+        num_output = engine.progress[key].sequence.num_output
         depths = (15, 7, 0, 3)
         engine.scheduler.max_draft_tokens = depths[min(3, num_output // 14)]
         sizes.append(engine.scheduler.max_draft_tokens)

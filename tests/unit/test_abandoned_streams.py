@@ -46,7 +46,7 @@ def test_a_stream_that_is_collected_at_any_moment_costs_others_nothing(
     }[place]
     real = getattr(owner, name)
     Reader(llm)
-    num_open = len(llm.engine.records)
+    num_open = len(llm.engine.progress)
     assert num_open == 1
 
     def collecting(*args, **options):
@@ -82,7 +82,7 @@ def test_a_stream_that_another_thread_collects_costs_others_nothing(llm, no_coll
 
 def test_a_stream_that_is_collected_between_steps_is_gone_at_once(llm, no_collector):
     Reader(llm)
-    assert llm.engine.records
+    assert llm.engine.progress
     gc.collect()
     assert_nothing_left(llm)
 

@@ -248,7 +248,7 @@ def test_a_chunk_that_cannot_be_made_ends_its_own_stream_alone(small, monkeypatc
     real = small.samples.take_chunk
 
     def take_chunk(key):
-        if len(small.engine.records[key].sequence.prompt_ids) > 3:
+        if len(small.engine.progress[key].sequence.prompt_ids) > 3:
             raise RuntimeError("boom")
         return real(key)
 

@@ -492,4 +492,4 @@ def test_an_end_that_is_no_token_is_left_out(eos_id: int) -> None:
     key = engine.add([1, 2], params, eos_ids=frozenset({eos_id}))
     expected = generate_plain(TableTarget(TABLE), [1, 2], params).token_ids
     assert joined(run(engine)[key]) == expected
-    assert engine.records[key].sequence.stop_ids == frozenset()
+    assert engine.progress[key].sequence.stop_ids == frozenset()

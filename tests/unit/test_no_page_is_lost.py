@@ -208,7 +208,7 @@ class Traffic:
         self.pages.check_integrity()
         # Not by what the step returned: an interrupted one may have ended sequences.
         for key in list(self.expected):
-            sequence = self.engine.records[key].sequence
+            sequence = self.engine.progress[key].sequence
             if sequence.finish_reason is None:
                 continue
             output_ids, expected = self.engine.take(key).sequence.output_ids, self.expected.pop(key)
@@ -266,14 +266,14 @@ def test_all_but_the_anchor_of_a_preempted_sequence_is_taken_over() -> None:
     engine, prompt = traffic.engine, [1] * (PAGE_SIZE - 1)
     page = prompt + plain_output(prompt, 1)
     key = engine.add(prompt, SamplingParams(max_tokens=20))
-    sequence = engine.records[key].sequence
+    sequence = engine.progress[key].sequence
     while sequence.num_output < 2:
         engine.use_fixed_depth(0)
         engine.step()
     assert len(sequence.token_ids) == PAGE_SIZE + 1
     engine.use_fixed_depth(MAX_DRAFT_TOKENS)
     other = engine.add([*page, 0], SamplingParams(max_tokens=20))
-    while engine.records[other].sequence.finish_reason is None:
+    while engine.progress[other].sequence.finish_reason is None:
         engine.scheduler.running = [s for s in engine.scheduler.running if s.key != key]
         engine.step()
     engine.scheduler._preempt(sequence)

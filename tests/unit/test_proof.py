@@ -19,7 +19,7 @@ from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.differences import first_differences
 from blockdraft.proof.findings import Findings
 from blockdraft.proof.prove import Proof
-from blockdraft.proof.ways import CHUNKS, CROWD, DRAFTED, FROM_MEMORY, PLAIN, run
+from blockdraft.proof.ways import BATCHED, CHUNKS, DRAFTED, FROM_MEMORY, PLAIN, run
 from tests.small_llm import assert_nothing_left, load_llm
 
 CONFIG = ProofConfig(
@@ -49,7 +49,7 @@ def test_a_sound_pair_is_proven(findings: Findings, llm: LLM) -> None:
     assert findings.failures == []
     assert findings.verdict == "proven"
     names = [check.way.name for check in findings.ways]
-    assert names[:3] == ["drafted", "in a crowd", "in five chunks"]
+    assert names[:3] == ["drafted", "in a batch", "in five chunks"]
     assert names[-1] == "adaptive"
     for check in findings.ways:
         assert check.num_cases
@@ -146,7 +146,7 @@ def test_chunks_and_crowds_are_what_they_say(llm: LLM) -> None:
         assert sum(prompts for _, prompts in llm.batches) == num_prompt_rows
         assert max(rows for rows, _ in llm.batches) == 1
     with watch_batches(llm):
-        outputs = run(llm, cases, CROWD)
+        outputs = run(llm, cases, BATCHED)
     assert len(outputs) == len(cases)
     assert max(rows for rows, _ in llm.batches) >= len(cases)
 

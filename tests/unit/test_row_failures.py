@@ -84,8 +84,8 @@ def plain(llm: Any) -> list[Any]:
 
 
 def plant_in_row(llm: Any, place: str, victim: int, planted: Planted, stack: ExitStack) -> None:
-    key = list(llm.engine.records)[victim]
-    sequence, text = llm.engine.records[key].sequence, llm.engine.records[key].text.detokenizer
+    key = list(llm.engine.progress)[victim]
+    sequence, text = llm.engine.progress[key].sequence, llm.engine.progress[key].text.detokenizer
     engine = llm.engine
 
     def put(owner: Any, name: str) -> None:
@@ -147,7 +147,7 @@ def plant_anywhere(llm: Any, place: str, planted: Planted, stack: ExitStack) -> 
     elif place == "close_controller":
         put(engine.controller, "close")
     elif place == "acceptance":
-        for progress in engine.records.values():
+        for progress in engine.progress.values():
             progress.acceptance = FailingStats(planted)
     else:
         onlooker = Onlooker()

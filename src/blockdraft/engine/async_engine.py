@@ -360,7 +360,7 @@ class AsyncEngine:
             if ticket.pace is None:
                 ticket.pace = Pace(now)
                 num_prompt += len(ticket.job.prompt_ids)
-                num_reused += self._engine.records[output.key].sequence.num_reused
+                num_reused += self._engine.progress[output.key].sequence.num_reused
                 continue
             gap, is_stall = ticket.pace.note(now)
             gaps.append(gap)

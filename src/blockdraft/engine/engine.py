@@ -70,7 +70,7 @@ class Engine:
             max_draft_tokens=drafter.max_nodes,
             draft_context=bool(drafter.feature_layers),
         )
-        self.records: dict[int, SampleRecord] = {}
+        self.progress: dict[int, SampleRecord] = {}
         self._costs: StepCosts | None = None
         self._unreported: list[StepOutput] = []
 
@@ -163,7 +163,7 @@ class Engine:
             scan_stop=None if scan_stop is None else self._timed(scan_stop),
             constraint=constraint,
         )
-        self.records[sequence.key] = SampleRecord(
+        self.progress[sequence.key] = SampleRecord(
             sequence, perf_counter() if added_at is None else added_at
         )
         self.scheduler.add(sequence)
@@ -272,7 +272,7 @@ class Engine:
     def _note_start(self, batch: Batch) -> None:
         now = perf_counter()
         for row in batch:
-            record = self.records[row.sequence.key]
+            record = self.progress[row.sequence.key]
             if record.started_at is None:
                 record.started_at = now
 
@@ -327,7 +327,7 @@ class Engine:
         outputs, self._unreported = self._unreported, []
         now = perf_counter()
         for output in outputs:
-            record = self.records[output.key]
+            record = self.progress[output.key]
             if output.finish_reason is not None:
                 record.finished_at = now
             if not output.token_ids:
@@ -341,7 +341,7 @@ class Engine:
 
     def fail(self, key: int, error: str) -> None:
         """End a sequence with an error from outside, even one that has just ended otherwise."""
-        record = self.records[key]
+        record = self.progress[key]
         record.sequence.fail(error)
         if record.finished_at is None:
             record.finished_at = perf_counter()
@@ -351,7 +351,7 @@ class Engine:
 
     def take(self, key: int) -> SampleRecord:
         """Hand over the record of a sample, ended or not, and forget it."""
-        record = self.records.pop(key)
+        record = self.progress.pop(key)
         self._unreported = [output for output in self._unreported if output.key != key]
         self.scheduler.remove(key)
         self.allocator.close(key)

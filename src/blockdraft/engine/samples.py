@@ -48,6 +48,11 @@ class Samples:
         self._busy = threading.Lock()
         self._abandoned: deque[int] = deque()
 
+    @property
+    def open(self) -> list[int]:
+        """Keys of the samples that have not been taken to their end."""
+        return [key for key, record in self.engine.progress.items() if record.text is not None]
+
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Refuse what cannot run, before anything is queued.
 
@@ -80,7 +85,7 @@ class Samples:
                 constraint=None if params.grammar is None else self.grammars.start(params.grammar),
                 added_at=added_at,
             )
-            self.engine.records[key].text = SampleText(job.prompt_index, text)
+            self.engine.progress[key].text = SampleText(job.prompt_index, text)
         return key
 
     def step(self) -> list[StepOutput]:
@@ -96,7 +101,7 @@ class Samples:
         return outputs
 
     def _text(self, key: int) -> SampleText:
-        text = self.engine.records[key].text
+        text = self.engine.progress[key].text
         assert text is not None, "the sample was added to the engine past these samples"
         return text
 
@@ -116,7 +121,7 @@ class Samples:
 
     def take_chunk(self, key: int) -> Chunk:
         """What is new of a sample. The last chunk holds the completion; the sample is gone then."""
-        record, sample = self.engine.records[key], self._text(key)
+        record, sample = self.engine.progress[key], self._text(key)
         with self._alone():
             text, rounds = self._read(key, sample)
             completion = self.engine.take(key).completion() if sample.is_finished else None

@@ -22,9 +22,9 @@ from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
 
-_PROBE, _CROWD = -1, -2
+_PROBE, _NEIGHBOR = -1, -2
 """Keys of the sequences of the self-test; those of the engine are not negative."""
-CROWD_LEN = 2 * PAGE_SIZE + 3
+NEIGHBOR_LEN = 2 * PAGE_SIZE + 3
 
 
 @dataclass(slots=True)
@@ -180,14 +180,14 @@ class PagedTarget(TransformersTarget):
     @torch.inference_mode()
     def logits_of_split(self, token_ids: Sequence[int], split: Split) -> Tensor:
         """See TransformersTarget.logits_of_split. Every second forward has other sequences too."""
-        with self._opened(_PROBE, len(token_ids)), self._opened(_CROWD, CROWD_LEN):
+        with self._opened(_PROBE, len(token_ids)), self._opened(_NEIGHBOR, NEIGHBOR_LEN):
             return self._logits_behind(token_ids, 0, split)
 
     @torch.inference_mode()
     def logits_at_border(self, token_ids: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
         """See TransformersTarget.logits_at_border; the pages before are copies of one."""
         tail, end = sum(TAIL_SPLIT), start + len(token_ids)
-        with self._opened(_PROBE, end), self._opened(_CROWD, CROWD_LEN):
+        with self._opened(_PROBE, end), self._opened(_NEIGHBOR, NEIGHBOR_LEN):
             first, whole = PackedRows(), PackedRows()
             self._add(first, _PROBE, token_ids[:PAGE_SIZE], 0, 0)
             self._run(first)
@@ -215,10 +215,10 @@ class PagedTarget(TransformersTarget):
         for index, length in enumerate(split):
             own, rows = token_ids[done : done + length], PackedRows()
             if index % 2:
-                self._add(rows, _CROWD, [own[0]] * 3, CROWD_LEN - 3, 0)
+                self._add(rows, _NEIGHBOR, [own[0]] * 3, NEIGHBOR_LEN - 3, 0)
             self._add(rows, _PROBE, own, start + done, length)
             if index % 2:
-                self._add(rows, _CROWD, own[:1], 5, 0)
+                self._add(rows, _NEIGHBOR, own[:1], 5, 0)
             logits.append(self._run(rows)[0])
             done += length
         return torch.cat(logits)

@@ -54,7 +54,7 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
     # Adaptive depth gives a bad drafter a rest.
     engine.use_fixed_depth(drafter.max_nodes)
     key = engine.add(case.prompt_ids, params)
-    sequence = engine.records[key].sequence
+    sequence = engine.progress[key].sequence
     held: list[LayerKV] = []
     try:
         while engine.has_work:

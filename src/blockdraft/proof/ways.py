@@ -36,7 +36,7 @@ class Way:
 
 PLAIN = Way("plain", "no drafts, alone, the prompt in one chunk", depth="none")
 DRAFTED = Way("drafted", "drafted, alone, the prompt in one chunk")
-CROWD = Way("in a crowd", "drafted, all cases at once", together=True)
+BATCHED = Way("in a batch", "drafted, all cases at once", together=True)
 CHUNKS = Way("in five chunks", "drafted, alone, the prompt in five", num_chunks=5, least_prompt=5)
 FROM_MEMORY = Way(
     "prompt from memory",
@@ -70,7 +70,7 @@ def ways_of(llm: LLM, *, adaptive: bool) -> list[Way]:
 
     Memory is shared by requests that run in pages only.
     """
-    found = [DRAFTED, CROWD, CHUNKS]
+    found = [DRAFTED, BATCHED, CHUNKS]
     if isinstance(llm.engine.target.memory, Pages):
         found.append(FROM_MEMORY)
     if adaptive:

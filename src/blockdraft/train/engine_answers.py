@@ -68,7 +68,7 @@ class EngineWriter:
         """True if an answer is complete, or has begun to loop and would be left out anyway."""
         if output.finish_reason is not None:
             return True
-        sequence = self._engine.records[output.key].sequence
+        sequence = self._engine.progress[output.key].sequence
         return has_begun_to_loop(sequence.output_ids)
 
     def _add(self, job: Job) -> int:
