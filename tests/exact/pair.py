@@ -1,4 +1,4 @@
-"""The default target and drafter, loaded once a process."""
+"""The default target and drafter, loaded once a process, in the precision that runs here."""
 
 import os
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from blockdraft.hub.catalog import DEFAULT_TARGET, find_drafter
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from blockdraft.models.draft import DraftModel, load_draft_model
-from blockdraft.models.loading import check_pair, load_target_model
+from blockdraft.models.loading import check_pair, load_target_model, resolve_dtype
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.models.target import TargetOutput
@@ -27,6 +27,10 @@ from tests.parity.targets import Way, make_dflash
 
 DRAFTER_VARIABLE = "BLOCKDRAFT_TEST_DRAFTER"
 """Names another drafter (folder or catalog name) to run these tests with."""
+
+
+DTYPE = resolve_dtype("auto", "cpu")
+"""As deployed on this CPU: bfloat16, or float32 where that is not multiplied in hardware."""
 
 
 @lru_cache
@@ -60,7 +64,7 @@ def prompt_ids() -> tuple[tuple[int, ...], ...]:
 def default_drafter() -> DraftModel:
     name = os.environ.get(DRAFTER_VARIABLE) or find_drafter(DEFAULT_TARGET)
     assert name is not None
-    return load_draft_model(resolve_model(name), torch.bfloat16)
+    return load_draft_model(resolve_model(name), DTYPE)
 
 
 class RecordingTarget:
@@ -110,8 +114,8 @@ def new_target(
 
 @lru_cache
 def exact_pair(way: Way = "paged") -> tuple[SequentialTarget | PagedTarget, DFlashDrafter]:
-    """The default pair in bfloat16, as deployed on this CPU; that is in pages."""
+    """The default pair as deployed on this CPU; that is in pages."""
     draft = default_drafter()
-    target = new_target(way, torch.bfloat16, draft.config.target_layer_ids)
+    target = new_target(way, DTYPE, draft.config.target_layer_ids)
     check_pair(target.model, draft.config)
     return target, make_dflash(target, draft)

@@ -1,4 +1,4 @@
-"""The default pair in bfloat16: a request alone and the same request in a crowd.
+"""The default pair as deployed here: a request alone and the same request in a crowd.
 
 Tokens, log-probabilities and the bits of the logits behind every kept token are the same, with the
 prompt in chunks or at once, its beginning computed or taken over, preempted or not, drafted or not.
@@ -21,7 +21,7 @@ from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Crowd, LogitsRecorder, Request, paged_pair, run_crowd
-from tests.exact.pair import default_drafter, load_target, prompt_ids
+from tests.exact.pair import DTYPE, default_drafter, load_target, prompt_ids
 
 pytestmark = pytest.mark.model
 
@@ -63,7 +63,7 @@ Bits = dict[int, torch.Tensor]
 
 @lru_cache
 def model() -> PreTrainedModel:
-    return load_target(torch.bfloat16)
+    return load_target(DTYPE)
 
 
 @lru_cache

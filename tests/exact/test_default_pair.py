@@ -1,4 +1,4 @@
-"""The default pair in bfloat16: drafted output equals plain output, and so do all logits bits."""
+"""The default pair as deployed here: drafted output equals plain output, to the bits of logits."""
 
 import itertools
 from collections.abc import Sequence
@@ -59,6 +59,7 @@ def test_the_prompts_are_many_and_of_many_kinds() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("index", [0, 8, 13, 26])
 def test_four_prompts(index: int, way: Way) -> None:
