@@ -9,7 +9,8 @@ import sys
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.command_line import USER_ERROR, refusal, run, run_json
+from blockdraft.core.errors import MISTAKE, NO
+from tests.command_line import refusal, run, run_json
 from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
 
 
@@ -37,7 +38,7 @@ def pair(tmp_path_factory):
 )
 def test_a_wrong_command_line_is_refused_on_one_line(arguments, reason):
     result = run(*arguments)
-    assert result.exit_code == USER_ERROR
+    assert result.exit_code == MISTAKE
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("blockdraft: ")
@@ -196,7 +197,11 @@ def test_damaged_models_and_wrong_pairs_are_refused(pair, tmp_path):
     target = tiny_target_folder(tmp_path)
     odd = tiny_drafter_folder(tmp_path, hidden_size=32, target_hidden_size=32)
     assert "does not fit" in refusal("generate", *pair, "--drafter", odd, "hi")
-    assert "does not fit" in refusal("models", "check", target, odd)
+    found = run("models", "check", target, odd)
+    assert (found.exit_code, found.stderr) == (NO, "")
+    assert "does not fit" in found.stdout
+    found = json.loads(run("models", "check", target, odd, "--json").stdout)
+    assert (found["fits"], "does not fit" in found["reason"]) == (False, True)
     (odd / "model.safetensors").write_bytes(b"nonsense")
     refusal("generate", *pair, "--drafter", odd, "hi")
     weights = load_file(target / "model.safetensors")
@@ -232,7 +237,7 @@ def program(*arguments):
 def test_the_program_exits_with_2_and_no_traceback():
     for arguments in (["generate", "--bogus", "hi"], ["generate", "--target", "nope", "hi"]):
         run_ = program(*arguments)
-        assert run_.returncode == USER_ERROR
+        assert run_.returncode == MISTAKE
         assert "Traceback" not in run_.stderr
 
 

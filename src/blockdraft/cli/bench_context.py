@@ -17,8 +17,8 @@ from blockdraft.cli.bench_output import (
     publish,
     show_points,
 )
-from blockdraft.cli.output import DIFFERS
 from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import NO
 
 _LLM = LLMConfig()
 _CONTEXT = ContextConfig()
@@ -92,4 +92,4 @@ def _measure(
         Console().print(report.context_table(f"greedy, {depth}, {size}", rows))
         print(*report.clipped_lines(rows), report.CONTEXT_LEGEND, sep="\n")
     if llm_config.exact and not all(m.identical for m in measured):
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(NO)

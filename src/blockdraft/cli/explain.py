@@ -9,9 +9,9 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import Progress, headline
-from blockdraft.cli.output import DIFFERS, describe_llm, print_json
+from blockdraft.cli.output import describe_llm, print_json
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.errors import NO, ConfigError, RequestError
 from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 from blockdraft.measure.provenance import describe_environment
@@ -162,7 +162,7 @@ def _publish(
     if different:
         print(f"{different} outputs differ between drafted and plain", file=sys.stderr)
     if different and llm.config.exact:
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(NO)
 
 
 def _described(llm: "LLM", params: SamplingParams) -> dict[str, Any]:

@@ -17,14 +17,13 @@ from blockdraft.cli.ledger_output import (
     write_waterfall,
 )
 from blockdraft.cli.output import (
-    DIFFERS,
     describe_completion,
     describe_llm,
     print_json,
     summary_line,
 )
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.errors import NO, ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ def _print_ledger(
             print(_summary(completion, params), file=sys.stderr)
         print_ledgers(run.accounts, sys.stderr)
     if llm.config.exact and not run.identical:
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(NO)
 
 
 def _print_text(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:
@@ -254,4 +253,4 @@ def _compare(llm: "LLM", prompt_ids: list[int], params: SamplingParams, as_json:
         same = "identical" if result.identical else "DIFFERENT"
         print(f"speed-up {result.speedup:.2f}x, {same} tokens", file=sys.stderr)
     if llm.config.exact and not result.identical:
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(NO)

@@ -27,7 +27,9 @@ Drafter = Annotated[
     str, typer.Option(help="Drafter: auto, none, a catalog name, a folder or a hub id.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
-Device = Annotated[str, typer.Option(help="cpu, auto or a torch device.")]
+Device = Annotated[
+    str, typer.Option(help="auto (a GPU that CUDA can use, else cpu), cpu or a torch device.")
+]
 Exact = Annotated[Switch, typer.Option(help="Drafted output equals plain output, bit for bit.")]
 NumThreads = Annotated[
     int | None,
