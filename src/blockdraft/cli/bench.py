@@ -63,9 +63,7 @@ def speed(
     max_tokens: options.MaxTokens = _SPEED.max_tokens,
     temperature: options.Temperature = _SPEED.temperature,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _SPEED.seed,
-    block: Annotated[
-        int | None, typer.Option(help="Slots of a block.", show_default="the drafter's")
-    ] = _SPEED.block,
+    num_draft_tokens: options.NumDraftTokens = _SPEED.num_draft_tokens,
     with_transformers: WithTransformers = _SPEED.with_transformers,
     target: options.Target = _LLM.target,
     drafter: options.Drafter = str(_LLM.drafter),
@@ -85,7 +83,7 @@ def speed(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
-        block=block,
+        num_draft_tokens=num_draft_tokens,
         with_transformers=with_transformers,
         ledger=ledger,
     )

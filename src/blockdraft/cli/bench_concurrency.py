@@ -52,8 +52,8 @@ def concurrency(
         ),
     ] = _CONCURRENCY.num_requests,
     repeats: Annotated[int, typer.Option(help="Runs of each way.")] = _CONCURRENCY.repeats,
-    fixed: Annotated[
-        int, typer.Option(help="Depth of the way that always drafts as many tokens.")
+    num_draft_tokens: Annotated[
+        int, typer.Option(help="Candidates that the fixed way verifies in every step.")
     ] = _CONCURRENCY.fixed,
     max_tokens: options.MaxTokens = _CONCURRENCY.max_tokens,
     temperature: options.Temperature = _CONCURRENCY.temperature,
@@ -80,7 +80,7 @@ def concurrency(
         concurrency=parse_points("concurrency", concurrency),
         num_requests=requests,
         repeats=repeats,
-        fixed=fixed,
+        fixed=num_draft_tokens,
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
