@@ -167,7 +167,9 @@ def test_a_bench_needs_a_drafter(pair):
         SpeedBench(LLM(pair[0], None, dtype="float32"))
 
 
-@pytest.mark.parametrize("options", [{"block": 1}, {"max_tokens": 0}, {"temperature": -1.0}])
+@pytest.mark.parametrize(
+    "options", [{"num_draft_tokens": 0}, {"max_tokens": 0}, {"temperature": -1.0}]
+)
 def test_bad_options_are_refused(options):
     with pytest.raises(BlockdraftError):
         _ = SpeedConfig(**options).params
