@@ -5,8 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
-
-USER_ERROR = 2
+from blockdraft.core.errors import MISTAKE
 
 
 def run(*arguments, **options):
@@ -21,10 +20,10 @@ def run_json(*arguments, **options):
 
 
 def refusal(*arguments, **options):
-    """The one line on standard error with which a command refuses."""
+    """The line on standard error with which a command refuses; the log may stand before it."""
     result = run(*arguments, **options)
-    assert result.exit_code == USER_ERROR, result.output
+    assert result.exit_code == MISTAKE, result.output
     assert result.stdout == ""
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("blockdraft: ")]
+    line = [line for line in result.stderr.splitlines() if line.startswith("blockdraft: ")][-1]
     assert "Traceback" not in result.stderr
     return line

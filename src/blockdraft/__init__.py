@@ -15,7 +15,9 @@ from blockdraft.core.errors import (
     BlockdraftError,
     ConfigError,
     ContextTooLong,
+    DiskError,
     ModelError,
+    NetworkError,
     RequestError,
 )
 from blockdraft.core.grammar import Grammar
@@ -33,11 +35,13 @@ __all__ = [  # noqa: RUF022 - plainly sorted
     "Completion",
     "ConfigError",
     "ContextTooLong",
+    "DiskError",
     "DraftModel",
     "Generation",
     "Grammar",
     "LLM",
     "ModelError",
+    "NetworkError",
     "RequestError",
     "SamplingParams",
 ]

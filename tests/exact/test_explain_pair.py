@@ -41,7 +41,7 @@ def test_the_default_pair_is_explained() -> None:
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_causes_add_up_on_every_kind_of_prompt(temperature: str) -> None:
     sampling = ["--max-tokens", 64, "--temperature", temperature, "--seed", 1]
-    report = run_json("explain", "--jsonl", BUNDLED, *sampling)
+    report = run_json("explain", "--prompts", BUNDLED, *sampling)
     assert len(report["groups"]) >= 4
     assert all(group["sums"]["num_rejected"] > 0 for group in report["groups"])
     assert check_sums(report) > len(report["prompts"])

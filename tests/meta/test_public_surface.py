@@ -71,11 +71,13 @@ def test_public_names_are_these():
         "Completion",
         "ConfigError",
         "ContextTooLong",
+        "DiskError",
         "DraftModel",
         "Generation",
         "Grammar",
         "LLM",
         "ModelError",
+        "NetworkError",
         "RequestError",
         "SamplingParams",
     ]

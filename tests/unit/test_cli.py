@@ -9,7 +9,8 @@ import sys
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.command_line import USER_ERROR, refusal, run, run_json
+from blockdraft.core.errors import MISTAKE, NO
+from tests.command_line import refusal, run, run_json
 from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
 
 
@@ -37,7 +38,7 @@ def pair(tmp_path_factory):
 )
 def test_a_wrong_command_line_is_refused_on_one_line(arguments, reason):
     result = run(*arguments)
-    assert result.exit_code == USER_ERROR
+    assert result.exit_code == MISTAKE
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("blockdraft: ")
@@ -98,18 +99,52 @@ def test_json_has_every_sample_with_its_logprobs(pair):
 
 def test_compare_times_both_ways_and_plain_equals_no_drafter(pair):
     options = ["--max-tokens", 16, "--ignore-eos", "the abc"]
-    result = run_json("generate", "--compare", *pair, *options)
+    found = run_json("generate", "--compare", *pair, *options)
+    result = found["compare"]
     assert result["identical"] is True
-    assert result["plain"]["token_ids"] == result["drafted"]["token_ids"]
+    assert found["token_ids"] == result["drafted"]["token_ids"] == result["plain"]["token_ids"]
     assert result["speedup"] == pytest.approx(
         result["drafted"]["tokens_per_second"] / result["plain"]["tokens_per_second"]
     )
     assert result["acceptance_length"] >= 1
     plain = run_json("generate", *pair, "--drafter", "none", *options)
     assert plain["token_ids"] == result["plain"]["token_ids"]
-    people = run("generate", "--compare", *pair, *options)
+
+
+def test_compare_goes_with_every_way_to_answer(pair):
+    asked = [*pair, "--max-tokens", 8, "--ignore-eos", "--temperature", 1, "the abc"]
+    found = run_json("generate", "--compare", "--ledger", "--n", 2, *asked)
+    # Without a seed of the user's, what is measured is still what was answered.
+    assert found["compare"]["drafted"]["token_ids"] == found["token_ids"]
+    assert found["compare"]["drafted"]["seed"] == found["seed"]
+    assert len(found["completions"]) == 2
+    assert set(found["ledger"]["accounts"]) == {"drafted", "plain"}
+    people = run("generate", "--compare", "--ledger", "--smooth", *asked)
+    assert people.exit_code == 0, people.output
     assert "speed-up" in people.stderr
     assert "identical" in people.stderr
+    assert "break-even tau" in people.stderr
+    assert people.stdout.strip()
+
+
+def test_at_most_so_many_candidates_are_verified(pair):
+    asked = [*pair, "--max-tokens", 16, "--ignore-eos", "the abc"]
+    depths = [
+        run_json("generate", "--num-draft-tokens", most, *asked)["mean_depth"] for most in (0, 2)
+    ]
+    assert depths[0] == 0
+    assert depths[1] <= 2
+
+
+@pytest.mark.parametrize("measure", ["--compare", "--ledger"])
+def test_a_measured_difference_is_the_answer_no(pair, measure, monkeypatch):
+    from blockdraft.bench import compare, ledger
+
+    monkeypatch.setattr(compare.Comparison, "identical", False)
+    monkeypatch.setattr(ledger, "_tokens", lambda generation: object())
+    asked = [*pair, "--max-tokens", 4, "the abc"]
+    assert run("generate", measure, *asked).exit_code == NO
+    assert run("generate", measure, "--exact", "off", *asked).exit_code == 0
 
 
 def test_exact_off_decodes_too_and_is_stamped(pair):
@@ -147,8 +182,8 @@ BAD_VALUES = [
     ("--stop", ""),
     ("--logprobs", "99"),
     ("--min-tokens", "9999"),
-    ("--speculative", "maybe"),
-    ("--speculative", "-1"),
+    ("--num-draft-tokens", "off"),
+    ("--num-draft-tokens", "-1"),
     ("--threads", "0"),
     ("--repetition-penalty", "0"),
     ("--logit-bias", "5"),
@@ -174,8 +209,7 @@ def test_a_bad_value_is_refused_before_anything_is_loaded(option, value):
         (["--max-tokens", "4000"], "exceed"),
         (["--raw", "--system", "be kind"], "--system"),
         (["--compare", "--drafter", "none"], "--compare needs a drafter"),
-        (["--compare", "--speculative", "off"], "--compare needs a drafter"),
-        (["--compare", "--n", "2"], "--compare takes one sample"),
+        (["--compare", "--num-draft-tokens", "0"], "--compare needs a drafter"),
     ],
 )
 def test_what_cannot_be_done_is_refused(pair, options, reason):
@@ -196,7 +230,11 @@ def test_damaged_models_and_wrong_pairs_are_refused(pair, tmp_path):
     target = tiny_target_folder(tmp_path)
     odd = tiny_drafter_folder(tmp_path, hidden_size=32, target_hidden_size=32)
     assert "does not fit" in refusal("generate", *pair, "--drafter", odd, "hi")
-    assert "does not fit" in refusal("models", "check", target, odd)
+    found = run("models", "check", target, odd)
+    assert (found.exit_code, found.stderr) == (NO, "")
+    assert "does not fit" in found.stdout
+    found = json.loads(run("models", "check", target, odd, "--json").stdout)
+    assert (found["fits"], "does not fit" in found["reason"]) == (False, True)
     (odd / "model.safetensors").write_bytes(b"nonsense")
     refusal("generate", *pair, "--drafter", odd, "hi")
     weights = load_file(target / "model.safetensors")
@@ -232,7 +270,7 @@ def program(*arguments):
 def test_the_program_exits_with_2_and_no_traceback():
     for arguments in (["generate", "--bogus", "hi"], ["generate", "--target", "nope", "hi"]):
         run_ = program(*arguments)
-        assert run_.returncode == USER_ERROR
+        assert run_.returncode == MISTAKE
         assert "Traceback" not in run_.stderr
 
 

@@ -10,12 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
+from blockdraft.core.errors import MISTAKE
 from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
 from tests.serving import PATIENCE, chat_body
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
-
-USER_ERROR = 2
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def pair(tmp_path_factory):
 def refusal(*arguments, **options):
     arguments = ["serve", *map(str, arguments)]
     result = CliRunner().invoke(app, arguments, prog_name="blockdraft", **options)
-    assert result.exit_code == USER_ERROR, result.output
+    assert result.exit_code == MISTAKE, result.output
     (line,) = result.stderr.splitlines()
     assert line.startswith("blockdraft: ")
     return line

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from blockdraft.cli.doctor import OUT_OF_ORDER
+from blockdraft.core.errors import NO
 from blockdraft.proof.doctor.check import Check, verdict
 from tests.clear_pair import edit_facts, write_pair
 from tests.command_line import refusal, run, run_json
@@ -45,11 +45,11 @@ def test_a_line_that_is_out_exits_with_1_and_says_what_to_do(tmp_path):
     edit_facts(drafter, "target", template_sha256="0" * 64)
     arguments = ["doctor", "--target", target, "--drafter", drafter, "--dtype", "float32"]
     result = run(*arguments, "--quick")
-    assert result.exit_code == OUT_OF_ORDER
+    assert result.exit_code == NO
     assert "OUT OF ORDER: chat template" in result.stdout
     assert "→ copy chat_template.jinja" in " ".join(result.stdout.split())
     result = run(*arguments, "--quick", "--json")
-    assert result.exit_code == OUT_OF_ORDER
+    assert result.exit_code == NO
     assert json.loads(result.stdout)["in_order"] is False
 
 

@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from blockdraft.core.errors import ModelError
+from blockdraft.core.errors import BlockdraftError, DiskError, ModelError, NetworkError
 from blockdraft.hub import catalog, prepare, resolve, wheel
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.hub.catalog import CATALOG, DEFAULT_TARGET, PackageFolder, WheelFile, find_drafter
@@ -81,8 +81,8 @@ def converter(monkeypatch):
     return install
 
 
-def error_of(call, *arguments) -> str:
-    with pytest.raises(ModelError) as caught:
+def error_of(call, *arguments, kind: type[BlockdraftError] = ModelError) -> str:
+    with pytest.raises(kind) as caught:
         call(*arguments)
     message = str(caught.value)
     assert "\n" not in message
@@ -187,7 +187,7 @@ def test_packaged_drafter_that_is_not_installed(tmp_path, monkeypatch):
 def test_hub_id_offline(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    message = error_of(resolve_model, "Qwen/Qwen3-4B")
+    message = error_of(resolve_model, "Qwen/Qwen3-4B", kind=NetworkError)
     assert "Qwen/Qwen3-4B" in message
     assert "give a local folder" in message
 
@@ -233,7 +233,8 @@ def test_wheel_file_is_extracted_once(tmp_path, pip):
 )
 def test_failed_download_leaves_nothing_and_can_be_repeated(tmp_path, pip, fault, said):
     pip(**fault)
-    assert said in error_of(fetch_from_wheel, SOURCE, tmp_path)
+    kind = NetworkError if "network" in said else ModelError
+    assert said in error_of(fetch_from_wheel, SOURCE, tmp_path, kind=kind)
     assert list(tmp_path.iterdir()) == []
     pip()
     assert fetch_from_wheel(SOURCE, tmp_path).read_bytes() == PAYLOAD
@@ -296,7 +297,7 @@ def test_damaged_model_folder_is_made_again(cache, pip, converter):
 def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("BLOCKDRAFT_CACHE", str(tmp_path / "file"))
-    assert "set BLOCKDRAFT_CACHE" in error_of(prepare_wheel_model, "tiny", SOURCE)
+    assert "set BLOCKDRAFT_CACHE" in error_of(prepare_wheel_model, "tiny", SOURCE, kind=DiskError)
 
 
 def test_waiting_for_another_process_ends(cache, monkeypatch):

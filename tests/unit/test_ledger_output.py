@@ -155,7 +155,7 @@ def test_generate_shows_a_table_beside_the_answer(folders):
 
 def test_plain_decoding_has_a_ledger_without_a_comparison(folders):
     result = run_json(
-        *("generate", "hello", "--max-tokens", 8, "--ledger", "--speculative", "off"),
+        *("generate", "hello", "--max-tokens", 8, "--ledger", "--num-draft-tokens", 0),
         *options(folders),
     )
     assert set(result["ledger"]["accounts"]) == {"plain"}
@@ -164,11 +164,8 @@ def test_plain_decoding_has_a_ledger_without_a_comparison(folders):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--ledger", "--compare"], "--ledger compares"),
         (["--waterfall", "x.html"], "add --ledger"),
         (["--ledger", "--waterfall", "no/such/folder/x.html"], "cannot write"),
-        (["--ledger", "--smooth"], "--smooth needs"),
-        (["--ledger", "--show-draft"], "--show-draft prints"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments, reason):
@@ -205,7 +202,15 @@ def test_bench_concurrency_accounts_for_each_way_at_each_point(folders, tmp_path
     page = tmp_path / "waterfall.html"
     result = run(
         *("bench", "concurrency", "--concurrency", "1,2", "--repeats", 2, "--max-tokens", 8),
-        *("--prompts", prompts_file(tmp_path), "--fixed", 3, "--ledger", "--waterfall", page),
+        *(
+            "--prompts",
+            prompts_file(tmp_path),
+            "--num-draft-tokens",
+            3,
+            "--ledger",
+            "--waterfall",
+            page,
+        ),
         *("--output", tmp_path / "report.json"),
         *options(folders),
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.train.config_file import read_run
+from blockdraft.train.config_file import read_run, resolve_run
 
 NEEDED = ["target=t", "data=a.jsonl", "out=o"]
 
@@ -40,7 +40,6 @@ def test_values_are_read_as_in_toml():
         ("answers.target=x", "'answers.target' is unknown"),
         ("answer.samples=3", "the only table is answers"),
         ("tensorboard=1", "true or false"),
-        ("attention=flex", "no gradient on a CPU"),
         ("pack_len=100", "at least max_len, 1024"),
         ("optimizer=sgd", "one of muon, adamw"),
         ("lr", "has no value"),
@@ -53,6 +52,13 @@ def test_a_bad_setting_is_refused(setting, reason):
     with pytest.raises(ConfigError) as error:
         read_run(None, [*NEEDED, setting])
     assert reason in str(error.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_flex_attention_is_refused_on_a_cpu(device, monkeypatch):
+    monkeypatch.setattr("blockdraft.train.config_file.resolve_device", lambda name: "cpu")
+    with pytest.raises(ConfigError, match="no gradient on a CPU"):
+        resolve_run([*NEEDED, "attention=flex", f"device={device}"])
 
 
 def test_a_file_and_what_wins_over_it(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
-from blockdraft.core.errors import ModelError
+from blockdraft.core.errors import DISK_FAILED, ModelError
 from blockdraft.train.answers import LOOP_CHECK_EVERY, AnswerWriter, Job
 from blockdraft.train.engine_answers import EngineWriter, writer_for
 from blockdraft.train.shards import read_manifest
@@ -153,7 +153,7 @@ def test_a_full_disk_is_said(folder, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("blockdraft.train.data.write_shards", full)
         result = data(folder, output, "--prompts", prompts)
-    assert result.exit_code == 2
+    assert result.exit_code == DISK_FAILED
     assert "its disk is full; make room and start again" in result.stderr
     assert data(folder, output, "--prompts", prompts).exit_code == 0
     assert len(ids_in(output)) == 3

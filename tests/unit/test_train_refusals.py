@@ -6,7 +6,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 from typer.testing import CliRunner
 
@@ -175,22 +174,6 @@ def test_a_chat_template_that_fails_for_answers(config, tmp_path, prompts):
     assert result.exit_code == 2
     assert "chat template fails on messages of user" in result.stderr
     assert not output.exists()
-
-
-def test_a_gpu_that_is_not_used_is_said(config, tmp_path, prompts, monkeypatch):
-    line = "there is a GPU: device=cuda takes it"
-    values = config.to_dict().items()
-    settings = [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
-    data = ["data", "--target", config.target, "--output", tmp_path / "out", "--limit", 1]
-    data += ["--prompts", prompts, "--max-tokens", 1]
-    for arguments in (["train", "--plan", *settings], data):
-        arguments = [str(argument) for argument in arguments]
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        assert line in CliRunner().invoke(app, arguments).stderr
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 0, result.output
-        assert line not in result.stderr
 
 
 def test_a_plan_and_a_dry_run_at_once(config):

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, DiskError
 from blockdraft.core.files import folder_lock
 from blockdraft.models.checkpoint import read_provenance
 from blockdraft.models.draft import DraftModel
@@ -217,7 +217,7 @@ def test_a_disk_that_fills_up_leaves_the_state_before(config, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(ConfigError, match=r"No space left on device; .* MiB free; make room"):
+    with pytest.raises(DiskError, match=r"No space left on device; .* MiB free; make room"):
         train(dataclasses.replace(config, max_steps=12))
     assert (config.out / "state.pt").read_bytes() == before
     assert not list(config.out.glob("*.part"))
@@ -240,7 +240,7 @@ def fails(error):
 )
 def test_a_full_disk_is_said_whatever_was_written(config, monkeypatch, error):
     monkeypatch.setattr(DraftModel, "save_pretrained", fails(error))
-    with pytest.raises(ConfigError, match="its disk is full; make room and start again"):
+    with pytest.raises(DiskError, match="its disk is full; make room and start again"):
         train(config)
 
 

@@ -201,7 +201,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--block", type=int, action="append", default=[], help="of vLLM; repeatable"
     )
-    parser.add_argument("--our-block", type=int, help="if not the drafter's own")
+    parser.add_argument("--our-draft-tokens", type=int, help="if not a whole block")
     parser.add_argument("--modes", nargs="+", choices=("eager", "compiled"), default=["eager"])
     parser.add_argument(
         "--preload", type=Path, nargs="+", help="libraries that vLLM asks for: libiomp5, tcmalloc"
@@ -226,7 +226,7 @@ def main() -> None:
             version = processes[name].wait_until_ready()
             print(f"ready: {name}", file=sys.stderr)
         comparison = Comparison(llm, processes)
-        config = SpeedConfig(max_tokens=args.max_tokens, block=args.our_block)
+        config = SpeedConfig(max_tokens=args.max_tokens, num_draft_tokens=args.our_draft_tokens)
         bench.run(workload * args.rounds, config, comparison.add)
     facts = describe_environment() | {"threads": torch.get_num_threads(), "rounds": args.rounds}
     facts["versions"] |= {"vllm": version}

@@ -11,7 +11,7 @@ WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedConfig:
-    """How to decode. `block`: most slots of a block, the anchor included; None: the drafter's.
+    """How to decode. `num_draft_tokens`: most candidates a step; None: the drafter's.
 
     `ledger` also accounts for the time of every step, for which a GPU has to be waited for.
     """
@@ -19,13 +19,13 @@ class SpeedConfig:
     max_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
-    block: int | None = None
+    num_draft_tokens: int | None = None
     with_transformers: bool = True
     ledger: bool = False
 
     def __post_init__(self) -> None:
-        if self.block is not None and self.block < 2:
-            raise ConfigError(f"block is {self.block}; give at least 2, the anchor and one draft")
+        if self.num_draft_tokens is not None:
+            _check_positive("num_draft_tokens", self.num_draft_tokens)
 
     @property
     def params(self) -> SamplingParams:
@@ -34,7 +34,7 @@ class SpeedConfig:
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             seed=self.seed,
-            speculative=True if self.block is None else self.block - 1,
+            speculative=True if self.num_draft_tokens is None else self.num_draft_tokens,
         )
 
 

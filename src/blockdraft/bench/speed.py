@@ -61,7 +61,7 @@ class SpeedBench:
             ConfigError: the block is larger than the drafter's.
             RequestError: a prompt cannot be decoded; known before anything is measured.
         """
-        self._check_block(config)
+        self._check_limit(config)
         encoded = [encode_prompt(self.llm, prompt, config.params) for prompt in prompts]
         ways = self._ways(config)
         warm_up = replace(config.params, max_tokens=min(WARM_UP_TOKENS, config.max_tokens))
@@ -90,12 +90,12 @@ class SpeedBench:
     def _drafted(self, prompt_ids: list[int], params: SamplingParams) -> Sample:
         return sample_of(self.llm.generate(prompt_ids, params).completions[0])
 
-    def _check_block(self, config: SpeedConfig) -> None:
-        most = self.llm.engine.drafter.max_nodes + 1
-        if config.block is not None and config.block > most:
+    def _check_limit(self, config: SpeedConfig) -> None:
+        most, asked = self.llm.engine.drafter.max_nodes, config.num_draft_tokens
+        if asked is not None and asked > most:
             raise ConfigError(
-                f"block is {config.block}, and the drafter's blocks have {most} slots; "
-                f"give at most {most}"
+                f"num_draft_tokens is {asked}, and the drafter proposes {most} at most; "
+                "give no more"
             )
 
 

@@ -31,8 +31,9 @@ from blockdraft.cli.ledger_output import (
     print_ledgers,
     write_waterfall,
 )
-from blockdraft.cli.output import DIFFERS
+from blockdraft.cli.logs import with_verbosity
 from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import NO
 
 _LLM = LLMConfig()
 _SPEED = SpeedConfig()
@@ -44,9 +45,8 @@ DEMO_MAX_TOKENS = 96
 app = typer.Typer(
     help="Measure how fast drafted decoding is, and that it changes nothing.", no_args_is_help=True
 )
-app.command()(concurrency)
-app.command()(never_slower)
-app.command()(context)
+for command in (concurrency, never_slower, context):
+    app.command()(with_verbosity(command))
 
 WithTransformers = Annotated[
     bool,
@@ -55,6 +55,7 @@ WithTransformers = Annotated[
 
 
 @app.command()
+@with_verbosity
 def speed(
     ctx: typer.Context,
     prompts: Annotated[list[Path], typer.Option(help="JSONL file of prompts. Repeatable.")],
@@ -62,9 +63,7 @@ def speed(
     max_tokens: options.MaxTokens = _SPEED.max_tokens,
     temperature: options.Temperature = _SPEED.temperature,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _SPEED.seed,
-    block: Annotated[
-        int | None, typer.Option(help="Slots of a block.", show_default="the drafter's")
-    ] = _SPEED.block,
+    num_draft_tokens: options.NumDraftTokens = _SPEED.num_draft_tokens,
     with_transformers: WithTransformers = _SPEED.with_transformers,
     target: options.Target = _LLM.target,
     drafter: options.Drafter = str(_LLM.drafter),
@@ -84,7 +83,7 @@ def speed(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
-        block=block,
+        num_draft_tokens=num_draft_tokens,
         with_transformers=with_transformers,
         ledger=ledger,
     )
@@ -93,6 +92,7 @@ def speed(
 
 
 @app.command()
+@with_verbosity
 def demo(
     ctx: typer.Context,
     per_kind: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = DEMO_PER_KIND,
@@ -158,4 +158,4 @@ def _measure(
                 print_ledgers(accounts)
     all_identical = all(m.identical for _, measurements in runs for m in measurements)
     if llm_config.exact and not all_identical:
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(NO)

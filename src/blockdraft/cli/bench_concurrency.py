@@ -25,8 +25,8 @@ from blockdraft.cli.ledger_output import (
     print_ledgers,
     write_waterfall,
 )
-from blockdraft.cli.output import DIFFERS
 from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import NO
 
 _LLM = LLMConfig()
 _CONCURRENCY = ConcurrencyConfig()
@@ -52,8 +52,8 @@ def concurrency(
         ),
     ] = _CONCURRENCY.num_requests,
     repeats: Annotated[int, typer.Option(help="Runs of each way.")] = _CONCURRENCY.repeats,
-    fixed: Annotated[
-        int, typer.Option(help="Depth of the way that always drafts as many tokens.")
+    num_draft_tokens: Annotated[
+        int, typer.Option(help="Candidates that the fixed way verifies in every step.")
     ] = _CONCURRENCY.fixed,
     max_tokens: options.MaxTokens = _CONCURRENCY.max_tokens,
     temperature: options.Temperature = _CONCURRENCY.temperature,
@@ -80,7 +80,7 @@ def concurrency(
         concurrency=parse_points("concurrency", concurrency),
         num_requests=requests,
         repeats=repeats,
-        fixed=fixed,
+        fixed=num_draft_tokens,
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
@@ -132,7 +132,7 @@ def _measure_concurrency(
         if not as_json:
             print_ledgers(accounts)
     if llm_config.exact and any(r.num_identical < len(r.run.samples) for r in runs):
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(NO)
 
 
 def never_slower(
@@ -207,7 +207,7 @@ def _measure_never_slower(
         verdicts = report.holding_lines(rows)
         print(*report.depth_lines(rows), *verdicts, report.NEVER_SLOWER_LEGEND, sep="\n")
     if llm_config.exact and any(p.num_identical < p.num_outputs for p in measured):
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(NO)
 
 
 def _read(paths: list[Path] | None) -> list[BenchPrompt]:

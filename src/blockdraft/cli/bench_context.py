@@ -17,8 +17,8 @@ from blockdraft.cli.bench_output import (
     publish,
     show_points,
 )
-from blockdraft.cli.output import DIFFERS
 from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import NO
 
 _LLM = LLMConfig()
 _CONTEXT = ContextConfig()
@@ -39,8 +39,9 @@ def context(
     passages: Annotated[
         int, typer.Option(help="Pieces of the text, evenly spread.")
     ] = _CONTEXT.passages,
-    fixed: Annotated[
-        int | None, typer.Option(help="Always draft as many tokens.", show_default="adaptive")
+    num_draft_tokens: Annotated[
+        int | None,
+        typer.Option(help="Candidates verified in every step.", show_default="adaptive"),
     ] = _CONTEXT.fixed,
     max_tokens: options.MaxTokens = _CONTEXT.max_tokens,
     target: options.Target = _LLM.target,
@@ -63,7 +64,7 @@ def context(
     config = ContextConfig(
         lengths=parse_points("lengths", lengths),
         passages=passages,
-        fixed=fixed,
+        fixed=num_draft_tokens,
         max_tokens=max_tokens,
     )
     prose = read_prose(text) if text else python_help()
@@ -92,4 +93,4 @@ def _measure(
         Console().print(report.context_table(f"greedy, {depth}, {size}", rows))
         print(*report.clipped_lines(rows), report.CONTEXT_LEGEND, sep="\n")
     if llm_config.exact and not all(m.identical for m in measured):
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(NO)

@@ -29,7 +29,7 @@ def chat(
     min_p: options.MinP = _PARAMS.min_p,
     repetition_penalty: options.RepetitionPenalty = _PARAMS.repetition_penalty,
     seed: options.Seed = _PARAMS.seed,
-    speculative: options.Speculative = options.SPECULATIVE,
+    num_draft_tokens: options.NumDraftTokens = None,
     dtype: options.Dtype = _CONFIG.dtype,
     device: options.Device = _CONFIG.device,
     exact: options.Exact = options.EXACT,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from blockdraft.cli import options
+from blockdraft.cli.logs import is_about_logging
 from blockdraft.cli.output import print_json
 from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.hub.catalog import DEFAULT_TARGET
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from blockdraft.train.answer_file import DataProgress
 
 REPORT_SECONDS = 10.0
+BESIDE_JOIN = {"join", "output", "drop_truncated", "as_json"}
 
 
 Output = Annotated[Path, typer.Option(help="Folder for answers, shards and manifest.")]
@@ -88,7 +90,7 @@ def data(
     ] = False,
     slots: Annotated[int, typer.Option(help="Answers written at once.")] = 96,
     seed: Annotated[int, typer.Option(help="Of order and sampling.")] = 0,
-    device: options.Device = "cpu",
+    device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Write the target's own answers to prompts, in bulk; started again, it goes on."""
@@ -107,7 +109,8 @@ def _join(context: typer.Context, values: Mapping[str, Any]) -> Path:
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         is_given = source is not None and source.name != "DEFAULT"
-        if is_given and option.name not in ("join", "output", "drop_truncated", "as_json"):
+        beside = option.name in BESIDE_JOIN or is_about_logging(option.name)
+        if is_given and not beside:
             raise ConfigError(f"--join writes no answers; leave {option.opts[0]} out")
     return join_data(
         values["join"],
@@ -119,7 +122,6 @@ def _join(context: typer.Context, values: Mapping[str, Any]) -> Path:
 
 def _generate(values: Mapping[str, Any]) -> Path:
     from blockdraft.bench.workload import BUNDLED
-    from blockdraft.models.loading import resolve_device, say_unused_gpu
     from blockdraft.train.data import generate_data
     from blockdraft.train.data_config import DataConfig
 
@@ -129,7 +131,6 @@ def _generate(values: Mapping[str, Any]) -> Path:
     chosen["exclude"] = (BUNDLED, *chosen["exclude"])
     chosen["temperatures"] = chosen["temperatures"] or DataConfig.temperatures
     config = DataConfig(**chosen)
-    say_unused_gpu(resolve_device(config.device))
     try:
         return generate_data(config, progress_printer())
     except KeyboardInterrupt as error:

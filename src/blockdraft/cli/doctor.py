@@ -9,6 +9,7 @@ from blockdraft.cli import options
 from blockdraft.cli.output import print_json
 from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig, Thinking
+from blockdraft.core.errors import NO
 from blockdraft.proof.doctor.check import SIGNS, Mark, verdict
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 _LLM = LLMConfig()
 
-OUT_OF_ORDER = 1
-"""Exit status if a line is out."""
 _COLORS: Mapping[Mark, str] = {
     "ok": "green",
     "warning": "yellow",
@@ -61,7 +60,7 @@ def doctor(
     else:
         _print(found)
     if not found.in_order:
-        raise typer.Exit(OUT_OF_ORDER)
+        raise typer.Exit(NO)
 
 
 def _print(found: "Examination") -> None:

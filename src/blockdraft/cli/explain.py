@@ -9,9 +9,9 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import Progress, headline
-from blockdraft.cli.output import DIFFERS, describe_llm, print_json
+from blockdraft.cli.output import describe_llm, print_json
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.errors import NO, ConfigError, RequestError
 from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 from blockdraft.measure.provenance import describe_environment
@@ -30,7 +30,7 @@ def explain(
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; - reads it from standard input.")
     ] = None,
-    jsonl: Annotated[
+    prompts: Annotated[
         Path | None, typer.Option(help="Explain every prompt of a JSONL file instead.")
     ] = None,
     max_tokens: options.MaxTokens = _PARAMS.max_tokens,
@@ -51,7 +51,7 @@ def explain(
     regex: options.Regex = None,
     choice: options.Choice = None,
     grammar: options.GrammarFile = None,
-    speculative: options.Speculative = options.SPECULATIVE,
+    num_draft_tokens: options.NumDraftTokens = None,
     target: options.Target = _CONFIG.target,
     drafter: options.Drafter = str(_CONFIG.drafter),
     dtype: options.Dtype = _CONFIG.dtype,
@@ -79,7 +79,7 @@ def explain(
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     _check(config, params, stream=stream, stall_ms=stall_ms, html=html)
-    questions = _questions(prompt, jsonl)
+    questions = _questions(prompt, prompts)
     llm = options.load_llm(config)
     explained = _explain(llm, questions, params, raw=raw, with_streams=stream)
     stall_limit = None if stall_ms is None else stall_ms / 1000
@@ -97,7 +97,7 @@ def _check(
     """Refuse at once what would fail only after the models have been loaded."""
     if not config.drafts or params.max_draft_tokens == 0:
         raise ConfigError(
-            "there are no drafts to explain; name a drafter, and leave --speculative on"
+            "there are no drafts to explain; name a drafter, and leave --num-draft-tokens above 0"
         )
     if stall_ms is not None and not stall_ms > 0:
         raise ConfigError(f"--stall-ms is {stall_ms:g}; give milliseconds above 0")
@@ -107,13 +107,15 @@ def _check(
         raise ConfigError(f"cannot write {html}; give the name of a file in a folder that exists")
 
 
-def _questions(prompt: str | None, jsonl: Path | None) -> list["Question"]:
+def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
     from blockdraft.proof.explain.prompts import Question, read_questions
 
-    if (prompt is None) == (jsonl is None):
-        raise ConfigError("there is not one source of prompts; give a prompt, or else --jsonl FILE")
-    if jsonl is not None:
-        return read_questions(jsonl)
+    if (prompt is None) == (prompts is None):
+        raise ConfigError(
+            "there is not one source of prompts; give a prompt, or else --prompts FILE"
+        )
+    if prompts is not None:
+        return read_questions(prompts)
     text = sys.stdin.read() if prompt == "-" else str(prompt)
     if not text.strip():
         raise RequestError("the prompt is empty; give some text")
@@ -162,7 +164,7 @@ def _publish(
     if different:
         print(f"{different} outputs differ between drafted and plain", file=sys.stderr)
     if different and llm.config.exact:
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(NO)
 
 
 def _described(llm: "LLM", params: SamplingParams) -> dict[str, Any]:

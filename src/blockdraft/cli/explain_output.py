@@ -30,7 +30,7 @@ def _console() -> Console:
     return Console(file=sys.stdout, width=width, highlight=False, markup=False)
 
 
-def print_drafts(explanation: Explanation) -> None:
+def _print_drafts(explanation: Explanation) -> None:
     """The answer, with the drafts in it marked."""
     console = _console()
     console.print(draft_text(explanation), soft_wrap=True)
@@ -40,7 +40,7 @@ def print_drafts(explanation: Explanation) -> None:
 def print_one(explained: Explained, stall_limit: float | None) -> None:
     """One prompt: the answer, every round, the sums, and the streaming if it was timed."""
     console, explanation = _console(), explained.explanation
-    print_drafts(explanation)
+    _print_drafts(explanation)
     parts = [rounds_table(explanation), summary_line(explanation.sums)]
     parts += sums_tables(explanation.sums)
     if explained.streams is not None:

@@ -1,8 +1,9 @@
 """`blockdraft generate`: one prompt, one answer."""
 
+import secrets
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,14 +18,13 @@ from blockdraft.cli.ledger_output import (
     write_waterfall,
 )
 from blockdraft.cli.output import (
-    DIFFERS,
     describe_completion,
     describe_llm,
     print_json,
     summary_line,
 )
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.errors import NO, ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def generate(
     regex: options.Regex = None,
     choice: options.Choice = None,
     grammar: options.GrammarFile = None,
-    speculative: options.Speculative = options.SPECULATIVE,
+    num_draft_tokens: options.NumDraftTokens = None,
     dtype: options.Dtype = _CONFIG.dtype,
     device: options.Device = _CONFIG.device,
     exact: options.Exact = options.EXACT,
@@ -70,10 +70,7 @@ def generate(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Time plain and drafted decoding side by side.")
-    ] = False,
-    show_draft: Annotated[
-        bool, typer.Option("--show-draft", help="Mark what was drafted; prints when finished.")
+        bool, typer.Option("--compare", help="Then time a sample of it, plain and drafted.")
     ] = False,
     smooth: Annotated[
         bool, typer.Option("--smooth", help="Let text flow evenly, a quarter of a second late.")
@@ -82,7 +79,7 @@ def generate(
     waterfall: Waterfall = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer one prompt. With --ledger it is decoded plainly too, to compare."""
+    """Answer one prompt. --compare and --ledger measure it afterwards, drafted and plain."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -90,53 +87,45 @@ def generate(
         raise RequestError("the prompt is empty; give some text")
     _check(ctx.params, config, params)
     llm = options.load_llm(config)
-    _answer(llm, _encode(llm, text, system, raw), params, text, ctx.params)
+    _answer(llm, _encode(llm, text, system, raw), params, ctx.params)
 
 
 def _answer(
-    llm: "LLM",
-    prompt_ids: list[int],
-    params: SamplingParams,
-    text: str,
-    values: Mapping[str, Any],
+    llm: "LLM", prompt_ids: list[int], params: SamplingParams, values: Mapping[str, Any]
 ) -> None:
-    """Answer in the way that the options ask for."""
-    as_json = values["as_json"]
-    if values["ledger"]:
-        _print_ledger(llm, prompt_ids, params, values["waterfall"], as_json)
-    elif values["compare"]:
-        _compare(llm, prompt_ids, params, as_json)
-    elif as_json:
-        _print_json(llm, prompt_ids, params)
-    elif values["show_draft"]:
-        _print_drafts(llm, prompt_ids, params, text, values["raw"])
+    """Answer, then measure what the options ask for; exit with 1 where exactness failed."""
+    if values["compare"] and llm.drafter_folder is None:
+        raise ConfigError("--compare needs a drafter, and none is known; name one with --drafter")
+    # What is measured is the request that was answered.
+    params = params if params.seed is not None else replace(params, seed=secrets.randbits(64))
+    found: dict[str, Any] = {}
+    if values["as_json"]:
+        found = _describe(llm, llm.generate(prompt_ids, params))
     elif values["smooth"]:
         _print_smoothly(llm, prompt_ids, params)
     else:
         _print_text(llm, prompt_ids, params)
+    if values["compare"]:
+        found["compare"] = _compare(llm, prompt_ids, params, is_silent=values["as_json"])
+    if values["ledger"]:
+        # The last: from here on no prompt is reused.
+        found["ledger"] = _account(llm, prompt_ids, params, values)
+    if values["as_json"]:
+        print_json(found)
+    measured = [found[name] for name in ("compare", "ledger") if name in found]
+    if llm.config.exact and not all(one["identical"] for one in measured):
+        raise typer.Exit(NO)
 
 
 def _check(values: Mapping[str, Any], config: LLMConfig, params: SamplingParams) -> None:
     """Refuse options that do not go together."""
-    drafts = config.drafts and params.max_draft_tokens != 0
     check_waterfall(values["waterfall"], with_ledger=values["ledger"])
-    others = [name for name in ("compare", "as_json", "show_draft", "ledger") if values[name]]
     if values["raw"] and values["system"] is not None:
         raise ConfigError("--system needs the chat template; leave out --system or --raw")
-    if values["compare"] and not drafts:
-        raise ConfigError("--compare needs a drafter and --speculative on or a number")
-    if values["compare"] and params.n != 1:
-        raise ConfigError(f"--compare takes one sample, and --n is {params.n}; leave it out")
-    if values["ledger"] and values["compare"]:
-        raise ConfigError("--ledger compares with plain decoding already; leave out --compare")
-    if values["show_draft"] and not drafts:
-        raise ConfigError("--show-draft needs a drafter and --speculative on or a number")
-    if values["show_draft"] and len(others) > 1:
-        raise ConfigError(
-            "--show-draft prints text, alone; for JSON there is `blockdraft explain --json`"
-        )
-    if values["smooth"] and (others or params.n != 1):
-        raise ConfigError("--smooth needs one sample that streams as text; leave the others out")
+    if values["compare"] and (not config.drafts or params.max_draft_tokens == 0):
+        raise ConfigError("--compare needs a drafter and --num-draft-tokens above 0")
+    if values["smooth"] and (values["as_json"] or params.n != 1):
+        raise ConfigError("--smooth needs one sample that streams as text; leave it out")
 
 
 def _encode(llm: "LLM", text: str, system: str | None, raw: bool) -> list[int]:
@@ -144,10 +133,6 @@ def _encode(llm: "LLM", text: str, system: str | None, raw: bool) -> list[int]:
         return llm.tokenizer.encode(text)
     messages = [] if system is None else [{"role": "system", "content": system}]
     return llm.tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
-
-
-def _print_json(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:
-    print_json(_describe(llm, llm.generate(prompt_ids, params)))
 
 
 def _describe(llm: "LLM", generation: "Generation") -> dict[str, Any]:
@@ -160,28 +145,17 @@ def _describe(llm: "LLM", generation: "Generation") -> dict[str, Any]:
     }
 
 
-def _print_ledger(
-    llm: "LLM",
-    prompt_ids: list[int],
-    params: SamplingParams,
-    waterfall: Path | None,
-    as_json: bool,
-) -> None:
-    """Print the answers when finished. Summaries and ledger on stderr, if not as JSON."""
+def _account(
+    llm: "LLM", prompt_ids: list[int], params: SamplingParams, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Where the time goes, on stderr if not as JSON."""
     from blockdraft.bench.ledger import decode_accounted, describe_accounts
 
     run = decode_accounted(llm, prompt_ids, params)
-    write_waterfall(waterfall, run.accounts, headline(llm))
-    if as_json:
-        ledger = describe_accounts(run.accounts) | {"identical": run.identical}
-        print_json(_describe(llm, run.generation) | {"ledger": ledger})
-    else:
-        for completion in run.generation.completions:
-            print(completion.text, flush=True)
-            print(_summary(completion, params), file=sys.stderr)
+    write_waterfall(values["waterfall"], run.accounts, headline(llm))
+    if not values["as_json"]:
         print_ledgers(run.accounts, sys.stderr)
-    if llm.config.exact and not run.identical:
-        raise typer.Exit(DIFFERS)
+    return describe_accounts(run.accounts) | {"identical": run.identical}
 
 
 def _print_text(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:
@@ -206,19 +180,6 @@ def _print_smoothly(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -
     print(_summary(chunk.completion, params), file=sys.stderr)
 
 
-def _print_drafts(
-    llm: "LLM", prompt_ids: list[int], params: SamplingParams, text: str, raw: bool
-) -> None:
-    """Print each sample when it is finished, what was drafted marked. Summaries on stderr."""
-    from blockdraft.cli.explain_output import print_drafts
-    from blockdraft.proof.explain.run import check_explains, explain
-
-    check_explains(llm)
-    for explanation in explain(llm, prompt_ids, params, prompt=text, before=text if raw else ""):
-        print_drafts(explanation)
-        print(_summary(explanation.completion, params), file=sys.stderr)
-
-
 def _summary(completion: "Completion", params: SamplingParams) -> str:
     line = summary_line(completion)
     if params.temperature > 0:
@@ -226,32 +187,26 @@ def _summary(completion: "Completion", params: SamplingParams) -> str:
     return f"[sample {completion.index}: {line}]" if params.n > 1 else f"[{line}]"
 
 
-def _compare(llm: "LLM", prompt_ids: list[int], params: SamplingParams, as_json: bool) -> None:
+def _compare(
+    llm: "LLM", prompt_ids: list[int], params: SamplingParams, *, is_silent: bool
+) -> dict[str, Any]:
+    """The first sample, plain and drafted: how fast each is, on stderr if not silent."""
     from blockdraft.bench.compare import compare
     from blockdraft.bench.config import WARM_UP_TOKENS
 
-    if llm.drafter_folder is None:
-        raise ConfigError("--compare needs a drafter, and none is known; name one with --drafter")
-    result = compare(llm, prompt_ids, params)
+    result = compare(llm, prompt_ids, replace(params, n=1))
     plain, drafted = result.plain, result.drafted
-    if as_json:
-        print_json(
-            {
-                "plain": describe_completion(plain),
-                "drafted": describe_completion(drafted),
-                "speedup": result.speedup,
-                "acceptance_length": drafted.acceptance.acceptance_length,
-                "identical": result.identical,
-                "warm_up": f"both ways, up to {WARM_UP_TOKENS} tokens each, before timing",
-                "config": describe_llm(llm),
-            }
-        )
-    else:
-        print(drafted.text)
+    if not is_silent:
         print(f"warmed up with {WARM_UP_TOKENS} tokens each way, then timed:", file=sys.stderr)
         print(f"plain    {summary_line(plain)}", file=sys.stderr)
         print(f"drafted  {summary_line(drafted)}", file=sys.stderr)
         same = "identical" if result.identical else "DIFFERENT"
         print(f"speed-up {result.speedup:.2f}x, {same} tokens", file=sys.stderr)
-    if llm.config.exact and not result.identical:
-        raise typer.Exit(DIFFERS)
+    return {
+        "plain": describe_completion(plain),
+        "drafted": describe_completion(drafted),
+        "speedup": result.speedup,
+        "acceptance_length": drafted.acceptance.acceptance_length,
+        "identical": result.identical,
+        "warm_up": f"both ways, up to {WARM_UP_TOKENS} tokens each, before timing",
+    }

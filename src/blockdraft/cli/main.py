@@ -1,7 +1,8 @@
 """`blockdraft`: the entry point. Importing it loads no model library, so `--help` is quick."""
 
-import logging
+import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -14,15 +15,20 @@ from blockdraft.cli import bench, models
 from blockdraft.cli.chat import chat
 from blockdraft.cli.data import data
 from blockdraft.cli.doctor import doctor
+from blockdraft.cli.env import env
 from blockdraft.cli.explain import explain
 from blockdraft.cli.generate import generate
+from blockdraft.cli.logs import LOG, start_log, with_verbosity
 from blockdraft.cli.prove import prove
 from blockdraft.cli.serve import serve
 from blockdraft.cli.train import train
-from blockdraft.core.errors import BlockdraftError
+from blockdraft.core.errors import FAILED, MISTAKE, BlockdraftError, exit_status
 
-USER_ERROR = 2
-"""Exit status after a user's mistake."""
+EXIT_STATUSES = (
+    "Exit status: 0 done, or yes; 1 no (outputs differ, a check failed); "
+    "2 a mistake in the command, the configuration or what it names; 3 the network failed; "
+    "4 the disk failed; 5 blockdraft failed; 130 interrupted."
+)
 
 
 # Newer versions of typer bring their own copy of click, older ones use the package.
@@ -35,16 +41,25 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except BlockdraftError as error:
-        _refuse(str(error), error)
+        _refuse(str(error), error, exit_status(error))
+    except BrokenPipeError as error:
+        # Whoever read our output has left; Python would write the rest of it at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(exit_status(error)) from error
+    except OSError as error:
+        _refuse(f"{error}; --verbose shows where", error, exit_status(error))
+    except KeyboardInterrupt as error:
+        _refuse("interrupted", error, exit_status(error))
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             raise  # not a mistake: the help is what was asked for
-        _refuse(_usage_message(error), error)
+        _refuse(_usage_message(error), error, MISTAKE)
 
 
-def _refuse(message: str, cause: Exception) -> NoReturn:
+def _refuse(message: str, cause: BaseException, status: int) -> NoReturn:
+    LOG.debug("the error arose here", exc_info=cause)
     typer.echo(f"blockdraft: {' '.join(message.split())}", err=True)
-    raise typer.Exit(USER_ERROR) from cause
+    raise typer.Exit(status) from cause
 
 
 def _usage_message(error: Any) -> str:
@@ -74,18 +89,12 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Exact block-diffusion speculative decoding of large language models.",
+    epilog=EXIT_STATUSES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(generate)
-app.command()(chat)
-app.command()(prove)
-app.command()(explain)
-app.command()(doctor)
-app.command()(serve)
-app.command()(data)
-app.command()(train)
+for command in (generate, chat, prove, explain, doctor, serve, data, train, env):
+    app.command()(with_verbosity(command))
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 
@@ -105,18 +114,21 @@ def common(
         ),
     ] = False,
 ) -> None:
-    """Send our own log, such as the notice of a first download, to standard error."""
-    logger = logging.getLogger("blockdraft")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("blockdraft: %(message)s"))
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    """Start the log before any command."""
+    start_log()
 
 
 def main() -> None:
     """Run the command line."""
-    app(prog_name="blockdraft")
+    try:
+        app(prog_name="blockdraft")
+    except Exception:
+        traceback.print_exc()
+        typer.echo(
+            "blockdraft: this is a fault of ours; report it with what `blockdraft env` prints",
+            err=True,
+        )
+        sys.exit(FAILED)
 
 
 if __name__ == "__main__":

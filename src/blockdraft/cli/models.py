@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from blockdraft.cli import options
+from blockdraft.cli.logs import with_verbosity
 from blockdraft.cli.output import print_json
+from blockdraft.core.errors import NO, ModelError
 from blockdraft.hub.catalog import CATALOG
 from blockdraft.hub.resolve import resolve_model
 
@@ -18,12 +20,17 @@ app = typer.Typer(help="Known models; without a command, the list of them.")
 def default(ctx: typer.Context) -> None:
     """List the models unless a command is given."""
     if ctx.invoked_subcommand is None:
-        list_models()
+        _print_models(as_json=False)
 
 
 @app.command("list")
+@with_verbosity
 def list_models(as_json: options.Json = False) -> None:
     """List the models that are known by name."""
+    _print_models(as_json=as_json)
+
+
+def _print_models(*, as_json: bool) -> None:
     if as_json:
         print_json(
             [
@@ -42,6 +49,7 @@ def list_models(as_json: options.Json = False) -> None:
 
 
 @app.command()
+@with_verbosity
 def path(name: Name, as_json: options.Json = False) -> None:
     """Print the folder of a model, fetching it first where that is needed."""
     folder = str(resolve_model(name))
@@ -52,18 +60,27 @@ def path(name: Name, as_json: options.Json = False) -> None:
 
 
 @app.command()
+@with_verbosity
 def check(
     target: Name,
     drafter: Name,
     as_json: options.Json = False,
 ) -> None:
-    """Say whether a drafter fits a target; exit status 2 and the reason if not."""
+    """Say whether a drafter fits a target; exit status 1 and the reason if not."""
     from blockdraft.models.checkpoint import read_config
     from blockdraft.models.draft_config import DraftConfig
     from blockdraft.models.loading import check_pair, target_without_weights
 
     config = DraftConfig.from_dict(read_config(resolve_model(drafter)))
-    check_pair(target_without_weights(resolve_model(target)), config)
+    model = target_without_weights(resolve_model(target))
+    try:
+        check_pair(model, config)
+    except ModelError as error:
+        if as_json:
+            print_json({"fits": False, "reason": str(error)})
+        else:
+            print(error)
+        raise typer.Exit(NO) from error
     if as_json:
         print_json({"fits": True, "block_size": config.block_size})
     else:

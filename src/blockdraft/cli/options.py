@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 Switch = Literal["on", "off"]
 EXACT: Switch = "on" if LLMConfig().exact else "off"
-SPECULATIVE = "on" if SamplingParams().speculative else "off"
 
 Target = Annotated[str, typer.Option(help="Target: a catalog name, a folder or a hub id.")]
 Drafter = Annotated[
     str, typer.Option(help="Drafter: auto, none, a catalog name, a folder or a hub id.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
-Device = Annotated[str, typer.Option(help="cpu, auto or a torch device.")]
+Device = Annotated[
+    str, typer.Option(help="auto (a GPU that CUDA can use, else cpu), cpu or a torch device.")
+]
 Exact = Annotated[Switch, typer.Option(help="Drafted output equals plain output, bit for bit.")]
 NumThreads = Annotated[
     int | None,
@@ -51,8 +52,12 @@ TopP = Annotated[float, typer.Option(help="Fewest tokens whose probability reach
 TopK = Annotated[int, typer.Option(help="Most likely tokens only; 0: all.")]
 MinP = Annotated[float, typer.Option(help="Least probability relative to the most likely token.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.", show_default="drawn")]
-Speculative = Annotated[
-    str, typer.Option(help="on, off, or the most tokens to draft a step.", metavar="on|off|N")
+NumDraftTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Most candidates verified a step, the anchor not counted; 0 decodes plainly.",
+        show_default="as many as pay",
+    ),
 ]
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: seen tokens become rarer.")]
 PresencePenalty = Annotated[float, typer.Option(help="Subtracted once for a generated token.")]
@@ -78,20 +83,6 @@ GrammarFile = Annotated[
     Path | None, typer.Option("--grammar", help="Answer with text of this Lark grammar.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-def parse_speculative(text: str) -> bool | int:
-    """Read on, off or a number.
-
-    Raises:
-        ConfigError: it is none of them.
-    """
-    if text in ("on", "off"):
-        return text == "on"
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ConfigError(f"--speculative is {text!r}; give on, off or a number") from error
 
 
 def parse_logit_bias(items: Sequence[str]) -> dict[int, float]:
@@ -154,8 +145,11 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     for name in ("stop", "stop_token_ids"):
         chosen[name] = tuple(chosen.get(name) or ())
     chosen["logit_bias"] = parse_logit_bias(chosen.get("logit_bias") or ())
-    if "speculative" in chosen:
-        chosen["speculative"] = parse_speculative(chosen["speculative"])
+    num_draft_tokens = values.get("num_draft_tokens")
+    if num_draft_tokens is not None:
+        if num_draft_tokens < 0:
+            raise ConfigError(f"--num-draft-tokens is {num_draft_tokens}; give 0 or more")
+        chosen["speculative"] = num_draft_tokens
     chosen["grammar"] = parse_grammar(values)
     return SamplingParams(**chosen)
 

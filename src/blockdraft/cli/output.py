@@ -8,9 +8,6 @@ if TYPE_CHECKING:
     from blockdraft.engine.completion import Completion
     from blockdraft.llm import LLM
 
-DIFFERS = 1
-"""Exit status if drafted and plain output differ although exactness was asked for."""
-
 
 def print_json(value: object, *, as_line: bool = False) -> None:
     """Print one JSON document, on one line if several follow each other.

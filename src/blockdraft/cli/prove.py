@@ -11,10 +11,11 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import check_before_loading
-from blockdraft.cli.output import DIFFERS, print_json
+from blockdraft.cli.logs import is_about_logging
+from blockdraft.cli.output import print_json
 from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import INTERRUPTED, ConfigError
+from blockdraft.core.errors import INTERRUPTED, NO, ConfigError
 from blockdraft.core.files import write_whole
 from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
@@ -111,7 +112,8 @@ def _replayed(ctx: typer.Context, path: Path) -> _Asked:
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(str(parameter.name))
         is_given = source is not None and source.name == "COMMANDLINE"
-        if is_given and parameter.name not in BESIDE_REPLAY:
+        beside = parameter.name in BESIDE_REPLAY or is_about_logging(parameter.name)
+        if is_given and not beside:
             raise ConfigError(
                 f"--replay takes everything from the certificate; leave out {parameter.opts[0]}"
             )
@@ -154,7 +156,7 @@ def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, A
 def _exit_code(certificate: Mapping[str, Any]) -> int:
     changed = certificate.get("replay", {}).get("changes", [])
     if certificate["failures"] or any(change["area"] == "outputs" for change in changed):
-        return DIFFERS
+        return NO
     return INTERRUPTED if certificate["partial"] else 0
 
 

@@ -10,7 +10,7 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import NO, ConfigError
 from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.engines.config import EngineConfig
@@ -21,8 +21,6 @@ _MIB = 2**20
 KEY_VARIABLE = "BLOCKDRAFT_API_KEY"
 PYTHON_VARIABLE = "BLOCKDRAFT_ENGINE_PYTHON"
 OWN_ENGINE: Literal["blockdraft"] = "blockdraft"
-UNFINISHED = 1
-"""Exit status if requests were cut off by the end of the server."""
 _SERVER_PACKAGES = frozenset({"fastapi", "prometheus_client", "uvicorn"})
 
 
@@ -182,7 +180,7 @@ def _serve_ourselves(llm_config: LLMConfig, config: ServeConfig) -> None:
         ) from error
     with bind(config) as sock:
         if not run.serve(options.load_llm(llm_config), config, sock):
-            raise typer.Exit(UNFINISHED)
+            raise typer.Exit(NO)  # requests were cut off
 
 
 def _serve_with(

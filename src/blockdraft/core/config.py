@@ -19,7 +19,7 @@ class LLMConfig:
     target, drafter: a name of the catalog, a folder, or a hub id. The drafter "auto" is the one
     that the catalog knows for the target; "none" or None decodes plainly.
     dtype: "auto", "bfloat16", "float32" or "float64".
-    device: "auto" is a GPU where there is one, else "cpu"; or a torch device.
+    device: "auto" is a GPU that CUDA can use, else "cpu"; or a torch device.
     exact: drafted output equals plain output, bit for bit.
     max_concurrency: sequences that advance together. prefill_chunk: prompt tokens a step, of all
     prompts together; each gets 32 at least, so very many prompts make a larger step.
@@ -36,7 +36,7 @@ class LLMConfig:
     target: str = DEFAULT_TARGET
     drafter: str | None = "auto"
     dtype: str = "auto"
-    device: str = "cpu"
+    device: str = "auto"
     exact: bool = True
     max_concurrency: int = 16
     prefill_chunk: int = 512

@@ -3,6 +3,8 @@
 BlockdraftError
 ├── ConfigError        bad option or unknown key                              exit 2
 ├── ModelError         missing tensor, unsupported architecture, wrong pair   exit 2
+├── NetworkError       a download failed                                      exit 3
+├── DiskError          the disk is full, or cannot be written                 exit 4
 ├── RequestError       bad or unsupported parameter of one request            400
 │   └── ContextTooLong the prompt does not fit; says both numbers             400
 ├── Overloaded         too many requests wait                                 429
@@ -13,9 +15,21 @@ A message names the value, the limit and the remedy, on one line.
 """
 
 import signal
+import socket
 
+# Exit statuses of every command.
+NO = 1
+"""The answer is no: outputs differ, a check failed."""
+MISTAKE = 2
+"""The command, the configuration or what it names is wrong."""
+NETWORK_FAILED = 3
+DISK_FAILED = 4
+FAILED = 5
+"""Anything else that is not the user's doing."""
 INTERRUPTED = 128 + signal.SIGINT
-"""Exit status after Ctrl-C, as shells give it."""
+"""After Ctrl-C, as shells give it."""
+OUTPUT_CLOSED = 128 + 13
+"""After the reader of our output has left (SIGPIPE), as shells give it."""
 
 
 class BlockdraftError(Exception):
@@ -28,6 +42,14 @@ class ConfigError(BlockdraftError):
 
 class ModelError(BlockdraftError):
     """A model cannot be found, is broken, is not supported, or does not fit its pair."""
+
+
+class NetworkError(BlockdraftError):
+    """Something could not be fetched; the same command may succeed later."""
+
+
+class DiskError(BlockdraftError):
+    """Something could not be read or written because of the disk, such as a full one."""
 
 
 class RequestError(BlockdraftError):
@@ -56,3 +78,19 @@ class RequestTimeout(BlockdraftError):
 
 class EngineDead(BlockdraftError):
     """The loop that answers requests has ended, by a failure or because it was asked to."""
+
+
+def exit_status(error: BaseException) -> int:
+    """The exit status of a command that ends with this exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return OUTPUT_CLOSED
+    # The system's own errors of connections are OSErrors too.
+    if isinstance(error, NetworkError | ConnectionError | TimeoutError | socket.gaierror):
+        return NETWORK_FAILED
+    if isinstance(error, DiskError | OSError):
+        return DISK_FAILED
+    if isinstance(error, Overloaded | RequestTimeout | EngineDead):
+        return FAILED
+    return MISTAKE if isinstance(error, BlockdraftError) else FAILED

@@ -9,9 +9,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from blockdraft.core.errors import BlockdraftError, ConfigError
+from blockdraft.core.errors import BlockdraftError, ConfigError, DiskError
 
 logger = logging.getLogger(__name__)
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the system's errors that say that a disk is full."""
 
 LOCK = ".lock"
 """The file in a folder that a process holds while it writes there."""
@@ -92,7 +95,7 @@ def full_disk_refused(folder: Path) -> Iterator[None]:
     """Say what to do when the disk of `folder` fills up while something is written there.
 
     Raises:
-        ConfigError: instead of the error of whichever library was writing.
+        DiskError: instead of the error of whichever library was writing.
     """
     try:
         yield
@@ -100,10 +103,10 @@ def full_disk_refused(folder: Path) -> Iterator[None]:
         raise
     # safetensors has a type of its own and no number, only the system's words.
     except Exception as error:
-        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        is_full = getattr(error, "errno", None) in FULL
         if not is_full and os.strerror(errno.ENOSPC) not in str(error):
             raise
-        raise ConfigError(
+        raise DiskError(
             f"cannot write to {folder}: its disk is full; make room and start again, which goes on "
             "from what is there"
         ) from error

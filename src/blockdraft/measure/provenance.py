@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,9 +20,9 @@ def describe_environment() -> dict[str, Any]:
         "command": sys.argv,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": git_commit(),
-        "versions": {"python": platform.python_version()} | _versions(),
+        "versions": {"python": platform.python_version()} | versions(_PACKAGES),
         "machine": {
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
             "num_cpus": num_cpus(),
             "platform": platform.platform(),
         },
@@ -46,9 +47,10 @@ def _git(*arguments: str) -> str:
     return run.stdout.strip()
 
 
-def _versions() -> dict[str, str | None]:
+def versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """Of packages, without importing them; None for one that is not installed."""
     found: dict[str, str | None] = {}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -56,7 +58,8 @@ def _versions() -> dict[str, str | None]:
     return found
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The model of this CPU, as much as the system says."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -1,6 +1,7 @@
 """Loading a target, and refusing a drafter that was made for another one."""
 
 import logging
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -36,31 +37,42 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
 
 
 def resolve_device(name: str) -> str:
-    """A device by name; "auto" is a GPU where there is one, else the CPU.
+    """A device by name; "auto" is a GPU that CUDA can use, else the CPU, and is logged once.
 
     Raises:
         ConfigError: the device is unknown, absent, or holds no numbers.
     """
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return _chosen_device()
+    if (reason := _unusable_because(name)) is not None:
+        raise ConfigError(f"device {name!r} is not usable ({reason}); use cpu or auto")
+    return name
+
+
+@lru_cache
+def _chosen_device() -> str:
+    if not torch.cuda.is_available():
+        logger.info("device auto: cpu, as CUDA finds no GPU")
+        return "cpu"
+    if (reason := _unusable_because("cuda")) is not None:
+        logger.warning("device auto: cpu, as the GPU is not usable (%s)", reason)
+        return "cpu"
+    logger.info("device auto: cuda, %s", torch.cuda.get_device_name())
+    return "cuda"
+
+
+def _unusable_because(device: str) -> str | None:
     try:
-        torch.zeros(1, device=name).item()  # the meta device makes tensors, but without numbers
+        torch.zeros(1, device=device).item()  # the meta device makes tensors, but without numbers
     # RuntimeError: an unknown name or an absent device; AssertionError: torch built without it.
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n")[0]
-        raise ConfigError(f"device {name!r} is not usable ({reason}); use cpu or auto") from error
-    return name
+        return str(error).split("\n")[0]
+    return None
 
 
 def use_threads(asked: int | None) -> None:
     """Set torch's threads, which are the kernels' too; see `num_threads`."""
     torch.set_num_threads(num_threads(asked, torch.get_num_threads()))
-
-
-def say_unused_gpu(device: str) -> None:
-    """Log that there is a GPU, where work of hours is about to begin on the CPU."""
-    if torch.device(device).type == "cpu" and torch.cuda.is_available():
-        logger.info("this runs on the CPU, and there is a GPU: device=cuda takes it")
 
 
 def load_target_model(

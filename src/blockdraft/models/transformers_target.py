@@ -173,7 +173,12 @@ class TransformersTarget:
 
     @property
     def _remedy(self) -> str:
-        return "--exact off" if self.model.dtype == torch.float32 else "float32 or --exact off"
+        remedies = ["--exact off"]
+        if self.model.dtype != torch.float32:
+            remedies.insert(0, "float32")
+        if self.model.device.type != "cpu":
+            remedies.insert(0, "--device cpu")
+        return " or ".join(remedies)
 
     def release(self) -> None:
         """Give the model back as it was: no hooks, its own settings and training flags."""

@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from blockdraft.core.errors import INTERRUPTED, BlockdraftError, ConfigError
+from blockdraft.core.errors import INTERRUPTED, BlockdraftError, ConfigError, exit_status
 from blockdraft.train.config_file import RunFile, resolve_run
 from blockdraft.train.interrupted import how_to_go_on
 from blockdraft.train.keys import describe_keys
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except BlockdraftError as error:
         sys.stderr.write(f"blockdraft: {' '.join(str(error).split())}\n")
-        return 2
+        return exit_status(error)
     if is_main:
         sys.stdout.write(f"{said}\n")
     return 0

@@ -125,7 +125,7 @@ class TrainConfig:
     save_steps: int | None = None
     tensorboard: bool = False
     seed: int = 0
-    device: str = "cpu"
+    device: str = "auto"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     threads: int | None = None
     shard_target: bool = False

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.models.loading import resolve_device, say_unused_gpu
+from blockdraft.models.loading import resolve_device
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.data_config import DataConfig
 from blockdraft.train.settings import from_toml
@@ -71,7 +71,6 @@ def resolve_run(arguments: Sequence[str]) -> RunFile:
     settings = [text for text in arguments if "=" in text]
     run = read_run(Path(files[0]) if files else None, settings)
     config = replace(run.train, device=resolve_device(run.train.device))
-    say_unused_gpu(config.device)
     config = replace(config, target=resolve_model(str(config.target)))
     # A folder stays as it was written: a run goes on only with the settings that it began with.
     if config.init_from is not None and not config.init_from.is_dir():

@@ -51,7 +51,7 @@ class DataConfig:
     rows_per_shard: int = 4096
     seed: int = 0
     dtype: str = "auto"
-    device: str = "cpu"
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         check_kinds(self)

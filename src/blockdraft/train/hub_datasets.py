@@ -7,7 +7,7 @@ from typing import Any
 
 import datasets
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, NetworkError
 
 _COLON = re.compile(r":(?![^\[]*\])")
 """But for those of a slice, "train[:1000]"."""
@@ -21,6 +21,7 @@ def read_dataset(name: str) -> Iterator[dict[str, Any]]:
 
     Raises:
         ConfigError: it cannot be loaded, or has no such split.
+        NetworkError: the hub cannot be reached.
     """
     path, *rest = _COLON.split(name)
     if len(rest) > 2:
@@ -36,7 +37,8 @@ def read_dataset(name: str) -> Iterator[dict[str, Any]]:
     # The library raises any type, from its own to those of its HTTP library.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(
+        kind = NetworkError if isinstance(error, ConnectionError | TimeoutError) else ConfigError
+        raise kind(
             f"cannot load the data set {name!r}: {reason}; check NAME:CONFIG:SPLIT "
             "and network, or give a folder"
         ) from error

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.loading import (
     load_target_model,
+    resolve_device,
     resolve_dtype,
     target_without_weights,
 )
@@ -112,6 +113,7 @@ def plan_run(config: TrainConfig, answers: DataConfig | None = None) -> Plan:
         ConfigError: settings or data are not usable, or a disk is too small.
         ModelError: target and drafter do not fit.
     """
+    config = replace(config, device=resolve_device(config.device))
     checked = check_run(config, answers)
     texts, shape, num_parameters = checked.texts, checked.drafter, checked.num_parameters
     _, num_processes = launched()
@@ -296,6 +298,7 @@ def write_untrained(config: TrainConfig, answers: DataConfig | None = None) -> P
     Raises:
         ConfigError, ModelError: as the run itself would.
     """
+    config = replace(config, device=resolve_device(config.device))
     checked = check_run(config, answers)
     texts, target = checked.texts, checked.target
     if config.init == "target":

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, DiskError
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.settings import plain
@@ -71,7 +71,7 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write a state whole or not at all.
 
     Raises:
-        ConfigError: there is no room, or no right to write.
+        DiskError: there is no room, or no right to write.
     """
     part = path.with_name(path.name + ".part")
     try:
@@ -81,7 +81,7 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     except (OSError, RuntimeError) as error:
         part.unlink(missing_ok=True)
         reason, free = str(error).split("\n")[0], shutil.disk_usage(path.parent).free
-        raise ConfigError(
+        raise DiskError(
             f"cannot write {path}: {reason}; its disk has {free / 2**20:.0f} MiB free; make room "
             "and start again, which goes on from the state before"
         ) from error

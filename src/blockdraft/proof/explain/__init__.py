@@ -17,8 +17,8 @@
    `groups.py` by kind of prompt, with examples.
 5. `stream.py` times the same answer as it streams, drafted and plain: gaps, bursts, and stalls with
    the phase of `measure/phases.py` that took longer than usual.
-6. `terminal.py` and `page.py` show it, the page with the stream as a timeline of its bursts;
-   `generate --show-draft` marks the drafts in an answer.
+6. `terminal.py` and `page.py` show it: the answer with its drafts marked, every round, and on the
+   page the stream as a timeline of its bursts.
 
 Text that comes a block at a time can be let go evenly: `generate --smooth` hands it to
 `text/pacing.py`, which lets nothing wait longer than a quarter of a second and changes none of it.

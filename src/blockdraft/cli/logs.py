@@ -1,0 +1,65 @@
+"""What a command says on standard error: our log, and the options -v and -q of every command."""
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from blockdraft.core.errors import ConfigError
+
+LOG = logging.getLogger("blockdraft")
+
+_PLAIN = "blockdraft: %(message)s"
+_VERBOSE = "blockdraft: %(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_VERBOSITY = {
+    "verbose": Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Log more, with times, and show where errors arise."),
+    ],
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Log errors only.")],
+}
+
+
+def start_log() -> None:
+    """Send our own log, such as the notice of a first download, to standard error."""
+    LOG.handlers = [logging.StreamHandler(sys.stderr)]
+    LOG.propagate = False
+    _set_level(verbose=False, quiet=False)
+
+
+def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command with the options -v and -q."""
+
+    @wraps(command)
+    def run(*arguments: Any, verbose: bool, quiet: bool, **values: Any) -> None:
+        _set_level(verbose=verbose, quiet=quiet)
+        command(*arguments, **values)
+
+    # typer reads the options from here.
+    signature = inspect.signature(command)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in _VERBOSITY.items()
+    ]
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), *added]
+    )
+    run.__annotations__ = get_type_hints(command, include_extras=True) | _VERBOSITY
+    return run
+
+
+def is_about_logging(option: str | None) -> bool:
+    """Whether an option of a command says nothing of what it does."""
+    return option in _VERBOSITY
+
+
+def _set_level(*, verbose: bool, quiet: bool) -> None:
+    if verbose and quiet:
+        raise ConfigError("--verbose and --quiet contradict each other; leave one out")
+    LOG.setLevel(logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO)
+    LOG.handlers[0].setFormatter(logging.Formatter(_VERBOSE if verbose else _PLAIN))
