@@ -19,7 +19,7 @@ def test_random_shapes(part: int, record_property: Callable[[str, object], None]
 
 
 def test_a_few_random_shapes() -> None:
-    smoke("shapes", num_cases=4)
+    smoke("shapes", num_cases=6)
 
 
 def errs(case: Case) -> bool:

@@ -215,4 +215,4 @@ def test_what_the_grammar_accepts(tokenizer, ending, tools, good, bad):
 def test_a_schema_that_cannot_be_followed_is_refused(tokenizer):
     wrong = replace(TOOLS[0], parameters={"type": "object", "properties": {"a": {"type": "foo"}}})
     with pytest.raises(RequestError, match="Invalid type: foo"):
-        Grammars(tokenizer, 320).check(harmony_grammar(None, [wrong]))
+        Grammars(tokenizer, 320).compile(harmony_grammar(None, [wrong]))

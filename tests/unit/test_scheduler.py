@@ -32,12 +32,16 @@ def make_sequence(
 
 def make_scheduler(
     memory: Memory | None = None,
-    release: Callable[[int], None] | None = None,
+    release: Callable[[Sequence], None] | None = None,
     **changes: Any,
 ) -> Scheduler:
     memory = memory or Unlimited()
     options = {"max_running": 2, "prefill_chunk": 4, "max_draft_tokens": 7}
-    return Scheduler(memory, release or memory.close, **(options | changes))
+
+    def close(sequence: Sequence) -> None:
+        memory.close(sequence.key)
+
+    return Scheduler(memory, release or close, **(options | changes))
 
 
 def start(scheduler: Scheduler, *sequences: Sequence) -> None:
@@ -226,9 +230,9 @@ def test_nobody_starts_without_room_for_the_whole_prompt() -> None:
 def test_the_youngest_is_preempted_and_is_the_first_to_come_back() -> None:
     pages, released = Pages(4), []
 
-    def release(key: int) -> None:
-        released.append(key)
-        pages.close(key)
+    def release(sequence: Sequence) -> None:
+        released.append(sequence.key)
+        pages.close(sequence.key)
 
     scheduler = make_scheduler(pages, release, max_running=3, max_draft_tokens=0)
     oldest, middle, youngest = (

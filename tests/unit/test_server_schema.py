@@ -19,6 +19,7 @@ ANSWERS = [
     ("/tokenize", {"prompt": "abc"}),
     ("/tokenize", {"messages": chat_body()["messages"], "return_token_strs": True}),
     ("/detokenize", {"tokens": [5, 6]}),
+    ("/v1/messages/count_tokens", {"messages": chat_body()["messages"]}),
     ("/v1/models", None),
     ("/v1/models/tiny", None),
     ("/health", None),

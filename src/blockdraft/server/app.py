@@ -19,6 +19,7 @@ from blockdraft.server.describe import (
     ERRORS,
     METRICS,
     ChatCompletion,
+    CountedTokens,
     Detokenized,
     Health,
     MessageAnswer,
@@ -154,10 +155,11 @@ def _add_other_chat_routes(app: FastAPI, service: Service) -> None:
         )
 
     @app.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
-    async def count(body: CountRequest, request: Request) -> dict[str, int]:
+    async def count(body: CountRequest, request: Request) -> CountedTokens:
         tell_of_ignored(request, body, strict=service.config.strict)
         with blaming("messages"):
-            return await count_tokens(service, body, request.state.client)
+            num_tokens = await count_tokens(service, body, request.state.client)
+        return CountedTokens(input_tokens=num_tokens)
 
 
 def _add_token_routes(app: FastAPI, service: Service) -> None:

@@ -255,6 +255,12 @@ class MessageAnswer(BaseModel):
     usage: dict[str, int]
 
 
+class CountedTokens(BaseModel):
+    """The answer of POST /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
 class Version(BaseModel):
     """The version of blockdraft."""
 

@@ -73,7 +73,7 @@ async def start_message(
     return MessagesReply(session, writer)
 
 
-async def count_tokens(service: Service, request: CountRequest, client: str) -> dict[str, int]:
+async def count_tokens(service: Service, request: CountRequest, client: str) -> int:
     """The tokens of a prompt.
 
     Raises:
@@ -87,4 +87,4 @@ async def count_tokens(service: Service, request: CountRequest, client: str) -> 
         return len(service.chat_encoder(chat, toolbox)())
 
     with renaming(CHAT_NAMES):
-        return {"input_tokens": await service.preparing.text(count, client)}
+        return await service.preparing.text(count, client)
