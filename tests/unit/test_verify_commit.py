@@ -238,8 +238,10 @@ def test_nothing_is_committed_after_the_end(
     assert len(output.logprobs) == len(expected)
     assert output.finish_reason == row.sequence.finish_reason == reason
     assert row.sequence.output_ids == [1, *expected]
-    (committed, published, *closed) = recorder.calls
+    (kept, committed, published, *closed) = recorder.calls
     num_cached = row.sequence.num_cached
+    # Its last keys too: others may read what is published.
+    assert kept == ("keep", 8, num_cached, list(range(num_cached - 4)))
     # What is published, others may draft from.
     token_ids = [1, *expected][: num_cached - 3]
     assert committed == ("committed", 8, 3, token_ids, [float(i) for i in range(num_cached - 3)])

@@ -46,7 +46,7 @@ def rows_work(plan: ForwardPlan) -> list[RowWork]:
             is_prompt=planned.row.is_prompt,
             num_rows=planned.num_positions,
             num_head_rows=planned.num_logits,
-            num_keys=planned.row.sequence.num_cached + planned.num_positions,
+            num_keys=planned.num_keys,
             num_siblings=sum(rank > 0 for rank in planned.tree.ranks),
         )
         for planned in plan
