@@ -612,8 +612,9 @@ def test_a_path_is_cut_where_the_sequence_ends(
         [1, *TRUTH[: num_kept - 1]],
         [0.0, *(1.0 + n for n in in_cache)],
     )
-    assert recorder.calls[0] == committed
-    assert recorder.calls[1] == ("publish", 8, row.sequence.token_ids, 4 + len(in_cache))
+    assert recorder.calls[0] == ("keep", 8, 4 + len(in_cache), in_cache)
+    assert recorder.calls[1] == committed
+    assert recorder.calls[2] == ("publish", 8, row.sequence.token_ids, 4 + len(in_cache))
 
 
 class AlongThePath:

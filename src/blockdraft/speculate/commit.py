@@ -127,9 +127,9 @@ def _commit_row(
     # The last token of a complete row is the next anchor, and stays out of both caches.
     nodes = verdict.nodes[: max(0, num_kept - 1)]
     sequence.num_scored += len(verdict.prompt_logprobs)
+    target.keep(planned, nodes)
     if sequence.finish_reason != "error":
-        # Of a sequence that ends here too: others may reuse what is published.
-        target.keep(planned, nodes)
+        # The last ones too: others may reuse what is published.
         _tell_proposer(planned, nodes, features, proposer)
     num_cached = sequence.num_cached + len(planned.row.new_ids) + len(nodes)
     sequence.num_cached = min(num_cached, len(sequence.token_ids) - 1)
