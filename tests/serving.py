@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 
-from blockdraft import LLM
+from blockdraft import LLM, Grammar
 from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.guard import Traffic
 from blockdraft.server.run import DrainingServer, make_service
 from blockdraft.server.service import Service
+from blockdraft.server.shape import Shape
 from tests.small_llm import assert_nothing_left
 
 PATIENCE = 30.0
@@ -102,6 +104,12 @@ def running_server(
         assert not thread.is_alive()
         assert traffic.num_active == 0
         assert_nothing_left(llm)
+
+
+def saying(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Leave the target nothing but this text to answer."""
+    shape = Shape(Grammar.choice([text]), "tools")
+    monkeypatch.setattr("blockdraft.server.service.read_shape", lambda *_, **__: shape)
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Text in, text out."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, TypeGuard, cast, overload
 
@@ -21,6 +21,12 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 
 Prompts = list[str] | list[list[int]] | list[tuple[int, ...]]
+
+Params = SamplingParams | Sequence[SamplingParams]
+"""For all prompts, or for each one its own."""
+
+Conversation = Sequence[Message]
+"""Messages in order; each has a `role` and a `content`."""
 
 _DEFAULTS = LLMConfig()
 
@@ -93,14 +99,14 @@ class LLM:
 
     @overload
     def generate(
-        self, prompts: Prompt, params: SamplingParams | None = ..., *, stream: Literal[False] = ...
+        self, prompts: Prompt, params: Params | None = ..., *, stream: Literal[False] = ...
     ) -> Generation: ...
 
     @overload
     def generate(
         self,
         prompts: Prompts,
-        params: SamplingParams | None = ...,
+        params: Params | None = ...,
         *,
         stream: Literal[False] = ...,
     ) -> list[Generation]: ...
@@ -109,7 +115,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Prompts,
-        params: SamplingParams | None = ...,
+        params: Params | None = ...,
         *,
         stream: Literal[True],
     ) -> Iterator[Chunk]: ...
@@ -117,18 +123,18 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Prompts,
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         stream: bool = False,
     ) -> Generation | list[Generation] | Iterator[Chunk]:
-        """Continue one prompt or several, given as text or token ids.
+        """Continue one prompt or several, given as text or token ids; `params` may be one for each.
 
         Returns one Generation for one prompt and a list for a list; with `stream` an iterator of
         chunks. Closing the iterator early ends the request. Without a seed each prompt draws one.
 
         Raises:
-            RequestError: an empty prompt, an unknown token id, or a grammar that cannot be used; at
-                once, also with `stream`.
+            RequestError: an empty prompt, an unknown token id, a grammar that cannot be used, or
+                another number of params than of prompts; at once, also with `stream`.
             ContextTooLong: a prompt and max_tokens do not fit the target's context.
         """
         is_single = _is_single(prompts)
@@ -143,38 +149,48 @@ class LLM:
 
     @overload
     def chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = ...,
-        *,
-        stream: Literal[False] = ...,
+        self, messages: Conversation, params: Params | None = ..., *, stream: Literal[False] = ...
     ) -> Generation: ...
 
     @overload
     def chat(
         self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = ...,
+        messages: Sequence[Conversation],
+        params: Params | None = ...,
+        *,
+        stream: Literal[False] = ...,
+    ) -> list[Generation]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: Params | None = ...,
         *,
         stream: Literal[True],
     ) -> Iterator[Chunk]: ...
 
     def chat(
         self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
+        messages: Conversation | Sequence[Conversation],
+        params: Params | None = None,
         *,
         stream: bool = False,
-    ) -> Generation | Iterator[Chunk]:
-        """Answer a conversation; each message has a `role` and a `content`.
+    ) -> Generation | list[Generation] | Iterator[Chunk]:
+        """Answer one conversation or several; each message has a `role` and a `content`.
+
+        Returns what `generate` returns.
 
         Raises:
-            RequestError: as `generate`, or the target has no chat template.
+            RequestError: as `generate`, no message, or the target has no chat template.
         """
-        prompt_ids = self.tokenizer.encode_chat(messages)
+        is_single = _is_conversation(messages)
+        many = cast("list[Conversation]", [messages] if is_single else list(messages))
+        prompts = [self.tokenizer.encode_chat(conversation) for conversation in many]
         if stream:
-            return self.generate(prompt_ids, params, stream=True)
-        return self.generate(prompt_ids, params)
+            return self.generate(prompts, params, stream=True)
+        generations = self.generate(prompts, params)
+        return generations[0] if is_single else generations
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -183,13 +199,14 @@ class LLM:
             raise _no_prompt(prompt)
         return list(prompt)
 
-    def _check_jobs(self, prompts: list[list[int]], params: SamplingParams | None) -> list[Job]:
-        params = params or SamplingParams()
+    def _check_jobs(self, prompts: list[list[int]], params: Params | None) -> list[Job]:
         jobs = []
-        for index, prompt_ids in enumerate(prompts):
-            self.samples.check(prompt_ids, params)
-            seed = secrets.randbits(64) if params.seed is None else params.seed
-            jobs.append(Job(index, prompt_ids, params, seed))
+        for index, (prompt_ids, own) in enumerate(
+            zip(prompts, _one_each(params, len(prompts)), strict=True)
+        ):
+            self.samples.check(prompt_ids, own)
+            seed = secrets.randbits(64) if own.seed is None else own.seed
+            jobs.append(Job(index, prompt_ids, own, seed))
         return jobs
 
     def _collect(self, jobs: list[Job]) -> list[Generation]:
@@ -222,6 +239,29 @@ class LLM:
         finally:
             # Maybe called by the garbage collector, in the middle of somebody else's step.
             self.samples.abandon(open_keys)
+
+
+def _one_each(params: Params | None, num_prompts: int) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    if len(params) != num_prompts:
+        raise RequestError(
+            f"{len(params)} sampling params for {num_prompts} prompts; give one, or one for each"
+        )
+    return params
+
+
+def _is_conversation(messages: object) -> bool:
+    """True for a list of messages, False for a list of such lists."""
+    if not _is_list(messages) or isinstance(messages, str):
+        raise RequestError(
+            f"messages are {messages!r:.60}; give a list of messages with role and content, "
+            "or call generate"
+        )
+    kinds = {isinstance(item, Mapping) for item in messages}
+    if len(kinds) > 1:
+        raise RequestError("messages and conversations are mixed; give one conversation, or a list")
+    return kinds != {False}
 
 
 def _is_single(prompts: object) -> bool:

@@ -1,7 +1,9 @@
 """What a grammar allows after given tokens, and what is refused, before anything runs."""
 
+import gc
 import json
 import random
+from threading import current_thread
 
 import numpy as np
 import pytest
@@ -58,6 +60,17 @@ def accepts(grammars, tokenizer, grammar, text):
         (GRAMMARS["lark"], ["if a", "if abc and b"], ["if", "if d"]),
         (Grammar.choice(["a|b", "[a]", "\\"]), ["a|b", "[a]", "\\"], ["a", "b"]),
         (Grammar.regex("a*"), ["", "aaa"], ["b"]),
+        (Grammar.lark('root ::= "a" digit+ | "b"\ndigit ::= [0-9]'), ["a12", "b"], ["a", "ab"]),
+        (Grammar.lark('start: "::=" "a"'), ["::=a"], ["a"]),
+        (
+            Grammar.lark(
+                'start: "<" @word ">" | @object',
+                word=Grammar.lark("start: A @tail\nA: /a+/", tail=Grammar.choice(["!", "?"])),
+                object=Grammar.json_schema({"const": {"x": 1}}),
+            ),
+            ["<a!>", "<aa?>", '{"x": 1}'],
+            ["a!", "<a>", '<{"x": 1}>', '{"x":  1}'],
+        ),
     ],
 )  # fmt: skip
 def test_what_a_grammar_accepts(grammars, tokenizer, grammar, good, bad):
@@ -140,7 +153,7 @@ def test_ids_without_a_token_and_special_tokens_are_never_allowed(tokenizer):
 )
 def test_what_llguidance_refuses_is_refused_by_name(grammars, grammar, reason):
     with pytest.raises(RequestError, match=reason) as refused:
-        grammars.check(grammar)
+        grammars.compile(grammar)
     assert grammar.source[:20] in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -173,13 +186,13 @@ def test_what_is_no_grammar_is_refused_when_it_is_made(make, reason):
 def test_a_target_that_never_ends_an_answer_takes_no_grammar():
     tokenizer = Tokenizer(tiny_tokenizer(), [])
     with pytest.raises(RequestError, match="no token that ends an answer"):
-        Grammars(tokenizer, TEXT_VOCAB_SIZE).check(Grammar.regex("a"))
+        Grammars(tokenizer, TEXT_VOCAB_SIZE).compile(Grammar.regex("a"))
 
 
 def test_a_grammar_that_the_vocabulary_cannot_write_is_refused(tokenizer):
     """With 60 ids this target has no letters."""
     with pytest.raises(RequestError, match="vocabulary"):
-        Grammars(tokenizer, 60).check(Grammar.regex("abc"))
+        Grammars(tokenizer, 60).compile(Grammar.regex("abc"))
     state = Grammars(tokenizer, 60).start(Grammar.regex("!a"))
     with pytest.raises(RequestError, match="continues the grammar"):
         state.allowed(tokenizer.encode("!"), [])
@@ -208,7 +221,7 @@ def test_what_other_sequences_have_met_does_not_count(tokenizer, monkeypatch):
     monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(max_lexer_states=100))
     own, draw, renewed = Grammars(tokenizer, TEXT_VOCAB_SIZE), random.Random(1), 0
     grammar = Grammar.regex("|".join(f"{letter}{{20}}" for letter in "defghijklmnopqrsuvwxyz"))
-    compiled = own._compiled(grammar)
+    compiled = own.compile(grammar)
     for _ in range(30):
         state, output, before = own.start(grammar), [], compiled._matcher
         while (ids := allowed_ids(state, output)) and ids[0] not in tokenizer.eos_ids:
@@ -216,6 +229,40 @@ def test_what_other_sequences_have_met_does_not_count(tokenizer, monkeypatch):
         assert len(output) == 20
         renewed += compiled._matcher is not before
     assert 1 <= renewed < 30
+
+
+def test_a_grammar_that_takes_long_is_not_compiled_while_all_wait(tokenizer, monkeypatch):
+    """Its own sequence fails; it is renewed in the background, for those that come later."""
+    monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(max_lexer_states=100))
+    own, draw, threads = Grammars(tokenizer, TEXT_VOCAB_SIZE), random.Random(1), []
+    grammar = Grammar.regex("|".join(f"{letter}{{20}}" for letter in "defghijklmnopqrsuvwxyz"))
+    compiled = own.compile(grammar)
+    real, before = compiled._renew, compiled._matcher
+    compiled._seconds = 2.0
+    monkeypatch.setattr(compiled, "_renew", lambda: threads.append(current_thread()) or real())
+
+    def follow(times=1):
+        for _ in range(times):
+            state, output = own.start(grammar), []
+            while (ids := allowed_ids(state, output)) and ids[0] not in tokenizer.eos_ids:
+                output.append(draw.choice(ids))
+
+    with pytest.raises(RequestError, match="cannot be followed"):
+        follow(30)
+    compiled._renewing.join()
+    assert compiled._matcher is not before
+    assert current_thread() not in threads
+    follow()
+
+
+def test_a_grammar_is_not_renewed_where_that_does_not_help(tokenizer, monkeypatch):
+    monkeypatch.setattr("blockdraft.text.grammar._LIMITS", _limits(max_items_in_row=60))
+    own = Grammars(tokenizer, TEXT_VOCAB_SIZE)
+    grammar = Grammar.lark('start: x\nx: x x | "!"')
+    before = own.compile(grammar)._matcher
+    with pytest.raises(RequestError, match="cannot be followed"):
+        own.start(grammar).allowed([], 40 * tokenizer.encode("!")[:1])
+    assert own.compile(grammar)._matcher is before
 
 
 def _limits(**limits):
@@ -235,7 +282,20 @@ def _fails(state, ids):
 def test_compiled_grammars_are_kept_up_to_a_bound(grammars, tokenizer):
     own = Grammars(tokenizer, TEXT_VOCAB_SIZE)
     for number in range(MAX_COMPILED + 10):
-        own.check(Grammar.json_schema(json.dumps({"const": number})))
-    own.check(Grammar.json_schema(json.dumps({"const": MAX_COMPILED})))
-    info = own._compiled.cache_info()
+        own.compile(Grammar.json_schema(json.dumps({"const": number})))
+    own.compile(Grammar.json_schema(json.dumps({"const": MAX_COMPILED})))
+    info = own._recent.cache_info()
     assert (info.hits, info.currsize) == (1, MAX_COMPILED)
+    gc.collect()
+    assert len(own._alive) == MAX_COMPILED
+
+
+def test_a_grammar_that_somebody_holds_is_not_compiled_again(tokenizer):
+    own = Grammars(tokenizer, TEXT_VOCAB_SIZE)
+    grammar = Grammar.json_schema({"const": "held"})
+    assert own.find(grammar) is None
+    held = own.compile(grammar)
+    for number in range(MAX_COMPILED + 1):
+        own.compile(Grammar.json_schema({"const": number}))
+    assert own.find(grammar) is held
+    assert own.start(grammar)._compiled is held

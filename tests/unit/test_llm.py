@@ -50,6 +50,46 @@ def test_samples_share_the_seed_and_differ_in_their_index(llm):
     assert [c.token_ids for c in again] == [c.token_ids for c in completions]
 
 
+def test_conversations_together_equal_conversations_alone(llm):
+    conversations = [MESSAGES, [{"role": "user", "content": "!!"}, *MESSAGES]]
+    together = llm.chat(conversations, params())
+    alone = [llm.chat(conversation, params()) for conversation in conversations]
+    assert [g.completions[0].token_ids for g in together] == [
+        g.completions[0].token_ids for g in alone
+    ]
+    streamed = {c.prompt_index for c in llm.chat(conversations, params(), stream=True)}
+    assert streamed == {0, 1}
+
+
+def test_each_prompt_may_have_its_own_params(llm):
+    own = [params(max_tokens=3), params(max_tokens=5, temperature=1.0, seed=7)]
+    found = llm.generate(["abc", "abc"], own)
+    alone = [llm.generate("abc", each) for each in own]
+    assert [g.completions[0].token_ids for g in found] == [
+        g.completions[0].token_ids for g in alone
+    ]
+    assert [len(g.completions[0].token_ids) for g in found] == [3, 5]
+    chats = llm.chat([MESSAGES, MESSAGES], own)
+    assert [len(g.completions[0].token_ids) for g in chats] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda llm: llm.generate(["a", "b"], [params()]), "1 sampling params for 2 prompts"),
+        (lambda llm: llm.generate("a", [params(), params()]), "2 sampling params for 1 prompts"),
+        (lambda llm: llm.chat([MESSAGES, MESSAGES[0]]), "messages and conversations are mixed"),
+        (lambda llm: llm.chat("hello"), "messages are 'hello'"),
+        (lambda llm: llm.chat([]), "the conversation is empty"),
+        (lambda llm: llm.chat([[]]), "the conversation is empty"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(llm, ask, message):
+    with pytest.raises(RequestError, match=message):
+        ask(llm)
+    assert_nothing_left(llm)
+
+
 def test_prompts_together_equal_prompts_alone(llm):
     prompts = ["abc", "the quick brown fox", "!!"]
     together = llm.generate(prompts, params())

@@ -98,7 +98,7 @@ def test_a_failure_while_text_is_written_costs_other_streams_no_token(llm, faili
     expected = [llm.generate(p, params()).completions[0].token_ids for p in prompts]
     streams = [llm.generate(p, params(), stream=True) for p in prompts]
     found = [next(stream).token_ids for stream in streams]
-    victim = list(llm.samples.open)[failing]
+    victim = list(llm.engine.records)[failing]
     sequence, calls = llm.engine.records[victim].sequence, itertools.count()
     real = sequence.scan_stop
 

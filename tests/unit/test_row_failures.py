@@ -84,7 +84,7 @@ def plain(llm: Any) -> list[Any]:
 
 
 def plant_in_row(llm: Any, place: str, victim: int, planted: Planted, stack: ExitStack) -> None:
-    key = list(llm.samples.open)[victim]
+    key = list(llm.engine.records)[victim]
     sequence, text = llm.engine.records[key].sequence, llm.engine.records[key].text.detokenizer
     engine = llm.engine
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ VLLM_NAMES = [
     "request_prefill_time_seconds_count",
     "request_decode_time_seconds_count",
     "num_preemptions_total",
+    "request_prompt_tokens_count",
+    "request_generation_tokens_count",
 ]
 
 
@@ -49,6 +52,8 @@ def scrape(server):
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = dict(sample.labels)
+            if sample.name.startswith("process_"):  # Prometheus' own names
+                continue
             assert labels.pop("model_name") == MODEL
             key = (sample.name, *(f"{name}={value}" for name, value in sorted(labels.items())))
             assert key not in found
@@ -109,6 +114,43 @@ def test_gauges_are_never_stale(llm):
         pages = [found["blockdraft:pages", f"state={state}"] for state in ("held", "kept", "free")]
         assert pages[0] == 0
         assert sum(pages) == llm.engine.target.memory.num_pages - 1
+
+
+def test_lengths_are_counted_for_each_sample(llm):
+    with running_server(llm) as server:
+        server.chat("the abc", n=2, max_tokens=7)
+        server.complete([[5] * 30, [5] * 60], max_tokens=3, n=2)
+        num_prompt = len(server.post("/tokenize", **_messages("the abc")).json()["tokens"])
+        found = scrape(server)
+    for name, lengths in {
+        "vllm:request_prompt_tokens": [num_prompt, num_prompt, 30, 30, 60, 60],
+        "vllm:request_generation_tokens": [7, 7, 3, 3, 3, 3],
+    }.items():
+        assert found[f"{name}_count",] == len(lengths)
+        assert found[f"{name}_sum",] == sum(lengths)
+        for most in (5, 10, 50, 100):
+            below = sum(length <= most for length in lengths)
+            assert found[f"{name}_bucket", f"le={most}.0"] == below
+
+
+def _messages(content):
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="they are read from /proc")
+def test_the_process_is_measured(llm):
+    with running_server(llm) as server:
+        text = server.client.get("/metrics").text
+    found = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("process_")
+    }
+    assert found["process_resident_memory_bytes"] > 2**26
+    assert found["process_cpu_seconds_total"] > 0
+    assert 0 < found["process_open_fds"] < found["process_max_fds"]
+    assert 0 < time.time() - found["process_start_time_seconds"] < 86_400
 
 
 def test_who_leaves_is_counted_as_aborted(llm):

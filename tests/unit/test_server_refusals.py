@@ -47,7 +47,7 @@ def calling(arguments):
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-CALLING = calling("{}")
+OBJECT = {"type": "json_object"}
 
 
 def named(name):
@@ -103,22 +103,16 @@ SAMPLING = [
     ("speculative", "on"),
     ("speculative", 1.5),
     ("stream", "yes"),
-    ("stream_options", {"include_usage": True}),
-    ("stream_options", {"include_usag": True}),
+    ("stream_options", {"include_usage": "yes"}),
     ("ignore_eos", 1),
     ("include_stop_str_in_output", True),
     ("skip_special_tokens", False),
     ("return_token_ids", "yes"),
-    ("user", 5),
-    ("store", True),
-    ("metadata", {"a": 1}),
-    ("service_tier", "flex"),
     ("response_format", {"type": "json_schema"}),
     ("response_format", {"type": "json_object", "json_schema": SCHEMA}),
     ("response_format", {"type": "text", "json_schema": SCHEMA}),
-    ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+    ("response_format", {"type": "text", "schema": {}}),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
-    ("response_format", {"type": "json_schema", "json_schema": {**SCHEMA, "name": "a b"}}),
     ("response_format", {"type": "json_schema", "json_schema": {**SCHEMA, "strict": "yes"}}),
     ("response_format", {"type": "json_schema", "json_schema": {**SCHEMA, "more": 1}}),
     ("response_format", as_format({"type": "foo"})),
@@ -128,8 +122,22 @@ SAMPLING = [
     ("response_format", as_format(False)),
     ("response_format", {"type": "xml"}),
     ("response_format", "json"),
-    ("tempurature", 1),
-    ("", 1),
+    ("structured_outputs", "json"),
+    ("structured_outputs", {"json": 5}),
+    ("structured_outputs", {"jsn": {}}),
+    ("structured_outputs", {"json": "{"}),
+    ("structured_outputs", {"json": {"type": "foo"}}),
+    ("structured_outputs", {"regex": "("}),
+    ("structured_outputs", {"choice": []}),
+    ("structured_outputs", {"choice": [""]}),
+    ("structured_outputs", {"grammar": "start: unknown"}),
+    ("structured_outputs", {"structural_tag": "{}"}),
+    ("guided_json", {"type": "foo"}),
+    ("guided_regex", ""),
+    ("guided_choice", "a"),
+    ("guided_grammar", "root ::= ("),
+    ("length_penalty", 0.5),
+    ("max_new_tokens", 5),
 ]
 
 IN_CHAT = [
@@ -139,28 +147,20 @@ IN_CHAT = [
     ("messages", None),
     ("messages[0].content", [{"role": "user"}]),
     ("messages[0].content", [{"role": "user", "content": 5}]),
-    ("messages[0].content", [{"role": "user", "content": [{"type": "image_url"}]}]),
+    ("messages[0].content[0].type", [{"role": "user", "content": [{"type": "image_url"}]}]),
+    ("messages[0].content[0].text", [{"role": "user", "content": [{"type": "text"}]}]),
+    ("messages[0].content", [{"role": "user"}]),
     ("messages[0].role", [{"role": "wizard", "content": "x"}]),
     ("messages[0].role", [{"content": "x"}]),
-    ("messages[0].tool_call_id", [{"role": "tool", "content": "x"}]),
-    ("messages[0].tool_call_id", [{"role": "tool", "content": "x", "tool_call_id": "1"}]),
-    ("messages[1].tool_call_id", [CALLING, {"role": "tool", "content": "x", "tool_call_id": "2"}]),
-    ("messages[1].content", [CALLING, {"role": "tool", "tool_call_id": "1"}]),
-    ("messages[0].tool_calls", [{**CALLING, "role": "user", "content": "x"}]),
-    ("messages[0].tool_call_id", [{"role": "user", "content": "x", "tool_call_id": "1"}]),
-    ("messages[0].name", [{"role": "user", "content": "x", "name": "y"}]),
-    ("messages[0].content", [{"role": "assistant"}]),
-    ("messages[0].content", [{"role": "assistant", "content": None, "tool_calls": []}]),
+    ("messages[0].tool_calls", [{**calling("{}"), "role": "user", "content": "x"}]),
     ("messages", [calling("{")]),
     ("messages", [calling("[1]")]),
-    ("messages[0].nme", [{"role": "user", "content": "x", "nme": 1}]),
-    ("messages[0].tool_calls[0].id", [{"role": "assistant", "tool_calls": [{}]}]),
+    ("messages[0].tool_calls[0].function", [{"role": "assistant", "tool_calls": [{}]}]),
     ("messages", [{"role": "user", "content": "  "}]),
     ("messages", [{"role": "user", "content": "\ud800"}]),
     ("messages", [{"role": "user", "content": "x" * 4000}]),
     ("top_logprobs", 3),
     ("logprobs", 5),
-    ("tools", []),
     ("tools", [{"type": "function", "function": {"name": "a b"}}]),
     ("tools", [STRICT, STRICT]),
     ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]),
@@ -240,10 +240,21 @@ def test_a_bad_prompt_is_refused(server, param, value):
     assert bare(error["param"]) == param
 
 
+@pytest.mark.parametrize("prompt", [[-1], [2**70], [[5], [-1]]])
+def test_ids_that_are_none_are_refused_before_they_are_echoed(server, prompt):
+    for logprobs in (None, 0):
+        error = error_of(server.post(TEXT, prompt=prompt, echo=True, logprobs=logprobs), 400)
+        assert error["param"] == "prompt"
+
+
 TOGETHER = [
     ("tool_choice", {"tools": [TOOL], "tool_choice": named("g")}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}}),
-    ("response_format", {"tools": [TOOL], "response_format": {"type": "json_object"}}),
+    ("response_format", {"tools": [TOOL], "response_format": as_format({"type": "foo"})}),
+    ("tools", {"tools": [STRICT], "response_format": {"type": "json_object"}}),
+    ("guided_regex", {"guided_json": {}, "guided_regex": "a"}),
+    ("structured_outputs.regex", {"structured_outputs": {"json": {}, "regex": "a"}}),
+    ("structured_outputs.json", {"structured_outputs": {"json": {}}, "response_format": OBJECT}),
     ("tools", {"tools": [STRICT], "tool_choice": "required"}),
     ("ignore_eos", {"tools": [TOOL], "tool_choice": "required", "ignore_eos": True}),
 ]

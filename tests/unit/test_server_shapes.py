@@ -6,16 +6,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from blockdraft import Grammar
-from blockdraft.server.protocol import ChatRequest, ResponseFormat
+from blockdraft.server.protocol import ChatRequest
 from blockdraft.server.reasoning import END, START
-from blockdraft.server.shape import Shape, read_shape, read_toolbox
+from blockdraft.server.shape import read_shape, read_toolbox
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import ToolCallParser
 from blockdraft.text.tools import TAGGED
 from tests.schemas import SCHEMAS
-from tests.serving import chat_body, running_server
+from tests.serving import chat_body, running_server, saying
 from tests.small_llm import load_llm
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_drafter_folder, tiny_target_folder, tiny_tokenizer
 
@@ -215,12 +214,6 @@ SAID = [
 ]
 
 
-def saying(monkeypatch, text):
-    """Leave the target nothing but this text to answer."""
-    shape = Shape(Grammar.choice([text]), "tools")
-    monkeypatch.setattr("blockdraft.server.service.read_shape", lambda *_, **__: shape)
-
-
 @pytest.mark.parametrize(("said", "text", "calls", "end"), SAID)
 def test_calls_are_found_in_a_free_answer(server, monkeypatch, said, text, calls, end):
     saying(monkeypatch, said)
@@ -289,7 +282,7 @@ def test_calls_stand_behind_the_thinking(tokenizer, fields, good, bad):
     request = ChatRequest.model_validate({**chat_body(), "tools": TOOLS, **fields})
     toolbox = read_toolbox(request, tokenizer)
     for thinks, thoughts in ((True, f"a {written('x', '{')} {END}"), (False, f"{START}b{END}\n\n")):
-        shape = read_shape(None, toolbox, thinks=thinks)
+        shape = read_shape(request, toolbox, thinks=thinks)
         if good is None:
             assert shape is None
             continue
@@ -300,7 +293,7 @@ def test_calls_stand_behind_the_thinking(tokenizer, fields, good, bad):
 
 
 def test_a_schema_holds_behind_the_thinking(tokenizer):
-    wanted = ResponseFormat.model_validate(as_format("object"))
+    wanted = ChatRequest.model_validate({**chat_body(), "response_format": as_format("object")})
     begun, free = (read_shape(wanted, None, thinks=thinks).grammar for thinks in (True, False))
     assert accepts(tokenizer, begun, f"hm \n</thin{END}\n{LOOK}")
     assert accepts(tokenizer, free, f"{START}hm{END}\n\n{LOOK}")
@@ -308,6 +301,45 @@ def test_a_schema_holds_behind_the_thinking(tokenizer):
     assert not accepts(tokenizer, begun, LOOK)
     assert not accepts(tokenizer, begun, f"hm{END}hm{LOOK}")
     assert not accepts(tokenizer, free, f"hm{END}{LOOK}")
+
+
+EITHER = [
+    ({}, [written("wait", "{}"), f"{written('wait', '{}')}\n{written('wait', '{}')}", LOOK]),
+    ({"parallel_tool_calls": False}, [written("wait", "{}"), LOOK]),
+    ({"tool_choice": "required"}, [written("wait", "{}")]),
+    ({"tool_choice": "none"}, [LOOK]),
+]
+
+
+@pytest.mark.parametrize(("fields", "good"), EITHER)
+def test_with_tools_and_a_format_the_answer_is_a_call_or_has_the_shape(tokenizer, fields, good):
+    format_ = {"response_format": as_format("object")}
+    request = ChatRequest.model_validate({**chat_body(), "tools": TOOLS, **format_, **fields})
+    toolbox = read_toolbox(request, tokenizer)
+    free, begun = (read_shape(request, toolbox, thinks=thinks).grammar for thinks in (None, True))
+    for text in good:
+        assert accepts(tokenizer, free, text)
+        assert accepts(tokenizer, begun, f"hm{END}{text}")
+        assert not accepts(tokenizer, begun, text)
+    bad = {"Hello", TWO, written("look", "{}"), f"{LOOK}{LOOK}", written("wait", "{}"), LOOK}
+    for text in bad - set(good):
+        assert not accepts(tokenizer, free, text)
+
+
+@pytest.mark.parametrize("text", [written("wait", "{}"), LOOK])
+def test_a_call_or_the_shape_comes_over_http(server, text):
+    """A bias leads the model to either of the two."""
+    first = server.service.tokenizer.encode(text[0])[0]
+    fields = {"tools": TOOLS, "response_format": as_format("object"), "parallel_tool_calls": False}
+    wanted = {**fields, **LONG, "max_tokens": 600, "logit_bias": {str(first): 50.0}}
+    ((content, _, calls, end),) = everyway(server, **wanted)
+    if text == LOOK:
+        jsonschema.validate(json.loads(content), SCHEMAS["object"])
+        assert (calls, end) == ([], "stop")
+    else:
+        (call,) = calls
+        jsonschema.validate(json.loads(call["arguments"]), PARAMETERS[call["name"]])
+        assert (content, end) == ("", "tool_calls")
 
 
 def test_thinking_call_and_text_come_apart(folders, monkeypatch):

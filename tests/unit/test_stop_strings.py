@@ -62,3 +62,15 @@ def test_long_strings_cost_no_more_than_short_ones(piece):
         assert found.push(piece) is None
     assert found.num_held == (2000 if piece == "a" else 0)
     assert perf_counter() - started_at < 5.0
+
+
+def test_it_tells_which_string_it_has_found():
+    for stops, text, expected in [
+        (("zz", "bc"), "abcd", "bc"),
+        (("bcd", "cd"), "abcd", "bcd"),
+        (("b", "bc"), "abcd", "b"),
+        (("x",), "abcd", None),
+    ]:
+        found = StopStrings(stops)
+        found.push(text)
+        assert found.found == expected

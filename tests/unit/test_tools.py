@@ -20,6 +20,7 @@ from blockdraft.text.tools import (
     parse_tool_choice,
     parse_tools,
 )
+from blockdraft.text.xml_syntax import XML
 from tests.schemas import SCHEMAS
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
 from tests.tools import (
@@ -153,7 +154,7 @@ def test_what_the_grammar_of_calls_accepts(grammars, tokenizer, options, good, b
 def test_a_schema_that_cannot_be_followed_is_refused(grammars):
     tools = parse_tools([function(parameters={"properties": {"a": {"type": "foo"}}})])
     with pytest.raises(RequestError, match="Invalid type: foo"):
-        grammars.check(calls_grammar(tools, ToolChoice("required"), TAGGED))
+        grammars.compile(calls_grammar(tools, ToolChoice("required"), TAGGED))
 
 
 @pytest.mark.parametrize("syntax", [TAGGED, BARE], ids=["tagged", "bare"])
@@ -193,7 +194,8 @@ QWEN = (
 LLAMA = (
     '{% if tools %}{"name": function name, "parameters": dictionary of argument name}{% endif %}'
 )
-XML = QWEN + "{# <function=name> #}"
+CODER = QWEN + "{# <function=name> <parameter=name> #}"
+UNKNOWN = QWEN + "{# <function=name> #}"
 
 
 def with_template(template):
@@ -203,7 +205,8 @@ def with_template(template):
 
 
 def test_the_template_says_how_calls_are_written(tokenizer):
-    for template, syntax in [(QWEN, TAGGED), (LLAMA, BARE), (XML, None), (None, None)]:
+    known = [(QWEN, TAGGED), (LLAMA, BARE), (CODER, XML), (UNKNOWN, None), (None, None)]
+    for template, syntax in known:
         assert native_syntax(with_template(template)) is syntax
     assert native_syntax(tokenizer) is None
 

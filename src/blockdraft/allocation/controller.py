@@ -28,7 +28,8 @@ _FORGOTTEN_STEPS = 256
 _TRUST = 0.88
 """Of the rate that is predicted of drafts where several sequences share a step, so much is
 believed: the best of many plans was lucky in part. A predicted gain of 20 % was none with two
-sequences, see LOG.md; some of that was the aftermath of drafts, which is known by now."""
+sequences (docs/experiments/concurrency.md); some of that came from slower steps behind drafts,
+which are charged to drafts by now."""
 _IDLE_STEPS = 4
 """Where nothing was weighed, one step of so many is learned from."""
 _OUTLIER = 2.0

@@ -47,6 +47,23 @@ Origins = Annotated[
     list[str] | None,
     typer.Option("--cors-origin", help="Web pages from there may ask. Repeatable."),
 ]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse unknown fields of requests, not ignore them.")
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option("--allowed-host", help="Name by which it may be asked. Repeatable."),
+]
+TrustedProxies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trusted-proxy", help="Address or network whose X-Forwarded-For counts. Repeatable."
+    ),
+]
+PrepareSeconds = Annotated[
+    float,
+    typer.Option("--prepare-timeout", help="Seconds to tokenize a prompt or compile a grammar."),
+]
 LogPrompts = Annotated[
     bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")
 ]
@@ -129,6 +146,10 @@ def serve(
     drain_seconds: DrainSeconds = _SERVE.drain_seconds,
     max_body: MaxBody = _SERVE.max_body / _MIB,
     cors_origins: Origins = None,
+    strict: Strict = _SERVE.strict,
+    allowed_hosts: AllowedHosts = None,
+    trusted_proxies: TrustedProxies = None,
+    prepare_seconds: PrepareSeconds = _SERVE.prepare_seconds,
     log_prompts: LogPrompts = _SERVE.log_prompts,
     engine: EngineChoice = OWN_ENGINE,
     python: Python = None,
@@ -207,7 +228,8 @@ def _serve_config(values: Mapping[str, Any], keys: tuple[str, ...]) -> ServeConf
     if not 0 < values["max_body"] < math.inf:
         raise ConfigError(f"--max-body is {values['max_body']:g}; give a number of MiB above 0")
     chosen["max_body"] = max(1, int(values["max_body"] * _MIB))
-    chosen["cors_origins"] = tuple(values["cors_origins"] or ())
+    for name in ("cors_origins", "allowed_hosts", "trusted_proxies"):
+        chosen[name] = tuple(values[name] or ())
     return ServeConfig(**chosen, api_keys=keys)
 
 

@@ -15,7 +15,8 @@ class Grammar:
     """A language that the whole answer belongs to; the constructors below are the way to make one.
 
     `source` is the text of a JSON schema, a regular expression, a JSON list of strings, or a
-    grammar in llguidance's variant of Lark, whose first rule is `start`.
+    grammar in llguidance's variant of Lark, whose first rule is `start`. `parts` are grammars that
+    its rules refer to, each as `@name`.
 
     Raises:
         RequestError: the kind is unknown, or the source is not even a text of its kind. What it
@@ -24,6 +25,7 @@ class Grammar:
 
     kind: GrammarKind
     source: str
+    parts: tuple[tuple[str, "Grammar"], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GrammarKind):
@@ -60,9 +62,9 @@ class Grammar:
         return cls("choice", _to_json(list(options)))
 
     @classmethod
-    def lark(cls, source: str) -> Self:
-        """A context-free grammar in llguidance's variant of Lark."""
-        return cls("lark", source)
+    def lark(cls, source: str, **parts: "Grammar") -> Self:
+        """A context-free grammar in llguidance's variant of Lark, or in llama.cpp's GBNF."""
+        return cls("lark", source, tuple(parts.items()))
 
     @property
     def options(self) -> list[Any]:

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -19,6 +20,7 @@ from blockdraft.engine.samples import Job, Samples
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.step_report import Load, Pace, StepObserver, StepReport, page_use
 from blockdraft.speculate.commit import StepOutput
+from blockdraft.text.grammar import CompiledGrammar
 
 _MAX_FAILURES = 3
 """A step that fails is tried again; so many failures in a row end the loop."""
@@ -129,6 +131,8 @@ class AsyncEngine:
         self._cancelled: list[_Ticket] = []
         self._is_stopping = False
         self._death: str | None = None
+        # Of the event loop.
+        self._num_held = 0
         # Of the thread.
         self._running: dict[int, _Ticket] = {}
         self._num_failures = 0
@@ -168,9 +172,13 @@ class AsyncEngine:
         """See Engine.check_ids."""
         self._engine.check_ids(param, token_ids)
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        """See Grammars.check; it takes a while for a new one, and may be called in any thread."""
-        self._samples.grammars.check(grammar)
+    def compile_grammar(self, grammar: Grammar) -> CompiledGrammar:
+        """See Grammars.compile; a new one takes a while, and it may be called in any thread."""
+        return self._samples.grammars.compile(grammar)
+
+    def find_grammar(self, grammar: Grammar) -> CompiledGrammar | None:
+        """See Grammars.find."""
+        return self._samples.grammars.find(grammar)
 
     def load(self) -> Load:
         """How much there is to do; for any thread, which may see the middle of a step."""
@@ -179,8 +187,26 @@ class AsyncEngine:
             return Load(
                 num_running=max(0, len(self._running) - num_without_memory),
                 num_waiting=len(self._queue) + num_without_memory,
+                num_preparing=self._num_held,
                 pages=page_use(self._engine.target.memory),
             )
+
+    @contextmanager
+    def hold(self, num: int) -> Iterator[None]:
+        """Keep room for so many samples while their request is prepared; then submit it at once.
+
+        To be called in the event loop.
+
+        Raises:
+            Overloaded: there is none, so there is no sense in preparing the request.
+            EngineDead: the engine has ended.
+        """
+        self._check_room(num)
+        self._num_held += num
+        try:
+            yield
+        finally:
+            self._num_held -= num
 
     def submit(self, jobs: Sequence[Job], *, client: str = "") -> Stream:
         """Queue all samples of a request; to be called in the event loop that reads the stream.
@@ -201,20 +227,26 @@ class AsyncEngine:
             _Ticket(stream, job, index, now) for job in jobs for index in range(job.params.n)
         ]
         with self._changed:
-            if self._death is not None:
-                raise EngineDead(self._death)
-            num_free = self.max_running - len(self._running)
-            num_waiting = len(self._queue) + num - max(0, num_free)
-            if num_waiting > self.max_waiting:
-                raise Overloaded(
-                    f"{len(self._queue)} samples wait and {num} more were asked for, and at most "
-                    f"{self.max_waiting} may wait; try again later",
-                    retry_after=self._retry_after(num_waiting),
-                )
+            self._check_room(num)
             for ticket in stream._tickets:
                 self._queue.push(ticket)
             self._changed.notify()
         return stream
+
+    def _check_room(self, num: int) -> None:
+        """Refuse more samples than may wait, those counted whose requests are being prepared."""
+        with self._changed:
+            if self._death is not None:
+                raise EngineDead(self._death)
+            num_free = self.max_running - len(self._running)
+            num_before = len(self._queue) + self._num_held
+            num_waiting = num_before + num - max(0, num_free)
+        if num_waiting > self.max_waiting:
+            raise Overloaded(
+                f"{num_before} samples wait and {num} more were asked for, and at most "
+                f"{self.max_waiting} may wait; try again later",
+                retry_after=self._retry_after(num_waiting),
+            )
 
     def _retry_after(self, num_waiting: int) -> int:
         """Seconds in which about half of what waits will have been served."""

@@ -33,6 +33,7 @@ class Completion:
     what went wrong, and the tokens are those before it. `logprobs` are None unless asked for.
     `num_reused_tokens` of the prompt were not computed, because an earlier request had done so.
     `prompt_logprobs`, if asked for, begin with the second token of the prompt: the first has none.
+    `stop_string` is the one that ended it, if one did.
     """
 
     index: int
@@ -46,6 +47,7 @@ class Completion:
     error: str | None = None
     num_reused_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,14 @@ class FairQueue(Generic[Item]):
         """Put an item behind the others of its client."""
         self._waiting.setdefault(item.client, deque()).append(item)
 
+    def num_of(self, client: str) -> int:
+        """How many items of a client wait."""
+        return len(self._waiting.get(client, ()))
+
+    def can_pop(self, most: int) -> bool:
+        """Whether something waits whose client has fewer than `most` running."""
+        return any(self._num_running[client] < most for client in self._waiting)
+
     def pop(self) -> Item:
         """Take the next item, which counts as running until it is released. IndexError if empty."""
         if not self._waiting:

@@ -116,6 +116,7 @@ class SampleRecord:
             error=sequence.error,
             num_reused_tokens=sequence.num_reused,
             prompt_logprobs=tuple(text.prompt_logprobs) if params.prompt_logprobs else None,
+            stop_string=text.detokenizer.stop_string,
         )
 
     def _timings(self) -> Timings:

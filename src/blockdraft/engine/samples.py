@@ -13,7 +13,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.engine.record import SampleText
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.text.detokenizer import Detokenizer
-from blockdraft.text.grammar import Grammars
+from blockdraft.text.grammar import CompiledGrammar, Grammars
 from blockdraft.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -21,12 +21,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt, checked, with the seed that all its samples share."""
+    """One prompt, checked, with the seed that all its samples share.
+
+    `shown_ids` are special tokens that have text in its answers.
+    `grammar` is that of `params`: held here, it need not be compiled again when a sample begins.
+    """
 
     prompt_index: int
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
+    shown_ids: frozenset[int] = frozenset()
+    grammar: CompiledGrammar | None = None
 
 
 class Samples:
@@ -48,7 +54,7 @@ class Samples:
         See Engine.check_prompt and check_min_tokens; RequestError also for a grammar.
         """
         if params.grammar is not None:
-            self.grammars.check(params.grammar)
+            self.grammars.compile(params.grammar)
         self.engine.check_prompt(prompt_ids, params)
         self.engine.check_min_tokens(params, self.tokenizer.eos_ids)
 
@@ -61,6 +67,7 @@ class Samples:
             stop=params.stop,
             stop_ids=params.ending_ids(self.tokenizer.eos_ids),
             min_tokens=params.min_tokens,
+            shown_ids=job.shown_ids,
         )
         with self._alone():
             key = self.engine.add(

@@ -31,10 +31,14 @@ class PageUse:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Samples that run and that wait, and the pages; None where memory is not planned in pages."""
+    """Samples that run, that wait, and whose requests are being prepared; and the pages.
+
+    There are none where memory is not planned in pages.
+    """
 
     num_running: int
     num_waiting: int
+    num_preparing: int
     pages: PageUse | None
 
 

@@ -1,6 +1,6 @@
 """Beside the proof: how far stock transformers agrees. Its kernels round otherwise.
 
-Equality with `model.generate` is no part of the promise (README, "What exactly is guaranteed").
+Equality with `model.generate` is no part of the promise (docs/proof.md).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,8 @@
 """The HTTP routes. Each parses, calls the service once, and answers."""
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -13,7 +14,25 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from blockdraft.core.errors import BlockdraftError, RequestError
-from blockdraft.server.describe import ERRORS, METRICS, STREAM, unavailable
+from blockdraft.server.describe import (
+    ANTHROPIC_ERRORS,
+    ERRORS,
+    METRICS,
+    ChatCompletion,
+    Detokenized,
+    Health,
+    MessageAnswer,
+    ModelCard,
+    ModelList,
+    Ready,
+    ResponseAnswer,
+    TextCompletion,
+    Tokenized,
+    Version,
+    answer,
+    streamed,
+    unavailable,
+)
 from blockdraft.server.errors import (
     ApiError,
     answer_error,
@@ -22,21 +41,32 @@ from blockdraft.server.errors import (
     as_api_error,
     blaming,
 )
+from blockdraft.server.extras import tell_of_ignored
 from blockdraft.server.guard import Guard, Traffic
+from blockdraft.server.headers import REQUEST_ID, WARNING, ResponseHeaders
+from blockdraft.server.messages_api.reply import count_tokens, start_message
+from blockdraft.server.messages_api.schema import CountRequest, MessagesRequest
 from blockdraft.server.metrics import NO_TAG
 from blockdraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Sampling,
     TokenizeRequest,
 )
 from blockdraft.server.responses import ClientGone, EventStream, unless_gone
+from blockdraft.server.responses_api.reply import start_response
+from blockdraft.server.responses_api.schema import ResponsesRequest
 from blockdraft.server.service import Caller, Service
-from blockdraft.server.session import Session
+from blockdraft.server.session import Reply
 from blockdraft.server.shape import read_toolbox
 from blockdraft.server.web import PATHS, page_file
 
 TAG_HEADER = "x-blockdraft-tag"
+MAX_CHARACTERS = 2**20
+"""Of a text for /tokenize."""
+MAX_IDS = 2**18
+"""Of a list for /detokenize."""
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -52,6 +82,7 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
         responses=ERRORS,
     )
     _add_openai_routes(app, service)
+    _add_other_chat_routes(app, service)
     _add_token_routes(app, service)
     _add_health_routes(app, service, traffic)
     _add_page_routes(app)
@@ -71,69 +102,125 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(service.config.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", TAG_HEADER],
+            allow_headers=["authorization", "content-type", TAG_HEADER, REQUEST_ID],
+            expose_headers=[REQUEST_ID, WARNING],
         )
+    app.add_middleware(ResponseHeaders)
     return app
 
 
 def _add_openai_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", responses=STREAM)
+    @app.post("/v1/chat/completions", responses=streamed(ChatCompletion))
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await _answer(
-            request, lambda: service.chat(body, _caller(request)), bool(body.stream), "messages"
+            request, body, service, lambda: service.chat(body, _caller(request)), "messages"
         )
 
-    @app.post("/v1/completions", responses=STREAM)
+    @app.post("/v1/completions", responses=streamed(TextCompletion))
     async def complete(body: CompletionRequest, request: Request) -> Response:
         return await _answer(
-            request, lambda: service.complete(body, _caller(request)), bool(body.stream), "prompt"
+            request, body, service, lambda: service.complete(body, _caller(request)), "prompt"
         )
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_describe_model(service)]}
+    async def models() -> ModelList:
+        return ModelList(object="list", data=[_describe_model(service)])
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str) -> ModelCard:
         service.check_model(name)
         return _describe_model(service)
 
 
+def _add_other_chat_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/responses", responses=streamed(ResponseAnswer))
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        return await _answer(
+            request,
+            body,
+            service,
+            lambda: start_response(service, body, _caller(request)),
+            "input",
+        )
+
+    @app.post("/v1/messages", responses={**streamed(MessageAnswer), **ANTHROPIC_ERRORS})
+    async def message(body: MessagesRequest, request: Request) -> Response:
+        return await _answer(
+            request,
+            body,
+            service,
+            lambda: start_message(service, body, _caller(request)),
+            "messages",
+        )
+
+    @app.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
+    async def count(body: CountRequest, request: Request) -> dict[str, int]:
+        tell_of_ignored(request, body, strict=service.config.strict)
+        with blaming("messages"):
+            return await count_tokens(service, body, request.state.client)
+
+
 def _add_token_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    @app.post("/tokenize", responses=answer(Tokenized))
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        tell_of_ignored(request, body, strict=service.config.strict)
         service.check_model(body.model)
-        token_ids = await _tokenize(service, body)
-        texts = [service.tokens.text_of(i) for i in token_ids] if body.return_token_strs else None
-        return {
-            "count": len(token_ids),
-            "max_model_len": service.engine.max_tokens,
-            "tokens": token_ids,
-            "token_strs": texts,
-        }
+        with blaming("prompt" if body.messages is None else "messages"):
+            encode = _encoder(service, body)
+            convert = partial(_tokenized, service, encode, bool(body.return_token_strs))
+            return await service.preparing.text(convert, request.state.client)
 
-    @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    @app.post("/detokenize", responses=answer(Detokenized))
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        tell_of_ignored(request, body, strict=service.config.strict)
         service.check_model(body.model)
-        service.engine.check_ids("tokens", body.tokens)
-        return {"prompt": service.tokenizer.decode_all(body.tokens)}
+        _check_size("tokens", len(body.tokens), MAX_IDS, "ids")
+        convert = partial(_detokenized, service, body.tokens)
+        return await service.preparing.text(convert, request.state.client)
 
 
-async def _tokenize(service: Service, body: TokenizeRequest) -> list[int]:
+def _encoder(service: Service, body: TokenizeRequest) -> Callable[[], list[int]]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give prompt or messages, one of them", param="prompt")
     if body.prompt is None:
-        toolbox = read_toolbox(body, service.tokenizer)
-        with blaming("messages"):
-            return await service.encode_chat(body, toolbox)
+        return service.chat_encoder(body, read_toolbox(body, service.tokenizer))
     if body.tools is not None:
         raise RequestError("tools belong to messages; leave out prompt", param="tools")
-    with blaming("prompt"):
-        return await service.encode_text(body.prompt)
+    _check_size("prompt", len(body.prompt), MAX_CHARACTERS, "characters")
+    return partial(service.tokenizer.encode, body.prompt)
+
+
+def _tokenized(service: Service, encode: Callable[[], list[int]], with_texts: bool) -> Response:
+    """To be called in a thread: even the JSON of many tokens takes a while."""
+    token_ids = encode()
+    return JSONResponse(
+        {
+            "count": len(token_ids),
+            "max_model_len": service.engine.max_tokens,
+            "tokens": token_ids,
+            "token_strs": [service.tokens.text_of(i) for i in token_ids] if with_texts else None,
+        }
+    )
+
+
+def _detokenized(service: Service, token_ids: list[int]) -> Response:
+    """To be called in a thread."""
+    service.engine.check_ids("tokens", token_ids)
+    return JSONResponse({"prompt": service.tokenizer.decode_all(token_ids)})
+
+
+def _check_size(param: str, size: int, most: int, unit: str) -> None:
+    if size > most:
+        raise ApiError(
+            413,
+            f"{param} has {size} {unit}, and at most {most} are taken at once; send it in parts",
+            param=param,
+            code="input_too_large",
+        )
 
 
 def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None:
-    @app.get("/health", responses=unavailable("draining or dead"))
+    @app.get("/health", responses=unavailable(Health, "draining or dead"))
     async def health() -> JSONResponse:
         death = service.engine.death
         if death is not None:
@@ -142,15 +229,16 @@ def _add_health_routes(app: FastAPI, service: Service, traffic: Traffic) -> None
             return JSONResponse({"status": "draining", "active": traffic.num_active - 1}, 503)
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready", responses=unavailable("a new request would be refused"))
+    @app.get("/ready", responses=unavailable(Ready, "a new request would be refused"))
     async def ready() -> JSONResponse:
-        is_full = service.engine.load().num_waiting >= max(1, service.config.max_waiting)
+        load = service.engine.load()
+        is_full = load.num_waiting + load.num_preparing >= max(1, service.config.max_waiting)
         is_ready = service.engine.death is None and not traffic.is_draining and not is_full
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     @app.get("/version")
-    async def show_version() -> dict[str, str]:
-        return {"version": version("blockdraft")}
+    async def show_version() -> Version:
+        return Version(version=version("blockdraft"))
 
     @app.get("/metrics", response_class=Response, responses=METRICS)
     async def metrics() -> Response:
@@ -169,26 +257,32 @@ def _add_page_routes(app: FastAPI) -> None:
 
 async def _answer(
     request: Request,
-    start: Callable[[], Awaitable[Session]],
-    is_stream: bool,
+    body: Sampling | ResponsesRequest | MessagesRequest,
+    service: Service,
+    start: Callable[[], Coroutine[Any, Any, Reply]],
     prompt_param: str,
 ) -> Response:
-    """Stream a session, or collect it; either way it ends when the client leaves."""
-    with blaming(prompt_param):
-        session = await start()
-    if is_stream:
+    """Stream an answer, or collect it; either way it ends when the client leaves."""
+    tell_of_ignored(request, body, strict=service.config.strict)
+    try:
+        with blaming(prompt_param):
+            reply = await unless_gone(request.receive, start())
+    except ClientGone:
+        return Response(status_code=499)
+    if body.stream:
         return EventStream(
-            session.events(),
-            failure=lambda error: as_api_error(error, prompt_param=prompt_param).body,
-            close=session.close,
-            seconds=session.answer.seconds,
+            reply.events(),
+            failure=lambda error: reply.failure(as_api_error(error, prompt_param=prompt_param)),
+            close=reply.close,
+            seconds=reply.seconds,
+            names_events=reply.names_events,
         )
     try:
-        return JSONResponse(await unless_gone(request.receive, session.whole()))
+        return JSONResponse(await unless_gone(request.receive, reply.whole()))
     except ClientGone:
         return Response(status_code=499)  # nobody reads it
     finally:
-        session.close()
+        reply.close()
 
 
 def _caller(request: Request) -> Caller:
@@ -198,15 +292,15 @@ def _caller(request: Request) -> Caller:
             f"the header {TAG_HEADER} is {tag!r:.40}; give 1 to 32 letters, digits, or any of _.-",
             param=TAG_HEADER,
         )
-    return Caller(client=request.state.client, tag=tag)
+    return Caller(client=request.state.client, tag=tag, request_id=request.state.request_id)
 
 
-def _describe_model(service: Service) -> dict[str, Any]:
-    return {
-        "id": service.model.name,
-        "object": "model",
-        "created": service.model.created,
-        "owned_by": "blockdraft",
-        "root": service.model.root,
-        "max_model_len": service.engine.max_tokens,
-    }
+def _describe_model(service: Service) -> ModelCard:
+    return ModelCard(
+        id=service.model.name,
+        object="model",
+        created=service.model.created,
+        owned_by="blockdraft",
+        root=service.model.root,
+        max_model_len=service.engine.max_tokens,
+    )

@@ -1,11 +1,12 @@
 """The tool calls of one choice, as clients get them. No torch."""
 
 import secrets
-from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from collections.abc import Set
+from dataclasses import dataclass
 
 from blockdraft.server.shape import Toolbox
-from blockdraft.text.tool_calls import CallStart, ToolCallParser
+from blockdraft.text.call_parsers import call_parser
+from blockdraft.text.tool_calls import Arguments, CallStart
 from blockdraft.text.tool_calls import Piece as Found
 
 
@@ -23,13 +24,18 @@ class Call:
     arguments: str
 
 
-def join_calls(calls: list[Call], more: Iterable[Call]) -> None:
-    """Append pieces of calls, each to the call that it belongs to."""
-    for call in more:
-        if calls and calls[-1].index == call.index:
-            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + call.arguments)
-        else:
-            calls.append(call)
+class CallNumbers:
+    """Gives the calls of a choice their places and ids."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def call(self, piece: CallStart | Arguments) -> Call:
+        """What a piece adds to the calls."""
+        if isinstance(piece, Arguments):
+            return Call(self.num_calls - 1, "", "", piece.text)
+        self.num_calls += 1
+        return Call(self.num_calls - 1, f"call_{secrets.token_hex(12)}", piece.name, "")
 
 
 class CallFinder:
@@ -41,34 +47,30 @@ class CallFinder:
     """
 
     def __init__(self, toolbox: Toolbox, eos_ids: Set[int]) -> None:
-        self._parser = ToolCallParser(toolbox.syntax, [tool.name for tool in toolbox.tools])
+        self._parser = call_parser(toolbox.syntax, toolbox.tools)
         # Where nothing but calls is allowed, text is what is left of one that was cut short.
         self._has_text = toolbox.choice.mode != "required"
         self._eos_ids = eos_ids
-        self._num_calls = 0
+        self._numbers = CallNumbers()
 
-    def feed(self, text: str) -> tuple[str, list[Call]]:
+    def feed(self, text: str) -> list[str | Call]:
         """Take more content; returns the text and the pieces of calls that are certain by now."""
         return self._sort(self._parser.push(text))
 
-    def close(self, last_token: int) -> tuple[str, list[Call]]:
+    def close(self, last_token: int) -> list[str | Call]:
         """No content follows `last_token`: returns what was held back, but no half of a call."""
         return self._sort(self._parser.close(is_cut=last_token not in self._eos_ids))
 
     @property
     def can_be_run(self) -> bool:
         """True if there are calls, and the arguments of each are an object of JSON."""
-        return self._num_calls > 0 and self._parser.are_whole
+        return self._numbers.num_calls > 0 and self._parser.are_whole
 
-    def _sort(self, found: list[Found]) -> tuple[str, list[Call]]:
-        text = ""
-        calls: list[Call] = []
+    def _sort(self, found: list[Found]) -> list[str | Call]:
+        parts: list[str | Call] = []
         for piece in found:
             if isinstance(piece, str):
-                text += piece if self._has_text else ""
-            elif isinstance(piece, CallStart):
-                calls.append(Call(self._num_calls, f"call_{secrets.token_hex(12)}", piece.name, ""))
-                self._num_calls += 1
+                parts += [piece] if self._has_text else []
             else:
-                join_calls(calls, [Call(self._num_calls - 1, "", "", piece.text)])
-        return text, calls
+                parts.append(self._numbers.call(piece))
+        return parts

@@ -1,9 +1,14 @@
 """The options of a server. Every default stands here, once."""
 
+import ipaddress
 import math
+import re
 from dataclasses import dataclass, field
 
 from blockdraft.core.errors import ConfigError
+
+_NO_NAME = re.compile(r"[\s/@*\[\]]|^[^:]*:[0-9]*$")
+"""Finds what no bare host name or address holds, a port among it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +23,11 @@ class ServeConfig:
     drain_seconds: after SIGTERM running requests may take so long to end.
     max_body: bytes of the largest request body.
     cors_origins: web pages from these origins may ask; none by default.
+    strict: refuse fields of a request that are unknown, instead of ignoring them.
+    allowed_hosts: names by which the server may be asked, beside those of this machine alone; they
+        are checked if it listens to this machine only, or any is given.
+    trusted_proxies: addresses or networks whose X-Forwarded-For and -Proto are believed.
+    prepare_seconds: the longest that tokenizing a prompt or compiling a grammar may take.
     log_prompts: write prompts and answers to the log.
 
     Raises:
@@ -33,6 +43,10 @@ class ServeConfig:
     drain_seconds: float = 30.0
     max_body: int = 4 * 2**20
     cors_origins: tuple[str, ...] = ()
+    strict: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
+    prepare_seconds: float = 10.0
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
@@ -44,8 +58,27 @@ class ServeConfig:
             raise ConfigError(f"max_body is {self.max_body}; give a number of bytes above 0")
         if not 0 < self.request_seconds < math.inf:
             raise ConfigError(f"request_seconds is {self.request_seconds}; give a time above 0")
+        if not 0 < self.prepare_seconds < math.inf:
+            raise ConfigError(f"prepare_seconds is {self.prepare_seconds}; give a time above 0")
         if not 0 <= self.drain_seconds < math.inf:
             raise ConfigError(f"drain_seconds is {self.drain_seconds}; give a time of 0 or more")
+        for name in self.allowed_hosts:
+            if not name or _NO_NAME.search(name):
+                raise ConfigError(
+                    f"the allowed host is {name!r}; give a name such as models.example.org, "
+                    "without scheme and port"
+                )
+        for proxy in self.trusted_proxies:
+            _check_proxy(proxy)
         for key in self.api_keys:
             if not key.isascii() or not key.isprintable() or not key.strip():
                 raise ConfigError("an API key is empty or holds odd characters; use plain ASCII")
+
+
+def _check_proxy(proxy: str) -> None:
+    try:
+        ipaddress.ip_network(proxy)
+    except ValueError as error:
+        raise ConfigError(
+            f"the trusted proxy is {proxy!r}; give an address or a network, such as 10.0.0.0/8"
+        ) from error

@@ -1,68 +1,107 @@
-"""Turns as chat templates know them, checked against each other. No torch."""
+"""Turns as chat templates know them. No torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blockdraft.core.errors import RequestError
-from blockdraft.server.protocol import ChatMessage
+from blockdraft.server.protocol import CalledFunction, ChatMessage, ContentPart, MadeCall
+from blockdraft.text.tokenizer import THINKING_SWITCH, Tokenizer
+
+EFFORT = "reasoning_effort"
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_NEWER_ROLES = {"developer": "system", "function": "tool"}
+"""OpenAI's renamed roles, and its older one, by the names that templates know."""
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The turns of a conversation.
+    """The turns of a conversation. It may have lost its beginning, calls of results included.
 
     Raises:
-        RequestError: a turn lacks what its role needs, has what belongs to another, or is the
-            result of a call that nobody has made.
+        RequestError: a turn lacks what its role needs, or holds what is no text.
     """
-    made: set[str] = set()
-    found = []
-    for index, message in enumerate(messages):
-        _check(message, f"messages[{index}]", made)
-        made.update(call.id for call in message.tool_calls or ())
-        found.append(_template_message(message))
-    return found
+    return [_turn(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _check(message: ChatMessage, place: str, made: set[str]) -> None:
-    role = message.role
-    if message.tool_calls and role != "assistant":
+def speaks_of_tools(messages: Iterable[Mapping[str, Any]]) -> bool:
+    """True if a turn calls a tool, or is the result of a call."""
+    return any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
+
+
+def template_options(
+    kwargs: Mapping[str, Any] | None, effort: str | None, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Variables for the chat template; an effort only where it knows such a thing."""
+    options: dict[str, Any] = {}
+    if effort is not None and EFFORT in tokenizer.chat_template:
+        options[EFFORT] = effort
+    elif effort == "none" and tokenizer.has_thinking_switch:
+        options[THINKING_SWITCH] = False
+    return {**options, **(kwargs or {})}
+
+
+def _turn(message: ChatMessage, place: str) -> dict[str, Any]:
+    calls = _calls(message)
+    if calls and message.role != "assistant":
         raise RequestError(
-            f"{place} has tool_calls and the role {role}; only assistants call tools",
+            f"{place} has tool_calls and the role {message.role}; only assistants call tools",
             param=f"{place}.tool_calls",
         )
-    if message.content is None and not message.tool_calls:
-        raise RequestError(f"{place} has no content; give it", param=f"{place}.content")
-    if role != "tool":
-        for field in ("tool_call_id", "name"):
-            if getattr(message, field) is not None:
-                raise RequestError(
-                    f"{place} has a {field} and the role {role}; leave it out, only results of "
-                    "tools have one",
-                    param=f"{place}.{field}",
-                )
-    elif message.tool_call_id not in made:
-        raise RequestError(
-            f"{place} is the result of the call {message.tool_call_id!r:.60}, which no turn before "
-            "it makes; give the id of a call in tool_call_id",
-            param=f"{place}.tool_call_id",
-        )
-
-
-def _template_message(message: ChatMessage) -> dict[str, Any]:
-    content = message.content or ""
-    if not isinstance(content, str):
-        content = "".join(part.text for part in content)
-    # OpenAI's newer name of the same role; templates know the old one.
-    role = "system" if message.role == "developer" else message.role
-    found: dict[str, Any] = {"role": role, "content": content}
+    turn: dict[str, Any] = {
+        "role": _NEWER_ROLES.get(message.role, message.role),
+        "content": _content(message, place),
+    }
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
-        found["reasoning_content"] = reasoning
+        turn["reasoning_content"] = reasoning
+    if calls:
+        turn["tool_calls"] = [_template_call(call) for call in calls]
+    if turn["role"] == "tool":
+        for name in ("tool_call_id", "name"):
+            if (value := getattr(message, name)) is not None:
+                turn[name] = value
+    return turn
+
+
+def _calls(message: ChatMessage) -> list[MadeCall]:
     if message.tool_calls:
-        calls = [call.model_dump(include={"id", "type", "function"}) for call in message.tool_calls]
-        found["tool_calls"] = calls
-    if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        found["name"] = message.name
-    return found
+        return message.tool_calls
+    return [MadeCall(function=message.function_call)] if message.function_call else []
+
+
+def _template_call(call: MadeCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call.function)}
+    found = {"type": call.type, "function": function}
+    return found if call.id is None else {"id": call.id, **found}
+
+
+def _arguments(function: CalledFunction) -> str | dict[str, Any]:
+    """Some clients write nothing where a function takes nothing."""
+    given = function.arguments
+    return "{}" if isinstance(given, str) and not given.strip() else given
+
+
+def _content(message: ChatMessage, place: str) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        # An answer or a result may be empty; a refusal is an answer in a field of its own.
+        if message.role in ("assistant", "tool", "function"):
+            return message.refusal or ""
+        raise RequestError(f"{place} has no content; give it", param=f"{place}.content")
+    return "".join(_part_text(part, f"{place}.content[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: str | ContentPart, place: str) -> str:
+    if isinstance(part, str):
+        return part
+    text = part.refusal if part.type == "refusal" else part.text
+    if part.type not in (*_TEXT_PARTS, "refusal"):
+        raise RequestError(
+            f"{place} has the type {part.type!r:.40}; this model reads text only, give parts of "
+            "the type text",
+            param=f"{place}.type",
+        )
+    if text is None:
+        raise RequestError(f"{place} has no text; give it", param=f"{place}.text")
+    return text

@@ -19,6 +19,18 @@ from blockdraft.core.errors import (
     RequestTimeout,
 )
 
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _SHOWN = 60
 RETRY_AFTER_DRAIN = 10
 _TOO_LONG = "this model's maximum context length is exceeded"
@@ -45,9 +57,18 @@ class ApiError(Exception):
         }
         self.headers = headers or {}
 
-    def response(self) -> JSONResponse:
-        """As an HTTP answer."""
-        return JSONResponse(self.body, self.status, self.headers)
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """In the form of Anthropic's errors, which has no place for the parameter."""
+        kind = _ANTHROPIC_KINDS.get(self.status, "api_error")
+        detail = {"type": kind, "message": self.body["error"]["message"]}
+        return {"type": "error", "error": detail}
+
+    def response(self, path: str) -> JSONResponse:
+        """As the answer to a request for `path`, in the form that its clients know."""
+        is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+        body = self.anthropic_body if is_anthropic else self.body
+        return JSONResponse(body, self.status, self.headers)
 
 
 def unknown_model(name: str, served: str) -> ApiError:
@@ -159,7 +180,7 @@ def _shown(value: object) -> str:
 async def answer_validation(request: Request, error: Exception) -> JSONResponse:
     """Handler of RequestValidationError."""
     assert isinstance(error, RequestValidationError)
-    return from_validation(error).response()
+    return from_validation(error).response(request.url.path)
 
 
 async def answer_unknown_route(request: Request, error: Exception) -> JSONResponse:
@@ -167,9 +188,10 @@ async def answer_unknown_route(request: Request, error: Exception) -> JSONRespon
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.url.path}"
     message = f"{asked:.200}: {error.detail}; /openapi.json lists the routes"
-    return ApiError(error.status_code, message, headers=dict(error.headers or {})).response()
+    refusal = ApiError(error.status_code, message, headers=dict(error.headers or {}))
+    return refusal.response(request.url.path)
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """Handler of everything else that is raised on purpose."""
-    return as_api_error(error).response()
+    return as_api_error(error).response(request.url.path)

@@ -1,4 +1,4 @@
-"""What every request passes first: keys, size, draining; and what is noted of it. No torch."""
+"""What every request passes first: names, key, size, draining; and what is noted. No torch."""
 
 import asyncio
 import hashlib
@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from blockdraft.server.address import Names
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.errors import ApiError, as_api_error, draining
 from blockdraft.server.responses import ClientGone
@@ -68,6 +69,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._traffic = traffic
+        self._names = Names(config)
         self._max_body = config.max_body
         self._keys = [_digest(key.encode()) for key in config.api_keys]
         self._open_paths = _HEALTH_PATHS | open_paths
@@ -89,14 +91,14 @@ class Guard:
             if not self._traffic.is_draining:
                 raise
             if not reply.has_begun:
-                await draining().response()(scope, receive, reply)
+                await draining().response(scope["path"])(scope, receive, reply)
         # A request that fails, however, is answered, and the server goes on.
         except Exception as error:
             # What is wrong with a request has been answered by the app's own handlers.
             if not isinstance(error, ApiError):
                 logger.exception("%s failed", _line(scope))
             if not reply.has_begun:
-                await as_api_error(error).response()(scope, receive, reply)
+                await as_api_error(error).response(scope["path"])(scope, receive, reply)
         finally:
             self._traffic.leave()
             if reply.status >= 400:
@@ -105,6 +107,8 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
+        if self._names.are_checked:
+            self._check_names(scope)
         if self._traffic.is_draining and path not in _PATHS_WHILE_DRAINING:
             raise draining()
         client = (scope.get("client") or ("unknown",))[0]
@@ -116,9 +120,32 @@ class Guard:
             receive = _replay(await self._read_body(scope, receive), receive)
         await self._app(scope, receive, send)
 
+    def _check_names(self, scope: Scope) -> None:
+        """Refuse what a browser asks on behalf of a page that is not ours; see Names."""
+        host = _header(scope, b"host").decode("latin-1")
+        # No browser leaves it out.
+        if host and not self._names.allow_host(host):
+            raise ApiError(
+                421,
+                f"the request is for the host {host!r:.80}, and this server is not known by that "
+                "name; ask 127.0.0.1, or start it with --allowed-host NAME",
+                code="unknown_host",
+            )
+        origin = _header(scope, b"origin").decode("latin-1")
+        if origin and not self._names.allow_origin(origin, host):
+            raise ApiError(
+                403,
+                f"the request comes from a page of {origin!r:.80}, which may not ask this server; "
+                "start it with --cors-origin ORIGIN to let its pages ask, or with --allowed-host "
+                "NAME if the page is the server's own",
+                code="foreign_origin",
+            )
+
     def _check_key(self, scope: Scope) -> int:
         """The place of the key that was given among those of the server."""
         given = _header(scope, b"authorization")
+        if not given:  # Anthropic's clients
+            given = b"Bearer " + _header(scope, b"x-api-key")
         scheme, _, key = given.partition(b" ")
         found = None
         digest = _digest(key.strip())
@@ -129,7 +156,8 @@ class Guard:
         if found is None or scheme.lower() != b"bearer":
             raise ApiError(
                 401,
-                "the API key is missing or wrong; send it as Authorization: Bearer KEY",
+                "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as "
+                "x-api-key: KEY",
                 kind="authentication_error",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
@@ -197,7 +225,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 def _line(scope: Scope) -> str:
     """What was asked, without characters that would begin a line of the log or move its cursor."""
-    return f"{scope['method']} {quote(scope['path'])}"
+    return f"{scope['state']['request_id']} {scope['method']} {quote(scope['path'])}"
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

@@ -5,7 +5,14 @@ What speculation does beyond that has our own names. All of one app live in one 
 
 from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from blockdraft.engine.completion import Completion
 from blockdraft.measure.phases import PHASES
@@ -33,6 +40,7 @@ _SECONDS = (
     60.0,
 )
 _LONG_SECONDS = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 600.0)
+_LENGTHS = tuple(float(m * 10**n) for n in range(6) for m in (1, 2, 5))
 _STATES = ("held", "kept", "free")
 
 
@@ -46,6 +54,7 @@ class Metrics:
 
     def __init__(self, model: str, max_draft_tokens: int) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # memory, processor time, open files, start
         self._model = model
         self._tags = {NO_TAG, OTHER_TAG}
         self._num_preempted = 0
@@ -99,6 +108,12 @@ class Metrics:
         self._ended = self._counter(
             "vllm:request_success", "Samples that ended, by reason.", "finished_reason"
         )
+        self._prompt_lengths = self._histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a sample that ended.", _LENGTHS
+        )
+        self._output_lengths = self._histogram(
+            "vllm:request_generation_tokens", "Generated tokens of a sample that ended.", _LENGTHS
+        )
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From the request to its first token.", _SECONDS
         )
@@ -146,10 +161,14 @@ class Metrics:
         """Read the gauges from `load` whenever they are asked for: they are never stale."""
         running = self._gauge("vllm:num_requests_running", "Running samples.")
         waiting = self._gauge("vllm:num_requests_waiting", "Waiting samples.")
+        preparing = self._gauge(
+            "blockdraft:num_requests_preparing", "Samples of requests that are being prepared."
+        )
         share = self._gauge("vllm:kv_cache_usage_perc", "Part of the pages that is held, 0 to 1.")
         pages = self._gauge("blockdraft:pages", "Pages of K/V memory.", "state")
         running.labels(self._model).set_function(lambda: load().num_running)
         waiting.labels(self._model).set_function(lambda: load().num_waiting)
+        preparing.labels(self._model).set_function(lambda: load().num_preparing)
         share.labels(self._model).set_function(lambda: _share(load()))
         for state in _STATES:
             pages.labels(self._model, state).set_function(_page_counter(load, state))
@@ -181,10 +200,12 @@ class Metrics:
         for phase, seconds in report.phases.seconds.items():
             self._phases[phase].inc(seconds)
 
-    def count_end(self, completion: Completion, tag: str) -> None:
-        """A sample has ended."""
+    def count_end(self, completion: Completion, num_prompt: int, tag: str) -> None:
+        """A sample has ended; its prompt had so many tokens."""
         timings, num_after = completion.timings, len(completion.token_ids) - 1
         self._ended.labels(self._model, completion.finish_reason).inc()
+        self._prompt_lengths.observe(num_prompt)
+        self._output_lengths.observe(len(completion.token_ids))
         self._first_token.observe(timings.first_token)
         self._queue_time.observe(timings.queue)
         self._prefill_time.observe(max(0.0, timings.first_token - timings.queue))

@@ -52,7 +52,7 @@ def chat_params(
     logprobs = None
     if request.logprobs:
         logprobs = request.top_logprobs or 0
-    elif request.top_logprobs is not None:
+    elif request.top_logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     return _params(
         request,
@@ -118,8 +118,6 @@ def _params(request: Sampling, **chosen: Any) -> SamplingParams:
         chosen["stop_token_ids"] = tuple(request.stop_token_ids)
     if request.logit_bias is not None:
         chosen["logit_bias"] = _bias(request.logit_bias)
-    if request.stream_options is not None and not request.stream:
-        raise RequestError("stream_options needs stream to be true", param="stream_options")
     return SamplingParams(**chosen)
 
 

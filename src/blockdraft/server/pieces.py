@@ -12,8 +12,8 @@ from blockdraft.core.errors import BlockdraftError, RequestTimeout
 from blockdraft.engine.async_engine import Stream
 from blockdraft.engine.completion import Chunk, Completion, Round
 from blockdraft.engine.samples import Job
-from blockdraft.server.calls import Call, CallFinder, join_calls
-from blockdraft.server.reasoning import Part, ReasoningSplitter
+from blockdraft.server.calls import Call
+from blockdraft.server.parts import AnswerParser, AnswerPart, join_parts
 from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.kinds import Kind, token_kinds
 
@@ -40,10 +40,8 @@ class Piece:
     """
 
     index: int
-    content: str = ""
-    reasoning: str = ""
+    parts: list[AnswerPart] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
     text_offset: int = 0
     rounds: list[Round] = field(default_factory=list)
@@ -52,17 +50,32 @@ class Piece:
     finish_reason: str | None = None
 
     @property
+    def content(self) -> str:
+        """The text of all its parts that are no thinking and no call."""
+        return self._text("content")
+
+    @property
+    def reasoning(self) -> str:
+        """The text of its thinking."""
+        return self._text("reasoning")
+
+    @property
+    def calls(self) -> list[Call]:
+        """Its calls, or what it adds to them."""
+        return [part for part in self.parts if isinstance(part, Call)]
+
+    def _text(self, kind: str) -> str:
+        texts = [part for part in self.parts if not isinstance(part, Call)]
+        return "".join(text for its_kind, text in texts if its_kind == kind)
+
+    @property
     def shows_tokens_only(self) -> bool:
         """True if its text is held back yet: half a character, or what may become a stop string."""
-        text = (self.content, self.reasoning, self.calls)
-        shown = (*text, self.entries, self.rounds, self.completion)
-        return not any(shown)
+        return not (self.parts or self.entries or self.rounds or self.completion)
 
     def add(self, other: "Piece") -> None:
         """Append the next piece of the same choice."""
-        self.content += other.content
-        self.reasoning += other.reasoning
-        join_calls(self.calls, other.calls)
+        join_parts(self.parts, other.parts)
         self.token_ids += other.token_ids
         self.entries += other.entries
         self.completion = other.completion
@@ -81,10 +94,8 @@ class Echo:
 class Answer:
     """A request on its way: its stream, and how its chunks become pieces.
 
-    thinks: whether answers have a thinking section that has begun in the prompt; None if the model
-    knows none. find_calls: makes what finds the tool calls of a choice, if there are tools.
-    echoes: of each prompt, or empty. deadline: in the event loop's time. with_rounds: pieces tell
-    what each target pass drafted; of a stream only.
+    parser: makes what finds the parts of a choice. echoes: of each prompt, or empty. deadline: in
+    the event loop's time. with_rounds: pieces tell what each target pass drafted; of a stream only.
     """
 
     stream: Stream
@@ -92,8 +103,7 @@ class Answer:
     deadline: float
     seconds: float
     token_text: Callable[[int], str]
-    thinks: bool | None = None
-    find_calls: Callable[[], CallFinder] | None = None
+    parser: Callable[[], AnswerParser]
     echoes: Sequence[Echo] = ()
     with_rounds: bool = False
 
@@ -141,8 +151,7 @@ class _Choice:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._splitter = None if answer.thinks is None else ReasoningSplitter(begun=answer.thinks)
-        self._finder = None if answer.find_calls is None else answer.find_calls()
+        self._parser = answer.parser()
         self._has_begun = False
         self._text_offset = 0
         self._token_texts: list[str] = []
@@ -157,7 +166,7 @@ class _Choice:
         else:
             piece.token_ids = []
         if echo is not None and not self._has_begun:
-            piece.content = echo.text + piece.content
+            piece.parts.insert(0, ("content", echo.text))
             piece.entries = self._prompt_entries(chunk) + piece.entries
         self._has_begun = True
         if self._answer.with_rounds:
@@ -168,26 +177,15 @@ class _Choice:
         return None if piece.shows_tokens_only and not piece.token_ids else piece
 
     def _add_text(self, piece: Piece, chunk: Chunk) -> None:
-        for kind, text in self._parts(chunk):
-            if kind == "reasoning":
-                piece.reasoning += text
-            elif self._finder is None:
-                piece.content += text
-            else:
-                content, calls = self._finder.feed(text)
-                piece.content += content
-                join_calls(piece.calls, calls)
-        if self._finder is not None and chunk.completion is not None:
-            content, calls = self._finder.close(chunk.completion.token_ids[-1])
-            piece.content += content
-            join_calls(piece.calls, calls)
+        join_parts(piece.parts, self._parser.feed(chunk.text))
+        if chunk.completion is not None:
+            join_parts(piece.parts, self._parser.close(chunk.completion.token_ids[-1]))
 
     def _finish_reason(self, completion: Completion | None) -> str | None:
         if completion is None:
             return None
-        has_calls = self._finder is not None and self._finder.can_be_run
         is_stop = completion.finish_reason == "stop"
-        return "tool_calls" if has_calls and is_stop else completion.finish_reason
+        return "tool_calls" if self._parser.can_be_run and is_stop else completion.finish_reason
 
     def _add_rounds(self, piece: Piece, chunk: Chunk) -> None:
         piece.rounds = list(chunk.rounds)
@@ -196,12 +194,6 @@ class _Choice:
         if chunk.completion is not None and len(self._token_texts) <= _MOST_KINDS:
             # Not before the end: what a token is, as of code, depends on what follows it.
             piece.token_kinds = token_kinds(self._token_texts)
-
-    def _parts(self, chunk: Chunk) -> list[Part]:
-        if self._splitter is None:
-            return [("content", chunk.text)]
-        parts = self._splitter.feed(chunk.text)
-        return parts + self._splitter.close() if chunk.completion is not None else parts
 
     def _prompt_entries(self, chunk: Chunk) -> list[TokenEntry]:
         job = self._answer.jobs[chunk.prompt_index]

@@ -1,36 +1,112 @@
 """What requests look like: OpenAI's fields, those of other engines, and our own.
 
-Types are strict, unknown fields are refused. Ranges are checked where the values are used, in
-SamplingParams. A field whose type is a single value is there to be refused with its name when it
-asks for something else. No torch here.
+What could change the text is honored or refused: types are strict, ranges are checked where the
+values are used, in SamplingParams, and a field whose type is a single value is there to be refused
+with its name when it asks for something else. What cannot change the text has any type. Null is
+the same as nothing. Unknown fields of messages are ignored; those of a request are kept for
+server/extras.py, which says what becomes of them. No torch here.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_STOP_STRINGS = 64
 MAX_LISTED_IDS = 1024
 MAX_PROMPTS = 1024
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Fields(BaseModel):
+    """Fields of which others may stand beside; these are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Clients send null for what they have no value for."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class _Exact(Fields):
+    """Every field says what the answer looks like, so an unknown one is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class RequestFields(Fields):
+    """The body of a request; `model_extra` has its unknown fields."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Ids = list[int]
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Fields):
     """What a stream tells beside its text."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_rounds: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+    include_rounds: bool | None = False
 
 
-class Sampling(_Strict):
+class JsonSchemaFormat(_Exact):
+    """A JSON schema; it is kept to whether `strict` or not, and its name is shown to nobody."""
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Exact):
+    """What the answer must look like; `schema` beside json_object is a habit of other engines."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
+JsonSchema = dict[str, Any] | str
+"""A schema, or the text of one."""
+
+
+class StructuredOutputs(_Exact):
+    """vLLM's way to say what the answer must look like: one of the first five."""
+
+    json_: Annotated[JsonSchema | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: None = None
+    whitespace_pattern: None = None
+    disable_any_whitespace: Literal[False] | None = None
+    disable_additional_properties: Literal[False] | None = None
+    disable_fallback: Any = None
+
+
+class StructuredFields(RequestFields):
+    """What the answer must look like, in the words of other engines."""
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+class ShapeFields(StructuredFields):
+    """What the answer must look like, said in one of several ways."""
+
+    response_format: ResponseFormat | None = None
+
+
+class Sampling(ShapeFields):
     """The fields that chat and text completions share."""
 
     model: str | None = None
@@ -61,85 +137,72 @@ class Sampling(_Strict):
     speculative: bool | int | None = None
 
     # Without effect on the text.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
+    priority: Any = None
+    request_id: Any = None
+    guided_decoding_backend: Any = None
 
 
-class TextPart(_Strict):
-    """A piece of a message."""
+class ContentPart(Fields):
+    """A piece of a message; server/conversation.py knows which types have text."""
 
-    type: Literal["text"]
-    text: str
+    type: str
+    text: str | None = None
+    refusal: str | None = None
 
 
-class CalledFunction(_Strict):
-    """A function with the text of its arguments."""
+class CalledFunction(Fields):
+    """A function with its arguments, or the text of them."""
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any]
 
 
-class MadeCall(_Strict):
+class MadeCall(Fields):
     """A tool call of an earlier answer."""
 
-    id: str
-    type: Literal["function"]
     function: CalledFunction
-    index: int | None = None
+    type: Literal["function"] | None = "function"
+    id: str | None = None
 
 
-class ChatMessage(_Strict):
-    """One turn. The fields without use here are those that clients send back with an answer."""
+class ChatMessage(Fields):
+    """One turn. The role `function` and `function_call` are OpenAI's older form of tools."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[str | ContentPart] | None = None
     tool_calls: list[MadeCall] | None = None
+    function_call: CalledFunction | None = None
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: None = None
+    refusal: str | None = None
     audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    provider_specific_fields: dict[str, Any] | None = None  # litellm adds them to answers
 
 
-class JsonSchemaFormat(_Strict):
-    """A JSON schema with a name; it is kept to whether `strict` or not."""
-
-    name: str
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    description: str | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(_Strict):
-    """What the answer must look like."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-
-
-class FunctionTool(_Strict):
+class FunctionTool(Fields):
     """A tool that the model may call."""
 
     type: Literal["function"]
     function: dict[str, Any]
 
 
-class NamedTool(_Strict):
+class NamedTool(Fields):
     """The one tool that must be called."""
 
     type: Literal["function"]
     function: dict[str, Any]
 
 
-class ToolFields(_Strict):
+class ToolFields(RequestFields):
     """The tools of a conversation."""
 
     tools: list[FunctionTool] | None = None
@@ -147,26 +210,27 @@ class ToolFields(_Strict):
     parallel_tool_calls: bool | None = None
 
 
-class Templated(ToolFields):
+class TemplateFields(ToolFields):
     """The fields that decide how a conversation becomes a prompt."""
 
-    messages: list[ChatMessage]
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: None = None
+    reasoning_effort: str | None = None
 
 
-class ChatRequest(Sampling, Templated):
+class ChatRequest(Sampling, TemplateFields):
     """POST /v1/chat/completions."""
 
+    messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     echo: Literal[False] | None = None
     add_special_tokens: Literal[False] | None = None
+    verbosity: Any = None
 
 
 class CompletionRequest(Sampling):
@@ -181,25 +245,21 @@ class CompletionRequest(Sampling):
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
-    suffix: None = None
-    response_format: ResponseFormat | None = None
+    suffix: Literal[""] | None = None
     add_special_tokens: Literal[True] | None = None
 
 
-class TokenizeRequest(ToolFields):
+class TokenizeRequest(TemplateFields):
     """POST /tokenize: a text, or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: Literal[True] | None = None
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(RequestFields):
     """POST /detokenize."""
 
     model: str | None = None

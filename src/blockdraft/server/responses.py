@@ -9,6 +9,10 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+KEEP_ALIVE_SECONDS = 10.0
+"""A stream is never silent for much longer: proxies and clients close what seems dead."""
+_COMMENT = b": keep-alive\n\n"
+
 SLOW_READER_SECONDS = 5.0
 """A reader gets so much longer than the request may take, to fetch the end of a stream."""
 
@@ -50,13 +54,16 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, one JSON object each, `[DONE]` at the end.
+    """Server-sent events, one JSON object each, and comments while it waits.
+
+    `[DONE]` ends those whose events have no names.
 
     Args:
         events: what is sent.
         failure: the event that tells of an exception that `events` raised.
         close: ends the work behind the events, however the answer ends; may be called again.
         seconds: after so long, and a little for slow readers, the connection is given up.
+        names_events: events are named by their `type`.
     """
 
     media_type = "text/event-stream"
@@ -68,6 +75,7 @@ class EventStream(Response):
         failure: Callable[[BaseException], dict[str, Any]],
         close: Callable[[], None],
         seconds: float,
+        names_events: bool = False,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -75,11 +83,14 @@ class EventStream(Response):
         self._failure = failure
         self._close = close
         self._seconds = seconds + SLOW_READER_SECONDS
+        self._names_events = names_events
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; an ASGI application."""
-        sending = asyncio.ensure_future(self._send(send))
+        writer = _Writer(send)
+        sending = asyncio.ensure_future(self._send(writer))
+        waiting = asyncio.ensure_future(writer.keep_alive())
         leaving = asyncio.ensure_future(_leaves(receive))
         try:
             await asyncio.wait(
@@ -91,25 +102,62 @@ class EventStream(Response):
             logger.debug("a client left in the middle of its stream")
         finally:
             self._close()
-            await _end(sending, leaving)
+            await _end(sending, leaving, waiting)
 
-    async def _send(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
+    async def _send(self, writer: "_Writer") -> None:
+        await writer.start(self.raw_headers)
         async for data in self._lines():
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await writer.write(data)
+        await writer.finish()
 
     async def _lines(self) -> AsyncIterator[bytes]:
         try:
             async for event in self._events:
-                yield _line(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+                yield self._line(event)
         # The status is sent already: whatever fails can only be told as the last event.
         except Exception as error:
-            yield _line(json.dumps(self._failure(error)))
+            yield self._line(self._failure(error))
             return
-        yield _line("[DONE]")
+        if not self._names_events:
+            yield b"data: [DONE]\n\n"
+
+    def _line(self, event: dict[str, Any]) -> bytes:
+        name = f"event: {event['type']}\n" if self._names_events else ""
+        data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        return f"{name}data: {data}\n\n".encode()
 
 
-def _line(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()
+class _Writer:
+    """Sends a response piece by piece, and a comment whenever nothing was sent for a while."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._lock = asyncio.Lock()
+        self._is_open = False
+        self._is_idle = True
+
+    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Send status and headers."""
+        async with self._lock:
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._is_open = True
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body."""
+        async with self._lock:
+            self._is_idle = False
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self) -> None:
+        """Send the end of the body."""
+        async with self._lock:
+            self._is_open = False
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def keep_alive(self) -> None:
+        """Send comments, until cancelled."""
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_SECONDS)
+            if self._is_idle and self._is_open:
+                await self.write(_COMMENT)
+            self._is_idle = True

@@ -84,6 +84,9 @@ class DrainingServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Anybody may write these headers, so only those of known proxies count.
+                proxy_headers=bool(service.config.trusted_proxies),
+                forwarded_allow_ips=list(service.config.trusted_proxies),
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
             )
         )

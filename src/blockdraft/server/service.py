@@ -6,27 +6,29 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
 
-from blockdraft.core.errors import RequestError
-from blockdraft.core.grammar import Grammar
+from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.engine.samples import Job
 from blockdraft.server.calls import CallFinder
 from blockdraft.server.config import ServeConfig
-from blockdraft.server.conversation import template_messages
+from blockdraft.server.conversation import speaks_of_tools, template_messages, template_options
 from blockdraft.server.errors import blaming, unknown_model
+from blockdraft.server.harmony import HarmonyParser
 from blockdraft.server.metrics import Metrics
 from blockdraft.server.params import chat_params, completion_params, is_echo_alone
+from blockdraft.server.parts import AnswerParser, MarkedParser
 from blockdraft.server.pieces import Answer, Echo
+from blockdraft.server.preparing import Preparing
 from blockdraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
+    Ids,
     Sampling,
+    ShapeFields,
     StreamOptions,
     TokenizeRequest,
 )
@@ -34,24 +36,28 @@ from blockdraft.server.reasoning import START
 from blockdraft.server.render import ChatForm, CompletionForm, Envelope, Form
 from blockdraft.server.session import Session
 from blockdraft.server.shape import Shape, Toolbox, read_shape, read_toolbox
+from blockdraft.text.grammar import CompiledGrammar
+from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.token_bytes import TokenBytes
-from blockdraft.text.tokenizer import TOOL_KEYS, Tokenizer
+from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import encode_tool_chat
 
 _TAIL = 16
 """Tokens at the end of a prompt in which the mark of a thinking section is looked for."""
-
-Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is, for fairness, and the tag under which its acceptance is counted."""
+    """Whose request it is, for fairness, and the tag under which its acceptance is counted.
+
+    `request_id` is what its response carries, see server/headers.py.
+    """
 
     client: str
     tag: str
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,15 @@ class ServedModel:
     fingerprint: str
     max_draft_tokens: int
     created: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A conversation as the engine takes it. For `thinks` see Answer."""
+
+    prompt_ids: list[int]
+    toolbox: Toolbox | None
+    thinks: bool | None
 
 
 class Service:
@@ -82,8 +97,8 @@ class Service:
         self.config = config
         self.metrics = metrics
         self.tokens = TokenBytes(tokenizer)
-        # A long text takes a while, in which others want to be served.
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self.preparing = Preparing(engine, config)
+        self._marks = harmony_marks(tokenizer)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
@@ -97,26 +112,31 @@ class Service:
             RequestError, ApiError, Overloaded, EngineDead: it cannot be answered.
         """
         self.check_model(request.model)
-        toolbox = read_toolbox(request, self.tokenizer)
-        prompt_ids = await self.encode_chat(request, toolbox)
-        thinks = self._thinks(prompt_ids)
-        shape = read_shape(request.response_format, toolbox, thinks=thinks)
+        num = self._num_samples(request.n, 1)
+        with self.engine.hold(num):
+            chat = await self.preparing.prompt(lambda: self._read_chat(request), caller.client)
+            shape, compiled = await self._shape(request, caller, chat.toolbox, thinks=chat.thinks)
+        # Nothing is awaited from here on, so the room that was held is still there.
         params = chat_params(
             request,
-            num_prompt=len(prompt_ids),
+            num_prompt=len(chat.prompt_ids),
             max_context=self.engine.max_tokens,
-            grammar=await self._compiled(shape),
+            grammar=None if shape is None else shape.grammar,
         )
         form = ChatForm(
             self.tokens,
             with_logprobs=bool(request.logprobs),
             with_ids=bool(request.return_token_ids),
         )
-        jobs = self._jobs([prompt_ids], [params])
-        find_calls = None
-        if toolbox is not None:
-            find_calls = partial(CallFinder, toolbox, self.tokenizer.eos_ids)
-        return self._start(request, caller, form, jobs, thinks=thinks, find_calls=find_calls)
+        jobs = _jobs([chat.prompt_ids], [params], compiled, shown_ids=self._marks)
+        parser = partial(self._answer_parser, chat.toolbox, chat.thinks)
+        return self._start(request, caller, form, jobs, parser=parser)
+
+    def _read_chat(self, request: ChatRequest) -> _Chat:
+        """To be called in a thread."""
+        toolbox = read_toolbox(request, self.tokenizer)
+        prompt_ids = self.chat_encoder(request, toolbox)()
+        return _Chat(prompt_ids, toolbox, self._thinks(prompt_ids))
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> Session:
         """Start to continue texts.
@@ -125,12 +145,19 @@ class Service:
             RequestError, ApiError, Overloaded, EngineDead: they cannot be continued.
         """
         self.check_model(request.model)
-        prompts = await self._encode_prompts(request)
-        grammar = await self._compiled(read_shape(request.response_format, None))
-        max_context = self.engine.max_tokens
+        num = self._num_samples(request.n, _num_prompts(request.prompt))
+        with self.engine.hold(num):
+            prompts = await self.preparing.prompt(
+                lambda: self._read_prompts(request.prompt), caller.client
+            )
+            shape, compiled = await self._shape(request, caller)
+        # Nothing is awaited from here on, so the room that was held is still there.
         params = [
             completion_params(
-                request, num_prompt=len(ids), max_context=max_context, grammar=grammar
+                request,
+                num_prompt=len(ids),
+                max_context=self.engine.max_tokens,
+                grammar=None if shape is None else shape.grammar,
             )
             for ids in prompts
         ]
@@ -146,14 +173,23 @@ class Service:
         if request.echo:
             alone = is_echo_alone(request)
             echoes = [Echo(self.tokenizer.decode(ids), alone) for ids in prompts]
-        return self._start(request, caller, form, self._jobs(prompts, params), echoes=echoes)
+        jobs = _jobs(prompts, params, compiled)
+        return self._start(request, caller, form, jobs, echoes=echoes)
 
-    async def encode_chat(
+    def chat_encoder(
         self, request: ChatRequest | TokenizeRequest, toolbox: Toolbox | None
-    ) -> list[int]:
-        """The prompt of a conversation in which the model is told of the tools."""
+    ) -> Callable[[], list[int]]:
+        """Makes the prompt of a conversation in which the model is told of the tools."""
+        num = len(request.messages or ())
+        if num > self.engine.max_tokens:
+            raise ContextTooLong(
+                f"the conversation has {num} messages, and the context has room for "
+                f"{self.engine.max_tokens} tokens; send fewer"
+            )
         messages = template_messages(request.messages or ())
-        options: dict[str, Any] = dict(request.chat_template_kwargs or {})
+        options = template_options(
+            request.chat_template_kwargs, request.reasoning_effort, self.tokenizer
+        )
         for name in ("add_generation_prompt", "continue_final_message"):
             if name in options:
                 raise RequestError(
@@ -167,53 +203,65 @@ class Service:
                 param="continue_final_message",
             )
         tools = () if toolbox is None else toolbox.tools
-        if tools or any(TOOL_KEYS & message.keys() for message in messages):
-            return await self._in_thread(
-                lambda: encode_tool_chat(self.tokenizer, messages, tools, options)
-            )
-        return await self._in_thread(lambda: self.tokenizer.encode_chat(messages, options))
+        if tools or speaks_of_tools(messages):
+            return lambda: encode_tool_chat(self.tokenizer, messages, tools, options)
+        return lambda: self.tokenizer.encode_chat(messages, options)
 
-    async def encode_text(self, text: str) -> list[int]:
-        """The tokens of a text, with whatever the model puts at its start."""
-        return await self._in_thread(lambda: self.tokenizer.encode(text))
-
-    async def _encode_prompts(self, request: CompletionRequest) -> list[list[int]]:
-        prompt = request.prompt
+    def _read_prompts(self, prompt: str | list[str] | Ids | list[Ids]) -> list[list[int]]:
+        """To be called in a thread."""
         if isinstance(prompt, str):
-            return [await self.encode_text(prompt)]
+            return [self.tokenizer.encode(prompt)]
         if not prompt:
             raise RequestError("prompt is an empty list; give at least one", param="prompt")
         ids = [one for one in prompt if isinstance(one, int)]
-        if ids:
-            return [ids]
         texts = [one for one in prompt if isinstance(one, str)]
         if texts:
-            return [await self.encode_text(text) for text in texts]
-        return [list(one) for one in prompt if isinstance(one, list)]
+            return [self.tokenizer.encode(text) for text in texts]
+        prompts = [ids] if ids else [list(one) for one in prompt if isinstance(one, list)]
+        for one in prompts:
+            self.engine.check_ids("prompt", one)  # an echo decodes them
+        return prompts
 
-    async def _compiled(self, shape: Shape | None) -> Grammar | None:
-        """The grammar of a shape; refused, if it cannot be followed, before anything waits."""
+    async def _shape(
+        self,
+        request: ShapeFields,
+        caller: Caller,
+        toolbox: Toolbox | None = None,
+        *,
+        thinks: bool | None = None,
+    ) -> tuple[Shape | None, CompiledGrammar | None]:
+        """What the answer must look like; refused, if it cannot be, before anything waits."""
+        asked = [getattr(request, name) for name in ShapeFields.model_fields]
+        if toolbox is None and not any(one is not None for one in asked):
+            return None, None
+        # A text has no channels.
+        is_harmony = bool(self._marks) and isinstance(request, ChatRequest)
+        shape = await self.preparing.shape(
+            lambda: read_shape(request, toolbox, thinks=thinks, is_harmony=is_harmony),
+            caller.client,
+        )
         if shape is None:
-            return None
-        with blaming(shape.param):
-            await self._in_thread(lambda: self.engine.check_grammar(shape.grammar))
-        return shape.grammar
+            return None, None
+        compiled = None
+        for one in (*shape.parts, shape):
+            with blaming(one.param):
+                compiled = await self.preparing.grammar(one.grammar, caller.client)
+        return shape, compiled
 
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+    def _num_samples(self, n: int | None, num_prompts: int) -> int:
+        """How much room a request needs; whether `n` makes sense is checked with its parameters.
 
-    def _jobs(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Job]:
-        num = sum(one.n for one in params)
+        Raises:
+            RequestError: it can never have so much.
+        """
+        num = max(1, 1 if n is None else n) * max(1, num_prompts)
         most = self.config.max_waiting + self.engine.max_running
         if num > most:
             raise RequestError(
                 f"the request asks for {num} samples, and at most {most} fit; ask for fewer",
-                param="n" if params[0].n > 1 else "prompt",
+                param="n" if n is not None and n > 1 else "prompt",
             )
-        return [
-            Job(index, ids, one, secrets.randbits(64) if one.seed is None else one.seed)
-            for index, (ids, one) in enumerate(zip(prompts, params, strict=True))
-        ]
+        return num
 
     def _start(
         self,
@@ -222,8 +270,7 @@ class Service:
         form: Form,
         jobs: list[Job],
         *,
-        thinks: bool | None = None,
-        find_calls: Callable[[], CallFinder] | None = None,
+        parser: Callable[[], AnswerParser] = MarkedParser,
         echoes: Sequence[Echo] = (),
     ) -> Session:
         stream = self.engine.submit(jobs, client=caller.client)
@@ -243,14 +290,13 @@ class Service:
             deadline=asyncio.get_running_loop().time() + seconds,
             seconds=seconds,
             token_text=self.tokens.text_of,
-            thinks=thinks,
-            find_calls=find_calls,
+            parser=parser,
             echoes=echoes,
-            with_rounds=options.include_rounds,
+            with_rounds=bool(request.stream and options.include_rounds),
         )
         if self.config.log_prompts:
             texts = [self.tokenizer.decode(job.prompt_ids) for job in jobs]
-            logger.info("prompt %s: %r", envelope.id, texts)
+            logger.info("prompt %s of request %s: %r", envelope.id, caller.request_id, texts)
         return Session(
             envelope=envelope,
             form=form,
@@ -263,10 +309,40 @@ class Service:
             counts_tokens=not (echoes and echoes[0].alone),
         )
 
+    def _answer_parser(self, toolbox: Toolbox | None, thinks: bool | None) -> AnswerParser:
+        if self._marks:
+            return HarmonyParser(toolbox, self.tokenizer.eos_ids)
+        finder = None if toolbox is None else CallFinder(toolbox, self.tokenizer.eos_ids)
+        return MarkedParser(thinks, finder)
+
     def _thinks(self, prompt_ids: Sequence[int]) -> bool | None:
-        if not self.tokenizer.thinks:
+        if self._marks or not self.tokenizer.thinks:
             return None
         return self.tokenizer.decode(prompt_ids[-_TAIL:]).rstrip().endswith(START)
+
+
+def _num_prompts(prompt: str | list[str] | Ids | list[Ids]) -> int:
+    """One, if it is a text or a list of ids."""
+    return 1 if isinstance(prompt, str) else sum(not isinstance(one, int) for one in prompt) or 1
+
+
+def _jobs(
+    prompts: Sequence[list[int]],
+    params: Sequence[SamplingParams],
+    grammar: CompiledGrammar | None,
+    shown_ids: frozenset[int] = frozenset(),
+) -> list[Job]:
+    return [
+        Job(
+            index,
+            ids,
+            one,
+            secrets.randbits(64) if one.seed is None else one.seed,
+            shown_ids=shown_ids,
+            grammar=grammar,
+        )
+        for index, (ids, one) in enumerate(zip(prompts, params, strict=True))
+    ]
 
 
 def fingerprint(version: str, *settings: object) -> str:

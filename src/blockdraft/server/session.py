@@ -3,8 +3,10 @@
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 from blockdraft.engine.completion import Completion
+from blockdraft.server.errors import ApiError
 from blockdraft.server.metrics import Metrics
 from blockdraft.server.pieces import Answer, Piece
 from blockdraft.server.protocol import StreamOptions
@@ -13,11 +15,44 @@ from blockdraft.server.render import Envelope, Form, Json, request_metrics, usag
 logger = logging.getLogger(__name__)
 
 
+class Reply(Protocol):
+    """An answer on its way to its client: `whole` or `events`, once; `close` must be called.
+
+    names_events: the lines of an event tell its type, as clients of some interfaces expect it.
+    """
+
+    @property
+    def names_events(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long the answer may take."""
+        ...
+
+    async def whole(self) -> Json:
+        """The answer as one object. Raises what Answer.pieces raises."""
+        ...
+
+    def events(self) -> AsyncIterator[Json]:
+        """The answer as it comes. Raises what Answer.pieces raises."""
+        ...
+
+    def failure(self, error: ApiError) -> Json:
+        """The event that tells that the answer has failed."""
+        ...
+
+    def close(self) -> None:
+        """End what is unfinished, and count it."""
+        ...
+
+
 @dataclass(slots=True)
 class Session:
-    """An answer in the form that its client asked for; `whole` or `events`, once.
+    """An answer in the form of OpenAI's chats and texts. A Reply.
 
-    `close` ends what is unfinished, and must be called.
+    `pieces` is for replies of other forms, instead of `whole` and `events`.
     """
 
     envelope: Envelope
@@ -29,23 +64,29 @@ class Session:
     options: StreamOptions
     log_text: bool
     counts_tokens: bool = True
+    names_events: ClassVar[bool] = False
     _num_tokens: int = 0
     _completions: list[Completion] = field(default_factory=list)
     _is_closed: bool = False
 
     async def whole(self) -> Json:
-        """The answer as one object. Raises what Answer.pieces raises."""
+        """See Reply."""
         pieces = await self.answer.whole()
         for piece in pieces:
             self._count(piece)
         choices = [self.form.message(piece) for piece in pieces]
-        return self.envelope.wrap(choices, usage=self._usage(), metrics=self._metrics())
+        return self.envelope.wrap(choices, usage=self.usage(), metrics=self._metrics())
 
-    async def events(self) -> AsyncIterator[Json]:
-        """The answer as it comes. Raises what Answer.pieces raises."""
-        opened: set[int] = set()
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The pieces of the answer as they come, counted. Raises what Answer.pieces raises."""
         async for piece in self.answer.pieces():
             self._count(piece)
+            yield piece
+
+    async def events(self) -> AsyncIterator[Json]:
+        """See Reply."""
+        opened: set[int] = set()
+        async for piece in self.pieces():
             if piece.shows_tokens_only and not self.form.with_ids:
                 continue
             if piece.index not in opened:
@@ -55,10 +96,19 @@ class Session:
                     yield self._event([opening])
             yield self._event([self.form.delta(piece)])
         if self.options.include_usage:
-            yield self._event([], usage=self._usage(), metrics=self._metrics())
+            yield self._event([], usage=self.usage(), metrics=self._metrics())
+
+    def failure(self, error: ApiError) -> Json:
+        """See Reply."""
+        return error.body
+
+    @property
+    def seconds(self) -> float:
+        """See Reply."""
+        return self.answer.seconds
 
     def close(self) -> None:
-        """End what is unfinished, and count it."""
+        """See Reply."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -68,7 +118,7 @@ class Session:
 
     def _event(self, choices: list[Json], **more: Json | None) -> Json:
         if self.options.continuous_usage_stats:
-            more.setdefault("usage", self._usage())
+            more.setdefault("usage", self.usage())
         elif self.options.include_usage:
             more.setdefault("usage", None)
         return self.envelope.wrap(choices, kind=self.form.chunk_kind, **more)
@@ -79,11 +129,13 @@ class Session:
         if piece.completion is None:
             return
         self._completions.append(piece.completion)
-        self.metrics.count_end(piece.completion, self.tag)
+        job = self.answer.jobs[piece.index // self.answer.jobs[0].params.n]
+        self.metrics.count_end(piece.completion, len(job.prompt_ids), self.tag)
         if self.log_text:
             logger.info("answer %s/%d: %r", self.envelope.id, piece.index, piece.completion.text)
 
-    def _usage(self) -> Json:
+    def usage(self) -> Json:
+        """Tokens so far, as OpenAI's chats tell them."""
         return usage(self.answer.jobs, self._num_tokens, self._completions)
 
     def _metrics(self) -> Json | None:

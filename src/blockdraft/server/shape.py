@@ -1,15 +1,21 @@
-"""What an answer must look like: `response_format` and `tools` become a grammar. No torch."""
+"""What an answer must look like: formats and tools become a grammar. No torch."""
 
-import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar
 from blockdraft.server.errors import blaming
-from blockdraft.server.protocol import ResponseFormat, ToolFields
+from blockdraft.server.protocol import (
+    ResponseFormat,
+    ShapeFields,
+    StructuredOutputs,
+    ToolFields,
+)
 from blockdraft.server.reasoning import END, START
-from blockdraft.text.grammar import JSON_WHITESPACE
+from blockdraft.text.harmony_grammar import FREE_TEXT, harmony_grammar
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import native_syntax
 from blockdraft.text.tools import (
@@ -22,7 +28,15 @@ from blockdraft.text.tools import (
     parse_tools,
 )
 
-_FORMAT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_MAKERS: dict[str, Callable[[Any], Grammar]] = {
+    "json": Grammar.json_schema,
+    "json_object": lambda _: Grammar.json_object(),
+    "regex": Grammar.regex,
+    "choice": Grammar.choice,
+    "grammar": Grammar.lark,
+}
+"""By the names that vLLM has for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +55,14 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A grammar, and the parameter that asked for it."""
+    """A grammar, and the parameter that asked for it.
+
+    `parts` are the shapes that it consists of: what is wrong with one of them is its own fault.
+    """
 
     grammar: Grammar
     param: str
+    parts: tuple["Shape", ...] = ()
 
 
 def read_toolbox(request: ToolFields, tokenizer: Tokenizer) -> Toolbox | None:
@@ -53,7 +71,7 @@ def read_toolbox(request: ToolFields, tokenizer: Tokenizer) -> Toolbox | None:
     Raises:
         RequestError: a tool or the choice is malformed.
     """
-    if request.tools is None:
+    if not request.tools:
         if request.tool_choice not in (None, "none", "auto"):
             raise RequestError(
                 "tool_choice asks for a tool and no tools are given", param="tool_choice"
@@ -73,51 +91,121 @@ def read_toolbox(request: ToolFields, tokenizer: Tokenizer) -> Toolbox | None:
 
 
 def read_shape(
-    response_format: ResponseFormat | None, toolbox: Toolbox | None, *, thinks: bool | None = None
+    request: ShapeFields,
+    toolbox: Toolbox | None,
+    *,
+    thinks: bool | None = None,
+    is_harmony: bool = False,
 ) -> Shape | None:
-    """What the answer must look like; None if it is free. For `thinks` see Answer.
+    """What the answer must look like; None if it is free.
+
+    With tools that may be called, the model calls one or answers in the shape, as it likes.
+
+    Args:
+        thinks: a section of thinking has begun in the prompt; None if the model knows none.
+        is_harmony: the model answers in the format of text/harmony.py.
 
     Raises:
-        RequestError: the format is malformed, or there are two formats at once.
+        RequestError: a shape is malformed, or there are several.
     """
-    wanted = _read_format(response_format)
-    if toolbox is None:
-        shape = None if wanted is None else Shape(wanted, "response_format")
-    elif wanted is not None:
-        raise RequestError(
-            "response_format and tools each say what the answer looks like; leave out one of them, "
-            'or set tool_choice to "none"',
-            param="response_format",
-        )
-    else:
-        with blaming("tools"):
-            calls = toolbox.grammar()
-        shape = None if calls is None else Shape(calls, "tools")
+    shape = _wanted_shape(request)
+    if is_harmony:
+        return _harmony_shape(shape, toolbox)
+    if toolbox is not None:
+        shape = _with_calls(shape, toolbox)
     if shape is None or thinks is None:
         return shape
-    return Shape(_behind_thinking(shape.grammar, begun=thinks), shape.param)
+    return replace(shape, grammar=_behind_thinking(shape.grammar, begun=thinks))
 
 
-def _read_format(wanted: ResponseFormat | None) -> Grammar | None:
+def _with_calls(shape: Shape | None, toolbox: Toolbox) -> Shape | None:
+    if shape is not None and toolbox.choice.mode == "auto":
+        calls = _with_calls(None, replace(toolbox, choice=ToolChoice("required")))
+        assert calls is not None, "what is required has a grammar"
+        either = Grammar.lark("start: @calls | @shaped", calls=calls.grammar, shaped=shape.grammar)
+        return Shape(either, shape.param, (calls, shape))
+    with blaming("tools"):
+        grammar = toolbox.grammar()
+    return None if grammar is None else Shape(grammar, "tools")
+
+
+def _harmony_shape(shape: Shape | None, toolbox: Toolbox | None) -> Shape | None:
+    """The shape in the channel of answers, or calls in theirs; an answer ends with its call."""
+    if toolbox is None:
+        if shape is None:
+            return None
+        return replace(shape, grammar=harmony_grammar(shape.grammar, ()), parts=(shape,))
+    if toolbox.choice.mode == "auto":
+        if shape is None and not any(tool.strict for tool in toolbox.tools):
+            return None
+        final = FREE_TEXT if shape is None else shape.grammar
+        grammar = harmony_grammar(final, toolbox.tools)
+        return Shape(grammar, "tools", () if shape is None else (shape,))
+    name = toolbox.choice.name
+    return Shape(
+        harmony_grammar(None, [t for t in toolbox.tools if name in (None, t.name)]), "tools"
+    )
+
+
+def _wanted_shape(request: ShapeFields) -> Shape | None:
+    shapes = [
+        *_format_shapes(request.response_format),
+        *_structured_shapes(request.structured_outputs),
+        *_guided_shapes(request),
+    ]
+    if len(shapes) > 1:
+        first, second = shapes[0].param, shapes[1].param
+        raise RequestError(
+            f"{first} and {second} each say what the answer looks like; leave out one of them",
+            param=second,
+        )
+    return shapes[0] if shapes else None
+
+
+def _format_shapes(wanted: ResponseFormat | None) -> Iterator[Shape]:
     if wanted is None:
-        return None
-    given = wanted.json_schema
-    if wanted.type != "json_schema":
-        if given is not None:
+        return
+    for name, owner in (("json_schema", "json_schema"), ("schema_", "json_object")):
+        if getattr(wanted, name) is not None and wanted.type != owner:
             raise RequestError(
-                f"response_format {wanted.type} takes no json_schema; leave it out",
+                f"response_format {wanted.type} takes no {name.rstrip('_')}; leave it out",
                 param="response_format",
             )
-        return Grammar.json_object() if wanted.type == "json_object" else None
-    if given is None:
-        raise RequestError("response_format lacks json_schema; give it", param="response_format")
-    if not _FORMAT_NAME.fullmatch(given.name):
-        raise RequestError(
-            f"the name of the format is {given.name!r:.80}; give up to 64 letters, digits, _ and -",
-            param="response_format",
-        )
     with blaming("response_format"):
-        return Grammar.json_schema(given.schema_)
+        if wanted.type == "json_object":
+            grammar = Grammar.json_schema(wanted.schema_ or _ANY_OBJECT)
+            yield Shape(grammar, "response_format")
+        elif wanted.type == "json_schema":
+            if wanted.json_schema is None:
+                raise RequestError("response_format lacks json_schema; give it")
+            yield Shape(Grammar.json_schema(wanted.json_schema.schema_), "response_format")
+
+
+def _structured_shapes(wanted: StructuredOutputs | None) -> Iterator[Shape]:
+    if wanted is None:
+        return
+    values = {
+        "json": wanted.json_,
+        "regex": wanted.regex,
+        "choice": wanted.choice,
+        "grammar": wanted.grammar,
+        "json_object": wanted.json_object or None,
+    }
+    for kind, value in values.items():
+        yield from _shape_of(kind, value, f"structured_outputs.{kind}")
+
+
+def _guided_shapes(request: ShapeFields) -> Iterator[Shape]:
+    for kind in ("json", "regex", "choice", "grammar"):
+        name = f"guided_{kind}"
+        yield from _shape_of(kind, getattr(request, name), name)
+
+
+def _shape_of(kind: str, value: Any, param: str) -> Iterator[Shape]:
+    if value is None:
+        return
+    with blaming(param):
+        yield Shape(_MAKERS[kind](value), param)
 
 
 def _behind_thinking(grammar: Grammar, *, begun: bool) -> Grammar:
@@ -125,18 +213,11 @@ def _behind_thinking(grammar: Grammar, *, begun: bool) -> Grammar:
 
     Where the prompt has not begun it, the model may leave it out.
     """
-    if grammar.kind == "json_schema":
-        guided = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
-        schema = {**guided, **json.loads(grammar.source)}
-        answer = f" %json {json.dumps(schema, ensure_ascii=False)}"
-    else:
-        answer = grammar.source.removeprefix("start:")
     mark = "" if begun else re.escape(START)
     rules = [
-        "start: thinking GAP? answer" if begun else "start: (thinking GAP?)? answer",
+        "start: thinking GAP? @answer" if begun else "start: (thinking GAP?)? @answer",
         rf'thinking[lazy]: THOUGHTS "{END}"',
         rf"THOUGHTS: /{mark}(.|\n)*/",
         r"GAP: /\n{1,2}/",
-        f"answer:{answer}",
     ]
-    return Grammar.lark("\n".join(rules))
+    return Grammar.lark("\n".join(rules), answer=grammar)

@@ -19,6 +19,7 @@ class Detokenizer:
         stop: strings that end the text; the text is cut before the one that begins first.
         stop_ids: tokens that end the sequence; they have no text.
         min_tokens: stop strings that begin before the `min_tokens`-th token do not count.
+        shown_ids: special tokens that have text here.
     """
 
     def __init__(
@@ -29,8 +30,9 @@ class Detokenizer:
         stop: tuple[str, ...] = (),
         stop_ids: frozenset[int] = frozenset(),
         min_tokens: int = 0,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
-        self._decoder = StreamDecoder(tokenizer, prompt_ids)
+        self._decoder = StreamDecoder(tokenizer, prompt_ids, shown_ids)
         self._stop = StopStrings(stop)
         self._stop_ids = stop_ids
         self._num_early_tokens = max(0, min_tokens - 1)
@@ -44,6 +46,11 @@ class Detokenizer:
     def text(self) -> str:
         """All of it, what may yet be cut off included."""
         return "".join(self._texts)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._stop.found
 
     def push(self, token_id: int) -> bool:
         """Take one token; True if it completes a stop string."""

@@ -2,10 +2,14 @@
 
 import json
 from functools import cached_property, lru_cache
-from itertools import takewhile
+from itertools import chain, takewhile
+from threading import Thread
+from time import perf_counter
+from weakref import WeakValueDictionary
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 from numpy.typing import NDArray
 
 from blockdraft.core.errors import RequestError
@@ -22,6 +26,11 @@ its way could otherwise write white space without end. A schema's `x-guidance` m
 MAX_LEXER_STATES = 50_000
 """Of a compiled grammar, at one or two kilobytes each."""
 
+_LEXER_IS_FULL = "too many states"
+"""In llguidance's error; other errors come again, however often the grammar is renewed."""
+_LONGEST_RENEWAL = 1.0
+"""Seconds for which all sequences may have to wait for one."""
+
 _LIMITS = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
 Mask = NDArray[np.bool_]
@@ -33,7 +42,8 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._compiled = lru_cache(MAX_COMPILED)(self._compile)
+        self._recent = lru_cache(MAX_COMPILED)(self._found_or_compiled)
+        self._alive: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
 
     @cached_property
     def _ll_tokenizer(self) -> LLTokenizer:
@@ -43,32 +53,43 @@ class Grammars:
             raise RequestError("the target names no token that ends an answer; leave out grammar")
         return LLTokenizer(self._tokenizer.backend.to_str(), eos_token=eos_ids)
 
-    def check(self, grammar: Grammar) -> None:
-        """Compile a grammar.
+    def compile(self, grammar: Grammar) -> "CompiledGrammar":
+        """Compile a grammar; it is known for as long as somebody holds what is returned, or longer.
 
         Raises:
             RequestError: llguidance refuses it, or no answer can begin with it.
         """
-        self._compiled(grammar)
+        return self._recent(grammar)
+
+    def find(self, grammar: Grammar) -> "CompiledGrammar | None":
+        """What `compile` would return at once; None if it would have to work."""
+        found = self._alive.get(grammar)
+        return None if found is None else self._recent(grammar)
 
     def start(self, grammar: Grammar) -> "GrammarState":
         """The state of a sequence that has no output yet.
 
         Raises:
-            RequestError: as `check`.
+            RequestError: as `compile`.
         """
-        return GrammarState(self._compiled(grammar), self._vocab_size)
+        return GrammarState(self._recent(grammar), self._vocab_size)
 
-    def _compile(self, grammar: Grammar) -> "_Compiled":
+    def _found_or_compiled(self, grammar: Grammar) -> "CompiledGrammar":
+        found = self._alive.get(grammar)
+        if found is None:
+            found = self._alive[grammar] = self._compile(grammar)
+        return found
+
+    def _compile(self, grammar: Grammar) -> "CompiledGrammar":
         try:
-            compiled = _Compiled(self._ll_tokenizer, _llguidance_source(grammar))
+            compiled = CompiledGrammar(self._ll_tokenizer, _llguidance_source(grammar))
             GrammarState(compiled, self._vocab_size).allowed([], [])
         except (RequestError, ValueError, RecursionError) as error:
             raise _refusal(grammar, str(error)) from error
         return compiled
 
 
-class _Compiled:
+class CompiledGrammar:
     """A parser at its start, from which the sequences' own are copied.
 
     Copies share the lexer's states, which are counted: the copy that meets one too many fails, and
@@ -78,14 +99,31 @@ class _Compiled:
     def __init__(self, tokenizer: LLTokenizer, source: str) -> None:
         self.num_tokens = tokenizer.vocab_size
         self._tokenizer, self._source = tokenizer, source
-        self.renew()
+        self._renewing: Thread | None = None
+        self._renew()
         if self._matcher.is_error():
             raise ValueError(self._matcher.get_error())
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
+        started = perf_counter()
         self._matcher = LLMatcher(self._tokenizer, self._source, log_level=0, limits=_LIMITS)
+        self._seconds = perf_counter() - started
+
+    def renew_soon(self) -> bool:
+        """Make the parser anew; False if that takes long, and so is done in the background.
+
+        All sequences wait for the one that asks.
+        """
+        if self._seconds <= _LONGEST_RENEWAL:
+            self._renew()
+            return True
+        if self._renewing is None or not self._renewing.is_alive():
+            self._renewing = Thread(target=self._renew, name="renewing a grammar", daemon=True)
+            self._renewing.start()
+        return False
 
     def copy(self) -> LLMatcher:
+        """A parser for one sequence."""
         return self._matcher.deep_copy()
 
 
@@ -97,7 +135,7 @@ class GrammarState:
     and nothing that a rejected draft, a preemption or a repeated step could leave behind.
     """
 
-    def __init__(self, compiled: _Compiled, vocab_size: int) -> None:
+    def __init__(self, compiled: CompiledGrammar, vocab_size: int) -> None:
         self._compiled = compiled
         self._vocab_size = vocab_size
         self._reset()
@@ -117,9 +155,9 @@ class GrammarState:
                 that the target's vocabulary can write.
         """
         mask = self._mask_behind(output_ids, ahead)
-        if self._matcher.is_error():
-            # It stays for good, and what others have met may have caused it: once more, alone.
-            self._compiled.renew()
+        is_full = self._matcher.is_error() and _LEXER_IS_FULL in self._matcher.get_error()
+        # It stays so for good, and what others have met has caused it too: once more, alone.
+        if is_full and self._compiled.renew_soon():
             self._reset()
             mask = self._mask_behind(output_ids, ahead)
         if self._matcher.is_error():
@@ -161,6 +199,23 @@ def _num_same(one: list[int], other: list[int]) -> int:
 
 
 def _llguidance_source(grammar: Grammar) -> str:
+    if not grammar.parts:
+        return _single_source(grammar)
+    return json.dumps({"grammars": _all_grammars(grammar, "start")})
+
+
+def _all_grammars(grammar: Grammar, name: str) -> list[dict[str, str]]:
+    """A grammar and all that it refers to, in llguidance's form."""
+    source = _single_source(grammar)
+    if grammar.kind in ("json_schema", "regex"):
+        (own,) = json.loads(source)["grammars"]
+    else:
+        own = {"lark_grammar": source}
+    parts = [_all_grammars(part, part_name) for part_name, part in grammar.parts]
+    return [{**own, "name": name}, *chain.from_iterable(parts)]
+
+
+def _single_source(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
         # Only the options left open by the schema's own x-guidance.
         return LLMatcher.grammar_from_json_schema(
@@ -171,7 +226,18 @@ def _llguidance_source(grammar: Grammar) -> str:
     if grammar.kind == "choice":
         options = (json.dumps(option, ensure_ascii=False) for option in grammar.options)
         return LLMatcher.grammar_from_lark("start: " + " | ".join(options))
-    return LLMatcher.grammar_from_lark(grammar.source)
+    return LLMatcher.grammar_from_lark(_as_lark(grammar.source))
+
+
+def _as_lark(source: str) -> str:
+    """Other engines take GBNF, which cannot be mistaken for Lark: its rules have another mark."""
+    if "::=" not in source or is_lark_syntax(source):
+        return source
+    try:
+        return gbnf_to_lark(source)
+    # The converter fails in any way where there is no GBNF.
+    except Exception as error:
+        raise RequestError(f"neither Lark nor GBNF: {error}") from error
 
 
 def _refusal(grammar: Grammar, reason: str) -> RequestError:

@@ -5,10 +5,12 @@ class StopStrings:
     """Finds the first of several strings in a text that comes in pieces.
 
     Work for a character does not grow with the length of the strings, nor with that of the text.
+    `found` is the string that was found; of several that begin at one place, the one given first.
     """
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self._matches = [_Match(string) for string in strings]
+        self.found: str | None = None
 
     @property
     def num_held(self) -> int:
@@ -20,8 +22,16 @@ class StopStrings:
 
         Negative for one that begins in earlier pieces. The search is over when it has found one.
         """
-        starts = [start for match in self._matches if (start := match.push(piece)) is not None]
-        return min(starts, default=None)
+        starts = {
+            start: match.string
+            for match in reversed(self._matches)
+            if (start := match.push(piece)) is not None
+        }
+        if not starts:
+            return None
+        start = min(starts)
+        self.found = starts[start]
+        return start
 
 
 class _Match:
@@ -33,13 +43,13 @@ class _Match:
     """
 
     def __init__(self, string: str) -> None:
-        self._string = string
+        self.string = string
         self._borders = [0]
         self.num_matched = 0
 
     def push(self, piece: str) -> int | None:
         """Where the string begins that this piece completes first, as an index of the piece."""
-        string, matched = self._string, self.num_matched
+        string, matched = self.string, self.num_matched
         if not matched and string[0] not in piece:
             return None
         for index, character in enumerate(piece):
@@ -52,7 +62,7 @@ class _Match:
         return None
 
     def _border(self, length: int) -> int:
-        string, borders = self._string, self._borders
+        string, borders = self.string, self._borders
         while len(borders) < length:
             border = borders[-1]
             while border and string[border] != string[len(borders)]:

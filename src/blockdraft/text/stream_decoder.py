@@ -19,14 +19,22 @@ class StreamDecoder:
     become U+FFFD as in decode: with a byte-level vocabulary one for what there is of a character,
     with tokens that spell bytes (<0xE2>) one for each byte.
 
+    `shown_ids` are special tokens that are written out here.
+
     In one case the text is not decode's. Where tokens spell bytes, decode turns all bytes of a run
     into U+FFFD if a single one fits nowhere, the newlines and whole characters before it too. Those
     have been handed out by then, and stay; what follows in the run is as in decode.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = tokenizer.vocabulary
+        self._shown_ids = shown_ids
         self._begun = b""
         self._is_run_broken = False
         tail = prompt_ids[-NUM_PRIMING_TOKENS:]
@@ -34,6 +42,8 @@ class StreamDecoder:
 
     def push(self, token_id: int) -> str:
         """Take one token; the text that it completes."""
+        if token_id in self._shown_ids:
+            return self.close() + self._tokenizer.decode_all([token_id])
         if not self._vocabulary.has_text(token_id):
             return ""
         if self._vocabulary.is_byte_level:

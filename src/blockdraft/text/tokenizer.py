@@ -29,6 +29,7 @@ THINKING_SWITCH = "enable_thinking"
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
 """A template computes with what it is given, and so may fail in any way."""
 
+_OTHER_THINKING = "message.thinking"
 _END_OF_THINKING = "</think>"
 OPTIONAL_KEYS = frozenset({"reasoning_content"})
 _RESERVED_OPTIONS = frozenset(
@@ -56,6 +57,10 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.backend: Backend = tokenizer.backend_tokenizer
         self.eos_ids = frozenset(eos_ids)
+        # What transformers would do at the first text. Later ones change nothing in the backend, so
+        # they may come in several threads.
+        self.backend.no_truncation()
+        self.backend.no_padding()
 
     def drop_unknown_eos_ids(self, vocab_size: int) -> None:
         """Leave out ids outside of the target's vocabulary, which it can never choose; say so."""
@@ -109,6 +114,10 @@ class Tokenizer:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
+    def count(self, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(self.backend.encode(text, add_special_tokens=False).ids)
+
     @property
     def thinks(self) -> bool:
         """True if the chat template knows a section of thinking at the start of an answer."""
@@ -147,7 +156,7 @@ class Tokenizer:
             )
         try:
             ids: list[int] = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                [self._as_template_has_it(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 return_dict=False,
                 **options,
@@ -156,6 +165,20 @@ class Tokenizer:
             reason = " ".join(str(error).split())
             raise RequestError(f"the target's chat template refuses this: {reason}") from error
         return ids
+
+    def _as_template_has_it(self, message: Message) -> dict[str, Any]:
+        """A message for a template that calls thinking otherwise (gpt-oss).
+
+        It takes none beside the text of a turn that makes calls, and shows such text as thinking.
+        """
+        found = dict(message)
+        if _OTHER_THINKING not in self.chat_template or "reasoning_content" not in found:
+            return found
+        found["thinking"] = found.pop("reasoning_content")
+        if found.get("tool_calls") and found["content"]:
+            found["thinking"] += "\n\n" + found["content"]
+            found["content"] = ""
+        return found
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens left out."""

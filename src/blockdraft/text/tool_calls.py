@@ -4,9 +4,9 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from json import JSONDecoder
-from typing import Literal
+from typing import Any, Literal
 
-from blockdraft.text.tools import CallSyntax
+from blockdraft.text.tools import JsonSyntax
 
 
 def _refuse(constant: str) -> None:
@@ -14,6 +14,15 @@ def _refuse(constant: str) -> None:
 
 
 _DECODER = JSONDecoder(parse_constant=_refuse)  # Python itself takes NaN
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is none; RecursionError: it is nested too deeply.
+    """
+    return _DECODER.decode(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class ToolCallParser:
     call's arguments ends before it.
     """
 
-    def __init__(self, syntax: CallSyntax, names: Collection[str]) -> None:
+    def __init__(self, syntax: JsonSyntax, names: Collection[str]) -> None:
         self._begin, self._end = syntax.begin.strip(), syntax.end.strip()
         self._key = syntax.arguments_key
         self._head = re.compile(
@@ -176,7 +185,7 @@ class ToolCallParser:
         """A complete call; empty if it is none."""
         try:
             members = _members(text.strip())
-            name = _DECODER.decode(members["name"])
+            name = read_json(members["name"])
             arguments = members[self._key]
         except (ValueError, KeyError, RecursionError):
             return []
@@ -205,7 +214,7 @@ class _JsonObject:
     def is_json(self) -> bool:
         """True if it is complete, and JSON."""
         try:
-            _DECODER.decode(self._text)
+            read_json(self._text)
         except (ValueError, RecursionError):
             return False
         return True
@@ -229,7 +238,7 @@ def _members(text: str) -> dict[str, str]:
     Raises:
         ValueError: it is none.
     """
-    if not isinstance(_DECODER.decode(text), dict):
+    if not isinstance(read_json(text), dict):
         raise ValueError("no object")
     members: dict[str, str] = {}
     position = _skip_space(text, 1)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blockdraft.core.errors import RequestError
+from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.tokenizer import OPTIONAL_KEYS, TOOL_KEYS, Tokenizer
 from blockdraft.text.tools import BARE, TAGGED, CallSyntax, Tool
+from blockdraft.text.xml_syntax import XML
 
 _INSTRUCTIONS = """You may call these functions to answer. Each line describes one:
 {declarations}
@@ -21,9 +23,10 @@ def native_syntax(tokenizer: Tokenizer) -> CallSyntax | None:
     source = tokenizer.template_source
     if source is None or not re.search(r"\btools\b", source):
         return None
+    if "<tool_call>" in source and "<function=" in source:
+        return XML if "<parameter=" in source else None
     if "<tool_call>" in source and '"arguments' in source.replace('\\"', '"'):
-        # Some models write their arguments as XML in the same tags.
-        return None if "<function=" in source else TAGGED
+        return TAGGED
     return BARE if '"parameters": dictionary' in source else None
 
 
@@ -43,7 +46,7 @@ def encode_tool_chat(
         RequestError: as Tokenizer.encode_chat, or a call or a result is malformed.
     """
     messages = [_with_parsed_calls(message) for message in messages]
-    if native_syntax(tokenizer) is not None:
+    if native_syntax(tokenizer) is not None or harmony_marks(tokenizer):
         return tokenizer.encode_chat(messages, options, tools=[t.declaration for t in tools])
     return tokenizer.encode_chat(_in_words(messages, tools), options)
 

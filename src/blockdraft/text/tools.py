@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar
@@ -38,13 +38,52 @@ class ToolChoice:
     name: str | None = None
 
 
+class CallSyntax(Protocol):
+    """How a model writes a call: begin, the name and the arguments, end.
+
+    `mark` is the end of `begin` that is always there where a model writes a call on its own.
+    """
+
+    @property
+    def begin(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def mark(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def end(self) -> str:
+        """See above."""
+        ...
+
+    def function_rules(self, rule: str, tool: Tool) -> list[str]:
+        """Rules of a Lark grammar: `rule` is what stands between begin and end of a call.
+
+        Raises:
+            RequestError: the schema of the arguments cannot be kept in this syntax.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class CallSyntax:
-    """How a model writes a call: begin, an object with the name and the arguments, end."""
+class JsonSyntax:
+    """A CallSyntax: an object with the name and the arguments."""
 
     begin: str
     end: str
     arguments_key: str
+
+    @property
+    def mark(self) -> str:
+        """See CallSyntax."""
+        return self.begin
+
+    def function_rules(self, rule: str, tool: Tool) -> list[str]:
+        """See CallSyntax."""
+        return [f'{rule}: {quoted(self.head(tool.name))} {json_rule(tool.parameters)} "}}"']
 
     def write(self, name: str, arguments: str) -> str:
         """A call; `arguments` is the text of a JSON object."""
@@ -55,9 +94,9 @@ class CallSyntax:
         return f'{{"name": "{name}", "{self.arguments_key}": '
 
 
-TAGGED = CallSyntax("<tool_call>\n", "\n</tool_call>", "arguments")
+TAGGED = JsonSyntax("<tool_call>\n", "\n</tool_call>", "arguments")
 """Of the Hermes models, Qwen, SmolLM3 and others."""
-BARE = CallSyntax("", "", "parameters")
+BARE = JsonSyntax("", "", "parameters")
 """Of Llama 3: one call is the whole answer."""
 
 
@@ -144,14 +183,14 @@ def calls_grammar(
         return _lark([f"start: {start}", *_call_rules(named, syntax)])
     if choice.mode == "none" or (parallel and not any(tool.strict for tool in tools)):
         return None
-    if not syntax.begin:
+    if not syntax.mark:
         raise RequestError(
             "this model's calls have no mark at their begin: with tool_choice 'auto' leave out "
             "strict and parallel_tool_calls, or give tool_choice 'required'"
         )
     start = "watched* TEXT" if several else "watched | TEXT"
-    watched = [f"begin[lazy]: TEXT {_quoted(syntax.begin)}", r"TEXT: /(.|\n)*/"]
-    rules = [f"watched: begin function {_quoted(syntax.end)}", *watched]
+    watched = [f"begin[lazy]: TEXT {quoted(syntax.mark)}", r"TEXT: /(.|\n)*/"]
+    rules = [f"watched: begin function {quoted(syntax.end)}", *watched]
     return _lark([f"start: {start}", *rules, *_function_rules(tools, syntax)])
 
 
@@ -160,19 +199,24 @@ def _lark(rules: Sequence[str]) -> Grammar:
 
 
 def _call_rules(tools: Sequence[Tool], syntax: CallSyntax) -> list[str]:
-    marks = [_quoted(mark) if mark else "" for mark in (syntax.begin, syntax.end)]
+    marks = [quoted(mark) if mark else "" for mark in (syntax.begin, syntax.end)]
     return [f"call: {marks[0]} function {marks[1]}", *_function_rules(tools, syntax)]
 
 
 def _function_rules(tools: Sequence[Tool], syntax: CallSyntax) -> list[str]:
-    """Rules for the object of a call: its name, and the arguments of that function."""
+    """Rules for a call: its name, and the arguments of that function."""
     rules = ["function: " + " | ".join(f"function_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
-        schema = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **tool.parameters}
-        arguments = json.dumps(schema, ensure_ascii=False)
-        rules.append(f'function_{index}: {_quoted(syntax.head(tool.name))} %json {arguments} "}}"')
+        rules += syntax.function_rules(f"function_{index}", tool)
     return rules
 
 
-def _quoted(text: str) -> str:
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """What a schema accepts, as a part of a Lark rule."""
+    guided = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **schema}
+    return f"%json {json.dumps(guided, ensure_ascii=False)}"
+
+
+def quoted(text: str) -> str:
+    """A text, as a part of a Lark rule."""
     return json.dumps(text, ensure_ascii=False)

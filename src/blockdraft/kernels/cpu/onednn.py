@@ -2,8 +2,8 @@
 
 A forward of a few rows reads every weight once and is bound by memory. `torch.nn.functional.linear`
 reads the rows of the matrix as they lie, at half the bandwidth or less; a packed weight is read
-front to back (LOG.md). Sums run in another order than torch's, so bits differ from an unpacked
-model, for all rows alike; in bfloat16 they are torch's.
+front to back (docs/experiments/step-time.md). Sums run in another order than torch's, so bits
+differ from an unpacked model, for all rows alike; in bfloat16 they are torch's.
 """
 
 from dataclasses import replace

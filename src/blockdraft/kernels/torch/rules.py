@@ -1,11 +1,12 @@
 """What torch's operations need so that a row's bits do not depend on its company.
 
-Measured on CPUs (LOG.md). A linear layer gives each row the same bits for any number of rows that
-is a multiple of a small one; the rows left over from it run in another kernel. So every forward is
-filled up to that multiple, and long prompts go in pieces, since large products are blocked
-differently. A product over keys is blocked by their number, masked ones included: a sum over keys
-changes its bits from 193 keys on in float32 and from 1,025 in bfloat16, and the scores of 64 keys
-differ from those of more in float64. So attention goes in tiles of keys with fixed borders.
+Measured on CPUs (docs/experiments/row-invariance.md). A linear layer gives each row the same bits
+for any number of rows that is a multiple of a small one; the rows left over from it run in another
+kernel. So every forward is filled up to that multiple, and long prompts go in pieces, since large
+products are blocked differently. A product over keys is blocked by their number, masked ones
+included: a sum over keys changes its bits from 193 keys on in float32 and from 1,025 in bfloat16,
+and the scores of 64 keys differ from those of more in float64. So attention goes in tiles of keys
+with fixed borders.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Why acceptance may be low: the examination behind `blockdraft doctor`.
 
-`cli/doctor.py` runs `examine.py`; [doctor.md](doctor.md) says what each line means.
+`cli/doctor.py` runs `examine.py`; docs/diagnosis.md says what each line means.
 
 1. `pair.py` reads what the files of both models say, without their weights: the drafter's config as
    it is, and as its trainer wrote it down.

@@ -52,6 +52,10 @@ SGLANG = Engine(
         "drain_seconds": "it ends running requests in its own way; leave it out",
         "max_body": "its requests have no limit of size; leave it out",
         "cors_origins": "it lets the pages of every origin ask; leave it out",
+        "strict": "it ignores unknown fields; leave it out",
+        "allowed_hosts": "it answers under every name; leave it out",
+        "trusted_proxies": "set FORWARDED_ALLOW_IPS, which its web server reads",
+        "prepare_seconds": "its requests have no such limit; leave it out",
         "log_prompts": "add `-- --log-requests --log-requests-level 2`",
     },
 )

@@ -56,6 +56,10 @@ VLLM = Engine(
         "max_waiting": "its queue has no limit; leave it out",
         "request_seconds": "its requests have no time limit; leave it out",
         "max_body": "its requests have no limit of size; leave it out",
+        "strict": "it ignores unknown fields; leave it out",
+        "allowed_hosts": "it answers under every name; leave it out",
+        "trusted_proxies": "set FORWARDED_ALLOW_IPS, which its web server reads",
+        "prepare_seconds": "its requests have no such limit; leave it out",
         "log_prompts": "add `-- --enable-log-requests --enable-log-outputs` and its log level",
     },
 )

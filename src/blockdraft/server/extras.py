@@ -1,0 +1,109 @@
+"""The fields of a request that protocol.py does not know: refused or ignored, and who is told.
+
+What is known to change the answer, and is not supported here, is refused unless it asks for what
+happens anyway. Everything else is ignored, or refused if the server is strict. No torch.
+"""
+
+import json
+import logging
+import re
+
+from fastapi import Request
+
+from blockdraft.core.errors import RequestError
+from blockdraft.server.errors import ApiError
+from blockdraft.server.protocol import RequestFields
+
+MAX_NAMED = 8
+"""Unknown fields of one request that are told of by name."""
+_MAX_NAME = 60
+
+logger = logging.getLogger(__name__)
+
+_NO_BEAMS = "beam search is not supported"
+_NO_SAMPLER = "this way to sample is not supported"
+_SHAPE = "give structured_outputs or response_format instead"
+_TOKENS = "give max_tokens instead"
+
+_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
+    "use_beam_search": ((False,), _NO_BEAMS),
+    "num_beams": ((1,), _NO_BEAMS),
+    "length_penalty": ((1,), f"it belongs to beams, and {_NO_BEAMS}"),
+    "early_stopping": ((False,), f"it belongs to beams, and {_NO_BEAMS}"),
+    "typical_p": ((1,), _NO_SAMPLER),
+    "tfs_z": ((1,), _NO_SAMPLER),
+    "top_a": ((0,), _NO_SAMPLER),
+    "mirostat": ((0,), _NO_SAMPLER),
+    "dry_multiplier": ((0,), _NO_SAMPLER),
+    "xtc_probability": ((0,), _NO_SAMPLER),
+    "no_repeat_ngram_size": ((0,), _NO_SAMPLER),
+    "repeat_penalty": ((1,), "give repetition_penalty instead"),
+    "bad_words": (([],), "give logit_bias for the tokens to avoid"),
+    "allowed_token_ids": ((), _SHAPE),
+    "logits_processors": (([],), "code of a request is not run; give logit_bias"),
+    "max_new_tokens": ((), _TOKENS),
+    "max_completion_tokens": ((), _TOKENS),
+    "n_predict": ((-1,), _TOKENS),
+    "prompt": ((), "it belongs to /v1/completions and /tokenize"),
+    "messages": ((), "they belong to /v1/chat/completions and /tokenize"),
+    "tools": (([],), "they belong to /v1/chat/completions"),
+    "suffix": (("",), "text in the middle is not filled in"),
+    "best_of": ((1,), "ranking samples is not supported"),
+    "truncate_prompt_tokens": ((), "prompts are never cut; send a shorter one"),
+    "prompt_embeds": ((), "give prompt as text or token ids"),
+    "prompt_logprobs": ((), "echo and logprobs of /v1/completions score a prompt"),
+    "spaces_between_special_tokens": ((True,), "special tokens are not in the text"),
+    "guided_whitespace_pattern": ((), 'a schema may have {"x-guidance": {"whitespace_pattern"}}'),
+    "structural_tag": ((), _SHAPE),
+    "grammar": (("",), _SHAPE),
+    "json_schema": ((), _SHAPE),
+    "regex": ((), _SHAPE),
+    "ebnf": ((), _SHAPE),
+    "functions": (([],), "it is the old form of tools; give tools instead"),
+    "function_call": (("none", "auto"), "it is the old form of tool_choice; give that instead"),
+    "audio": ((), "answers are text"),
+    "documents": (([],), "put them into a message"),
+    "web_search_options": ((), "there is no web search here"),
+}
+"""What would change the answer, fields of other routes included: the values that ask for nothing,
+and the reason or the remedy."""
+
+
+def tell_of_ignored(request: Request, body: RequestFields, *, strict: bool) -> None:
+    """Tell the client and the log of the fields that are ignored.
+
+    Raises:
+        RequestError: a field asks for what is not supported.
+        ApiError: a field is unknown, and `strict`.
+    """
+    names = _ignored(body, strict=strict)
+    if not names:
+        return
+    shown = names[:MAX_NAMED]
+    if len(names) > len(shown):
+        shown.append(f"{len(names) - MAX_NAMED} more")
+    for name in shown:
+        logger.info("%s ignored the unknown parameter %s", request.state.request_id, name)
+    listed = ", ".join(shown)
+    request.state.warning = f'299 blockdraft "ignored unknown parameters: {listed}"'
+
+
+def _ignored(body: RequestFields, *, strict: bool) -> list[str]:
+    """The names of the fields that are ignored, fit for a header and a line of the log."""
+    unknown = []
+    for name, value in (body.model_extra or {}).items():
+        if name not in _UNSUPPORTED:
+            unknown.append(re.sub(r"[^A-Za-z0-9_.-]", "?", name[:_MAX_NAME]))
+            continue
+        neutral, reason = _UNSUPPORTED[name]
+        if value not in neutral:
+            shown = json.dumps(value)
+            raise RequestError(f"{name} is {shown:.60}: {reason}, or leave it out", param=name)
+    if unknown and strict:
+        raise ApiError(
+            400,
+            f"unknown parameter {unknown[0]}; leave it out, or serve without --strict",
+            param=unknown[0],
+            code="unknown_parameter",
+        )
+    return unknown

@@ -1,0 +1,101 @@
+"""What requests to /v1/messages look like. No torch."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from blockdraft.server.extensions import Extensions
+from blockdraft.server.protocol import MAX_STOP_STRINGS, Fields, Number, RequestFields
+
+
+class Block(Fields):
+    """A block of content; `type` says which fields it has: text, tool_use, tool_result ..."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: "list[Block] | str | None" = None
+    is_error: bool | None = None
+
+
+class Turn(Fields):
+    """A turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: list[Block] | str
+
+
+class ClientTool(Fields):
+    """A tool; only those that the client runs are taken, whose type is `custom` or left out."""
+
+    type: str | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Choice(Fields):
+    """Whether tools must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Fields):
+    """Whether the model thinks first, where its chat template has a switch."""
+
+    type: str
+
+
+class OutputFormat(Fields):
+    """What the answer must look like."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Fields):
+    """How the answer is written."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountRequest(RequestFields):
+    """POST /v1/messages/count_tokens."""
+
+    model: str | None = None
+    messages: list[Turn]
+    system: list[Block] | str | None = None
+    tools: list[ClientTool] | None = None
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mcp_servers: Any = None
+    container: Any = None
+
+    # Without effect on the text.
+    cache_control: Any = None
+
+
+class MessagesRequest(CountRequest, Extensions):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stream: bool | None = False
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+
+    # Without effect on the text.
+    metadata: Any = None
+    service_tier: Any = None

@@ -1,0 +1,214 @@
+"""A request to /v1/responses as a chat. No torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from blockdraft.core.errors import RequestError
+from blockdraft.server.extensions import refuse_names
+from blockdraft.server.protocol import (
+    CalledFunction,
+    ChatMessage,
+    ChatRequest,
+    FunctionTool,
+    MadeCall,
+    NamedTool,
+    ResponseFormat,
+)
+from blockdraft.server.responses_api.schema import (
+    CallItem,
+    ContentPart,
+    InputItem,
+    MessageItem,
+    NamedChoice,
+    OtherItem,
+    ReasoningItem,
+    ResponsesRequest,
+    ResultItem,
+    TextFormat,
+)
+
+CHAT_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+"""How the client calls what the chat calls otherwise."""
+
+_OWN_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
+_LOGPROBS = "message.output_text.logprobs"
+
+
+def chat_request(request: ResponsesRequest) -> ChatRequest:
+    """The chat that a request asks for.
+
+    Raises:
+        RequestError: it asks for what this server does not have.
+    """
+    refuse_names(request, _OWN_NAMES)
+    _refuse_what_needs_a_store(request)
+    fields: dict[str, Any] = request.sampling_fields()
+    for name in ("model", "stream", "temperature", "top_p", "top_k", "stop", "parallel_tool_calls"):
+        fields[name] = getattr(request, name)
+    return ChatRequest(
+        **fields,
+        messages=_messages(request),
+        max_tokens=request.max_output_tokens,
+        response_format=_response_format(request),
+        tools=_tools(request),
+        tool_choice=_tool_choice(request.tool_choice),
+        chat_template_kwargs=request.chat_template_kwargs,
+        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
+    )
+
+
+def _refuse_what_needs_a_store(request: ResponsesRequest) -> None:
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if getattr(request, name) is not None:
+            raise RequestError(
+                f"{name} refers to something stored, and this server stores nothing; send the "
+                "whole conversation in input",
+                param=name,
+            )
+    if request.background:
+        raise RequestError(
+            "background is true, and this server stores no responses to be fetched later; leave "
+            "it out and stream the response",
+            param="background",
+        )
+    if _LOGPROBS in (request.include or ()):
+        raise RequestError(
+            f"include asks for {_LOGPROBS}; only /v1/chat/completions gives log-probabilities",
+            param="include",
+        )
+
+
+def _messages(request: ResponsesRequest) -> list[ChatMessage]:
+    items = request.input
+    if isinstance(items, str):
+        items = [MessageItem(role="user", content=items)]
+    conversation = _Conversation()
+    if request.instructions:
+        conversation.add_text("system", request.instructions)
+    for index, item in enumerate(items):
+        conversation.add(item, f"input[{index}]")
+    return conversation.messages
+
+
+class _Conversation:
+    """Turns out of items: what the model wrote in one go is one turn, with all of its calls."""
+
+    def __init__(self) -> None:
+        self.messages: list[ChatMessage] = []
+        self._reasoning = ""
+
+    def add(self, item: InputItem, place: str) -> None:
+        if isinstance(item, MessageItem):
+            self.add_text(item.role, _text_of(item.content, f"{place}.content"))
+        elif isinstance(item, CallItem):
+            self._add_call(item)
+        elif isinstance(item, ResultItem):
+            text = _text_of(item.output, f"{place}.output")
+            self.messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
+        elif isinstance(item, ReasoningItem):
+            self._reasoning += _text_of(item.content or [], f"{place}.content")
+        else:
+            raise _other_item(item, place)
+
+    def add_text(self, role: Any, text: str) -> None:
+        role = "system" if role == "developer" else role
+        last = self.messages[-1] if self.messages else None
+        if role == "assistant":
+            self.messages.append(self._answer(text))
+        elif role == "system" and len(self.messages) == 1 and last and last.role == "system":
+            # Many templates take one system message, at the start.
+            last.content = f"{last.content}\n\n{text}"
+        else:
+            self.messages.append(ChatMessage(role=role, content=text))
+
+    def _add_call(self, item: CallItem) -> None:
+        function = CalledFunction(name=item.name, arguments=item.arguments)
+        call = MadeCall(id=item.call_id, type="function", function=function)
+        if not self.messages or self.messages[-1].role != "assistant" or self._reasoning:
+            self.messages.append(self._answer(""))
+        last = self.messages[-1]
+        last.tool_calls = [*(last.tool_calls or ()), call]
+
+    def _answer(self, text: str) -> ChatMessage:
+        reasoning, self._reasoning = self._reasoning or None, ""
+        return ChatMessage(role="assistant", content=text, reasoning_content=reasoning)
+
+
+def _other_item(item: OtherItem, place: str) -> RequestError:
+    if item.type == "item_reference":
+        reason = "refers to something stored, and this server stores nothing; send the item itself"
+    else:
+        reason = (
+            f"has the type {item.type!r:.60}; messages, function_call, function_call_output and "
+            "reasoning are taken"
+        )
+    return RequestError(f"{place} {reason}", param=place)
+
+
+def _text_of(content: str | Sequence[ContentPart], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in (*_TEXT_PARTS, "refusal"):
+            raise RequestError(
+                f"{place}[{index}] has the type {part.type!r:.60}; only text is taken here",
+                param=f"{place}[{index}]",
+            )
+        if text is None:
+            raise RequestError(f"{place}[{index}] lacks its text", param=f"{place}[{index}]")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
+    wanted: TextFormat | None = None if request.text is None else request.text.format
+    if wanted is None:
+        return None
+    if wanted.type != "json_schema":
+        return ResponseFormat(type=wanted.type)
+    if wanted.name is None or wanted.schema_ is None:
+        raise RequestError(
+            "text.format is a json_schema without its name or its schema; give both",
+            param="text.format",
+        )
+    given = {"name": wanted.name, "schema": wanted.schema_}
+    return ResponseFormat.model_validate({"type": "json_schema", "json_schema": given})
+
+
+def _tools(request: ResponsesRequest) -> list[FunctionTool] | None:
+    tools = []
+    for index, tool in enumerate(request.tools or ()):
+        if tool.type != "function":
+            raise RequestError(
+                f"tools[{index}] has the type {tool.type!r:.60}, which runs at OpenAI; this server "
+                "takes functions only, which the client runs",
+                param=f"tools[{index}]",
+            )
+        given = tool.model_dump(include={"name", "description", "parameters", "strict"})
+        function = {name: value for name, value in given.items() if value is not None}
+        tools.append(FunctionTool(type="function", function=function))
+    return tools or None
+
+
+def _tool_choice(choice: str | NamedChoice | None) -> Any:
+    if not isinstance(choice, NamedChoice):
+        return choice
+    if choice.type != "function" or choice.name is None:
+        raise RequestError(
+            f"tool_choice has the type {choice.type!r:.60}; give none, auto, required, or a "
+            "function by its name",
+            param="tool_choice",
+        )
+    return NamedTool(type="function", function={"name": choice.name})

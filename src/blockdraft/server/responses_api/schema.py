@@ -1,0 +1,150 @@
+"""What requests to /v1/responses look like. No torch."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from blockdraft.server.extensions import Extensions
+from blockdraft.server.protocol import MAX_STOP_STRINGS, Fields, Number
+
+
+class ContentPart(Fields):
+    """A piece of an item's content; `type` says which field holds it."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class MessageItem(Fields):
+    """A turn."""
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: list[ContentPart] | str
+
+
+class CallItem(Fields):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ResultItem(Fields):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: list[ContentPart] | str
+
+
+class ReasoningItem(Fields):
+    """What the model thought before it answered; encrypted content and summaries say nothing."""
+
+    type: Literal["reasoning"]
+    content: list[ContentPart] | None = None
+
+
+class OtherItem(Fields):
+    """An item of another kind, which is refused."""
+
+    type: str
+
+
+def _item_kind(item: Any) -> str:
+    known = ("message", "function_call", "function_call_output", "reasoning")
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    if kind is None:
+        return "message"
+    return kind if kind in known else "other"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[OtherItem, Tag("other")],
+    Discriminator(_item_kind),
+]
+
+
+class TextFormat(Fields):
+    """What the answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Fields):
+    """How the text is written."""
+
+    format: TextFormat | None = None
+
+
+class Reasoning(Fields):
+    """How long the model thinks, where its chat template can tell it."""
+
+    effort: str | None = None
+
+
+class FunctionTool(Fields):
+    """A tool; `type` is `function`, others are refused."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedChoice(Fields):
+    """The one tool that must be called; `type` is `function`, others are refused."""
+
+    type: str
+    name: str | None = None
+
+
+class ResponsesRequest(Extensions):
+    """POST /v1/responses."""
+
+    model: str | None = None
+    input: list[InputItem] | str
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stream: bool | None = False
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    # Nothing is stored, so these are refused if they ask for it.
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    include: list[str] | None = None
+
+    # Without effect on the text; the first two are told again in the response.
+    metadata: Any = None
+    truncation: Any = None
+    store: Any = None
+    stream_options: Any = None
+    service_tier: Any = None
+    user: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    max_tool_calls: Any = None
+    top_logprobs: Any = None

@@ -1,0 +1,230 @@
+"""Tool calls as Qwen3-Coder and its followers write them: each argument between tags of its own.
+
+    <tool_call>
+    <function=look>
+    <parameter=name>
+    abc
+    </parameter>
+    </function>
+    </tool_call>
+
+A text stands there as it is, everything else as JSON; which of the two, the function's schema says.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from blockdraft.text.json_types import schema_types, value_types
+from blockdraft.text.tool_calls import Arguments, CallStart, Piece, read_json
+from blockdraft.text.tools import Tool
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
+PARAMETER, END_OF_PARAMETER = "<parameter=", "</parameter>"
+_LONGEST_TAG = 256
+
+_STRING = frozenset({"string"})
+_SPELLINGS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+"""Python's words for these are common where JSON's are meant."""
+
+
+class XmlCallParser:
+    """Splits the text of one answer into text and calls, as ToolCallParser does.
+
+    A call is one from the tag with the name of a known function on; the tag around it may be left
+    out, as some models do. Its arguments become a JSON object while they are written. In a call,
+    what is no parameter is left out. `are_whole` is false where the answer ends in a call.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._held = ""
+        self._state: Literal["text", "function", "parameter", "tail"] = "text"
+        self._steps: dict[str, Callable[[], Iterator[Piece]]] = {
+            "text": self._take_text,
+            "function": self._take_function,
+            "parameter": self._take_parameter,
+            "tail": self._take_tail,
+        }
+        self._is_behind_call = False
+        self._tool: Tool | None = None
+        self._num_parameters = 0
+        self._types: frozenset[str] = frozenset()
+        self._is_begun = False
+        """The first letter of the parameter was seen: a newline before it is no part of it."""
+        self.are_whole = True
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text and return what is certain; its pieces in order."""
+        self._held += text
+        return list(self._split())
+
+    def close(self, *, is_cut: bool = False) -> list[Piece]:
+        """No text follows: what was held back becomes certain.
+
+        is_cut: the model had not come to an end; what leads up to a call is no text then.
+        """
+        if self._state in ("function", "parameter"):
+            self.are_whole = False
+        if self._state != "text":
+            return []
+        text = self._held
+        if is_cut:
+            start = self._find_head()[0]
+            # A single letter is too little to tell.
+            text = text[:start] if len(text) - start > 1 else text
+        if self._is_behind_call and not text.strip():
+            return []
+        return [text] if text else []
+
+    def _split(self) -> Iterator[Piece]:
+        """Each step takes all that is certain, and goes on if another state takes over."""
+        before = None
+        while self._state != before:
+            before = self._state
+            yield from self._steps[before]()
+
+    def _take_text(self) -> Iterator[Piece]:
+        """Text before the next call, or as much of it as cannot lead up to one."""
+        start, end, name = self._find_head()
+        text = self._held[:start]
+        if self._is_behind_call and not text.strip():
+            if name is None:
+                return  # not yet certain: a call may follow, or the end
+        elif text:
+            self._is_behind_call = False
+            yield text
+        if name is None:
+            self._held = self._held[start:]
+            return
+        self._held = self._held[end:]
+        self._tool, self._num_parameters = self._tools[name], 0
+        self._state = "function"
+        yield CallStart(name)
+        yield Arguments("{")
+
+    def _find_head(self) -> tuple[int, int, str | None]:
+        """Where the first call begins, where its tag ends, and its name.
+
+        Without a name, what is held may become a call from there on.
+        """
+        start = self._held.find("<")
+        while start >= 0:
+            found = self._head_at(start)
+            if found is not None:
+                return (start, *found)
+            start = self._held.find("<", start + 1)
+        return len(self._held), len(self._held), None
+
+    def _head_at(self, start: int) -> tuple[int, str | None] | None:
+        """The end and the name of a head; no name if it may become one; None if it cannot."""
+        held, open_end = self._held, len(self._held)
+        if held.startswith(BEGIN, start):
+            start += len(BEGIN)
+            while start < open_end and held[start].isspace():
+                start += 1
+        elif BEGIN.startswith(held[start:]):
+            return open_end, None
+        if FUNCTION.startswith(held[start:]):
+            return open_end, None
+        if not held.startswith(FUNCTION, start):
+            return None
+        name_start = start + len(FUNCTION)
+        end = held.find(">", name_start)
+        if end < 0:
+            begun = held[name_start:]
+            return (open_end, None) if any(n.startswith(begun) for n in self._tools) else None
+        name = held[name_start:end]
+        return (end + 1, name) if name in self._tools else None
+
+    def _take_function(self) -> Iterator[Piece]:
+        """What stands between parameters: the tag of the next one, or the end."""
+        while (start := self._held.find("<")) >= 0:
+            self._held = self._held[start:]
+            for mark in (END_OF_FUNCTION, END):
+                if self._held.startswith(mark):
+                    self._held = self._held[len(mark) :] if mark == END_OF_FUNCTION else self._held
+                    self._state = "tail"
+                    yield Arguments("}")
+                    return
+            if self._held.startswith(PARAMETER):
+                end = self._held.find(">", 0, _LONGEST_TAG)
+                if end >= 0:
+                    yield self._begin_parameter(self._held[len(PARAMETER) : end])
+                    self._held = self._held[end + 1 :]
+                    return
+                if len(self._held) < _LONGEST_TAG:
+                    return
+            elif any(mark.startswith(self._held) for mark in (PARAMETER, END_OF_FUNCTION, END)):
+                return
+            self._held = self._held[1:]
+        self._held = ""
+
+    def _begin_parameter(self, name: str) -> Arguments:
+        assert self._tool is not None
+        schema = self._tool.parameters
+        properties = schema.get("properties")
+        known = properties.get(name) if isinstance(properties, dict) else None
+        self._types = schema_types(known, schema)
+        self._state, self._is_begun = "parameter", False
+        comma = ", " if self._num_parameters else ""
+        self._num_parameters += 1
+        quote = '"' if self._types == _STRING else ""
+        return Arguments(f"{comma}{_quoted(name)}: {quote}")
+
+    def _take_parameter(self) -> Iterator[Piece]:
+        """A value up to its end; a text is handed out while it is written."""
+        if not self._is_begun:
+            if not self._held:
+                return
+            self._held = self._held.removeprefix("\n")
+            self._is_begun = True
+        end = self._held.find(END_OF_PARAMETER)
+        is_text = self._types == _STRING
+        if end >= 0:
+            value = self._held[:end].removesuffix("\n")
+            self._held = self._held[end + len(END_OF_PARAMETER) :]
+            self._state = "function"
+            yield Arguments(f'{_quoted(value)[1:-1]}"' if is_text else _as_json(value, self._types))
+        elif is_text:
+            length = len(self._held) - _num_held_back(self._held)
+            value, self._held = self._held[:length], self._held[length:]
+            if value:
+                yield Arguments(_quoted(value)[1:-1])
+
+    def _take_tail(self) -> Iterator[Piece]:
+        """What closes a call, or where text goes on without that."""
+        rest = self._held.lstrip()
+        if rest != END and END.startswith(rest):
+            return  # not yet certain
+        if rest.startswith(END):
+            self._held = rest[len(END) :]
+        self._state, self._is_behind_call = "text", True
+        yield from ()
+
+
+def _num_held_back(text: str) -> int:
+    """Length of the end that may belong to the end of a parameter, and the newline before it."""
+    mark = f"\n{END_OF_PARAMETER}"
+    lengths = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next(
+        (n for n in lengths if mark.startswith(text[-n:]) or mark[1:].startswith(text[-n:])), 0
+    )
+
+
+def _as_json(text: str, types: frozenset[str]) -> str:
+    """A value as JSON: what it is written as, if the schema allows that, or else a string."""
+    bare = text.strip()
+    word = _SPELLINGS.get(bare.lower())
+    if word is not None and (word == bare or types & value_types(json.loads(word))):
+        bare = word
+    try:
+        found = value_types(read_json(bare))
+    except (ValueError, RecursionError):
+        return _quoted(text)
+    return _quoted(text) if "string" in types and not found & types else bare
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

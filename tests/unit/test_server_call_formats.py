@@ -1,0 +1,172 @@
+"""Qwen3-Coder's and gpt-oss's formats over HTTP: the same parts in chats, responses, messages."""
+
+import json
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from transformers import AutoTokenizer, GenerationConfig
+
+from blockdraft import Grammar
+from blockdraft.server.shape import Shape
+from tests.schemas import SCHEMAS
+from tests.serving import MODEL, running_server
+from tests.small_llm import load_llm
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
+
+LOOK = {"name": "abc", "age": 3}
+FUNCTION = {"name": "look", "description": "Looks.", "parameters": SCHEMAS["object"]}
+ASK: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "the abc"}],
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "temperature": 0,
+    "max_tokens": 300,
+}
+KIND = {"type": "object", "properties": {"kind": {"enum": ["red"]}}, "required": ["kind"]}
+RED = {"type": "json_schema", "json_schema": {"name": "a", "schema": KIND}}
+RESPONSES_TOOL = {"type": "function", "strict": False, **FUNCTION}
+TURNS = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}{{ m.thinking }}<|end|>"
+    "{% endfor %}<|start|>assistant"
+)
+XML = "{% if tools %}<tool_call><function=a><parameter=b>{% endif %}" + TURNS
+HARMONY = "{% if tools %}T{% endif %}{# <|channel|><|message|> message.thinking #}" + TURNS
+MARKS = ["<|return|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"]
+
+
+def serve(root, template, *, marks=()):
+    target, drafter = (
+        tiny_target_folder(root, max_position_embeddings=2048),
+        tiny_drafter_folder(root),
+    )
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
+    tokenizer.chat_template = template
+    if marks:
+        tokenizer.eos_token = "<|return|>"
+        ends = [tokenizer.convert_tokens_to_ids(mark) for mark in ("<|return|>", "<|call|>")]
+        GenerationConfig(eos_token_id=ends).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    return running_server(load_llm((target, drafter), max_concurrency=4))
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory):
+    with serve(tmp_path_factory.mktemp("coder"), XML) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def oss(tmp_path_factory):
+    with serve(tmp_path_factory.mktemp("oss"), HARMONY, marks=MARKS) as running:
+        yield running
+
+
+def answering(monkeypatch, lark):
+    """Leave the target nothing but this to answer."""
+    shape = Shape(Grammar.lark(f"start: {lark}"), "tools")
+    monkeypatch.setattr("blockdraft.server.service.read_shape", lambda *_, **__: shape)
+
+
+def chat(server, **more):
+    """Thinking, text, calls and finish reason; the same streamed and not, drafted and plain."""
+    body = {**ASK, **more}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        whole = client.chat.completions.create(**body)
+        plain = client.chat.completions.create(**body, extra_body={"speculative": False})
+        with client.chat.completions.stream(**body) as stream:
+            streamed = stream.get_final_completion()
+    found = []
+    for answer in (whole, plain, streamed):
+        (choice,) = answer.choices
+        calls = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or []]
+        thinking = getattr(choice.message, "reasoning_content", None)
+        found.append((thinking, choice.message.content or "", calls, choice.finish_reason))
+    assert found[0] == found[1] == found[2]
+    return found[0]
+
+
+def blocks(server):
+    """Of the same question by /v1/responses and /v1/messages: kinds of items, and of blocks."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        answer = client.responses.create(
+            model=MODEL, input="the abc", tools=[RESPONSES_TOOL], max_output_tokens=300
+        )
+    tool = {"name": "look", "input_schema": SCHEMAS["object"]}
+    with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client:
+        message = client.messages.create(
+            model=MODEL, messages=ASK["messages"], tools=[tool], max_tokens=300
+        )
+    calls = [b.input for b in message.content if b.type == "tool_use"]
+    assert calls == [json.loads(i.arguments) for i in answer.output if i.type == "function_call"]
+    return [item.type for item in answer.output], [block.type for block in message.content]
+
+
+CODER_CALL = (
+    "<tool_call>\n<function=look>\n<parameter=name>\nabc\n</parameter>\n"
+    "<parameter=age>\n3\n</parameter>\n</function>\n</tool_call>"
+)
+
+
+def test_qwen3_coder_s_calls_are_found(coder, monkeypatch):
+    answering(monkeypatch, json.dumps(f"Well.\n{CODER_CALL}"))
+    assert chat(coder) == (None, "Well.\n", [("look", json.dumps(LOOK))], "tool_calls")
+    assert blocks(coder) == (["message", "function_call"], ["text", "tool_use"])
+
+
+def test_qwen3_coder_s_calls_are_made_where_they_must_be(coder):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": KIND}}]
+    _, text, calls, end = chat(
+        coder, tools=tools, tool_choice="required", parallel_tool_calls=False
+    )
+    assert (text, calls, end) == ("", [("look", '{"kind": "red"}')], "tool_calls")
+
+
+CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
+THOUGHT = f'{CHANNEL} "analysis" {MESSAGE} "hm" <|end|> <|start|> "assistant"'
+OSS_CALL = (
+    f'{CHANNEL} "commentary to=functions.look " <|constrain|> "json" {MESSAGE} '
+    + json.dumps(json.dumps(LOOK))
+)
+
+
+def test_gpt_oss_s_channels_are_parted(oss, monkeypatch):
+    answering(monkeypatch, f'{THOUGHT} {CHANNEL} "final" {MESSAGE} "abc"')
+    assert chat(oss) == ("hm", "abc", [], "stop")
+    assert blocks(oss) == (["reasoning", "message"], ["thinking", "text"])
+
+
+def test_gpt_oss_s_calls_are_found(oss, monkeypatch):
+    answering(monkeypatch, f"{THOUGHT} {OSS_CALL}")
+    assert chat(oss) == ("hm", "", [("look", json.dumps(LOOK))], "tool_calls")
+    assert blocks(oss) == (["reasoning", "function_call"], ["thinking", "tool_use"])
+
+
+def test_gpt_oss_s_marks_are_nobody_else_s_affair(oss, monkeypatch):
+    answering(monkeypatch, f'{CHANNEL} "final" {MESSAGE} "abc"')
+    body = {"prompt": "abc", "temperature": 0, "max_tokens": 60, "response_format": RED}
+    assert oss.post("/v1/completions", **body).json()["choices"][0]["text"] == "finalabc"
+
+
+def toward(server, letter):
+    """Bias for a model that could otherwise think without end: a channel and its first letter."""
+    token_id = server.service.tokenizer.backend.token_to_id
+    return {"logit_bias": {str(token_id(token)): 60.0 for token in (CHANNEL, letter)}}
+
+
+def test_gpt_oss_keeps_to_the_shape_of_its_answer(oss):
+    for tools in (None, ASK["tools"]):
+        thinking, text, calls, end = chat(
+            oss, **toward(oss, "f"), tools=tools or openai.omit, response_format=RED
+        )
+        assert (thinking, json.loads(text), calls, end) == (None, {"kind": "red"}, [], "stop")
+
+
+def test_gpt_oss_makes_the_calls_that_must_be_made(oss):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": KIND}}]
+    for choice in ("required", {"type": "function", "function": {"name": "look"}}):
+        _, text, calls, end = chat(oss, **toward(oss, "c"), tools=tools, tool_choice=choice)
+        assert (text, end) == ("", "tool_calls")
+        assert [(name, json.loads(text)) for name, text in calls] == [("look", {"kind": "red"})]

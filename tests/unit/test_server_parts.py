@@ -1,0 +1,50 @@
+"""The parts of an answer, in their order, however its text is cut."""
+
+import random
+
+import pytest
+
+from blockdraft.server.calls import Call, CallFinder
+from blockdraft.server.parts import MarkedParser, join_parts
+from blockdraft.server.shape import Toolbox
+from blockdraft.text.tools import TAGGED, ToolChoice
+from tests.tools import LOOK_CALL, TOOLS, TWO_CALLS, WAIT_CALL
+
+EOS = 7
+
+
+def parts_of(pieces, *, thinks=None):
+    finder = CallFinder(Toolbox(TOOLS, ToolChoice("auto"), TAGGED), frozenset({EOS}))
+    parser = MarkedParser(thinks, finder)
+    found = []
+    for piece in pieces:
+        join_parts(found, parser.feed(piece))
+    join_parts(found, parser.close(EOS))
+    named = [(p.index, p.name, p.arguments) if isinstance(p, Call) else p for p in found]
+    ids = [p.id for p in found if isinstance(p, Call)]
+    assert all(ids)
+    assert len(set(ids)) == len(ids)
+    return named, parser.can_be_run
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_stand_in_the_order_of_the_text(seed):
+    text = f"<think>hm</think>Well.\n{TWO_CALLS} So.{TWO_CALLS}"
+    draw, pieces, rest = random.Random(seed), [], text
+    while rest:
+        length = len(text) if not seed else draw.randint(1, 30 * seed)
+        pieces.append(rest[:length])
+        rest = rest[length:]
+    calls = [(call.name, call.arguments) for call in (LOOK_CALL, WAIT_CALL)]
+    numbered = [(index, *calls[index % 2]) for index in range(4)]
+    expected = [("reasoning", "hm"), ("content", "Well.\n"), *numbered[:2]]
+    expected += [("content", " So."), *numbered[2:]]
+    assert parts_of(pieces, thinks=False) == (expected, True)
+
+
+def test_without_marks_and_tools_all_is_content():
+    parser = MarkedParser()
+    assert parser.feed("<think>a") == [("content", "<think>a")]
+    assert parser.feed("") == []
+    assert parser.close(EOS) == []
+    assert not parser.can_be_run

@@ -1,0 +1,295 @@
+"""Calls as Qwen3-Coder writes them: found however the text is cut, typed by the schema."""
+
+import json
+import random
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from blockdraft import RequestError, SamplingParams
+from blockdraft.text.grammar import Grammars
+from blockdraft.text.json_types import schema_types
+from blockdraft.text.tokenizer import Tokenizer
+from blockdraft.text.tool_calls import Arguments, CallStart
+from blockdraft.text.tools import ToolChoice, calls_grammar, parse_tools
+from blockdraft.text.xml_calls import XmlCallParser
+from blockdraft.text.xml_syntax import XML
+from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
+from tests.tools import ToolCall, function, joined
+
+PROPERTIES = {
+    "name": {"type": "string"},
+    "age": {"type": "integer"},
+    "ratio": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+    "note": {"type": ["string", "null"]},
+    "tags": {"type": "array", "items": {"type": "string"}},
+    "on": {"type": "boolean"},
+    "kind": {"enum": ["red", "blue"]},
+    "place": {"$ref": "#/$defs/Place"},
+    "any": {},
+}
+PLACE = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+SCHEMA = {
+    "type": "object",
+    "properties": PROPERTIES,
+    "required": ["name", "age"],
+    "$defs": {"Place": PLACE},
+}
+TOOLS = parse_tools([function("look", parameters=SCHEMA), function("wait-2", parameters=None)])
+
+
+def written(name, *parameters, tag=True):
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
+    call = f"<function={name}>\n{inner}</function>"
+    return f"<tool_call>\n{call}\n</tool_call>" if tag else call
+
+
+LOOK = written("look", ("name", "abc"), ("age", 3))
+LOOK_CALL = ToolCall("look", '{"name": "abc", "age": 3}')
+WAIT, WAIT_CALL = written("wait-2"), ToolCall("wait-2", "{}")
+ANSWERS = [
+    ("", []),
+    ("a < b <tool", ["a < b <tool"]),
+    ("<tool_call>\n3\n</tool_call>", ["<tool_call>\n3\n</tool_call>"]),
+    (LOOK, [LOOK_CALL]),
+    (f"Well.\n{LOOK}\n{WAIT}\n", ["Well.\n", LOOK_CALL, WAIT_CALL]),
+    (f"{WAIT} and \n{LOOK} Done.", [WAIT_CALL, " and \n", LOOK_CALL, " Done."]),
+    (written("look", ("age", 3), tag=False), [ToolCall("look", '{"age": 3}')]),
+    (written("sing"), [written("sing")]),
+    ("<function=loo", ["<function=loo"]),
+    (
+        "<function=look><parameter=name>a</parameter></function>",
+        [ToolCall("look", '{"name": "a"}')],
+    ),
+    (
+        "<tool_call><function=look>so<b>\n<parameter=age>3</parameter></tool_call>!",
+        [ToolCall("look", '{"age": 3}'), "!"],
+    ),
+]
+VALUES = [
+    ("name", "3", '"3"'),
+    (
+        "name",
+        '\n"a"\\\n<b>\u00e9</parameter\n',
+        json.dumps('\n"a"\\\n<b>\u00e9</parameter\n', ensure_ascii=False),
+    ),
+    ("name", "", '""'),
+    ("age", " 3 ", "3"),
+    ("age", "three", '"three"'),
+    ("ratio", "1.50", "1.50"),
+    ("ratio", "None", "null"),
+    ("note", "null", "null"),
+    ("note", "3", '"3"'),
+    ("tags", '["a",\n "b"]', '["a",\n "b"]'),
+    ("on", "True", "true"),
+    ("on", "false", "false"),
+    ("kind", "red", '"red"'),
+    ("place", '{"x": 1}', '{"x": 1}'),
+    ("any", "[1]", "[1]"),
+    ("any", "True", '"True"'),
+    ("any", "so it is", '"so it is"'),
+    ("any", "NaN", '"NaN"'),
+    ("unknown", "[" * 9999, json.dumps("[" * 9999)),
+]
+ANSWERS += [
+    (written("look", (key, value)), [ToolCall("look", f'{{"{key}": {found}}}')])
+    for key, value, found in VALUES
+]
+
+
+@pytest.mark.parametrize(("text", "pieces"), ANSWERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_are_found_however_the_text_is_cut(text, pieces, seed):
+    draw, parser, found, rest = random.Random(seed), XmlCallParser(TOOLS), [], text
+    while rest:
+        length = draw.randint(1, 1 + 9 * seed)
+        found += parser.push(rest[:length])
+        rest = rest[length:]
+    found += parser.close()
+    assert joined(found) == pieces
+    assert parser.are_whole
+    for call in joined(found):
+        if isinstance(call, ToolCall):
+            json.loads(call.arguments)
+
+
+FRAGMENTS = [
+    *("<tool_call>", "</tool_call>", "<function=look>", "<function=", "look>", "</function>"),
+    *("<parameter=name>", "<parameter=age>", "</parameter>", "<para", "<", ">", "</"),
+    *("\n", " ", "a", '"', "3", "\\"),
+]
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_pieces_do_not_depend_on_the_cuts_of_whatever_is_written(is_cut):
+    draw, num_with_calls = random.Random(0), 0
+    for _ in range(2000):
+        begin = draw.choice(["", "<tool_call>\n<function=look>"])
+        text = begin + "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 16)))
+        at_once, bit_by_bit = XmlCallParser(TOOLS), XmlCallParser(TOOLS)
+        whole = joined([*at_once.push(text), *at_once.close(is_cut=is_cut)])
+        bits = [piece for letter in text for piece in bit_by_bit.push(letter)]
+        bits += bit_by_bit.close(is_cut=is_cut)
+        assert joined(bits) == whole, text
+        assert all(bits)
+        assert at_once.are_whole is bit_by_bit.are_whole
+        calls = [piece for piece in whole if isinstance(piece, ToolCall)]
+        num_with_calls += bool(calls)
+        if at_once.are_whole:
+            assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+    assert num_with_calls > 500
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "are_whole"),
+    [
+        (f"Well.{LOOK[:25]}", ["Well."], True),
+        ("a <", ["a <"], True),
+        (f"{WAIT}\n<tool", [WAIT_CALL], True),
+        (WAIT[:-3], [WAIT_CALL], True),
+        (LOOK[:60], [ToolCall("look", '{"name": "abc')], False),
+        (LOOK.split("c\n")[0], [ToolCall("look", '{"name": "ab')], False),
+    ],
+)
+def test_an_answer_that_was_cut_holds_no_half_of_a_call_as_text(text, kept, are_whole):
+    for cut in range(len(text)):
+        parser = XmlCallParser(TOOLS)
+        found = [*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.close(is_cut=True)]
+        assert joined(found) == kept
+        assert parser.are_whole is are_whole
+
+
+def test_a_text_is_handed_out_while_it_is_written():
+    parser = XmlCallParser(TOOLS)
+    assert parser.push("Hi <tool_call>\n<func") == ["Hi "]
+    assert parser.push("tion=look>") == [CallStart("look"), Arguments("{")]
+    assert parser.push("\n<parameter=name>\nab") == [Arguments('"name": "'), Arguments("ab")]
+    assert parser.push('c"</') == [Arguments('c\\"')]
+    assert parser.push("b>\n") == [Arguments("</b>")]
+    assert parser.push("</parameter>") == [Arguments('"')]
+    assert parser.push("</function>") == [Arguments("}")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    inner = tiny_tokenizer()
+    return Tokenizer(inner, [inner.eos_token_id])
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer):
+    return Grammars(tokenizer, TEXT_VOCAB_SIZE)
+
+
+def accepts(grammars, tokenizer, grammar, text):
+    state, path = grammars.start(grammar), [*tokenizer.encode(text), *tokenizer.eos_ids]
+    return all(state.allowed(path[:i], [])[path[i]] for i in range(len(path)))
+
+
+MORE = written("look", ("name", "a\n<b>"), ("age", 3), ("kind", "red"), ("place", '{"x": 1}'))
+WRONG = [
+    written("look", ("name", "abc")),
+    written("look", ("name", "abc"), ("age", "three")),
+    written("look", ("name", "abc"), ("age", 3), ("kind", "green")),
+    written("look", ("name", "abc"), ("age", 3), ("other", 1)),
+    written("sing"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "bad"),
+    [
+        (
+            {"choice": ToolChoice("required")},
+            [LOOK, WAIT, MORE, f"{LOOK}\n{WAIT}"],
+            [*WRONG, "Hello", LOOK[12:]],
+        ),
+        ({"choice": ToolChoice("required", "look")}, [LOOK], [WAIT, f"{LOOK}\n{LOOK}"]),
+        (
+            {"choice": ToolChoice("auto"), "parallel": False},
+            ["Hello", f"Well: {LOOK}", LOOK[12:]],
+            [f"{LOOK}\n{WAIT}", *WRONG],
+        ),
+        (
+            {"choice": ToolChoice("auto"), "tools": [replace(tool, strict=True) for tool in TOOLS]},
+            ["Hello <func", f"Well: {LOOK}\n{WAIT} Done."],
+            WRONG,
+        ),
+    ],
+)
+def test_what_the_grammar_of_calls_accepts(grammars, tokenizer, options, good, bad):
+    grammar = calls_grammar(**{"tools": TOOLS, "syntax": XML, **options})
+    assert [accepts(grammars, tokenizer, grammar, text) for text in good] == [True] * len(good)
+    assert [accepts(grammars, tokenizer, grammar, text) for text in bad] == [False] * len(bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, "'a' is a text with pattern"),
+        ({"properties": {"a": {"type": ["string", "integer"]}}}, "a text or something else"),
+        ({"properties": {"a": {"enum": ["</parameter>"]}}}, "end of a parameter"),
+        ({"properties": {"a>": {"type": "string"}}}, "in a tag"),
+        ({"properties": {}, "required": ["a"]}, "required without"),
+        ({"anyOf": [{"required": ["a"]}]}, "anyOf"),
+        ({"properties": [3]}, "malformed"),
+        ({"properties": {"a": {}}, "required": 3}, "malformed"),
+        ({"properties": {"a": {}}, "required": [3]}, "required without"),
+    ],
+)
+def test_a_schema_that_cannot_be_kept_is_refused_where_it_must_be(schema, reason):
+    tools = parse_tools([function("look", parameters=schema)])
+    with pytest.raises(RequestError, match=reason):
+        calls_grammar(tools, ToolChoice("required"), XML)
+    assert calls_grammar(tools, ToolChoice("auto"), XML) is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_required_calls_parse_drafted_and_plain(llm, temperature):
+    # No free text, which a random model would hardly ever end.
+    small = {"type": "integer", "minimum": 0, "maximum": 99}
+    properties = {"kind": {"enum": ["red", "blue"]}, "on": {"type": "boolean"}, "age": small}
+    schema = {"type": "object", "properties": properties, "required": ["kind"]}
+    tools = parse_tools([function("look", parameters=schema), function("wait-2", parameters=None)])
+    grammar = calls_grammar(tools, ToolChoice("required"), XML, parallel=False)
+    params = SamplingParams(
+        max_tokens=480, grammar=grammar, temperature=temperature, seed=1, n=1 + 5 * int(temperature)
+    )
+    found = llm.generate("the", params).completions
+    plain = llm.generate("the", replace(params, speculative=False)).completions
+    assert [c.token_ids for c in found] == [c.token_ids for c in plain]
+    num_whole = 0
+    for completion in found:
+        parser = XmlCallParser(tools)
+        (call,) = joined([*parser.push(completion.text), *parser.close()])
+        if completion.finish_reason == "stop":
+            num_whole += 1
+            assert parser.are_whole
+            (tool,) = [tool for tool in tools if tool.name == call.name]
+            jsonschema.validate(json.loads(call.arguments), dict(tool.parameters))
+    assert num_whole
+
+
+ODD = [3, "x", None, [], [3], {}, {"type": 3}, {"type": [3]}, {"enum": 3}, {"anyOf": {"a": 1}}]
+ODD += [{"allOf": 3}, {"$ref": 3}, {"$ref": "#/x/y"}, {"anyOf": [3]}, {"const": []}, {"enum": []}]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_malformed_schema_breaks_nothing(odd):
+    tools = parse_tools([function("look", parameters={"properties": {"a": odd}})])
+    parser = XmlCallParser(tools)
+    found = joined([*parser.push(written("look", ("a", "x"))), *parser.close()])
+    assert found == [ToolCall("look", '{"a": "x"}')]
+    calls_grammar(tools, ToolChoice("required"), XML)  # compiling tells of what it cannot follow
+
+
+def test_the_types_of_a_schema():
+    assert schema_types({"$ref": "#/$defs/a"}, {"$defs": {"a": {"$ref": "#/$defs/a"}}}) == set()
+    assert schema_types({"allOf": [{"type": "string"}]}, {}) == {"string"}
+    assert schema_types({"anyOf": [{"type": "string"}, {}]}, {}) == set()
+    assert schema_types({"enum": ["a", 1, None]}, {}) == {"string", "integer", "number", "null"}
+    assert schema_types({"$ref": "#/$defs/b~1c"}, {"$defs": {"b/c": {"const": True}}}) == {
+        "boolean"
+    }
+    assert schema_types(True, {}) == set()
