@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from blockdraft.cli.options import llm_config
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.grammar import Grammar
@@ -204,6 +205,11 @@ def test_a_grammar_and_trees(tmp_path):
 def test_options_that_conflict_are_refused(options, reason):
     with pytest.raises(ConfigError, match=reason):
         LLMConfig(**options)
+
+
+def test_the_command_line_turns_adaptive_depth_off_for_trees():
+    assert llm_config({"exact": "on", "tree_nodes": 15}) == LLMConfig(adaptive=False, tree_nodes=15)
+    assert llm_config({"exact": "on", "tree_nodes": None}) == LLMConfig()
 
 
 def test_a_tree_smaller_than_a_chain_is_refused():
