@@ -28,7 +28,7 @@ class Committed(Protocol):
 class RowWork:
     """The rows of one sequence in a forward of the target, before it is known what is kept.
 
-    num_keys: tokens that the last row attends to, which is what all of them are computed with.
+    num_keys: tokens that the deepest row attends to, which is what all of them are computed with.
     num_siblings: candidates that are not the first child of their parent.
     """
 
