@@ -54,6 +54,7 @@ class LLM:
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
         memory: float | None = _DEFAULTS.memory,
         adaptive: bool = _DEFAULTS.adaptive,
+        tree_nodes: int | None = _DEFAULTS.tree_nodes,
         num_threads: int | None = _DEFAULTS.num_threads,
     ) -> None:
         self.config = LLMConfig(
@@ -66,6 +67,7 @@ class LLM:
             prefill_chunk=prefill_chunk,
             memory=memory,
             adaptive=adaptive,
+            tree_nodes=tree_nodes,
             num_threads=num_threads,
         )
         use_threads(num_threads)
@@ -88,6 +90,10 @@ class LLM:
     def use_fixed_depth(self, depth: int) -> None:
         """See Engine.use_fixed_depth."""
         self.engine.use_fixed_depth(depth)
+
+    def use_trees(self, num_nodes: int) -> None:
+        """See Engine.use_trees."""
+        self.engine.use_trees(num_nodes)
 
     def measured(self) -> AbstractContextManager[Meter]:
         """Account for all that runs inside: time, work and memory, line by line.

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
+from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.engine.engine import Engine
+from blockdraft.kernels.interface import Span
+from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.paged import PackedRows, PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from tests.fuzz.cases import ModelShape
@@ -44,6 +48,23 @@ def stale_key_in_a_kept_slot() -> Iterator[None]:
 
     with patch.object(PagedTarget, "_add", add):
         yield
+
+
+@contextmanager
+def branches_see_the_first_path() -> Iterator[None]:
+    """Every branch of a tree reads the keys of the first path instead of its own."""
+    real = AttentionPlan.__init__
+
+    def init(plan: AttentionPlan, backend: Any, kv: Any, spans: list[Span], *args: Any) -> None:
+        real(plan, backend, kv, [replace(span, path_slots=()) for span in spans], *args)
+
+    with patch.object(AttentionPlan, "__init__", init):
+        yield
+
+
+def kept_path_stays() -> AbstractContextManager[Any]:
+    """The keys of a kept branch do not move to their places."""
+    return patch.object(PagedKV, "move", lambda *_: None)
 
 
 @contextmanager

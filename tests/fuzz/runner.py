@@ -207,7 +207,7 @@ def _run_round(case: Case, run: _Run, alone: dict[SampleId, Answer]) -> int:
     most_steps, num_aborted = sum(map(_most_steps, case.requests)), 0
     for step in range(most_steps):
         if step % _STEPS_PER_DEPTH == 0:
-            engine.use_fixed_depth(next(depths))
+            _use_depth(engine, next(depths), has_trees=bool(step // _STEPS_PER_DEPTH % 2))
         while late and (case.requests[late[0]].arrival <= step or not run.is_open):
             index = late.pop(0)
             begun[index] = step
@@ -224,6 +224,15 @@ def _run_round(case: Case, run: _Run, alone: dict[SampleId, Answer]) -> int:
         elif not late:
             return num_aborted
     raise AssertionError(f"not at its end after {most_steps} steps")
+
+
+def _use_depth(engine: Engine, depth: int, *, has_trees: bool) -> None:
+    """Chains, or trees of as many nodes. An oracle makes trees of its own."""
+    most = engine.drafter.max_nodes
+    if has_trees and depth > most and not isinstance(engine.drafter, ErringOracle):
+        engine.use_trees(depth)
+    else:
+        engine.use_fixed_depth(depth)
 
 
 def _most_steps(asked: Asked) -> int:

@@ -38,6 +38,8 @@ def aborts(case: Case) -> bool:
     [
         (faults.stale_key_in_a_kept_slot, is_paged),
         (faults.abort_frees_a_page_of_another, aborts),
+        (faults.branches_see_the_first_path, is_paged),
+        (faults.kept_path_stays, is_paged),
         (parity_faults.noise_by_slot, any_case),
     ],
 )

@@ -5,12 +5,13 @@ enumeration.
 """
 
 import math
+from collections.abc import Sequence as Ids
 
 import pytest
 import torch
 from torch import Tensor
 
-from blockdraft.core.plan import ForwardPlan
+from blockdraft.core.plan import ROOT, ForwardPlan, Proposal, Tree
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.proof.distribution import (
@@ -30,7 +31,12 @@ from blockdraft.proof.distribution import (
 from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.verify import verify
 from tests.fakes import RandomDrafter, TableTarget
-from tests.parity.checks import check_distribution, check_drafted_equals_plain, generate_plain
+from tests.parity.checks import (
+    check_distribution,
+    check_drafted_equals_plain,
+    generate,
+    generate_plain,
+)
 
 NUM_SAMPLES = 40_000
 
@@ -58,6 +64,37 @@ def test_the_engine_draws_the_same_samples() -> None:
                 target, RandomDrafter(2, VOCAB, index), PROMPT, params, sample_index=index
             )
             assert result.token_ids == sample(table, params, index, draft_likeliest(table))
+
+
+class SiblingDrafter(RandomDrafter):
+    """Several tokens for the next position."""
+
+    def propose(self, rows: Ids[Row]) -> list[Proposal]:
+        return [self._siblings(proposal) for proposal in super().propose(rows)]
+
+    def _siblings(self, chain: Proposal) -> Proposal:
+        tokens = tuple(dict.fromkeys(chain.tree.tokens))
+        tree = Tree(tokens, (ROOT,) * len(tokens))
+        return Proposal(tree, (1.0,) * len(tree), (self.kind,) * len(tree))
+
+
+def test_the_engine_draws_the_same_samples_with_trees() -> None:
+    num_kept = 0
+    for name in SAMPLINGS:
+        table, params = make_table(name), sampling_params(name)
+        target = TableTarget(table)
+        for index in range(25):
+            result = generate(
+                target,
+                SiblingDrafter(2, VOCAB, index),
+                PROMPT,
+                params,
+                sample_index=index,
+                after_step=lambda engine, _: engine.use_trees(5),
+            )
+            assert result.token_ids == sample(table, params, index, draft_likeliest(table))
+            num_kept += result.acceptance.accepted_at[0, 1]
+    assert num_kept > 10
 
 
 def keep_rate(target: Tensor, params: SamplingParams, draft: Draft, num: int) -> float:

@@ -17,17 +17,20 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.kv import KVCache
-from blockdraft.cache.pages import Pages
+from blockdraft.cache.memory import Unlimited
+from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import ROOT, PlannedRow, Proposal, Tree
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import OracleDrafter, PagedTableTarget, TableTarget
 from tests.parity.checks import Generated, check_drafted_equals_plain, generate
+from tests.parity.targets import WAYS, Way, make_target
 from tests.tiny import KINDS, LAYER_IDS, VOCAB_SIZE, tiny_target
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -130,14 +133,22 @@ def test_a_target_that_takes_no_trees_verifies_their_first_path() -> None:
     assert {rank for _, rank in acceptance.drafted_at} == {0}
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_trees_on_a_model(kind: str, name: str) -> None:
-    with SequentialTarget(tiny_target(kind)).released_after() as target:
-        acceptance = check_trees(target, PARAMS[name]).acceptance
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.one_in(4)
+def test_trees_on_a_model(way: Way, kind: str, name: str) -> None:
+    with make_target(way, tiny_target(kind)).released_after() as target:
+        # The answer begins in one page and ends in the next.
+        acceptance = check_trees(target, PARAMS[name], PROMPT * 6).acceptance
         assert any(rank for _, rank in acceptance.accepted_at)
-        assert not target._caches
-        assert not target._node_kv
+        if isinstance(target, SequentialTarget):
+            assert not target._caches
+            assert not target._node_kv
+        else:
+            target.memory.check_integrity()
+            assert target.memory.num_available == target.memory.num_pages - 1
 
 
 def crowd_requests() -> list[Request]:
@@ -152,7 +163,7 @@ def crowd_requests() -> list[Request]:
     ]
     return [
         Request(
-            tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 30))),
+            tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.choice((1, 30, 55, 61)))),
             SamplingParams(
                 max_tokens=draw.randint(8, 24), seed=index, logprobs=1, **options[index % 6]
             ),
@@ -165,6 +176,8 @@ def crowd_requests() -> list[Request]:
 TARGETS: dict[str, Callable[[], Any]] = {
     "table": lambda: TableTarget.random(VOCAB_SIZE),
     "model": lambda: SequentialTarget(tiny_target()),
+    "pages": lambda: PagedTarget(tiny_target(), Pages(17)),
+    "few pages": lambda: PagedTarget(tiny_target(), Pages(4)),
 }
 
 
@@ -175,6 +188,11 @@ def test_trees_of_many_requests(make: Callable[[], Target]) -> None:
     expected = run_alone(target, requests)
     known = [answer.token_ids for answer in expected]
     crowd = run_crowd(target, TreeDrafter(), requests, known=known, prefill_chunk=40)
+    assert (
+        isinstance(target.memory, Unlimited)
+        or target.memory.num_pages > 4
+        or (crowd.engine.scheduler.num_preempted > 0)
+    )
     assert crowd.answers == expected
     assert crowd.engine.proposer.failures.num_failures == 0
     assert any(rank for answer in crowd.answers for _, rank in answer.acceptance.accepted_at)
@@ -222,9 +240,11 @@ class FeatureKeeper(TreeDrafter):
         self.features += list(features)
 
 
-def check_features(kind: str) -> None:
+def check_features(way: Way, kind: str) -> None:
     """The drafter gets of each committed token the features of plain decoding, bit for bit."""
-    with SequentialTarget(tiny_target(kind), layer_ids=LAYER_IDS).released_after() as target:
+    with make_target(way, tiny_target(kind)).released_after() as target:
+        if isinstance(target, PagedTarget):
+            target.memory.reuse = False  # what is taken over has no features
         plainly, drafted = FeatureKeeper(drafts=False), FeatureKeeper(drafts=True)
         plain = generate(target, plainly, PROMPT, PARAMS["sampled"])
         found = generate(target, drafted, PROMPT, PARAMS["sampled"], known=plain.token_ids)
@@ -238,8 +258,37 @@ def check_features(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_features_of_the_kept_path_are_those_of_plain_decoding(kind: str) -> None:
-    check_features(kind)
+@pytest.mark.parametrize("way", WAYS)
+def test_features_of_the_kept_path_are_those_of_plain_decoding(way: Way, kind: str) -> None:
+    check_features(way, kind)
+
+
+def check_reuse() -> None:
+    """Whoever goes on where a request ended takes over pages that its trees have filled."""
+    target, prompt = PagedTarget(tiny_target(), Pages(17)), [*PROMPT * 6, 7, 7]
+    plain_target = SequentialTarget(tiny_target())
+    with target.released_after(), plain_target.released_after():
+        for seed in range(16):
+            params = SamplingParams(max_tokens=40, seed=seed, temperature=1.0)
+            future = generate(plain_target, NoDrafter(), prompt, params).token_ids
+            # The last token but one fills the page; trees go on behind it.
+            first = future[: PAGE_SIZE + 1 - len(prompt)]
+            if first[-1] in first[:-1]:
+                continue
+            params = replace(params, stop_token_ids=(first[-1],))
+            found = generate(target, TreeDrafter(seed), prompt, params, known=future)
+            assert found.token_ids == first
+            behind = [*prompt, *first, 5]
+            params = SamplingParams(max_tokens=8, logprobs=0)
+            num_reused = target.memory.num_reused_tokens
+            again = generate(target, NoDrafter(), behind, params)
+            assert target.memory.num_reused_tokens == num_reused + PAGE_SIZE
+            plain = generate(plain_target, NoDrafter(), behind, params)
+            assert again == plain, "another answer behind a page that was taken over"
+
+
+def test_pages_that_trees_have_filled_are_reused() -> None:
+    check_reuse()
 
 
 # Planted faults.
@@ -293,7 +342,7 @@ def sibling_stays_visible() -> AbstractContextManager[object]:
 @pytest.mark.parametrize(
     "fault", [keeping(other_branch), keeping(in_wrong_order)], ids=["branch", "order"]
 )
-@pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("make", list(TARGETS.values())[:3], ids=list(TARGETS)[:3])
 def test_the_check_finds_other_nodes_kept(
     make: Callable[[], Target], fault: Callable[[type], AbstractContextManager[Any]], name: str
 ) -> None:
@@ -312,7 +361,8 @@ def test_the_check_finds_a_sibling_in_the_cache(name: str) -> None:
         check_trees(target, PARAMS[name])
 
 
-def test_the_check_finds_features_of_the_wrong_branch() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_the_check_finds_features_of_the_wrong_branch(way: Way) -> None:
     """The first positions of the row, as if its tree were a chain."""
 
     def kept_positions(planned: PlannedRow, nodes: Ids[int]) -> list[int]:
@@ -322,4 +372,18 @@ def test_the_check_finds_features_of_the_wrong_branch() -> None:
         patch.object(PlannedRow, "kept_positions", kept_positions),
         pytest.raises(AssertionError, match="other features"),
     ):
-        check_features("llama")
+        check_features(way, "llama")
+
+
+def test_the_check_finds_a_path_left_where_it_was_when_a_request_ends() -> None:
+    real = PagedTarget.keep
+
+    def keep(target: PagedTarget, planned: PlannedRow, nodes: Ids[int]) -> None:
+        if planned.row.sequence.finish_reason is None:
+            real(target, planned, nodes)
+
+    with (
+        patch.object(PagedTarget, "keep", keep),
+        pytest.raises(AssertionError, match="another answer behind a page"),
+    ):
+        check_reuse()

@@ -1,23 +1,51 @@
-"""Trees on a target, path by path: logits, features, keys and values have plain decoding's bits."""
+"""Trees on a target: outputs, keys and values of every path have the bits of plain decoding.
+
+On the sequential path its paths run one after another; in pages all branches are in one forward.
+"""
 
 import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
+from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal, Tree
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Row, Sequence
+from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.kernels.interface import Span
+from blockdraft.models.attention.plan import AttentionPlan
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
-from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_target
+from blockdraft.models.target import TargetOutput
+from tests.parity.targets import WAYS, Way, make_target
+from tests.tiny import VOCAB_SIZE, tiny_target
 
 KINDS = ("llama", "qwen3", "gemma3", "qwen2")
-PROMPT = [5, 9, 33, 2, 71, 8, 14]
+DTYPES = (torch.float32, torch.bfloat16)
+NUM_NODES = 9
+LENGTHS = (7, PAGE_SIZE - 2, PAGE_SIZE, 100)
+"""Of prompts: the tree is in one page, in two, begins a page, or lies beyond every window."""
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
-def random_tree(draw, num_nodes, vocab_size=VOCAB_SIZE):
+def prompt_of(length: int) -> list[int]:
+    draw = random.Random(length)
+    return [draw.randrange(VOCAB_SIZE) for _ in range(length)]
+
+
+def random_tree(draw: random.Random, num_nodes: int, vocab_size: int = VOCAB_SIZE) -> Tree:
     """Nodes under random parents; siblings differ."""
-    tokens, parents = [], []
+    tokens: list[int] = []
+    parents: list[int] = []
     while len(tokens) < num_nodes:
         parent, token = draw.randrange(ROOT, len(tokens)), draw.randrange(vocab_size)
         if (parent, token) not in set(zip(parents, tokens, strict=True)):
@@ -26,119 +54,285 @@ def random_tree(draw, num_nodes, vocab_size=VOCAB_SIZE):
     return Tree(tuple(tokens), tuple(parents))
 
 
-def proposal_of(tree):
-    return Proposal(tree, (1.0,) * len(tree), ("test",) * len(tree))
+def tokens_of(tree: Tree, nodes: Sequence[int]) -> list[int]:
+    return [tree.tokens[node] for node in nodes]
 
 
-class OneSequence:
-    """A target with one sequence in it."""
+class Samples:
+    """Sequences in a target, moved by hand as commit does it."""
 
-    def __init__(self, kind, dtype):
-        self.target = SequentialTarget(tiny_target(kind, dtype), layer_ids=LAYER_IDS)
+    def __init__(self, way: Way, kind: str, dtype: torch.dtype) -> None:
+        self.target = make_target(way, tiny_target(kind, dtype))
+        self.samples: dict[int, Sample] = {}
+
+    def open(self, key: int, prompt: Sequence[int]) -> None:
         params = SamplingParams(max_tokens=64)
-        self.sequence = Sequence(0, params, 0, 0, frozenset(), list(PROMPT), len(PROMPT))
+        self.samples[key] = Sample(key, params, 0, 0, frozenset(), list(prompt), len(prompt))
+        self.target.memory.open(key, prompt, with_context=False)
 
-    def plan(self, tree=None):
-        row = Row(self.sequence, self.sequence.token_ids[self.sequence.num_cached :], 0)
-        return PlannedRow(row, *([] if tree is None else [proposal_of(tree)]))
+    def plan(self, key: int, tree: Tree | None = None, chunk: int | None = None) -> PlannedRow:
+        """What the cache lacks, or a chunk of it, and a tree."""
+        sample = self.samples[key]
+        new_ids = sample.token_ids[sample.num_cached :][:chunk]
+        proposal = Proposal.chain([], "test")
+        if tree is not None:
+            proposal = Proposal(tree, (1.0,) * len(tree), ("test",) * len(tree))
+        planned = PlannedRow(Row(sample, new_ids, 0), proposal)
+        assert self.target.memory.reserve(key, sample.num_cached + planned.num_positions)
+        return planned
 
-    def pass_over(self, planned):
-        return self.target.forward(ForwardPlan([planned]))
+    def pass_over(self, *planned: PlannedRow) -> TargetOutput:
+        return self.target.forward(ForwardPlan(list(planned)))
 
-    def commit(self, planned, nodes, bonus):
+    def commit(self, planned: PlannedRow, nodes: Sequence[int], bonus: int) -> None:
         """What commit does with a path and the token behind it."""
         self.target.keep(planned, nodes)
-        self.sequence.token_ids += [*(planned.tree.tokens[node] for node in nodes), bonus]
-        self.sequence.num_cached = len(self.sequence.token_ids) - 1
+        sample = planned.row.sequence
+        sample.token_ids += [*tokens_of(planned.tree, nodes), bonus]
+        sample.num_cached = len(sample.token_ids) - 1
 
-    def kept(self):
-        """Bits of keys and values of all tokens that count."""
-        cache = self.target._caches[0]
-        kept = [
-            kv[:, :, : cache.length] for layer in cache._held for kv in (layer.keys, layer.values)
-        ]
-        return [tensor.clone() for tensor in kept]
-
-
-def plainly(kind, dtype, token_ids):
-    """Logits and features behind each of these tokens, and the keys and values of all, one each."""
-    one = OneSequence(kind, dtype)
-    logits, features = [], []
-    first = one.plan()
-    output = one.pass_over(first)
-    logits.append(output.logits[-1])
-    features.append(output.features[0][-1])
-    for token_id in token_ids:
-        one.commit(first, [], token_id)
-        first = one.plan()
-        output = one.pass_over(first)
-        logits.append(output.logits[-1])
-        features.append(output.features[0][-1])
-    one.target.keep(first, [])
-    return logits, features, one.kept()
+    def kept(self, key: int) -> list[Tensor]:
+        """Keys and values of all tokens that count, layer by layer."""
+        length = self.samples[key].num_cached
+        if isinstance(self.target, SequentialTarget):
+            cache = self.target._caches[key]
+            assert cache.length == length
+            layers = [torch.stack([held.keys[0], held.values[0]]) for held in cache._held]
+            return [layer[:, :, :length].clone() for layer in layers]
+        slots = self.target.memory.slots(key, 0, length)
+        return [pool.flatten(2, 3)[:, :, slots] for pool in self.target.kv.pools]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_path_of_a_tree_has_the_bits_of_plain_decoding(kind, dtype):
-    draw = random.Random(kind)
-    tree = random_tree(draw, 8)
-    one = OneSequence(kind, dtype)
-    planned = one.plan(tree)
-    output = one.pass_over(planned)
-    assert output.logits.shape[0] == 1 + len(tree)
-    assert output.features[0].shape[0] == len(PROMPT) + len(tree)
+class Plain:
+    """Plain decoding behind a prompt, one token a pass: what each token gave."""
+
+    def __init__(
+        self, way: Way, kind: str, dtype: torch.dtype, prompt: Sequence[int], path: Sequence[int]
+    ) -> None:
+        one = Samples(way, kind, dtype)
+        one.open(0, prompt)
+        self.logits: list[Tensor] = []
+        self.features: list[Tensor] = []
+        with one.target.released_after():
+            for token_id in [*path, 0]:
+                planned = one.plan(0)
+                output = one.pass_over(planned)
+                assert output.features[0] is not None
+                self.logits.append(output.logits[-1])
+                self.features.append(output.features[0][-1])
+                one.commit(planned, [], token_id)
+            self.kept = one.kept(0)
+
+
+def same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def check_paths(way: Way, kind: str, dtype: torch.dtype, length: int, seed: int = 0) -> None:
+    """Of every node of a random tree."""
+    prompt, tree = prompt_of(length), random_tree(random.Random(f"{kind} {seed}"), NUM_NODES)
+    one = Samples(way, kind, dtype)
+    one.open(0, prompt)
+    with one.target.released_after():
+        # Alone the anchor goes in, with what a prompt has in a pass before it.
+        one.pass_over(first := one.plan(0, chunk=length - 1))
+        one.target.keep(first, [])
+        one.samples[0].num_cached = length - 1
+        output = one.pass_over(one.plan(0, tree))
+    features = output.features[0]
+    assert features is not None
+    assert len(output.logits) == len(features) == 1 + len(tree)
     for leaf in tree.leaves:
         path = tree.path(leaf)
-        logits, features, _ = plainly(kind, dtype, [tree.tokens[node] for node in path])
-        for expected, expected_features, node in zip(logits, features, [ROOT, *path], strict=True):
-            assert torch.equal(output.logits[1 + node], expected)
-            assert torch.equal(output.features[0][len(PROMPT) + node], expected_features)
+        plain = Plain(way, kind, dtype, prompt, tokens_of(tree, path))
+        rows = [0, *(1 + node for node in path)]
+        assert same([output.logits[row] for row in rows], plain.logits), "other logits"
+        assert same([features[row] for row in rows], plain.features), "other features"
 
 
+def check_kept(way: Way, kind: str, dtype: torch.dtype, length: int) -> None:
+    """Whatever path is kept, the cache and the next step are plain decoding's."""
+    prompt, tree = prompt_of(length), random_tree(random.Random(kind), NUM_NODES)
+    for leaf in [ROOT, 0, *tree.leaves]:
+        path = tree.path(leaf)
+        one = Samples(way, kind, dtype)
+        one.open(0, prompt)
+        with one.target.released_after():
+            planned = one.plan(0, tree)
+            one.pass_over(planned)
+            one.commit(planned, path, 3)
+            plain = Plain(way, kind, dtype, prompt, [*tokens_of(tree, path), 3])
+            kept = [layer[:, :, : len(prompt) + len(path)] for layer in plain.kept]
+            assert same(one.kept(0), kept), "other keys or values"
+            after = one.pass_over(one.plan(0)).logits[-1]
+        assert torch.equal(after, plain.logits[-1]), "another step behind it"
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_of_a_tree_has_the_bits_of_plain_decoding(kind):
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.one_in(8)
+def test_every_path_of_a_tree_has_the_bits_of_plain_decoding(
+    way: Way, kind: str, dtype: torch.dtype, length: int
+) -> None:
+    check_paths(way, kind, dtype, length)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.one_in(16)
+def test_what_is_kept_of_a_tree_has_the_bits_of_plain_decoding(
+    way: Way, kind: str, dtype: torch.dtype, length: int
+) -> None:
+    check_kept(way, kind, dtype, length)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_trees_in_company(kind: str, dtype: torch.dtype) -> None:
+    """Trees, chains, plain rows and prompts in one pass, and more rows than a forward holds."""
     draw = random.Random(kind)
-    dtype = torch.float32
-    tree = random_tree(draw, 6)
-    for leaf in [ROOT, *tree.leaves, 0]:
-        one = OneSequence(kind, dtype)
-        planned, path = one.plan(tree), tree.path(leaf)
-        one.pass_over(planned)
-        one.commit(planned, path, 3)
-        _, _, expected = plainly(kind, dtype, [tree.tokens[node] for node in path])
-        for own, plain in zip(one.kept(), expected, strict=True):
-            assert torch.equal(own, plain)
-        # The next step stands on it.
-        after = one.pass_over(one.plan()).logits[-1]
-        logits, _, _ = plainly(kind, dtype, [*(tree.tokens[node] for node in path), 3])
-        assert torch.equal(after, logits[-1])
+    trees = {
+        0: random_tree(draw, NUM_NODES),
+        1: random_tree(draw, 40),
+        2: Tree((4, 5, 6), (ROOT, 0, 1)),
+        3: None,
+        5: random_tree(draw, 30),
+    }
+    prompts = {key: prompt_of(length) for key, length in enumerate((7, 62, 64, 30, 90, 129))}
+    crowd = Samples("paged", kind, dtype)
+    with crowd.target.released_after():
+        for key, prompt in prompts.items():
+            crowd.open(key, prompt)
+        rows = [
+            crowd.plan(4, chunk=50) if key == 4 else crowd.plan(key, trees[key]) for key in prompts
+        ]
+        output = crowd.pass_over(*rows)
+        num_logits = 0
+        for planned, features in zip(rows, output.features, strict=True):
+            key, tree = planned.row.sequence.key, planned.tree
+            own = output.logits[num_logits : num_logits + planned.num_logits]
+            num_logits += planned.num_logits
+            assert features is not None
+            leaves = tree.leaves[::8] or [ROOT] * (key != 4)
+            for leaf in leaves:
+                path = tree.path(leaf)
+                plain = Plain("paged", kind, dtype, prompts[key], tokens_of(tree, path))
+                found = [own[1 + node] for node in [ROOT, *path]]
+                assert same(found, plain.logits), (key, leaf)
+                places = [len(prompts[key]) + node for node in [ROOT, *path]]
+                assert same([features[at] for at in places], plain.features), (key, leaf)
+                if leaf == leaves[-1]:
+                    crowd.commit(planned, path, 0)
+                    assert same(crowd.kept(key), plain.kept), (key, leaf)
+        assert num_logits == len(output.logits)
 
 
-def test_a_step_that_failed_leaves_nothing_of_its_tree():
-    one = OneSequence("llama", torch.float32)
-    one.pass_over(one.plan(random_tree(random.Random(1), 6)))
-    one.target.truncate(0, one.sequence.num_cached)
-    assert not one.target._node_kv
-    planned = one.plan()
-    assert torch.equal(
-        one.pass_over(planned).logits[-1], plainly("llama", torch.float32, [])[0][-1]
-    )
+def test_a_step_that_failed_leaves_nothing_of_its_tree() -> None:
+    for way in WAYS:
+        one = Samples(way, "llama", torch.float32)
+        one.open(0, prompt_of(7))
+        with one.target.released_after():
+            one.pass_over(one.plan(0, random_tree(random.Random(1), NUM_NODES)))
+            one.target.truncate(0, 0)
+            found = one.pass_over(one.plan(0)).logits[-1]
+        assert torch.equal(found, Plain(way, "llama", torch.float32, prompt_of(7), []).logits[0])
 
 
-def swapped(planned, nodes):
-    """The wrong branch: another leaf's path of the same length, or one node less."""
-    tree = planned.tree
-    others = [tree.path(node) for node in range(len(tree))]
-    same = [path for path in others if len(path) == len(nodes) and path != list(nodes)]
-    return same[0] if same else list(nodes)[:-1]
+# Planted faults.
 
 
-def test_the_wrong_branch_in_the_cache_is_noticed():
-    tree = Tree((5, 6, 7, 7), (ROOT, ROOT, 0, 1))
-    one = OneSequence("llama", torch.float32)
-    planned = one.plan(tree)
-    one.pass_over(planned)
-    one.commit(planned, swapped(planned, [0, 2]), 3)
-    _, _, expected = plainly("llama", torch.float32, [5, 7])
-    assert not all(map(torch.equal, one.kept(), expected))
+@contextmanager
+def other_branch_kept() -> Iterator[None]:
+    """Another node's path of the same length, where there is one."""
+    with keeping(lambda tree, nodes: next(
+        (path for path in map(tree.path, range(len(tree)))
+         if len(path) == len(nodes) and path != nodes), nodes)):  # fmt: skip
+        yield
+
+
+@contextmanager
+def kept_in_wrong_order() -> Iterator[None]:
+    with keeping(lambda tree, nodes: nodes[::-1]):
+        yield
+
+
+@contextmanager
+def keeping(chosen: Callable[[Tree, list[int]], list[int]]) -> Iterator[None]:
+    real = PagedTarget.keep
+
+    def keep(target: PagedTarget, planned: PlannedRow, nodes: Sequence[int]) -> None:
+        real(target, planned, chosen(planned.tree, list(nodes)))
+
+    with patch.object(PagedTarget, "keep", keep):
+        yield
+
+
+@contextmanager
+def nothing_moves() -> Iterator[None]:
+    """The kept path stays where it was computed."""
+    with patch.object(PagedKV, "move", lambda *_: None):
+        yield
+
+
+@contextmanager
+def spans(change: Callable[[Span], Span]) -> Iterator[None]:
+    """Attention gets other branches than those of the tree."""
+    real = AttentionPlan.__init__
+
+    def init(plan: AttentionPlan, backend: Any, kv: Any, given: list[Span], *args: Any) -> None:
+        real(plan, backend, kv, [change(s) if s.path_slots else s for s in given], *args)
+
+    with patch.object(AttentionPlan, "__init__", init):
+        yield
+
+
+def sibling_visible(span: Span) -> Span:
+    """A branch sees the first path instead of its own."""
+    return replace(span, path_slots=())
+
+
+def path_in_wrong_order(span: Span) -> Span:
+    return replace(span, path_slots=span.path_slots[::-1])
+
+
+def wrong_slot(span: Span) -> Span:
+    """The deepest key is read one slot too early."""
+    return replace(span, path_slots=[*span.path_slots[:-1], span.path_slots[-1] - 1])
+
+
+@pytest.mark.parametrize("length", [7, PAGE_SIZE - 2])
+@pytest.mark.parametrize("change", [sibling_visible, path_in_wrong_order, wrong_slot])
+def test_the_check_finds_what_a_branch_should_not_see(
+    change: Callable[[Span], Span], length: int
+) -> None:
+    with spans(change), pytest.raises(AssertionError, match="other"):
+        check_paths("paged", "llama", torch.float32, length)
+
+
+@pytest.mark.parametrize("fault", [other_branch_kept, kept_in_wrong_order, nothing_moves])
+def test_the_check_finds_another_path_kept(fault: Any) -> None:
+    with fault(), pytest.raises(AssertionError, match="other keys or values"):
+        check_kept("paged", "llama", torch.float32, 7)
+
+
+def test_the_check_finds_outputs_in_the_order_of_branches() -> None:
+    """Logits and features as they were computed, branch by branch."""
+    with (
+        patch.object(Tree, "order", property(lambda tree: list(range(len(tree))))),
+        pytest.raises(AssertionError, match="other"),
+    ):
+        check_paths("paged", "llama", torch.float32, 7)
+
+
+def test_keys_move_as_if_all_at_once() -> None:
+    kv = PagedKV([(1, 2)], 2, dtype=torch.float32, device="cpu")
+    kv.pools[0].copy_(torch.arange(kv.pools[0].numel()).view_as(kv.pools[0]))
+    before = kv.pools[0].flatten(2, 3).clone()
+    kv.move([70, 71, 72], [69, 70, 71])
+    assert torch.equal(kv.pools[0].flatten(2, 3)[:, :, 69:72], before[:, :, 70:73])
+    kv.move([69, 70], [70, 71])
+    assert torch.equal(kv.pools[0].flatten(2, 3)[:, :, 69:72], before[:, :, [70, 70, 71]])

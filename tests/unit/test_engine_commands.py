@@ -147,6 +147,7 @@ def test_a_known_pair_is_found_by_its_name(tmp_path, folders, started, monkeypat
     [
         ("--device cpu", ("vllm", "sglang")),
         ("--threads 2", ("vllm", "sglang")),
+        ("--tree-nodes 15", ("vllm", "sglang")),
         ("--max-waiting 3", ("vllm", "sglang")),
         ("--request-timeout 5", ("vllm", "sglang")),
         ("--max-body 1", ("vllm", "sglang")),

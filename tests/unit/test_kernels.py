@@ -242,7 +242,17 @@ def attend_over_pages(
     return plan.attend(kernels, query, keys, values, Scoring(0.2), new=(key, value))
 
 
+def paths(starts: list[list[int]], slots: list[int]) -> dict[str, Any]:
+    return {"paths": (torch.tensor(starts), torch.tensor(slots))}
+
+
 BAD_TABLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "path behind the buffer": ("path", paths([[10, 0], [68, 0]], [70, 3 * TILE])),
+    "path before the buffer": ("path", paths([[10, 0], [68, 0]], [70, -1])),
+    "fewer slots than a path has keys": ("path", paths([[10, 0], [66, 0]], [70, 71])),
+    "path before its table": ("path", paths([[10, 0], [68, -1]], [70, 71])),
+    "path from a position before the first": ("path", paths([[-1, 0], [70, 0]], [70, 71])),
+    "paths of other spans": ("sizes", paths([[10, 0]], [70, 71])),
     "slot behind the buffer": ("slot", {"slots": torch.tensor([72, 73, 67, 68, 69, 3 * TILE])}),
     "slot before the buffer": ("slot", {"slots": torch.tensor([72, 73, 67, 68, 69, -1])}),
     "page behind the buffer": ("page", {"pages": torch.tensor([1, 2, 3])}),
@@ -275,6 +285,7 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def test_attention_over_pages_as_it_should_be_called(kernels: Library) -> None:
     assert attend_over_pages(kernels).isfinite().all()
+    assert attend_over_pages(kernels, **paths([[10, 0], [68, 0]], [70, 71])).isfinite().all()
 
 
 @pytest.mark.parametrize("name", BAD_TABLES)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockdraft.allocation.controller import Candidate, FixedDepth
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.core.plan import ForwardPlan, PlannedRow
+from blockdraft.core.plan import ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.recorder import NO_RECORDER
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
@@ -141,8 +141,8 @@ class SlotDrafter(DFlashDrafter):
         self.recorder = NO_RECORDER
         self._known = {}
 
-    def _draft_rows(self, rows: list[Row]) -> list[list[int]]:
-        return [self._guess_row(row) for row in rows]
+    def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
+        return [Proposal.chain(self._guess_row(row), self.kind) for row in rows]
 
     def _guess_row(self, row: Row) -> list[int]:
         sequence, length = row.sequence, row.sequence.num_cached

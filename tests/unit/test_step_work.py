@@ -65,7 +65,7 @@ def test_rows_of_a_tree_that_only_stood_beside_are_siblings(nodes, num_kept, exp
     sequence = Sequence(0, params, 0, 0, frozenset(), [1] * 11, num_prompt=10, num_cached=10)
     proposal = Proposal(TREE, (1.0,) * len(TREE), ("test",) * len(TREE))
     (rows,) = rows_work(ForwardPlan([PlannedRow(Row(sequence, [1], 5), proposal)]))
-    assert rows == RowWork(False, 6, 6, 16, num_siblings=2)
+    assert rows == RowWork(False, 6, 6, 14, num_siblings=2)  # the deepest path has three nodes
     verdict = Verdict([7] * (1 + len(nodes)), nodes)
     assert lines_of(rows, StepOutput(0, verdict, num_kept, proposal)) == expected
     assert sum(expected.values()) == rows.num_rows

@@ -238,8 +238,10 @@ def test_nothing_is_committed_after_the_end(
     assert len(output.logprobs) == len(expected)
     assert output.finish_reason == row.sequence.finish_reason == reason
     assert row.sequence.output_ids == [1, *expected]
-    (committed, published, *closed) = recorder.calls
+    (kept, committed, published, *closed) = recorder.calls
     num_cached = row.sequence.num_cached
+    # Its last keys too: others may read what is published.
+    assert kept == ("keep", 8, num_cached, list(range(num_cached - 4)))
     # What is published, others may draft from.
     token_ids = [1, *expected][: num_cached - 3]
     assert committed == ("committed", 8, 3, token_ids, [float(i) for i in range(num_cached - 3)])
@@ -610,8 +612,9 @@ def test_a_path_is_cut_where_the_sequence_ends(
         [1, *TRUTH[: num_kept - 1]],
         [0.0, *(1.0 + n for n in in_cache)],
     )
-    assert recorder.calls[0] == committed
-    assert recorder.calls[1] == ("publish", 8, row.sequence.token_ids, 4 + len(in_cache))
+    assert recorder.calls[0] == ("keep", 8, 4 + len(in_cache), in_cache)
+    assert recorder.calls[1] == committed
+    assert recorder.calls[2] == ("publish", 8, row.sequence.token_ids, 4 + len(in_cache))
 
 
 class AlongThePath:

@@ -46,9 +46,12 @@ class PagedKV:
         buffer[0].index_copy_(1, slots, k)
         buffer[1].index_copy_(1, slots, v)
 
-    def gather(self, layer: int, page_ids: Tensor) -> Tensor:
+    def gather(
+        self, layer: int, page_ids: Tensor, moves: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
         """[2, kv_heads, n * PAGE_SIZE, head_dim] of pages [n], side by side.
 
+        moves: slots [m], and the places in what is returned where their keys and values go.
         Valid until the next gather: copies go into memory that is reused, as large as the largest
         one so far, because fresh memory of this size costs more than the copy.
         """
@@ -58,7 +61,18 @@ class PagedKV:
         if self._workspace.numel() < size:
             self._workspace = pool.new_empty(size)
         copied = torch.index_select(pool, 2, page_ids, out=self._workspace[:size].view(shape))
-        return copied.flatten(2, 3)
+        gathered = copied.flatten(2, 3)
+        if moves is not None and moves[0].shape[0]:
+            slots, places = moves
+            gathered.index_copy_(2, places, pool.flatten(2, 3).index_select(2, slots))
+        return gathered
+
+    def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
+        """Copy keys and values of all layers from slots to others, as if all at once."""
+        sources, targets = torch.tensor([slots, to], device=self._workspace.device)
+        for pool in self.pools:
+            buffer = pool.flatten(2, 3)
+            buffer.index_copy_(2, targets, buffer.index_select(2, sources))
 
     def clear_begun(self, slots: Sequence[int]) -> None:
         """Set the pages whose first slot is among these to zero.

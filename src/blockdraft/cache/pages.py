@@ -10,7 +10,7 @@ their memory is needed, the longest unused first.
 import hashlib
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 PAGE_SIZE = 64
@@ -140,8 +140,12 @@ class Pages:
 
     def slots(self, key: int, start: int, end: int) -> list[int]:
         """Where the tokens of positions `start` to `end` lie: page times PAGE_SIZE plus place."""
+        return self.slots_at(key, range(start, end))
+
+    def slots_at(self, key: int, positions: Iterable[int]) -> list[int]:
+        """The same of any positions."""
         page_ids = self._tables[key].page_ids
-        return [page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(start, end)]
+        return [page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in positions]
 
     def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """Enter the full pages of the first `num_tokens` tokens, all committed, into the chain.

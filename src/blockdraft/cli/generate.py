@@ -65,6 +65,7 @@ def generate(
     device: options.Device = _CONFIG.device,
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _CONFIG.num_threads,
+    tree_nodes: options.TreeNodes = _CONFIG.tree_nodes,
     max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
     memory: options.Memory = _CONFIG.memory,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,

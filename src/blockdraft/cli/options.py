@@ -30,6 +30,13 @@ Device = Annotated[
     str, typer.Option(help="auto (a GPU that CUDA can use, else cpu), cpu or a torch device.")
 ]
 Exact = Annotated[Switch, typer.Option(help="Drafted output equals plain output, bit for bit.")]
+TreeNodes = Annotated[
+    int | None,
+    typer.Option(
+        help="Draft trees of so many tokens a step, whatever pays.",
+        show_default="chains as long as pays",
+    ),
+]
 NumThreads = Annotated[
     int | None,
     typer.Option(
@@ -161,6 +168,8 @@ def llm_config(values: Mapping[str, Any]) -> LLMConfig:
         ConfigError: a value is not usable.
     """
     chosen = {f.name: values[f.name] for f in fields(LLMConfig) if f.name in values}
+    if chosen.get("tree_nodes") is not None:  # their size is fixed
+        chosen.setdefault("adaptive", False)
     return LLMConfig(**chosen | {"exact": values["exact"] == "on"})
 
 

@@ -26,6 +26,8 @@ class LLMConfig:
     memory: GiB for keys and values of target and drafter; None is room for `max_concurrency`
     sequences of full length, but at most a quarter of the machine's (or container's) memory.
     adaptive: draft as much as pays on this machine, nothing included; False drafts whole blocks.
+    tree_nodes: tokens that a step drafts as a tree: a whole block and branches where the drafter is
+    unsure. None drafts chains. Its size is fixed, so `adaptive` must be False.
     num_threads: of the whole process; None leaves torch's setting, but for no more than the cores
     that this process may use, and fewer where other programs keep them busy.
 
@@ -42,15 +44,27 @@ class LLMConfig:
     prefill_chunk: int = 512
     memory: float | None = None
     adaptive: bool = True
+    tree_nodes: int | None = None
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_concurrency", "prefill_chunk", "num_threads"):
+        for name in ("max_concurrency", "prefill_chunk", "tree_nodes", "num_threads"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
         if self.memory is not None and not 0 < self.memory < math.inf:
             raise ConfigError(f"memory is {self.memory!r}; give a number of GiB above 0")
+
+        if self.tree_nodes is not None and not self.drafts:
+            raise ConfigError(
+                f"tree_nodes is {self.tree_nodes}, but there is no drafter; name one, or leave out "
+                "tree_nodes"
+            )
+        if self.tree_nodes is not None and self.adaptive:
+            raise ConfigError(
+                f"tree_nodes is {self.tree_nodes}, and adaptive depth knows chains only; give "
+                "adaptive=False with it, or leave out tree_nodes"
+            )
 
     @property
     def drafts(self) -> bool:

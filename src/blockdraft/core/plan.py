@@ -75,6 +75,36 @@ class Tree:
         inner = set(self.parents)
         return [node for node in range(len(self)) if node not in inner]
 
+    @cached_property
+    def runs(self) -> list[list[int]]:
+        """All nodes from path to path, each path without what an earlier one has.
+
+        The first is the one that always goes on with the first child, empty if there are no nodes.
+        Others begin below a node of an earlier one, or right under the anchor.
+        """
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(node)
+        runs: list[list[int]] = [[]]
+        waiting, last = children.get(ROOT, [])[::-1], ROOT
+        while waiting:
+            node = waiting.pop()
+            if self.parents[node] == last:
+                runs[-1].append(node)
+            else:
+                runs.append([node])
+            waiting += children.get(node, [])[::-1]
+            last = node
+        return runs
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Of each node its place when all are taken run by run."""
+        places = [0] * len(self)
+        for place, node in enumerate(node for run in self.runs for node in run):
+            places[node] = place
+        return places
+
     def child(self, node: int, token_id: int) -> int | None:
         """The child of `node` that holds a token, None if there is none."""
         return self._child_of.get((node, token_id))
@@ -199,6 +229,12 @@ class PlannedRow:
     def num_positions(self) -> int:
         """Tokens that the target computes, a node shared by several leaves once."""
         return len(self.row.new_ids) + len(self.tree)
+
+    @property
+    def num_keys(self) -> int:
+        """Tokens that the deepest position attends to."""
+        depth = max(self.tree.depths, default=0)
+        return self.row.sequence.num_cached + len(self.row.new_ids) + depth
 
     @property
     def num_choices(self) -> int:

@@ -1,8 +1,9 @@
 """The state of one sample of one request, and the rows of a step. No tensors here."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockdraft.core.request import FinishReason, SamplingParams
@@ -119,7 +120,8 @@ class Row:
     """One sequence's share of a step.
 
     `new_ids` are committed tokens that the caches lack: a chunk of the prompt, or the anchor alone.
-    `num_draft_tokens` is the most candidates that may be verified behind them.
+    `num_draft_tokens` is the most candidates that may be verified behind them, and `max_depth`, if
+    it is less, the longest path of them.
     A row that does not reach the sequence's end gets no choice, and drafts nothing; nor does any
     other row of a prompt, or of what a preempted sequence computes again.
     """
@@ -128,6 +130,12 @@ class Row:
     new_ids: list[int]
     num_draft_tokens: int
     is_prompt: bool = False
+    max_depth: int = sys.maxsize
+
+    @property
+    def num_slots(self) -> int:
+        """Positions that candidates may stand at."""
+        return min(self.max_depth, self.num_draft_tokens)
 
     @property
     def is_complete(self) -> bool:
@@ -138,7 +146,7 @@ class Row:
         """The same with room for so many candidates."""
         if num_draft_tokens == self.num_draft_tokens:
             return self
-        return Row(self.sequence, self.new_ids, num_draft_tokens, self.is_prompt)
+        return replace(self, num_draft_tokens=num_draft_tokens)
 
 
 Batch = list[Row]

@@ -107,7 +107,7 @@ class Engine:
         """
         if self._costs is None:
             self._costs = measure_costs(self.target, self.drafter)
-        self.scheduler.max_draft_tokens = self.drafter.max_nodes
+        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = self.drafter.max_nodes, 0
         self.controller = AdaptiveDepth(self._costs, self.drafter.max_nodes)
 
     def use_fixed_depth(self, depth: int) -> None:
@@ -120,7 +120,24 @@ class Engine:
         """
         if depth < 0:
             raise ConfigError(f"depth is {depth}; give 0 for plain decoding, or more")
-        self.scheduler.max_draft_tokens = depth
+        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, 0
+        self.controller = FixedDepth()
+
+    def use_trees(self, num_nodes: int) -> None:
+        """Draft trees of so many tokens a step from now on where a request allows it.
+
+        Each holds a whole chain of the drafter and branches.
+
+        Raises:
+            ConfigError: a chain alone has more nodes.
+        """
+        depth = self.drafter.max_nodes
+        if num_nodes < depth:
+            raise ConfigError(
+                f"tree_nodes is {num_nodes}, and a chain of this drafter alone has {depth}; give "
+                f"{depth} or more"
+            )
+        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, num_nodes
         self.controller = FixedDepth()
 
     def add(

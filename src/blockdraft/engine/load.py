@@ -55,7 +55,9 @@ def load_engine(
         max_running=config.max_concurrency,
         prefill_chunk=config.prefill_chunk,
     )
-    if config.adaptive and checkpoint is not None:
+    if config.tree_nodes is not None:
+        engine.use_trees(config.tree_nodes)
+    elif config.adaptive and checkpoint is not None:
         engine.use_adaptive_depth()
     return engine
 

@@ -24,7 +24,9 @@ class Scheduler:
     one chunk. When the memory is
     full the sequence that came last is preempted: `release` forgets what was computed of it, it
     goes back to the head of the queue, and its tokens are computed again later. `draft_context`
-    says whether the drafter keeps one; what is reused must then hold it.
+    says whether the drafter keeps one; what is reused must then hold it. Candidates are chains of
+    at most `max_draft_tokens`, or trees of so deep paths and of at most `tree_nodes`, if that is
+    more than 0.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.max_draft_tokens = max_draft_tokens
         self.draft_context = draft_context
+        self.tree_nodes = 0
         self.num_preempted = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -145,18 +148,18 @@ class Scheduler:
         new_ids = sequence.token_ids[start : start + chunk]
         if sequence.is_prefilling:
             return Row(sequence, new_ids, 0, is_prompt=True)
-        return Row(sequence, new_ids, self._draft_limit(sequence))
-
-    def _draft_limit(self, sequence: Sequence) -> int:
-        """The most candidates to verify of it in this step; room is reserved for them."""
         if not sequence.may_draft:
-            return 0
-        limits = [self.max_draft_tokens]
-        if sequence.params.max_draft_tokens is not None:
-            limits.append(sequence.params.max_draft_tokens)
+            return Row(sequence, new_ids, 0)
         # The bonus takes the last place, so no draft can be kept there.
-        limits.append(sequence.params.max_tokens - sequence.num_output - 1)
-        limit = min(limits)
+        num_left = sequence.params.max_tokens - sequence.num_output - 1
+        depth = min(self.max_draft_tokens, num_left)
+        limit = self._draft_limit(sequence, max(depth, self.tree_nodes) if depth > 0 else depth)
+        return Row(sequence, new_ids, limit, max_depth=depth)
+
+    def _draft_limit(self, sequence: Sequence, limit: int) -> int:
+        """The most candidates to verify of it, at most `limit`; room is reserved for them."""
+        if sequence.params.max_draft_tokens is not None:
+            limit = min(limit, sequence.params.max_draft_tokens)
         # Drafts take what room there is; nobody is preempted for them.
         num_tokens = len(sequence.token_ids)
         if limit > 0 and not self.memory.reserve(sequence.key, num_tokens + limit):

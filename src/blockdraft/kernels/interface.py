@@ -74,8 +74,9 @@ class Span:
     """Rows of one sequence in a forward: `num_rows` from row `first` on.
 
     They stand at the positions `start`, `start + 1`, ... and may see keys before position `end`,
-    which lie in the pages `page_ids`, position 0 in the first one. A leaf of a tree is a span of
-    its own, with pages of its own at the end.
+    which lie in the pages `page_ids`, position 0 in the first one. The last of them lie at
+    `path_slots` instead, in the order of their positions: a branch of a tree is a span of its own,
+    and all branches of a sequence have the same positions.
     """
 
     first: int
@@ -83,6 +84,12 @@ class Span:
     start: int
     end: int
     page_ids: Sequence[int]
+    path_slots: Sequence[int] = ()
+
+    @property
+    def path_start(self) -> int:
+        """The first position whose key lies at a slot of its own; `end` if there is none."""
+        return self.end - len(self.path_slots)
 
     @property
     def seen_page_ids(self) -> Sequence[int]:
@@ -133,8 +140,13 @@ class KVPages(Protocol):
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store keys and values [kv_heads, n, head_dim] at slots [n]."""
 
-    def gather(self, layer: int, page_ids: Tensor) -> Tensor:
-        """[2, kv_heads, n * TILE, head_dim] of pages [n], valid until the next call."""
+    def gather(
+        self, layer: int, page_ids: Tensor, moves: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """[2, kv_heads, n * TILE, head_dim] of pages [n], valid until the next call.
+
+        moves: slots [m], and the places in what is returned where their keys and values go.
+        """
 
 
 class WholeLayer(Protocol):

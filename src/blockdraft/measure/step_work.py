@@ -28,7 +28,7 @@ class Committed(Protocol):
 class RowWork:
     """The rows of one sequence in a forward of the target, before it is known what is kept.
 
-    num_keys: tokens that the last row attends to, which is what all of them are computed with.
+    num_keys: tokens that the deepest row attends to, which is what all of them are computed with.
     num_siblings: candidates that are not the first child of their parent.
     """
 
@@ -46,7 +46,7 @@ def rows_work(plan: ForwardPlan) -> list[RowWork]:
             is_prompt=planned.row.is_prompt,
             num_rows=planned.num_positions,
             num_head_rows=planned.num_logits,
-            num_keys=planned.row.sequence.num_cached + planned.num_positions,
+            num_keys=planned.num_keys,
             num_siblings=sum(rank > 0 for rank in planned.tree.ranks),
         )
         for planned in plan

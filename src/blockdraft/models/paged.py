@@ -1,6 +1,6 @@
 """Many sequences in one forward: packed in one row, their K/V in pages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -26,6 +26,9 @@ _PROBE, _NEIGHBOR = -1, -2
 """Keys of the sequences of the self-test; those of the engine are not negative."""
 NEIGHBOR_LEN = 2 * PAGE_SIZE + 3
 
+NO_PLACES: Mapping[int, int] = {}
+"""Every position lies at its own place."""
+
 
 @dataclass(slots=True)
 class PackedRows:
@@ -46,14 +49,16 @@ class PackedRows:
 class PagedTarget(TransformersTarget):
     """A transformers model that runs all rows of a batch in one forward. See TransformersTarget.
 
-    `memory` says what fits. The rows of a plan are chains.
+    `memory` says what fits. The nodes of a tree lie in the sequence's own pages behind its tokens,
+    in the order in which they are computed, until commit says which stay. Each branch is a span
+    that reads the keys of its path where they lie, in the order and the tiles of plain decoding.
 
     Raises:
         NotPaged: the model needs the sequential path.
         ModelError: the model is not supported at all.
     """
 
-    takes_trees = False
+    takes_trees = True
 
     def __init__(
         self,
@@ -91,24 +96,27 @@ class PagedTarget(TransformersTarget):
                 parts = torch.split(own_features, [span.num_rows for span in rows.spans])
                 for owner, part in zip(rows.owners, parts, strict=True):
                     features[owner].append(part)
-        joined = [_joined(parts) for parts in features]
-        return TargetOutput(torch.cat(logits), joined, num_forwards=len(logits))
+        joined = [
+            _by_node(planned, _joined(parts)) for planned, parts in zip(plan, features, strict=True)
+        ]
+        return TargetOutput(_by_rows(plan, torch.cat(logits)), joined, num_forwards=len(logits))
 
     def _packed(self, plan: ForwardPlan) -> Iterator[PackedRows]:
         """Forwards of at most as many rows as the rule allows, in order; what is longer is cut."""
         rows = PackedRows()
         for owner, planned in enumerate(plan):
-            sequence, token_ids = planned.row.sequence, planned.token_ids
-            first_wanted, done = len(token_ids) - planned.num_logits, 0
-            while done < len(token_ids):
-                if len(rows) == self.rule.max_rows:
-                    yield rows
-                    rows = PackedRows()
-                end = min(done + self.rule.max_rows - len(rows), len(token_ids))
-                num_wanted = max(0, end - max(done, first_wanted))
-                start = sequence.num_cached + done
-                self._add(rows, sequence.key, token_ids[done:end], start, num_wanted, owner)
-                done = end
+            key, num_left = planned.row.sequence.key, planned.num_positions
+            for path in _paths(planned):
+                start, token_ids = path.start, path.token_ids
+                while token_ids:
+                    if len(rows) == self.rule.max_rows:
+                        yield rows
+                        rows = PackedRows()
+                    num = min(self.rule.max_rows - len(rows), len(token_ids))
+                    # Nodes come last, and all of them are wanted.
+                    num_wanted = min(num, max(0, num - (num_left - planned.num_logits)))
+                    self._add(rows, key, token_ids[:num], start, num_wanted, owner, path.places)
+                    start, token_ids, num_left = start + num, token_ids[num:], num_left - num
         if len(rows):
             yield rows
 
@@ -120,14 +128,20 @@ class PagedTarget(TransformersTarget):
         start: int,
         num_wanted: int,
         owner: int = 0,
+        places: Mapping[int, int] = NO_PLACES,
     ) -> None:
-        """Add tokens of a sequence from position `start` on, the last `num_wanted` with logits."""
+        """Add tokens of a sequence from position `start` on, the last `num_wanted` with logits.
+
+        places: the positions of a path that lie where others have their place; see _Path.
+        """
         end = start + len(token_ids)
-        rows.spans.append(Span(len(rows), len(token_ids), start, end, self.memory.page_ids(key)))
+        page_ids = self.memory.page_ids(key)
+        path_slots = self.memory.slots_at(key, [at for p, at in places.items() if p < end])
+        rows.spans.append(Span(len(rows), len(token_ids), start, end, page_ids, path_slots))
         rows.owners.append(owner)
         rows.token_ids += token_ids
         rows.positions += range(start, end)
-        rows.slots += self.memory.slots(key, start, end)
+        rows.slots += self.memory.slots_at(key, [places.get(p, p) for p in range(start, end)])
         rows.wanted += range(len(rows) - num_wanted, len(rows))
 
     def _run(
@@ -167,11 +181,21 @@ class PagedTarget(TransformersTarget):
     def _num_memory_tokens(self) -> int:
         return self.memory.num_tokens
 
+    @torch.inference_mode()
     def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
-        """See Target.keep. Slots behind the end are written again before they are read."""
+        """See Target.keep. The path moves to its places; all behind it is written before read."""
+        sequence, order = planned.row.sequence, planned.tree.order
+        base = sequence.num_cached + len(planned.row.new_ids)
+        moves = [(order[node], place) for place, node in enumerate(nodes) if order[node] != place]
+        if moves:
+            slots, to = (
+                self.memory.slots_at(sequence.key, [base + place for place in places])
+                for places in zip(*moves, strict=True)
+            )
+            self.kv.move(slots, to)
 
     def truncate(self, key: int, length: int) -> None:
-        """See Target.truncate; likewise nothing is to be done."""
+        """See Target.truncate. Slots behind the end are written again before they are read."""
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
@@ -222,6 +246,54 @@ class PagedTarget(TransformersTarget):
             logits.append(self._run(rows)[0])
             done += length
         return torch.cat(logits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """Tokens at positions from `start` on that are computed as one span.
+
+    places: of a branch, for each position under the anchor up to its leaf, in rising order, the
+    position of the sequence in whose slot the token of this path lies.
+    """
+
+    token_ids: list[int]
+    start: int
+    places: Mapping[int, int]
+
+
+def _paths(planned: PlannedRow) -> Iterator[_Path]:
+    """The new tokens and the first path of the tree, then what each branch has of its own."""
+    tree, new_ids = planned.tree, planned.row.new_ids
+    first, *branches = tree.runs
+    start = planned.row.sequence.num_cached
+    yield _Path([*new_ids, *(tree.tokens[node] for node in first)], start, NO_PLACES)
+    base = start + len(new_ids)
+    for nodes in branches:
+        path = [*tree.path(tree.parents[nodes[0]]), *nodes]
+        places = {base + depth: base + tree.order[node] for depth, node in enumerate(path)}
+        first_position = base + tree.depths[nodes[0]] - 1
+        yield _Path([tree.tokens[node] for node in nodes], first_position, places)
+
+
+def _by_node(planned: PlannedRow, values: Tensor | None) -> Tensor | None:
+    """[positions, ..] of a row as they were computed -> in the order of the row."""
+    if values is None or planned.tree.is_chain:
+        return values
+    num_new = len(planned.row.new_ids)
+    order = [*range(num_new), *(num_new + place for place in planned.tree.order)]
+    return values[torch.tensor(order, device=values.device)]
+
+
+def _by_rows(plan: ForwardPlan, logits: Tensor) -> Tensor:
+    """[logits, V] of all rows as they were computed -> in the order of each row."""
+    if all(planned.tree.is_chain for planned in plan):
+        return logits
+    order: list[int] = []
+    for planned in plan:
+        first_node = len(order) + planned.num_logits - len(planned.tree)
+        order += range(len(order), first_node)
+        order += [first_node + place for place in planned.tree.order]
+    return logits[torch.tensor(order, device=logits.device)]
 
 
 def _joined(parts: list[Tensor]) -> Tensor | None:

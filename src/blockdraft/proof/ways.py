@@ -13,7 +13,10 @@ from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.proof.cases import Case
 from blockdraft.speculate.verify import TokenLogprobs
 
-Depth = Literal["none", "whole blocks", "adaptive"]
+TREE_SIZE = 3
+"""Nodes of a tree over those of a chain."""
+
+Depth = Literal["none", "whole blocks", "trees", "adaptive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ FROM_MEMORY = Way(
     from_memory=True,
     least_prompt=PAGE_SIZE + 1,
 )
+TREES = Way("trees", "drafted as trees, all cases at once", depth="trees", together=True)
 ADAPTIVE = Way("adaptive", "drafted as deep as pays, alone", depth="adaptive")
 
 
@@ -70,7 +74,7 @@ def ways_of(llm: LLM, *, adaptive: bool) -> list[Way]:
 
     Memory is shared by requests that run in pages only.
     """
-    found = [DRAFTED, BATCHED, CHUNKS]
+    found = [DRAFTED, BATCHED, CHUNKS, TREES]
     if isinstance(llm.engine.target.memory, Pages):
         found.append(FROM_MEMORY)
     if adaptive:
@@ -86,10 +90,13 @@ def run(
     Leaves the LLM as the way has set it: depth, chunk and concurrency, no prompt reused.
     """
     cases = [case for case in cases if len(case.prompt_ids) >= way.least_prompt]
+    depth = llm.engine.drafter.max_nodes
     if way.depth == "adaptive":
         llm.use_adaptive_depth()
+    elif way.depth == "trees":
+        llm.use_trees(TREE_SIZE * depth)
     else:
-        llm.use_fixed_depth(llm.engine.drafter.max_nodes)
+        llm.use_fixed_depth(depth)
     llm.engine.scheduler.max_running = llm.config.max_concurrency
     with _reusing(llm, way.from_memory):
         return (_run_together if way.together else _run_alone)(llm, cases, way, done)

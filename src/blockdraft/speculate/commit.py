@@ -127,8 +127,7 @@ def _commit_row(
     # The last token of a complete row is the next anchor, and stays out of both caches.
     nodes = verdict.nodes[: max(0, num_kept - 1)]
     sequence.num_scored += len(verdict.prompt_logprobs)
-    if sequence.finish_reason is None:
-        target.keep(planned, nodes)
+    target.keep(planned, nodes)
     if sequence.finish_reason != "error":
         # The last ones too: others may reuse what is published.
         _tell_proposer(planned, nodes, features, proposer)

@@ -62,6 +62,9 @@ class Proposer:
             raise ValueError(
                 f"{len(proposal)} tokens drafted, at most {row.num_draft_tokens} allowed"
             )
+        depth = max(proposal.tree.depths, default=0)
+        if depth > row.max_depth:
+            raise ValueError(f"a path of {depth} tokens drafted, at most {row.max_depth} allowed")
         for token_id in proposal.tree.tokens:
             if not 0 <= token_id < self._vocab_size:
                 raise ValueError(

@@ -157,6 +157,7 @@ class TiledRows:
             (span.first, span.num_rows, place) for span, place in zip(spans, places, strict=False)
         ]
         self._num_keys = max(span.end for span in spans)
+        self._paths = _path_tables(spans) if any(span.path_slots for span in spans) else None
 
     def seeing(self, ranges: Tensor) -> "TiledPages":
         """See PagedRows.seeing."""
@@ -169,8 +170,17 @@ class TiledRows:
                 pages=self._pages,
                 ranges=ranges,
                 slots=self._slots,
+                paths=self._paths,
             ),
         )
+
+
+def _path_tables(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """See TiledAttention: paths."""
+    places = accumulate((len(span.path_slots) for span in spans), initial=0)
+    starts = [(span.path_start, place) for span, place in zip(spans, places, strict=False)]
+    slots = [slot for span in spans for slot in span.path_slots]
+    return torch.tensor(starts, device="cpu"), torch.tensor(slots, device="cpu")
 
 
 class TiledPages:

@@ -33,6 +33,7 @@ REFUSALS = {
     4: "a row would see keys outside of its pages or of the buffer",
     5: "a page lies outside of the table or of the buffer of keys and values",
     6: "there are no heads or no threads",
+    7: "a key of a path lies outside of the table or of the buffer of keys and values",
 }
 """Of `Refusal` in checks.h."""
 
@@ -71,6 +72,9 @@ class Plan(ctypes.Structure):
         ("bias_stride", ctypes.c_int64),
         ("num_keys", ctypes.c_int64),
         ("slots", ctypes.c_void_p),
+        ("paths", ctypes.c_void_p),
+        ("path_slots", ctypes.c_void_p),
+        ("num_path_slots", ctypes.c_int64),
         ("num_threads", ctypes.c_int64),
     )
 

@@ -116,6 +116,8 @@ class TiledAttention:
         bias: without ranges: float32, added to the scores, [num_rows, num_keys]; None: all keys.
         num_keys: of the longest span.
         slots: [num_rows], where `attend` stores new keys and values.
+        paths: of spans whose last keys lie at slots of their own: [spans, 2], the first position of
+            such a key and its entry in the second tensor, the slots of such keys.
 
     Raises:
         RuntimeError: a table has another type, size or layout than it says here.
@@ -131,16 +133,19 @@ class TiledAttention:
         ranges: Tensor | None = None,
         bias: Tensor | None = None,
         slots: Tensor | None = None,
+        paths: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         # Whatever the default device is.
         span_table = torch.tensor(spans, device="cpu", dtype=torch.int64).view(len(spans), 3)
-        for numbers in (pages, ranges, slots):
+        starts, path_slots = paths or (None, None)
+        for numbers in (pages, ranges, slots, starts, path_slots):
             _check_numbers(numbers)
+        check_sizes(starts is None or starts.shape == (len(spans), 2))
         check_sizes(ranges is None or (ranges.ndim == 2 and ranges.shape[1] == 2))
         check_sizes(slots is None or slots.shape == (num_rows,))
         if bias is not None:
             _check_bias(bias, num_rows, num_keys)
-        self._held = (span_table, pages, ranges, bias, slots)
+        self._held = (span_table, pages, ranges, bias, slots, paths)
         self.num_rows = num_rows
         self._has_slots = slots is not None
         self._plan = Plan(
@@ -148,6 +153,7 @@ class TiledAttention:
             _address(pages), 0 if pages is None else pages.numel(),
             _address(ranges), 0 if ranges is None else ranges.shape[0],
             _address(bias), 0 if bias is None else bias.stride(0), num_keys, _address(slots),
+            _address(starts), _address(path_slots), 0 if path_slots is None else path_slots.numel(),
             torch.get_num_threads(),
         )  # fmt: skip
         self.address = ctypes.addressof(self._plan)

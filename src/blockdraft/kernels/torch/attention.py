@@ -141,7 +141,7 @@ class GroupedAttention:
         query = query.view(key.shape[0], -1, *query.shape[1:])
         output = None
         for group, bias in zip(rows.groups, self._biases, strict=True):
-            keys, values = kv.gather(layer, group.page_ids)
+            keys, values = kv.gather(layer, group.page_ids, group.moves)
             own = query[:, None] if rows.is_whole else _take_rows(query, group.rows)
             found = grouped_attention(
                 own,
@@ -188,6 +188,16 @@ class Group:
         num_pages = max(map(len, tables))
         even = [[*table, *[table[0]] * (num_pages - len(table))] for table in tables]
         self.page_ids = torch.tensor(even, device=device).flatten()
+        slots = [slot for span in spans for slot in span.path_slots]
+        places = [
+            index * num_pages * TILE + position
+            for index, span in enumerate(spans)
+            for position in range(span.path_start, span.end)
+        ]
+        self.moves = (
+            torch.tensor(slots, dtype=torch.long, device=device),
+            torch.tensor(places, dtype=torch.long, device=device),
+        )
 
     def bias(self, ranges: Tensor, dtype: torch.dtype) -> Tensor:
         """What is added to the scores, [b, q, keys]; ranges: of all rows of the forward."""

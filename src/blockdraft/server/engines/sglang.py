@@ -47,6 +47,7 @@ SGLANG = Engine(
         "device": "add `-- --device NAME`",
         "num_threads": "set OMP_NUM_THREADS",
         "memory": "it counts a share of the device's memory; add `-- --mem-fraction-static SHARE`",
+        "tree_nodes": "it drafts chains with this drafter; leave it out",
         "max_waiting": "add `-- --max-queued-requests NUMBER`",
         "request_seconds": "its requests have no such limit; leave it out",
         "drain_seconds": "it ends running requests in its own way; leave it out",

@@ -53,6 +53,7 @@ VLLM = Engine(
     refused={
         "device": "it computes where it was built for; install the build for that device",
         "num_threads": "on a CPU set VLLM_CPU_OMP_THREADS_BIND, such as 0-3",
+        "tree_nodes": "it drafts chains with this drafter; leave it out",
         "max_waiting": "its queue has no limit; leave it out",
         "request_seconds": "its requests have no time limit; leave it out",
         "max_body": "its requests have no limit of size; leave it out",

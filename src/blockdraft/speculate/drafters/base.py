@@ -29,7 +29,7 @@ class Drafter(Protocol):
     """Proposes the tokens that the target will choose; whatever it proposes, output is the same.
 
     kind: its name in the table of kinds. feature_layers: of the target, whose outputs it wants; ()
-    if none. max_nodes: bounds a proposal. bytes_per_token: of its own cache, for the memory plan.
+    if none. max_nodes: of its longest path. bytes_per_token: of its own cache, for the memory plan.
     """
 
     kind: str
@@ -51,6 +51,8 @@ class Drafter(Protocol):
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """At most `row.num_draft_tokens` nodes for each row, which is more than 0 in all of them.
+
+        No path may be longer than `row.max_depth`.
 
         Called in every step, without rows where nothing is drafted: what must not wait any longer
         is caught up with then.

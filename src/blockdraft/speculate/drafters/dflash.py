@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +22,9 @@ from blockdraft.models.packed import linear_of, packed_copy, plain_linears
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.waiting_features import Waiting
 from blockdraft.speculate.drafters.base import DraftCost, Watch
+from blockdraft.speculate.drafters.branches import best_first, slots_of
 from blockdraft.speculate.sampler.choose import Walk, argmax_ids, choose
+from blockdraft.speculate.sampler.logits import Place, processed
 from blockdraft.speculate.sampler.reference import NO_CHOICE
 
 MAX_PROJECTED = 512
@@ -97,13 +100,13 @@ class DFlashDrafter:
         """See Drafter.propose: one chain each, of the target's choices as the drafter sees them.
 
         The choice rule is applied to the drafter's logits, so a sampled request is drafted with the
-        very noise that will choose the target's token.
+        very noise that will choose the target's token. A row that may have more nodes than slots
+        gets branches too.
         """
         with self.recorder.phase("project"):
             self._catch_up(rows)
         parts = [list(rows)] if self.contexts.together else [[row] for row in rows]
-        guesses = [guess for part in parts if part for guess in self._draft_rows(part)]
-        return [Proposal.chain(guess, self.kind) for guess in guesses]
+        return [proposal for part in parts if part for proposal in self._draft_rows(part)]
 
     def _catch_up(self, rows: Sequence[Row]) -> None:
         """Project the features that these rows draft from, and the oldest where too many wait."""
@@ -150,13 +153,13 @@ class DFlashDrafter:
         if num_generated := num_tokens - num_prompt:
             self.recorder.add("inject", Work(num_generated, forwards=num_generated / num_tokens))
 
-    def _draft_rows(self, rows: list[Row]) -> list[list[int]]:
-        """Guesses of rows that share a forward; all blocks are as long as the longest."""
+    def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
+        """Proposals of rows that share a forward; all blocks are as long as the longest."""
         device, lengths = self.embed_weight.device, [row.sequence.num_cached for row in rows]
         for row, length in zip(rows, lengths, strict=True):
             # The anchor has no features yet: the context ends right before it.
             assert self.num_written(row.sequence.key) == length == len(row.sequence.token_ids) - 1
-        size = 1 + max(row.num_draft_tokens for row in rows)
+        size = 1 + max(row.num_slots for row in rows)
         masked = [self.model.config.mask_token_id] * (size - 1)
         slots = [[row.sequence.token_ids[-1], *masked] for row in rows]
         positions = [list(range(length, length + size)) for length in lengths]
@@ -171,7 +174,7 @@ class DFlashDrafter:
         """Hidden states [b, slots, D] of token ids and positions [2, b, slots]."""
         assert self._kernel_draft is not None
         keys = [row.sequence.key for row in rows]
-        sizes = [1 + row.num_draft_tokens for row in rows]
+        sizes = [1 + row.num_slots for row in rows]
         embeddings = self.model.embed(ids[0], self.embed_weight)
         return self._kernel_draft(embeddings, ids[1], keys, lengths, sizes)
 
@@ -199,14 +202,33 @@ class DFlashDrafter:
         self.recorder.add("draft_head", Work(head_rows=num_guesses, forwards=1))
         self.recorder.add("guess", Work(head_rows=num_guesses))
 
-    def _guess(self, hidden: Tensor, rows: list[Row]) -> list[list[int]]:
-        """[b, slots, D] -> the guesses of each row."""
+    def _guess(self, hidden: Tensor, rows: list[Row]) -> list[Proposal]:
+        """[b, slots, D] -> the proposal of each row."""
         with self.recorder.phase("draft_head"):
             logits = self._logits(hidden)
         if self.watch is not None:
             self.watch(rows, self._over_whole_vocabulary(logits))
         with self.recorder.phase("guess"):
-            return self._chosen(logits, rows)
+            chains = self._chosen(logits, rows)
+            return [
+                self._branched(own, row, chain) or Proposal.chain(chain, self.kind)
+                for own, row, chain in zip(logits, rows, chains, strict=True)
+            ]
+
+    def _branched(self, logits: Tensor, row: Row, chain: list[int]) -> Proposal | None:
+        """A chain with branches beside it, [slots, guessable tokens]; None if there is no room."""
+        if not 0 < len(chain) < row.num_draft_tokens:
+            return None
+        sequence, vocabulary_ids = row.sequence, self.vocabulary_ids
+        if sequence.params.changes_logits:
+            whole = self._over_whole_vocabulary(logits).float().cpu().numpy()
+            places = [Place(sequence, index, chain) for index in range(len(chain))]
+            with suppress(RequestError):
+                changed = [processed(own, at) for own, at in zip(whole, places, strict=False)]
+                logits, vocabulary_ids = torch.from_numpy(np.stack(changed)), None
+        slots = slots_of(logits, chain, sequence, vocabulary_ids)
+        tree, probabilities = best_first(slots, row.num_draft_tokens)
+        return Proposal(tree, probabilities, (self.kind,) * len(tree))
 
     def _chosen(self, logits: Tensor, rows: list[Row]) -> list[list[int]]:
         """[b, slots, guessable tokens] -> the guesses of each row."""
@@ -214,18 +236,18 @@ class DFlashDrafter:
         if all(is_greedy):
             found = self._greedy(logits.flatten(0, 1))
             size = logits.shape[1]
-            return [found[i * size : i * size + row.num_draft_tokens] for i, row in enumerate(rows)]
+            return [found[i * size : i * size + row.num_slots] for i, row in enumerate(rows)]
         whole = self._over_whole_vocabulary(logits)
         guesses: list[list[int]] = [[] for _ in rows]
         # The guesses grow while the rows are read, so each guess sees those before it.
         walks = [
-            Walk.chain(own[: row.num_draft_tokens], row.sequence, guessed)
+            Walk.chain(own[: row.num_slots], row.sequence, guessed)
             for own, row, guessed in zip(whole, rows, guesses, strict=True)
         ]
         for row, guessed, choice_at in zip(rows, guesses, choose(walks), strict=True):
             # Behind a place where a grammar cannot be followed there is nothing to guess.
             with suppress(RequestError):
-                for index in range(row.num_draft_tokens):
+                for index in range(row.num_slots):
                     token_id = choice_at(index)
                     # Not even a broken drafter may give the target what is no token.
                     guessed.append(0 if token_id == NO_CHOICE else token_id)

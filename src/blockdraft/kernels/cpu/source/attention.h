@@ -25,6 +25,10 @@ struct Plan {
   int64_t bias_stride;
   int64_t num_keys;
   const int64_t* slots;  // [num_rows]: where new keys and values go
+  const int64_t* paths;  // [num_spans, 2]: of each span the first position whose key lies at a slot
+                         // of its own, and the entry of `path_slots` for it; or null
+  const int64_t* path_slots;  // [num_path_slots], for positions that follow each other
+  int64_t num_path_slots;
   int64_t num_threads;
 };
 
@@ -230,6 +234,22 @@ void finish(State& state, const Plan& plan, const Layer& layer, const Part& part
   }
 }
 
+// The keys or values of a tile, those of a path from where they lie. Only what is seen is there.
+template <typename T>
+const T* gather_tile(std::vector<T>& gathered, const T* page, const T* head, const int64_t* path,
+                     const int64_t* path_slots, int64_t tile_start, Range seen, int64_t head_dim) {
+  if (gathered.empty()) gathered.resize(kMaxHeadDim * kTile);
+  for (int64_t position = seen.first; position < seen.end; ++position) {
+    const int64_t place = position - tile_start;
+    const T* from = position < path[0]
+                        ? page + place * head_dim
+                        : head + path_slots[path[1] + position - path[0]] * head_dim;
+    std::memcpy(gathered.data() + place * head_dim, from,
+                static_cast<size_t>(head_dim) * sizeof(T));
+  }
+  return gathered.data();
+}
+
 template <typename T>
 void attend_part(const Plan& plan, const Layer& layer, const Part& part,
                  const Rows<const T>& queries, const T* keys, const T* values, T* output) {
@@ -242,10 +262,24 @@ void attend_part(const Plan& plan, const Layer& layer, const Part& part,
   }
   const int64_t* pages =
       plan.pages == nullptr ? nullptr : plan.pages + plan.spans[3 * part.span + 2];
+  const int64_t* path = plan.paths == nullptr ? nullptr : plan.paths + 2 * part.span;
+  const int64_t head = part.kv_head * layer.head_stride;
   for (int64_t tile = seen.first / kTile; tile * kTile < seen.end; ++tile) {
-    const int64_t place = pages == nullptr ? tile : pages[tile];
-    const int64_t at = part.kv_head * layer.head_stride + place * kTile * layer.head_dim;
-    attend_tile(state, layer, keys + at, values + at, tile * kTile);
+    const int64_t place = pages == nullptr ? tile : pages[tile], tile_start = tile * kTile;
+    const int64_t at = head + place * kTile * layer.head_dim;
+    const int64_t tile_end = tile_start + kTile < seen.end ? tile_start + kTile : seen.end;
+    if (path == nullptr || tile_end <= path[0]) {
+      attend_tile(state, layer, keys + at, values + at, tile_start);
+      continue;
+    }
+    thread_local std::vector<T> tile_keys, tile_values;
+    const Range in_tile{seen.first > tile_start ? seen.first : tile_start, tile_end};
+    attend_tile(state, layer,
+                gather_tile(tile_keys, keys + at, keys + head, path, plan.path_slots, tile_start,
+                            in_tile, layer.head_dim),
+                gather_tile(tile_values, values + at, values + head, path, plan.path_slots,
+                            tile_start, in_tile, layer.head_dim),
+                tile_start);
   }
   finish(state, plan, layer, part, output);
 }

@@ -18,16 +18,34 @@ enum Refusal : int {
   kRanges = 4,
   kPages = 5,
   kCounts = 6,
+  kPaths = 7,
 };
 
+// The keys of a path up to `end` lie in the buffer.
+inline Refusal refusal_of_path(const Plan& plan, const Layer& layer, const int64_t* path,
+                               int64_t end) {
+  const int64_t num = end - path[0];
+  if (path[0] < 0 || path[1] < 0 || num > plan.num_path_slots - path[1]) return kPaths;
+  for (int64_t i = 0; i < num; ++i) {
+    const int64_t slot = plan.path_slots[path[1] + i];
+    if (slot < 0 || slot >= layer.num_slots) return kPaths;
+  }
+  return kNone;
+}
+
 // The rows of a span see keys of the buffer, through pages of the buffer where there is a table.
-inline Refusal refusal_of_span(const Plan& plan, const Layer& layer, const int64_t* span) {
+inline Refusal refusal_of_span(const Plan& plan, const Layer& layer, int64_t index) {
+  const int64_t* span = plan.spans + 3 * index;
   const int64_t first_row = span[0], num_rows = span[1], place = span[2];
   int64_t end = plan.ranges == nullptr ? plan.num_keys : 0;
   for (int64_t row = first_row; plan.ranges != nullptr && row < first_row + num_rows; ++row) {
     const int64_t* range = plan.ranges + 2 * row;
     if (range[0] < 0 || range[1] < range[0]) return kRanges;
     end = range[1] > end ? range[1] : end;
+  }
+  if (plan.paths != nullptr) {
+    const Refusal refusal = refusal_of_path(plan, layer, plan.paths + 2 * index, end);
+    if (refusal != kNone) return refusal;
   }
   if (plan.pages == nullptr) return end < 0 || end > layer.num_slots ? kRanges : kNone;
   if (place < 0 || place > plan.num_pages) return kPages;
@@ -50,7 +68,7 @@ inline Refusal refusal_of(const Plan& plan, const Layer& layer) {
       return kSpans;
     num_covered += span[1];
     if (num_covered > plan.num_ranges && plan.ranges != nullptr) return kRanges;
-    const Refusal refusal = refusal_of_span(plan, layer, span);
+    const Refusal refusal = refusal_of_span(plan, layer, index);
     if (refusal != kNone) return refusal;
   }
   for (int64_t row = 0; plan.slots != nullptr && row < plan.num_rows; ++row)

@@ -1,0 +1,224 @@
+"""Trees that a block-diffusion drafter proposes: best first, with the request's own noise."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from blockdraft.cli.options import llm_config
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.grammar import Grammar
+from blockdraft.core.plan import ROOT
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Sequence
+from blockdraft.engine.engine import Engine
+from blockdraft.speculate.drafters.branches import Slot, best_first, slots_of
+from blockdraft.speculate.sampler.logits import Place
+from blockdraft.speculate.sampler.noise import gumbel_noise
+from tests.parity.checks import generate
+from tests.parity.targets import WAYS, make_dflash, make_target
+from tests.small_llm import load_llm
+from tests.tiny import tiny_drafter, tiny_drafter_folder, tiny_target, tiny_target_folder
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 7
+BLOCK = 6
+
+
+def random_slots(draw, num_slots, num_tokens):
+    slots = []
+    for _ in range(num_slots):
+        weights = sorted((draw.random() ** 3 for _ in range(num_tokens)), reverse=True)
+        tokens = draw.sample(range(100), num_tokens)
+        slots.append(Slot(tokens, [weight / sum(weights) for weight in weights]))
+    return slots
+
+
+def every_path(slots):
+    """Of all paths, those of one token included, the ranks and the probability."""
+    for depth in range(1, len(slots) + 1):
+        for ranks in itertools.product(*(range(len(slot.token_ids)) for slot in slots[:depth])):
+            chances = [slot.probabilities[rank] for slot, rank in zip(slots, ranks, strict=False)]
+            yield ranks, float(np.prod(chances))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tree_holds_the_chain_and_the_most_probable_other_paths(seed):
+    draw = random.Random(seed)
+    slots = random_slots(draw, draw.randint(1, 5), draw.randint(1, 4))
+    paths = dict(every_path(slots))
+    num_nodes = draw.randint(len(slots), 30)
+    tree, probabilities = best_first(slots, num_nodes)
+    assert len(tree) == min(num_nodes, len(paths))
+    assert list(probabilities) == sorted(probabilities, reverse=True)
+    chain = [slot.token_ids[0] for slot in slots]
+    assert [tree.tokens[node] for node in tree.through([])] == chain
+    places = [{token: rank for rank, token in enumerate(slot.token_ids)} for slot in slots]
+    found = {}
+    for node, probability in enumerate(probabilities):
+        tokens = [tree.tokens[one] for one in tree.path(node)]
+        ranks = tuple(place[token] for place, token in zip(places, tokens, strict=False))
+        found[ranks] = probability
+        assert probability == pytest.approx(paths[ranks])
+    branching = [ranks for ranks in paths if any(ranks)]
+    best = sorted((paths[ranks] for ranks in branching), reverse=True)[: len(tree) - len(slots)]
+    assert sorted((found[ranks] for ranks in found if any(ranks)), reverse=True) == pytest.approx(
+        best
+    )
+
+
+def sample_of(**params):
+    options = SamplingParams(seed=7, **params)
+    return Sequence(0, options, 7, 2, frozenset(), list(PROMPT), len(PROMPT))
+
+
+def random_logits(num_slots, num_tokens=300):
+    generator = torch.Generator().manual_seed(1)
+    return 3.0 * torch.randn(num_slots, num_tokens, generator=generator)
+
+
+def test_without_noise_probabilities_are_the_drafters():
+    logits = random_logits(4)
+    chain = logits.argmax(1).tolist()
+    for slot, own, first in zip(
+        slots_of(logits, chain, sample_of(temperature=0.0), None), logits, chain, strict=True
+    ):
+        assert slot.token_ids[0] == first
+        expected, ids = own.double().softmax(0).topk(32)
+        assert slot.token_ids == ids.tolist()
+        assert slot.probabilities == pytest.approx(expected.tolist())
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+def test_candidates_are_ranked_by_the_noise_that_chooses_the_targets_token(temperature):
+    logits, sample = random_logits(3), sample_of(temperature=temperature)
+    noisy = [
+        own.double().numpy() + temperature * gumbel_noise(Place(sample, index, []).stream, 300)
+        for index, own in enumerate(logits)
+    ]
+    chain = [int(own.argmax()) for own in noisy]
+    for slot, own, scores in zip(slots_of(logits, chain, sample, None), logits, noisy, strict=True):
+        near = set(own.topk(32).indices.tolist())
+        order = [i for i in np.argsort(-scores).tolist() if i in near]
+        expected = [slot.token_ids[0], *(i for i in order if i != slot.token_ids[0])]
+        assert slot.token_ids == expected
+        assert slot.probabilities == sorted(slot.probabilities, reverse=True)
+        assert 0.0 < sum(slot.probabilities) <= 1.0 + 1e-9 + slot.probabilities[0]
+
+
+def test_a_small_draft_vocabulary_and_logits_that_are_no_numbers():
+    ids = torch.tensor([5, 9, 30, 41])
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [torch.nan] * 4, [torch.inf, 0.0, 0.0, 0.0]])
+    slots = slots_of(logits, [9, 0, 5], sample_of(temperature=0.0), ids)
+    assert slots[0].token_ids == [9, 30, 5, 41]
+    assert slots[1:] == [Slot([0], [0.0]), Slot([5], [0.0])]
+    tree, probabilities = best_first(slots, 12)
+    assert [tree.tokens[node] for node in tree.through([])] == [9, 0, 5]
+    assert all(chance >= 0.0 for chance in probabilities)
+
+
+PARAMS = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0},
+    "nucleus": {"temperature": 0.7, "top_p": 0.8, "min_p": 0.05},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.3, "logit_bias": {5: 3.0}},
+    "one token": {"temperature": 0.8, "top_k": 1, "min_tokens": 20},
+    "few nodes": {"speculative": 7},
+}
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("way", WAYS)
+def test_output_with_proposed_trees_is_plain_decoding(way, name):
+    params = SamplingParams(max_tokens=30, seed=3, logprobs=1, **PARAMS[name])
+    num_nodes = 7 if name == "few nodes" else 17
+    with make_target(way, tiny_target()).released_after() as target:
+        drafter = make_dflash(target, tiny_drafter(block_size=BLOCK))
+        trees = []
+
+        def use_trees(engine, key):
+            engine.use_trees(17)
+
+        real = drafter.propose
+
+        def propose(rows):
+            proposals = real(rows)
+            trees.extend(zip(rows, proposals, strict=True))
+            return proposals
+
+        drafter.propose = propose
+        found = generate(target, drafter, PROMPT, params, after_step=use_trees)
+        plain = generate(target, drafter, PROMPT, replace(params, speculative=False))
+    assert found == plain
+    assert max(len(proposal) for _, proposal in trees) == num_nodes
+    for row, proposal in trees:
+        assert max(proposal.tree.depths) == min(BLOCK - 1, row.max_depth)
+        assert len(proposal) <= row.num_draft_tokens
+    assert not trees[1][1].tree.is_chain
+
+
+def test_the_first_path_is_the_chain_that_is_drafted_without_trees():
+    target, seen = make_target("paged", tiny_target()), []
+    with target.released_after():
+        drafter = make_dflash(target, tiny_drafter(block_size=BLOCK))
+        real = drafter._chosen
+
+        def chosen(logits, rows):
+            seen.append(real(logits, rows))
+            return seen[-1]
+
+        drafter._chosen = chosen
+        engine = Engine(target, drafter)
+        engine.use_trees(12)
+        engine.add(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=1))
+        while engine.has_work:
+            for output in engine.step():
+                if output.proposal:
+                    tree = output.proposal.tree
+                    assert [tree.tokens[node] for node in tree.through([])] == seen[-1][0]
+                    assert tree.parents[0] == ROOT
+    assert seen
+
+
+def test_a_grammar_and_trees(tmp_path):
+    folders = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path, block_size=BLOCK)
+    llm = load_llm(folders, tree_nodes=15)
+    grammar = Grammar.regex("(ab|cd|[a-f ]){10,30}")
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=2, grammar=grammar)
+    found = llm.generate("the abc", params).completions[0]
+    llm.use_fixed_depth(0)
+    assert llm.generate("the abc", params).completions[0].token_ids == found.token_ids
+    assert any(rank for _, rank in found.acceptance.drafted_at)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"tree_nodes": 0}, "tree_nodes is 0; give a whole number"),
+        ({"tree_nodes": 15, "drafter": "none", "adaptive": False}, "there is no drafter"),
+        ({"tree_nodes": 15}, "adaptive depth knows chains only; give adaptive=False"),
+    ],
+)
+def test_options_that_conflict_are_refused(options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        LLMConfig(**options)
+
+
+def test_the_command_line_turns_adaptive_depth_off_for_trees():
+    assert llm_config({"exact": "on", "tree_nodes": 15}) == LLMConfig(adaptive=False, tree_nodes=15)
+    assert llm_config({"exact": "on", "tree_nodes": None}) == LLMConfig()
+
+
+def test_a_tree_smaller_than_a_chain_is_refused():
+    target = make_target("sequential", tiny_target())
+    engine = Engine(target, make_dflash(target, tiny_drafter(block_size=BLOCK)))
+    with target.released_after():
+        with pytest.raises(ConfigError, match="alone has 5; give 5 or more"):
+            engine.use_trees(4)
+        engine.use_trees(5)
+        assert engine.scheduler.tree_nodes == 5
+        engine.use_fixed_depth(3)
+        assert engine.scheduler.tree_nodes == 0
