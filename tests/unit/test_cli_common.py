@@ -181,7 +181,7 @@ def test_completion_can_be_installed():
     assert "--install-completion" in run("--help").stdout
 
 
-def test_env_tells_a_bug_report_what_it_needs(monkeypatch):
+def test_env_tells_a_bug_report_what_it_needs(monkeypatch, without_kernels):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("BLOCKDRAFT_KERNELS", "off")
     found = run_json("env")
