@@ -41,7 +41,7 @@ from tests.parity.checks import (
 NUM_SAMPLES = 40_000
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_three_tokens_have_the_exact_joint_distribution(name: str) -> None:
     counts, expected = (

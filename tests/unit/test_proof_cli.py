@@ -234,6 +234,7 @@ def test_bad_lines_of_a_users_file_are_refused_before_anything_is_loaded(tmp_pat
     assert "line 3" in line
 
 
+@pytest.mark.slow
 def test_a_users_prompts_are_proven_too(pair, tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"id": "own", "prompt": "the the abc"}\n', encoding="utf-8")
