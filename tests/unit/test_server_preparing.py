@@ -1,5 +1,6 @@
 """What is done before a request waits for the engine: bounded, in time, and at nobody's cost."""
 
+import asyncio
 import json
 import threading
 import time
@@ -10,6 +11,7 @@ from statistics import median
 import httpx
 import pytest
 
+from blockdraft import Grammar, RequestError
 from blockdraft.server.app import MAX_CHARACTERS, MAX_IDS
 from blockdraft.server.preparing import MAX_GRAMMAR
 from tests.serving import PATIENCE, chat_body, error_of, running_server, wait_until
@@ -182,6 +184,11 @@ def test_a_grammar_may_have_only_so_many_characters(llm):
         error = error_of(server.post(CHAT, **body), 400)
         assert error["param"] == "response_format"
         assert str(MAX_GRAMMAR) in error["message"]
+        # Those that a grammar refers to count too.
+        part = Grammar.json_schema({"description": "x" * MAX_GRAMMAR})
+        whole = Grammar.lark("start: @part", part=part)
+        with pytest.raises(RequestError, match=f"at most {MAX_GRAMMAR} are"):
+            asyncio.run(server.service.preparing.grammar(whole, "one"))
 
 
 def test_a_conversation_may_have_only_so_many_messages(llm):

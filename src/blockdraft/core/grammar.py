@@ -67,6 +67,11 @@ class Grammar:
         return cls("lark", source, tuple(parts.items()))
 
     @property
+    def num_chars(self) -> int:
+        """Of its source and of all that it refers to."""
+        return len(self.source) + sum(part.num_chars for _, part in self.parts)
+
+    @property
     def options(self) -> list[Any]:
         """The texts of a choice."""
         options = _from_json("choice", self.source)

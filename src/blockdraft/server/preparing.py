@@ -91,9 +91,9 @@ class Preparing:
         found = self._engine.find_grammar(grammar)
         if found is not None:
             return found
-        if len(grammar.source) > MAX_GRAMMAR:
+        if grammar.num_chars > MAX_GRAMMAR:
             raise RequestError(
-                f"the grammar has {len(grammar.source)} characters, and at most {MAX_GRAMMAR} are "
+                f"the grammar has {grammar.num_chars} characters, and at most {MAX_GRAMMAR} are "
                 "compiled; make it smaller"
             )
         return await self._grammars.run(
