@@ -140,3 +140,66 @@ class Session:
 
     def _metrics(self) -> Json | None:
         return request_metrics(self._completions, self.max_draft_tokens)
+
+
+class EventWriter(Protocol):
+    """Writes an answer as named events, and keeps what they add up to."""
+
+    def begin(self) -> list[Json]:
+        """The events before any text."""
+        ...
+
+    def take(self, piece: Piece) -> list[Json]:
+        """The events of a piece."""
+        ...
+
+    def end(self, last: Piece | None, usage: Json) -> list[Json]:
+        """The events behind the last piece."""
+        ...
+
+    def fail(self, error: ApiError) -> Json:
+        """The event that ends a stream that has failed."""
+        ...
+
+    def render(self) -> Json:
+        """The answer as it stands."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EventReply:
+    """A chat in the form of another interface, made of its events. A Reply."""
+
+    session: Session
+    writer: EventWriter
+    names_events: ClassVar[bool] = True
+
+    @property
+    def seconds(self) -> float:
+        """See Reply."""
+        return self.session.seconds
+
+    async def whole(self) -> Json:
+        """See Reply."""
+        async for _ in self.events():
+            pass
+        return self.writer.render()
+
+    async def events(self) -> AsyncIterator[Json]:
+        """See Reply."""
+        for event in self.writer.begin():
+            yield event
+        last = None
+        async for last in self.session.pieces():
+            for event in self.writer.take(last):
+                yield event
+        for event in self.writer.end(last, self.session.usage()):
+            yield event
+
+    def failure(self, error: ApiError) -> Json:
+        """See Reply."""
+        return self.writer.fail(error)
+
+    def close(self) -> None:
+        """See Reply."""
+        self.session.close()

@@ -1,62 +1,15 @@
 """The answer to a request to /v1/messages."""
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import ClassVar
-
-from blockdraft.server.errors import ApiError
 from blockdraft.server.extensions import renaming
 from blockdraft.server.messages_api.convert import CHAT_NAMES, chat_request
 from blockdraft.server.messages_api.schema import CountRequest, MessagesRequest
 from blockdraft.server.messages_api.write import MessageWriter
-from blockdraft.server.render import Json
 from blockdraft.server.service import Caller, Service
-from blockdraft.server.session import Session
+from blockdraft.server.session import EventReply
 from blockdraft.server.shape import read_toolbox
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesReply:
-    """A chat on its way to a client of the Messages API. A Reply."""
-
-    session: Session
-    writer: MessageWriter
-    names_events: ClassVar[bool] = True
-
-    @property
-    def seconds(self) -> float:
-        """See Reply."""
-        return self.session.seconds
-
-    async def whole(self) -> Json:
-        """See Reply."""
-        async for _ in self.events():
-            pass
-        return self.writer.render()
-
-    async def events(self) -> AsyncIterator[Json]:
-        """See Reply."""
-        for event in self.writer.begin():
-            yield event
-        last = None
-        async for last in self.session.pieces():
-            for event in self.writer.take(last):
-                yield event
-        for event in self.writer.end(last, self.session.usage()):
-            yield event
-
-    def failure(self, error: ApiError) -> Json:
-        """See Reply."""
-        return self.writer.fail(error)
-
-    def close(self) -> None:
-        """See Reply."""
-        self.session.close()
-
-
-async def start_message(
-    service: Service, request: MessagesRequest, caller: Caller
-) -> MessagesReply:
+async def start_message(service: Service, request: MessagesRequest, caller: Caller) -> EventReply:
     """Start to answer.
 
     Raises:
@@ -70,7 +23,7 @@ async def start_message(
         model=session.envelope.model,
         num_prompt=sum(len(job.prompt_ids) for job in session.answer.jobs),
     )
-    return MessagesReply(session, writer)
+    return EventReply(session, writer)
 
 
 async def count_tokens(service: Service, request: CountRequest, client: str) -> int:

@@ -108,6 +108,7 @@ class _Conversation:
         self._reasoning = ""
 
     def add(self, item: InputItem, place: str) -> None:
+        """Take the next item; `place` names it in refusals."""
         if isinstance(item, MessageItem):
             self.add_text(item.role, _text_of(item.content, f"{place}.content"))
         elif isinstance(item, CallItem):
@@ -121,6 +122,7 @@ class _Conversation:
             raise _other_item(item, place)
 
     def add_text(self, role: Any, text: str) -> None:
+        """Take a turn of text; system messages at the start become one."""
         role = "system" if role == "developer" else role
         last = self.messages[-1] if self.messages else None
         if role == "assistant":

@@ -100,9 +100,9 @@ class ResponseWriter:
             events += self._take_part(part)
         return events
 
-    def end(self, finish_reason: str | None, usage: Json) -> list[Json]:
+    def end(self, last: Piece | None, usage: Json) -> list[Json]:
         """The events behind the last piece."""
-        is_cut = finish_reason == "length"
+        is_cut = last is not None and last.finish_reason == "length"
         events = []
         if not self._done and self._item is None:
             events += self._open(("content", ""))
