@@ -62,7 +62,7 @@ class PagedKV:
             self._workspace = pool.new_empty(size)
         copied = torch.index_select(pool, 2, page_ids, out=self._workspace[:size].view(shape))
         gathered = copied.flatten(2, 3)
-        if moves is not None and moves[0].shape[0]:
+        if moves is not None:
             slots, places = moves
             gathered.index_copy_(2, places, pool.flatten(2, 3).index_select(2, slots))
         return gathered

@@ -188,16 +188,15 @@ class Group:
         num_pages = max(map(len, tables))
         even = [[*table, *[table[0]] * (num_pages - len(table))] for table in tables]
         self.page_ids = torch.tensor(even, device=device).flatten()
-        slots = [slot for span in spans for slot in span.path_slots]
-        places = [
-            index * num_pages * TILE + position
-            for index, span in enumerate(spans)
-            for position in range(span.path_start, span.end)
-        ]
-        self.moves = (
-            torch.tensor(slots, dtype=torch.long, device=device),
-            torch.tensor(places, dtype=torch.long, device=device),
-        )
+        # Keys of a path that lie elsewhere: their slots, and their places among the pages.
+        self.moves: tuple[Tensor, Tensor] | None = None
+        if slots := [slot for span in spans for slot in span.path_slots]:
+            places = [
+                index * num_pages * TILE + position
+                for index, span in enumerate(spans)
+                for position in range(span.path_start, span.end)
+            ]
+            self.moves = torch.tensor(slots, device=device), torch.tensor(places, device=device)
 
     def bias(self, ranges: Tensor, dtype: torch.dtype) -> Tensor:
         """What is added to the scores, [b, q, keys]; ranges: of all rows of the forward."""
