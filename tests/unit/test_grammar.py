@@ -13,6 +13,9 @@ from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
 from blockdraft.text.grammar import MAX_COMPILED, Grammars
 from blockdraft.text.tokenizer import Tokenizer
+from tests.grammars import accepts
+from tests.grammars import grammars as grammars
+from tests.grammars import tokenizer as tokenizer
 from tests.schemas import SCHEMAS
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
 
@@ -26,28 +29,9 @@ GRAMMARS = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    inner = tiny_tokenizer()
-    return Tokenizer(inner, [inner.eos_token_id])
-
-
-@pytest.fixture(scope="module")
-def grammars(tokenizer):
-    return Grammars(tokenizer, TEXT_VOCAB_SIZE)
-
-
 def allowed_ids(state, output, ahead=()):
     mask = state.allowed(list(output), list(ahead))
     return None if mask is None else np.flatnonzero(mask).tolist()
-
-
-def accepts(grammars, tokenizer, grammar, text):
-    """True if each token of the text is allowed after those before it, and the end after all."""
-    state, ids = grammars.start(grammar), tokenizer.encode(text) if text else []
-    (eos_id,) = tokenizer.eos_ids
-    path = [*ids, eos_id]
-    return all(state.allowed(path[:i], [])[path[i]] for i in range(len(path)))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from blockdraft.text.harmony_grammar import FREE_TEXT, harmony_grammar
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import Arguments, CallStart
 from blockdraft.text.tool_prompt import encode_tool_chat
+from tests.grammars import accepts
 from tests.tiny import tiny_tokenizer
 from tests.tools import LOOK_CALL, NAMES, TOOLS, WAIT_CALL, ToolCall
 
@@ -35,6 +36,11 @@ def harmony_tokenizer():
 @pytest.fixture(scope="module")
 def tokenizer():
     return harmony_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer):
+    return Grammars(tokenizer, 320)
 
 
 def thought(text):
@@ -179,16 +185,6 @@ def test_the_template_gets_tools_and_thinking(tokenizer):
     assert "<|channel|>ah<|message|>So.<|end|>" in text
 
 
-def accepts(tokenizer, grammar, text):
-    state = Grammars(tokenizer, 320).start(grammar)
-    path = [*tokenizer.encode(text), min(tokenizer.eos_ids)]
-    for index in range(len(path)):
-        mask = state.allowed(path[:index], [])
-        if mask is None or not mask[path[index]]:
-            return False
-    return True
-
-
 RED = Grammar.choice(["red", "blue"])
 
 
@@ -206,10 +202,10 @@ RED = Grammar.choice(["red", "blue"])
         (FREE_TEXT, TOOLS, [LOOK, final("whatever it is")], [call("look", "{}"), "Hello"]),
     ],
 )
-def test_what_the_grammar_accepts(tokenizer, ending, tools, good, bad):
+def test_what_the_grammar_accepts(grammars, tokenizer, ending, tools, good, bad):
     grammar = harmony_grammar(ending, tools)
-    assert [accepts(tokenizer, grammar, text) for text in good] == [True] * len(good)
-    assert [accepts(tokenizer, grammar, text) for text in bad] == [False] * len(bad)
+    assert [accepts(grammars, tokenizer, grammar, text) for text in good] == [True] * len(good)
+    assert [accepts(grammars, tokenizer, grammar, text) for text in bad] == [False] * len(bad)
 
 
 def test_a_schema_that_cannot_be_followed_is_refused(tokenizer):

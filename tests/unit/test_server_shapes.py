@@ -9,14 +9,15 @@ import pytest
 from blockdraft.server.protocol import ChatRequest
 from blockdraft.server.reasoning import END, START
 from blockdraft.server.shape import read_shape, read_toolbox
-from blockdraft.text.grammar import Grammars
-from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import ToolCallParser
 from blockdraft.text.tools import TAGGED
+from tests.grammars import accepts
+from tests.grammars import grammars as grammars
+from tests.grammars import tokenizer as tokenizer
 from tests.schemas import SCHEMAS
 from tests.serving import chat_body, running_server, saying
 from tests.small_llm import load_llm
-from tests.tiny import TEXT_VOCAB_SIZE, tiny_drafter_folder, tiny_target_folder, tiny_tokenizer
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -264,21 +265,8 @@ TOOLBOXES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    inner = tiny_tokenizer()
-    return Tokenizer(inner, [inner.eos_token_id])
-
-
-def accepts(tokenizer, grammar, text):
-    state = Grammars(tokenizer, TEXT_VOCAB_SIZE).start(grammar)
-    path = [*tokenizer.encode(text), *tokenizer.eos_ids]
-    masks = ((state.allowed(path[:i], []), path[i]) for i in range(len(path)))
-    return all(mask is not None and mask[token_id] for mask, token_id in masks)
-
-
 @pytest.mark.parametrize(("fields", "good", "bad"), TOOLBOXES)
-def test_calls_stand_behind_the_thinking(tokenizer, fields, good, bad):
+def test_calls_stand_behind_the_thinking(grammars, tokenizer, fields, good, bad):
     request = ChatRequest.model_validate({**chat_body(), "tools": TOOLS, **fields})
     toolbox = read_toolbox(request, tokenizer)
     for thinks, thoughts in ((True, f"a {written('x', '{')} {END}"), (False, f"{START}b{END}\n\n")):
@@ -287,20 +275,20 @@ def test_calls_stand_behind_the_thinking(tokenizer, fields, good, bad):
             assert shape is None
             continue
         assert shape.param == "tools"
-        assert accepts(tokenizer, shape.grammar, f"{thoughts}{good}")
-        assert not accepts(tokenizer, shape.grammar, f"{thoughts}{bad}")
-        assert accepts(tokenizer, shape.grammar, good) is not thinks
+        assert accepts(grammars, tokenizer, shape.grammar, f"{thoughts}{good}")
+        assert not accepts(grammars, tokenizer, shape.grammar, f"{thoughts}{bad}")
+        assert accepts(grammars, tokenizer, shape.grammar, good) is not thinks
 
 
-def test_a_schema_holds_behind_the_thinking(tokenizer):
+def test_a_schema_holds_behind_the_thinking(grammars, tokenizer):
     wanted = ChatRequest.model_validate({**chat_body(), "response_format": as_format("object")})
     begun, free = (read_shape(wanted, None, thinks=thinks).grammar for thinks in (True, False))
-    assert accepts(tokenizer, begun, f"hm \n</thin{END}\n{LOOK}")
-    assert accepts(tokenizer, free, f"{START}hm{END}\n\n{LOOK}")
-    assert accepts(tokenizer, free, LOOK)
-    assert not accepts(tokenizer, begun, LOOK)
-    assert not accepts(tokenizer, begun, f"hm{END}hm{LOOK}")
-    assert not accepts(tokenizer, free, f"hm{END}{LOOK}")
+    assert accepts(grammars, tokenizer, begun, f"hm \n</thin{END}\n{LOOK}")
+    assert accepts(grammars, tokenizer, free, f"{START}hm{END}\n\n{LOOK}")
+    assert accepts(grammars, tokenizer, free, LOOK)
+    assert not accepts(grammars, tokenizer, begun, LOOK)
+    assert not accepts(grammars, tokenizer, begun, f"hm{END}hm{LOOK}")
+    assert not accepts(grammars, tokenizer, free, f"hm{END}{LOOK}")
 
 
 EITHER = [
@@ -312,18 +300,20 @@ EITHER = [
 
 
 @pytest.mark.parametrize(("fields", "good"), EITHER)
-def test_with_tools_and_a_format_the_answer_is_a_call_or_has_the_shape(tokenizer, fields, good):
+def test_with_tools_and_a_format_the_answer_is_a_call_or_has_the_shape(
+    grammars, tokenizer, fields, good
+):
     format_ = {"response_format": as_format("object")}
     request = ChatRequest.model_validate({**chat_body(), "tools": TOOLS, **format_, **fields})
     toolbox = read_toolbox(request, tokenizer)
     free, begun = (read_shape(request, toolbox, thinks=thinks).grammar for thinks in (None, True))
     for text in good:
-        assert accepts(tokenizer, free, text)
-        assert accepts(tokenizer, begun, f"hm{END}{text}")
-        assert not accepts(tokenizer, begun, text)
+        assert accepts(grammars, tokenizer, free, text)
+        assert accepts(grammars, tokenizer, begun, f"hm{END}{text}")
+        assert not accepts(grammars, tokenizer, begun, text)
     bad = {"Hello", TWO, written("look", "{}"), f"{LOOK}{LOOK}", written("wait", "{}"), LOOK}
     for text in bad - set(good):
-        assert not accepts(tokenizer, free, text)
+        assert not accepts(grammars, tokenizer, free, text)
 
 
 @pytest.mark.parametrize("text", [written("wait", "{}"), LOOK])

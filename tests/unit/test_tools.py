@@ -7,7 +7,6 @@ import jsonschema
 import pytest
 
 from blockdraft import RequestError, SamplingParams
-from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import ToolCallParser
 from blockdraft.text.tool_prompt import encode_tool_chat, native_syntax
@@ -21,8 +20,11 @@ from blockdraft.text.tools import (
     parse_tools,
 )
 from blockdraft.text.xml_syntax import XML
+from tests.grammars import accepts
+from tests.grammars import grammars as grammars
+from tests.grammars import tokenizer as tokenizer
 from tests.schemas import SCHEMAS
-from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 from tests.tools import (
     LOOK,
     LOOK_CALL,
@@ -89,22 +91,6 @@ def test_only_an_obligation_strictness_or_a_single_call_needs_a_grammar():
         assert (grammar is not None) is needed
     with pytest.raises(RequestError, match="no mark"):
         calls_grammar(strict, ToolChoice("auto"), BARE)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    inner = tiny_tokenizer()
-    return Tokenizer(inner, [inner.eos_token_id])
-
-
-@pytest.fixture(scope="module")
-def grammars(tokenizer):
-    return Grammars(tokenizer, TEXT_VOCAB_SIZE)
-
-
-def accepts(grammars, tokenizer, grammar, text):
-    state, path = grammars.start(grammar), [*tokenizer.encode(text), *tokenizer.eos_ids]
-    return all(state.allowed(path[:i], [])[path[i]] for i in range(len(path)))
 
 
 WRONG_ARGUMENTS = written(ToolCall("look", '{"name": 3}'))

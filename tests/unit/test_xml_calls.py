@@ -8,14 +8,14 @@ import jsonschema
 import pytest
 
 from blockdraft import RequestError, SamplingParams
-from blockdraft.text.grammar import Grammars
 from blockdraft.text.json_types import schema_types
-from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import Arguments, CallStart
 from blockdraft.text.tools import ToolChoice, calls_grammar, parse_tools
 from blockdraft.text.xml_calls import XmlCallParser
 from blockdraft.text.xml_syntax import XML
-from tests.tiny import TEXT_VOCAB_SIZE, tiny_tokenizer
+from tests.grammars import accepts
+from tests.grammars import grammars as grammars
+from tests.grammars import tokenizer as tokenizer
 from tests.tools import ToolCall, function, joined
 
 PROPERTIES = {
@@ -169,22 +169,6 @@ def test_a_text_is_handed_out_while_it_is_written():
     assert parser.push("b>\n") == [Arguments("</b>")]
     assert parser.push("</parameter>") == [Arguments('"')]
     assert parser.push("</function>") == [Arguments("}")]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    inner = tiny_tokenizer()
-    return Tokenizer(inner, [inner.eos_token_id])
-
-
-@pytest.fixture(scope="module")
-def grammars(tokenizer):
-    return Grammars(tokenizer, TEXT_VOCAB_SIZE)
-
-
-def accepts(grammars, tokenizer, grammar, text):
-    state, path = grammars.start(grammar), [*tokenizer.encode(text), *tokenizer.eos_ids]
-    return all(state.allowed(path[:i], [])[path[i]] for i in range(len(path)))
 
 
 MORE = written("look", ("name", "a\n<b>"), ("age", 3), ("kind", "red"), ("place", '{"x": 1}'))
