@@ -29,6 +29,7 @@ def params(**changes: Any) -> SamplingParams:
 def assert_nothing_left(llm: LLM) -> None:
     assert not llm.engine.has_work
     assert llm.engine.progress == {}
+    assert llm.samples.open == []
     assert llm.engine.drafter._known == {}
     target = llm.engine.target
     if isinstance(target, PagedTarget):

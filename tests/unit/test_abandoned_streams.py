@@ -82,7 +82,7 @@ def test_a_stream_that_another_thread_collects_costs_others_nothing(llm, no_coll
 
 def test_a_stream_that_is_collected_between_steps_is_gone_at_once(llm, no_collector):
     Reader(llm)
-    assert llm.engine.progress
+    assert llm.samples.open
     gc.collect()
     assert_nothing_left(llm)
 

@@ -54,7 +54,6 @@ class LLMConfig:
                 raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
         if self.memory is not None and not 0 < self.memory < math.inf:
             raise ConfigError(f"memory is {self.memory!r}; give a number of GiB above 0")
-
         if self.tree_nodes is not None and not self.drafts:
             raise ConfigError(
                 f"tree_nodes is {self.tree_nodes}, but there is no drafter; name one, or leave out "
