@@ -25,11 +25,11 @@ from blockdraft.bench.speed import Measurement
 from blockdraft.bench.workload import BenchPrompt, read_workload
 from blockdraft.core.jsonl import set_name
 from blockdraft.core.request import SamplingParams
+from blockdraft.data.overlap import Overlap
+from blockdraft.data.prompts import read_prompts
 from blockdraft.llm import LLM
 from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.measure.provenance import describe_environment
-from blockdraft.train.overlap import Overlap
-from blockdraft.train.prompts import read_prompts
 
 PLAIN = "plain"
 
