@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
 from blockdraft.bench.report import LEGEND, table
-from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement, SpeedBench
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import (
     BUNDLED,
     BenchPrompt,
@@ -46,9 +46,9 @@ def stats(*committed):
 
 def measurement(category, num_tokens, plain_s, drafted_s, *, looping=False, identical=True):
     ids = tuple([1] * num_tokens if looping else range(num_tokens))
-    drafted = Sample(ids, drafted_s, drafted_s / 2, stats(*[2] * (num_tokens // 2)))
-    plain = Sample(ids if identical else ids[:-1], plain_s, plain_s / 2)
-    return Measurement(BenchPrompt("1", category, "x"), plain, drafted, Sample(ids, 8.0, 4.0))
+    drafted = TimedOutput(ids, drafted_s, drafted_s / 2, stats(*[2] * (num_tokens // 2)))
+    plain = TimedOutput(ids if identical else ids[:-1], plain_s, plain_s / 2)
+    return Measurement(BenchPrompt("1", category, "x"), plain, drafted, TimedOutput(ids, 8.0, 4.0))
 
 
 def test_bundled_prompts_are_four_of_each_kind():

@@ -7,7 +7,7 @@ from blockdraft.measure.acceptance import AcceptanceStats
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimedOutput:
     """Tokens of one output and the seconds they took.
 
     total_seconds: from the request to the last token, the prompt's pass included.
@@ -36,7 +36,7 @@ class Sample:
         return self.total_seconds - self.decode_seconds
 
 
-def sample_of(completion: Completion) -> Sample:
+def timed_output(completion: Completion) -> TimedOutput:
     """The figures of one of our own outputs."""
     timings = completion.timings
-    return Sample(completion.token_ids, timings.total, timings.decode, completion.acceptance)
+    return TimedOutput(completion.token_ids, timings.total, timings.decode, completion.acceptance)
