@@ -56,6 +56,7 @@ class LLM:
         adaptive: bool = _DEFAULTS.adaptive,
         tree_nodes: int | None = _DEFAULTS.tree_nodes,
         num_threads: int | None = _DEFAULTS.num_threads,
+        recheck: bool = _DEFAULTS.recheck,
     ) -> None:
         self.config = LLMConfig(
             target=target,
@@ -69,6 +70,7 @@ class LLM:
             adaptive=adaptive,
             tree_nodes=tree_nodes,
             num_threads=num_threads,
+            recheck=recheck,
         )
         use_threads(num_threads)
         self.device = resolve_device(device)
