@@ -1,5 +1,6 @@
 """What of the machine is this process's to use. Loads no model library."""
 
+import ctypes
 import math
 import os
 import platform
@@ -139,3 +140,10 @@ def _first(*readings: Callable[[], float | None]) -> float | None:
         except (OSError, ValueError, KeyError):
             continue
     return None
+
+
+def give_back_memory() -> None:
+    """Let the C library return to the system what was freed; it keeps it otherwise, in parts."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+    if trim is not None:
+        trim(0)

@@ -11,7 +11,7 @@ from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.machine import memory_bytes
+from blockdraft.core.machine import give_back_memory, memory_bytes
 from blockdraft.core.remembered import once, remembering
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.start_key import remembered_path, start_key
@@ -48,7 +48,9 @@ def load_engine(
     with remembering(remembered_path(key), key, recheck=config.recheck) as remembered:
         if not remembered.found:
             logger.info("testing the kernels and timing steps for these models, once")
-        return _load(config, target_folder, drafter_folder, dtype, device)
+        engine = _load(config, target_folder, drafter_folder, dtype, device)
+    give_back_memory()  # of loading, packing and testing
+    return engine
 
 
 def _load(

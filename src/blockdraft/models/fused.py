@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.core.machine import give_back_memory
 from blockdraft.core.remembered import once
 from blockdraft.kernels.backends import backend_for, reference_for
 from blockdraft.kernels.interface import LayerParts, Norm, Rotation, Scoring, Span
@@ -209,6 +210,7 @@ def fuse_layers(
             _check_whole(fused, layer.self_attn)
             if not keep_weights:
                 drop_weights(layer)
+                give_back_memory()
         return undo.pop_all()
 
 
