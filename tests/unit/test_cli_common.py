@@ -112,8 +112,27 @@ def test_a_fault_of_ours_is_no_answer_no():
     spoil = "import blockdraft.cli.models as models\nmodels.CATALOG = None"
     found = program(spoil, "models", "list")
     assert found.returncode == FAILED
-    assert "Traceback" in found.stderr
-    assert "`blockdraft env`" in found.stderr
+    (line,) = found.stderr.splitlines()
+    assert "AttributeError" in line
+    assert "`blockdraft env`" in line
+    assert "Traceback" in program(spoil, "models", "list", "-v").stderr
+
+
+def test_an_interrupt_while_libraries_are_imported_is_one_line():
+    """Whatever the import makes of the exception, or does with it."""
+    spoil = (
+        "import os, signal, types\n"
+        "class Swallowing:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'blockdraft.llm':\n"
+        "            try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "            except BaseException: raise ImportError('no such thing')\n"
+        "sys.meta_path.insert(0, Swallowing())\n"
+        "import blockdraft.cli.options as options\n"
+        "options.resolve_model = options.resolve_drafter = lambda *_: None\n"
+    )
+    found = program(spoil, "generate", "-q", "hi")
+    assert (found.returncode, found.stderr) == (130, "blockdraft: interrupted\n")
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly():

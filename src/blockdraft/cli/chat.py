@@ -34,6 +34,7 @@ def chat(
     device: options.Device = _CONFIG.device,
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _CONFIG.num_threads,
+    recheck: options.Recheck = _CONFIG.recheck,
     memory: options.Memory = _CONFIG.memory,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     as_json: Annotated[

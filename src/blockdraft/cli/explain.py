@@ -58,6 +58,7 @@ def explain(
     device: options.Device = _CONFIG.device,
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _CONFIG.num_threads,
+    recheck: options.Recheck = _CONFIG.recheck,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     adaptive: Annotated[
         bool,

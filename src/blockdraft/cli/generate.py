@@ -30,6 +30,7 @@ from blockdraft.core.request import SamplingParams
 if TYPE_CHECKING:
     from blockdraft.engine.completion import Completion, Generation
     from blockdraft.llm import LLM
+    from blockdraft.text.tokenizer import Tokenizer
 
 _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
@@ -68,6 +69,7 @@ def generate(
     tree_nodes: options.TreeNodes = _CONFIG.tree_nodes,
     max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
     memory: options.Memory = _CONFIG.memory,
+    recheck: options.Recheck = _CONFIG.recheck,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     compare: Annotated[
@@ -87,8 +89,11 @@ def generate(
     if not text.strip():
         raise RequestError("the prompt is empty; give some text")
     _check(ctx.params, config, params)
-    llm = options.load_llm(config)
-    _answer(llm, _encode(llm, text, system, raw), params, ctx.params)
+    llm = options.load_llm(
+        config,
+        lambda outline: outline.check(_encode(outline.tokenizer, text, system, raw), params),
+    )
+    _answer(llm, _encode(llm.tokenizer, text, system, raw), params, ctx.params)
 
 
 def _answer(
@@ -129,11 +134,11 @@ def _check(values: Mapping[str, Any], config: LLMConfig, params: SamplingParams)
         raise ConfigError("--smooth needs one sample that streams as text; leave it out")
 
 
-def _encode(llm: "LLM", text: str, system: str | None, raw: bool) -> list[int]:
+def _encode(tokenizer: "Tokenizer", text: str, system: str | None, raw: bool) -> list[int]:
     if raw:
-        return llm.tokenizer.encode(text)
+        return tokenizer.encode(text)
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return llm.tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
+    return tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
 
 
 def _describe(llm: "LLM", generation: "Generation") -> dict[str, Any]:

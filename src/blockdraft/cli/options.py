@@ -3,20 +3,24 @@
 Defaults are those of LLMConfig and SamplingParams.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from blockdraft.cli.imports import quick_imports
+from blockdraft.cli.logs import LOG
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
+from blockdraft.hub.resolve import resolve_drafter, resolve_model
 
 if TYPE_CHECKING:
     from blockdraft.llm import LLM
+    from blockdraft.text.outline import Outline
 
 Switch = Literal["on", "off"]
 EXACT: Switch = "on" if LLMConfig().exact else "off"
@@ -41,6 +45,13 @@ NumThreads = Annotated[
     int | None,
     typer.Option(
         "--threads", help="Threads of torch.", show_default="torch's own, at most one a free core"
+    ),
+]
+Recheck = Annotated[
+    bool,
+    typer.Option(
+        "--recheck",
+        help="Test the kernels and time the steps again, as at the first start of these models.",
     ),
 ]
 MaxConcurrency = Annotated[int, typer.Option(help="Most sequences that advance together.")]
@@ -170,11 +181,15 @@ def llm_config(values: Mapping[str, Any]) -> LLMConfig:
     chosen = {f.name: values[f.name] for f in fields(LLMConfig) if f.name in values}
     if chosen.get("tree_nodes") is not None:  # their size is fixed
         chosen.setdefault("adaptive", False)
+    chosen.setdefault("recheck", True)  # commands that measure or prove rely on nothing older
     return LLMConfig(**chosen | {"exact": values["exact"] == "on"})
 
 
-def load_llm(config: LLMConfig) -> "LLM":
-    """Load what the options ask for."""
-    from blockdraft.llm import LLM  # takes seconds: not for --help, nor for a mistyped option
-
-    return LLM(**{f.name: getattr(config, f.name) for f in fields(LLMConfig)})
+def load_llm(config: LLMConfig, check: Callable[["Outline"], None] | None = None) -> "LLM":
+    """Load what the options ask for; `check` may refuse the request before weights are read."""
+    LOG.info("loading %s", config.target)
+    # A wrong name is refused before the libraries are imported, which takes seconds.
+    resolve_drafter(config, resolve_model(config.target))
+    with quick_imports():
+        from blockdraft.llm import LLM
+    return LLM.of(config, check)

@@ -132,6 +132,7 @@ def serve(
     device: options.Device = _CONFIG.device,
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _CONFIG.num_threads,
+    recheck: options.Recheck = _CONFIG.recheck,
     tree_nodes: options.TreeNodes = _CONFIG.tree_nodes,
     max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
     memory: options.Memory = _CONFIG.memory,

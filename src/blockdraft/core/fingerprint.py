@@ -33,8 +33,9 @@ def sample_files(folder: Path, patterns: Iterable[str]) -> str:
         digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
         with path.open("rb") as file:
             digest.update(file.read(HEAD_BYTES))
+            last = max(0, status.st_size - SAMPLE_BYTES)
             for number in range(NUM_SAMPLES):
-                file.seek(number * status.st_size // NUM_SAMPLES)
+                file.seek(number * last // (NUM_SAMPLES - 1))
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()
 

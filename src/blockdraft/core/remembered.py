@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+SWITCH = "BLOCKDRAFT_REMEMBER"
+"""Environment variable: "off" reads and writes nothing."""
 MAX_FILES = 64
 """Files that are kept beside each other; the oldest go first."""
 
@@ -64,20 +66,21 @@ def once(name: str, find_out: Callable[[], T]) -> T:
 
 @contextmanager
 def remembering(path: Path, key: Mapping[str, Any], *, recheck: bool) -> Iterator[Remembered]:
-    """Let `once` know what `path` says of `key`; what is new is written at the end, if all went well.
+    """Let `once` know what `path` says of `key`; what is new is written if all went well.
 
     Args:
-        path: the file; its folder is made if need be. A disk that cannot be written hinders nothing.
+        path: the file. A disk that cannot be written hinders nothing.
         key: all that the findings depend on. A file with another one is as good as none.
         recheck: find everything out again.
     """
-    remembered = Remembered({} if recheck else _read(path, key))
+    is_off = os.environ.get(SWITCH, "").lower() == "off"
+    remembered = Remembered({} if recheck or is_off else _read(path, key))
     token = _in_force.set(remembered)
     try:
         yield remembered
     finally:
         _in_force.reset(token)
-    if remembered.is_new:
+    if remembered.is_new and not is_off:
         try:
             _write(path, key, remembered.found)
         except (OSError, TypeError, ValueError) as error:

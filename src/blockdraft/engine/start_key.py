@@ -19,8 +19,10 @@ from blockdraft.measure.provenance import cpu_name, versions
 _PACKAGE = Path(__file__).parents[1]
 _CODE = ("**/*.py", "kernels/**/*.cpp", "kernels/**/*.h")
 _PACKAGES = ("blockdraft", "torch", "transformers", "tokenizers", "numpy", "safetensors")
-_VARIABLES = ("ATEN_", "BLOCKDRAFT_K", "CUBLAS_", "CUDA_", "DNNL_", "GOMP_", "KMP_", "MKL_")
-_VARIABLES += ("NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH")
+_VARIABLES = (
+    *("ATEN_", "BLOCKDRAFT_K", "CUBLAS_", "CUDA_", "DNNL_", "GOMP_", "KMP_", "MKL_"),
+    *("NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH"),
+)
 """Beginnings of the names of those that choose a kernel, or threads."""
 
 

@@ -1,8 +1,9 @@
 """Linear layers of models that compute from packed copies of their weights, where a backend packs.
 
 The order in which weights lie there never leaves the process. The packed copy takes as much memory
-as the weights; those stay where they are, for whoever holds the model, unless nobody does. A packed layer cannot be
-trained. The head, which the drafter takes from the target, is packed once for both.
+as the weights; those stay where they are, for whoever holds the model, unless nobody does.
+A packed layer cannot be trained. The head, which the drafter takes from the target, is packed once
+for both.
 """
 
 import copy
