@@ -7,11 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
 import typer
 
+from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import (
@@ -30,6 +32,7 @@ from blockdraft.core.errors import (
     Overloaded,
     exit_status,
 )
+from blockdraft.core.request import SamplingParams
 from blockdraft.models import loading
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.data_config import DataConfig
@@ -149,6 +152,27 @@ def commands(command=None, words=()):
         return
     for name, inner in command.commands.items():
         yield from commands(inner, (*words, name))
+
+
+WITHOUT_OPTION = {"prefill_chunk", "adaptive", "speculative", "grammar", "prompt_logprobs"}
+"""Fields that no option sets, or several do."""
+
+
+@pytest.mark.parametrize(
+    ("group", "config"), [(options.models, LLMConfig()), (options.sampling, SamplingParams())]
+)
+def test_every_field_of_a_config_is_an_option_with_its_default(group, config):
+    names = {field.name for field in fields(config)} - WITHOUT_OPTION
+    assert names <= set(group.kinds)
+    for name in names - {"exact", "logit_bias", "stop", "stop_token_ids"}:
+        assert group.defaults[name] == getattr(config, name)
+
+
+@pytest.mark.parametrize(("words", "command"), list(commands()), ids=lambda value: str(value))
+def test_a_default_is_the_same_in_every_command(words, command):
+    for option in command.params:
+        if option.name in options.models.defaults:
+            assert option.default == options.models.defaults[option.name], option.name
 
 
 @pytest.mark.parametrize(("words", "command"), list(commands()), ids=lambda value: str(value))

@@ -36,47 +36,18 @@ _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
 
 
+@options.models()
+@options.sampling()
 def generate(
     ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    target: options.Target = _CONFIG.target,
-    drafter: options.Drafter = str(_CONFIG.drafter),
-    max_tokens: options.MaxTokens = _PARAMS.max_tokens,
-    min_tokens: options.MinTokens = _PARAMS.min_tokens,
-    temperature: options.Temperature = _PARAMS.temperature,
-    top_p: options.TopP = _PARAMS.top_p,
-    top_k: options.TopK = _PARAMS.top_k,
-    min_p: options.MinP = _PARAMS.min_p,
-    repetition_penalty: options.RepetitionPenalty = _PARAMS.repetition_penalty,
-    presence_penalty: options.PresencePenalty = _PARAMS.presence_penalty,
-    frequency_penalty: options.FrequencyPenalty = _PARAMS.frequency_penalty,
-    logit_bias: options.LogitBias = None,
-    seed: options.Seed = _PARAMS.seed,
-    stop: options.Stop = None,
-    stop_token_ids: options.StopTokenIds = None,
-    ignore_eos: options.IgnoreEos = _PARAMS.ignore_eos,
-    n: Annotated[int, typer.Option("--n", help="Number of samples.")] = _PARAMS.n,
-    logprobs: options.Logprobs = _PARAMS.logprobs,
-    json_schema: options.JsonSchemaFile = None,
-    regex: options.Regex = None,
-    choice: options.Choice = None,
-    grammar: options.GrammarFile = None,
-    num_draft_tokens: options.NumDraftTokens = None,
-    dtype: options.Dtype = _CONFIG.dtype,
-    device: options.Device = _CONFIG.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _CONFIG.num_threads,
-    tree_nodes: options.TreeNodes = _CONFIG.tree_nodes,
-    max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
-    memory: options.Memory = _CONFIG.memory,
-    recheck: options.Recheck = _CONFIG.recheck,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Then time a sample of it, plain and drafted.")
+        bool, typer.Option("--compare", help="Afterwards time the first sample, plain and drafted.")
     ] = False,
     smooth: Annotated[
-        bool, typer.Option("--smooth", help="Let text flow evenly, a quarter of a second late.")
+        bool, typer.Option("--smooth", help="Show text evenly, a quarter of a second late.")
     ] = False,
     ledger: Ledger = False,
     waterfall: Waterfall = None,

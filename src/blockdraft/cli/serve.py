@@ -134,18 +134,9 @@ Extra = Annotated[
 ]
 
 
+@options.models()
 def serve(
     ctx: typer.Context,
-    target: options.Target = _CONFIG.target,
-    drafter: options.Drafter = str(_CONFIG.drafter),
-    dtype: options.Dtype = _CONFIG.dtype,
-    device: options.Device = _CONFIG.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _CONFIG.num_threads,
-    recheck: options.Recheck = _CONFIG.recheck,
-    tree_nodes: options.TreeNodes = _CONFIG.tree_nodes,
-    max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
-    memory: options.Memory = _CONFIG.memory,
     host: Host = _SERVE.host,
     port: Port = _SERVE.port,
     model_name: ModelName = _SERVE.model_name,
