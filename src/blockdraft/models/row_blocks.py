@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from blockdraft.core.remembered import once
 from blockdraft.kernels.interface import Linear, RowRule
 from blockdraft.models.fused import FusedLayer, replaced_modules
 from blockdraft.models.packed import PackedLinear, replace_forward
@@ -51,7 +52,10 @@ class _Blocks:
         """The product as it may be deployed; shape: outputs and inputs."""
         kind = type(product), shape, dtype
         if kind not in self._found:
-            self._found[kind] = largest_block(product, shape, dtype, self._rule)
+            self._found[kind] = once(
+                f"rows of {kind[0].__name__} {tuple(shape)}",
+                lambda: largest_block(product, shape, dtype, self._rule),
+            )
         num_rows = self._found[kind]
         return product if num_rows == self._rule.max_rows else RowBlocks(product, num_rows)
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockdraft.core.remembered import once
 from blockdraft.kernels.cpu.library import Library, Product
 from blockdraft.kernels.cpu.onednn import own_bias
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_sizes
@@ -93,7 +94,7 @@ def packed_product(
     if not step or weight.shape[1] % step:
         return None
     product = PackedProduct(kernels, step, weight, bias)
-    if not _is_right(product, weight, bias):
+    if not once(f"product {tuple(weight.shape)} right", lambda: _is_right(product, weight, bias)):
         logger.warning("a product by kernels is wrong on this machine: it is left to torch")
         return None
     return product
