@@ -32,9 +32,10 @@ def make_dflash(
     draft: DraftModel,
     drafter_type: type[DFlashDrafter] | None = None,
 ) -> DFlashDrafter:
-    """A drafter, of the model's kind unless another is given, that keeps its context where the target keeps its cache.
+    """A drafter that keeps its context where the target keeps its cache.
 
-    Pages belong to one drafter: another one would look for its context in them.
+    It is of the model's kind, unless another is given. Pages belong to one drafter: another one
+    would look for its context in them.
     """
     contexts = None
     if isinstance(target, PagedTarget):

@@ -124,8 +124,8 @@ def check_tensors(
     extra = sorted(found.keys() - expected.keys())
     if second := [name for name in extra if any(part in name for part in _OF_DFLASH2)]:
         raise ModelError(
-            f"{folder} holds {second[0]}: it is a DFlash 2 drafter, and its {CONFIG_NAME} describes "
-            f"another; use the two files of one checkpoint"
+            f"{folder} holds {second[0]}: it is a DFlash 2 drafter, and its {CONFIG_NAME} "
+            f"describes another; use the two files of one checkpoint"
         )
     shapes = [
         f"{name} {list(found[name].shape)} instead of {list(expected[name].shape)}"

@@ -38,7 +38,7 @@ class DynamicConvolution(nn.Module):
 
     def around(self, layer: Layer, x: Tensor, block_size: int) -> Tensor:
         """`layer` of x [b, A * q, D] between the convolutions, for blocks of q slots."""
-        blocks = x.unflatten(1, (-1, block_size))
+        blocks = x.view(x.shape[0], -1, block_size, x.shape[-1])
         before, behind = dynamic_taps(
             self.kernel_projection(blocks), self.base_kernel, self.group_size
         )
@@ -51,7 +51,7 @@ def dynamic_taps(projected: Tensor, base_kernel: Tensor, group_size: int) -> tup
 
     projected: [.., q, 2 * K * D / group_size], of the layer's input. base_kernel: [2, K, D].
     """
-    by_group = base_kernel.unflatten(-1, (-1, group_size))
+    by_group = base_kernel.view(*base_kernel.shape[:-1], -1, group_size)
     dynamic = projected.view(*projected.shape[:-1], *by_group.shape[:-1], 1)
     taps = (by_group + dynamic).flatten(-2)
     return taps[..., 0, :, :], taps[..., 1, :, :]

@@ -62,11 +62,11 @@ class Candidates:
 
     def behind(self, path: Sequence[int]) -> Values:
         """The scores [k] of the candidates behind a path of candidates."""
-        depth = len(path)
-        if depth == 0:
-            return self.table[0, 0]
-        (place,) = np.flatnonzero(self.token_ids[depth - 1] == path[-1])
-        return self.table[depth, place]
+        depth, place = len(path), 0
+        if depth:
+            place = int(np.flatnonzero(self.token_ids[depth - 1] == path[-1])[0])
+        found: Values = self.table[depth, place]
+        return found
 
     def log_rest(self, depth: int) -> float:
         """Of the weights of all tokens of a slot but the candidates; their scores are logits."""

@@ -48,9 +48,7 @@ class DFlash2Drafter(DFlashDrafter):
             if sample.params.changes_logits:
                 own = self._over_whole_vocabulary(logits[index, :num_slots])
                 found.append(
-                    ChangedConditionals(
-                        selector, hidden[index], own, candidates, sample, num_slots
-                    )
+                    ChangedConditionals(selector, hidden[index], own, candidates, sample, num_slots)
                 )
             else:
                 found.append(PlainConditionals(candidates, sample, num_slots))
