@@ -199,13 +199,15 @@ def test_codebooks_are_updated_row_by_row(tmp_path):
 
 
 def test_a_run_a_resumed_run_and_the_export(tmp_path):
-    config = small_config(tmp_path, **SHAPE, save_steps=3, eval_steps=4, tau_limit=1)
-    config = dataclasses.replace(config, tau_max_tokens=8)
+    config = small_config(
+        tmp_path, **SHAPE, max_steps=6, save_steps=3, tau_limit=1, tau_max_tokens=4
+    )
     result = train(config)
     rows = logged(config.out)
     assert rows[-1]["selector"] < rows[0]["selector"]
-    parts = dataclasses.replace(config, out=tmp_path / "parts")
-    with broken_off(7):
+    assert result.best["true_tau"]
+    parts = dataclasses.replace(config, out=tmp_path / "parts", tau_limit=0)
+    with broken_off(4):
         train(parts)
     train(parts)
     for a, b in zip(rows, logged(parts.out), strict=True):
