@@ -225,7 +225,9 @@ def _step_flops(
     if config.num_frequent:
         vocabulary = min(vocabulary, config.num_frequent + config.num_random)
     per_token = 6 * (fc + shape.num_hidden_layers * d * kv)
-    per_slot: float = 6 * (num_parameters - fc)
+    # Of the selector's codebooks a slot reads a few rows.
+    codebooks = 0 if shape.dflash2 is None else 2 * shape.vocab_size * shape.dflash2.selector_rank
+    per_slot: float = 6 * (num_parameters - fc - codebooks)
     per_slot += 12 * shape.num_hidden_layers * heads * (mean_len / 2 + shape.block_size)
     per_slot += (4 + 2 * (config.distill_share > 0)) * d * vocabulary
     target = 0 if config.feature_cache is not None else 2 * target_layers
