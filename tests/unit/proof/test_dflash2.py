@@ -1,4 +1,4 @@
-"""`blockdraft prove` with a DFlash 2 drafter, chains and trees: nothing differs, faults are found."""
+"""`blockdraft prove` with a DFlash 2 drafter, chains and trees: no difference, faults are found."""
 
 from pathlib import Path
 

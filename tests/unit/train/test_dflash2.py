@@ -1,4 +1,4 @@
-"""Training of DFlash 2: the selector's loss, what learns from it, runs, and going on from DFlash."""
+"""Training of DFlash 2: loss of the selector, what learns from it, runs, going on from DFlash."""
 
 import dataclasses
 import json
