@@ -33,8 +33,8 @@ Exact = Annotated[Switch, typer.Option(help="Drafted output equals plain output,
 TreeNodes = Annotated[
     int | None,
     typer.Option(
-        help="Draft trees of so many tokens a step, whatever pays.",
-        show_default="chains as long as pays",
+        help="Most tokens of a drafted tree; as many of them are verified as pay.",
+        show_default="15",
     ),
 ]
 NumThreads = Annotated[
@@ -168,8 +168,6 @@ def llm_config(values: Mapping[str, Any]) -> LLMConfig:
         ConfigError: a value is not usable.
     """
     chosen = {f.name: values[f.name] for f in fields(LLMConfig) if f.name in values}
-    if chosen.get("tree_nodes") is not None:  # their size is fixed
-        chosen.setdefault("adaptive", False)
     return LLMConfig(**chosen | {"exact": values["exact"] == "on"})
 
 

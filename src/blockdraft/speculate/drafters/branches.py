@@ -85,19 +85,22 @@ def slots_of(
     logits: [slots, tokens] as the request's penalties, bias and grammar left them, at least as many
     slots as the chain has. vocabulary_ids: of these tokens; None if they are all.
     """
-    num = len(chain)
-    logits = logits[:num].double().nan_to_num_(nan=-torch.inf, posinf=torch.inf)
+    logits = logits[: len(chain)].float()
     values, places = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
-    rest = (logits.logsumexp(1) - values[:, 0]).cpu().numpy()
-    ids = places if vocabulary_ids is None else vocabulary_ids[places]
+    if not bool(values.isfinite().all()):
+        logits = logits.nan_to_num_(nan=-torch.inf, posinf=torch.inf)
+        values, places = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
+    totals = (logits - values[:, :1]).exp_().sum(1)
+    ids = (places if vocabulary_ids is None else vocabulary_ids[places]).cpu().numpy()
+    found = values.cpu().numpy().astype(np.float64)
+    shares = _shares(_scores(ids, found, sample), found, totals.cpu().numpy())
+    order = np.argsort(-shares, axis=1, kind="stable")
     return [
-        _slot(*each)
-        for each in zip(
-            _scores(ids.cpu().numpy(), values.cpu().numpy(), sample),
-            ids.cpu().numpy(),
-            values.cpu().numpy(),
-            rest,
+        _slot(first, own_ids.tolist(), own_shares.tolist())
+        for first, own_ids, own_shares in zip(
             chain,
+            np.take_along_axis(ids, order, 1),
+            np.take_along_axis(shares, order, 1),
             strict=True,
         )
     ]
@@ -113,26 +116,31 @@ def _scores(ids: Ids, logits: NDArray[np.float64], sample: Sample) -> NDArray[np
     return logits + params.temperature * noise.reshape(ids.shape)
 
 
-def _slot(
-    scores: NDArray[np.float64],
-    ids: Ids,
-    logits: NDArray[np.float64],
-    log_total: float,
-    first: int,
-) -> Slot:
-    """The slot of some candidates; the tokens that are none count without noise.
+def _shares(
+    scores: NDArray[np.float64], logits: NDArray[np.float64], totals: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """Probabilities [slots, n] of candidates; the tokens that are none count without noise.
 
-    log_total: of all tokens' weights, over the weight of the largest logit.
+    totals: [slots] of all tokens' weights, over the weight of the largest logit. A slot without a
+    number has 0 throughout.
     """
-    top = logits[0]
-    if not np.isfinite(top) or not np.isfinite(scores.max()):
-        return Slot([first], [0.0])
-    others = max(0.0, np.exp(log_total) - np.exp(logits - top).sum())
-    highest = max(scores.max() - top, 0.0)
-    weights = np.exp(scores - top - highest)
-    shares = weights / (weights.sum() + others * np.exp(-highest))
-    order = np.argsort(-shares, kind="stable")
-    order = order[(ids[order] != first) & (shares[order] > 0.0)]
-    token_ids, probabilities = ids[order].tolist(), shares[order].tolist()
-    # The drafter's choice comes first, also where filters or few candidates hide that it is best.
-    return Slot([first, *token_ids], [float(shares.max()), *probabilities])
+    with np.errstate(invalid="ignore", over="ignore"):
+        top = logits[:, :1]
+        others = np.maximum(totals[:, None] - np.exp(logits - top).sum(1, keepdims=True), 0.0)
+        highest = np.maximum(scores.max(1, keepdims=True) - top, 0.0)
+        weights = np.exp(scores - top - highest)
+        shares = weights / (weights.sum(1, keepdims=True) + others * np.exp(-highest))
+    return np.where(np.isfinite(shares), shares, 0.0)
+
+
+def _slot(first: int, ids: list[int], shares: list[float]) -> Slot:
+    """The slot of candidates from the most probable on, behind the drafter's choice.
+
+    That comes first also where filters or few candidates hide that it is best.
+    """
+    others = [
+        (token_id, share)
+        for token_id, share in zip(ids, shares, strict=True)
+        if token_id != first and share > 0.0
+    ]
+    return Slot([first, *(i for i, _ in others)], [shares[0], *(share for _, share in others)])

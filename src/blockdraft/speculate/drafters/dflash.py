@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.errors import RequestError
-from blockdraft.core.plan import Proposal
+from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.core.sequence import Row
 from blockdraft.models.context_projection import ContextProjection
@@ -211,16 +211,20 @@ class DFlashDrafter:
         with self.recorder.phase("guess"):
             chains = self._chosen(logits, rows)
             return [
-                self._branched(own, row, chain) or Proposal.chain(chain, self.kind)
+                self._proposal(own, row, chain)
                 for own, row, chain in zip(logits, rows, chains, strict=True)
             ]
 
-    def _branched(self, logits: Tensor, row: Row, chain: list[int]) -> Proposal | None:
-        """A chain with branches beside it, [slots, guessable tokens]; None if there is no room."""
-        if not 0 < len(chain) < row.num_draft_tokens:
-            return None
+    def _proposal(self, logits: Tensor, row: Row, chain: list[int]) -> Proposal:
+        """The chain with what logits [slots, guessable tokens] say of it, and branches.
+
+        Without room for branches, penalties and grammars are left out of the probabilities: they
+        take long to apply, and the chain has been chosen with them.
+        """
+        if not chain:
+            return NOTHING
         sequence, vocabulary_ids = row.sequence, self.vocabulary_ids
-        if sequence.params.changes_logits:
+        if sequence.params.changes_logits and len(chain) < row.num_draft_tokens:
             whole = self._over_whole_vocabulary(logits).float().cpu().numpy()
             places = [Place(sequence, index, chain) for index in range(len(chain))]
             with suppress(RequestError):
