@@ -118,8 +118,10 @@ def make_row(key: int, limit: int, depth: int = 5, *, num_cached: int = 1, **par
     return Row(sample, [0], limit, max_depth=depth)
 
 
-def best_rate(machine: Machine, max_nodes: int = 5, error: float = 0.0) -> BestRate:
-    return BestRate(machine.costs(error), max_nodes)
+def best_rate(
+    machine: Machine, max_nodes: int = 5, error: float = 0.0, max_depth: int = 5
+) -> BestRate:
+    return BestRate(machine.costs(error), max_nodes, max_depth)
 
 
 def always(*rates: float) -> Rates:
@@ -181,9 +183,9 @@ def simulate(
         policy._lag = lambda row: lag[row.sequence.key]
     rows = [make_row(key, most, depth) for key, most in enumerate(asked)]
     while result.seconds < seconds:
-        found = policy.limits(rows, 0)
+        drafting = policy.limit(rows, 0)
+        found = [row.num_draft_tokens for row in drafting]
         result.limits.append(found)
-        drafting = [row.limited(num) for row, num in zip(rows, found, strict=True)]
         slowdown = machine.slowdown(result.seconds)
         made = [
             text.proposal(row, result.seconds) if row.num_draft_tokens else (NOTHING, [])

@@ -80,7 +80,7 @@ def alone(num_tokens: int, index: int) -> tuple[Crowd, Bits]:
 def make_policy(name: str, target: PagedTarget, drafter: Drafter) -> Policy:
     if name == "fixed":
         return VerifyAll()
-    return BestRate(measure_costs(target, drafter), drafter.max_nodes, drafter.lag)
+    return BestRate(measure_costs(target, drafter), 15, drafter.max_nodes, drafter.lag)
 
 
 def check_crowd(

@@ -4,12 +4,12 @@ _SHARE = 1 / 100
 """Of the time that passes, what drafting may lose."""
 _FIRST_STEPS, _MOST_STEPS = 8.0, 32.0
 """Credit to begin with, and the most of it, in plain steps: earlier gains excuse no long loss."""
-_TRY_SHARE = 1 / 4
+_TRY_SHARE = 1 / 2
 """A step that is expected to lose takes at most so much of the credit. The rest is for steps that
 are expected to gain, and have bad luck."""
-_CONTROL_STEPS = 126
-"""After so many drafted steps come two plain ones, of which the second is learned from: one step
-in 64 is plain, so that the cost of plain decoding stays known."""
+_FIRST_CONTROL, _CONTROL_STEPS = 8, 126
+"""After so many drafted steps come two plain ones, of which the second is learned from: in the end
+one step in 64 is plain, so that the cost of plain decoding stays known, and at first more are."""
 
 
 class Account:
@@ -21,7 +21,7 @@ class Account:
 
     def __init__(self) -> None:
         self.credit = 0.0
-        self._num_drafted = 0
+        self._num_drafted, self._control_after = 0, _FIRST_CONTROL
         self._is_new = True
 
     def open_step(self, plain_seconds: float) -> None:
@@ -53,8 +53,10 @@ class Account:
     @property
     def wants_control(self) -> bool:
         """True if the next step should be plain."""
-        return self._num_drafted >= _CONTROL_STEPS
+        return self._num_drafted >= self._control_after
 
     def count(self, *, drafted: bool, is_control: bool) -> None:
         """A step has ended. is_control: it tells what plain steps cost."""
+        if is_control and self.wants_control:
+            self._control_after = min(2 * self._control_after, _CONTROL_STEPS)
         self._num_drafted = 0 if is_control else self._num_drafted + drafted

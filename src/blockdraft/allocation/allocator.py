@@ -29,11 +29,11 @@ class Allocator:
         """The batch, whose rows have room for candidates, with as many as may be worth it."""
         decoding = [row for row in batch if not row.is_prompt]
         num_other_rows = sum(len(row.new_ids) for row in batch if row.is_prompt)
-        found = [0] * len(decoding)
+        limited = [row.limited(0) for row in decoding]
         with self.failures.caught():
-            found = self.policy.limits(decoding, num_other_rows)
-        limits = iter(found)
-        return [row if row.is_prompt else row.limited(next(limits)) for row in batch]
+            limited = self.policy.limit(decoding, num_other_rows)
+        rest = iter(limited)
+        return [row if row.is_prompt else next(rest) for row in batch]
 
     def plan(self, batch: Batch, proposals: Sequence[Proposal]) -> ForwardPlan:
         """The pass over a batch that verifies what is worth it of all that was proposed."""

@@ -41,8 +41,8 @@ _WORTH_STEPS = 16
 """Steps that the features of a prompt are worth being projected for."""
 _STEP_TOKENS = 4
 """Features that one step leaves to be projected."""
-_OUTLIER = 2.0
-"""A step counts as at most so many times its predicted seconds."""
+_OUTLIER = 8.0
+"""A step counts as at most so many plain ones: a machine that stood still tells nothing."""
 _LARGEST_AFTERMATH = 0.25
 """A plain step behind drafts counts as at most so much slower than others."""
 _CHEAP_BRANCHES = 0.05
@@ -66,13 +66,15 @@ class _Order:
 class _Offer:
     """Rows that may draft. loss: what the step is expected to cost beyond its tokens' plain worth.
 
-    rate: of tokens, where features that waited for long are paid in several steps. predicted:
-    candidates that are kept, if all of the prediction is believed.
+    depth: of the blocks. rate: of tokens, where features that waited for long are paid in several
+    steps. predicted: candidates that are kept, if all of the prediction is believed.
     """
 
     keys: list[int]
+    depth: int
     num_slots: int
     num_lagging: int
+    draft: float
     drafting: float
     rate: float
     predicted: float
@@ -103,16 +105,21 @@ class _Known:
 class BestRate:
     """Takes the candidates that give the most tokens per second, and none where that is best.
 
-    max_nodes: the most candidates of a sequence. lag: tokens whose features a drafter would have to
-    project before it drafts for a row.
+    max_nodes, max_depth: the most candidates of a sequence, and on its longest path. lag: tokens
+    whose features a drafter would have to project before it drafts for a row.
     """
 
     def __init__(
-        self, costs: StepCosts, max_nodes: int, lag: Callable[[Row], int] = lambda row: 0
+        self,
+        costs: StepCosts,
+        max_nodes: int,
+        max_depth: int,
+        lag: Callable[[Row], int] = lambda row: 0,
     ) -> None:
         self.calibration = Calibration()
         self.account = Account()
-        self._costs, self._max_nodes, self._lag = costs, max_nodes, lag
+        self._costs, self._lag = costs, lag
+        self._max_nodes, self._max_depth = max_nodes, max_depth
         self._of_all: dict[bool, Expectation] = {}
         self._known: dict[int, _Known] = {}
         self._trust_of_limits, self._trust_of_choices = Trust(), Trust()
@@ -123,26 +130,26 @@ class BestRate:
         self._rest: tuple[list[int], float, int] | None = None
         """Keys of the sequences that rest, the credit that ends it, and the step that does."""
 
-    def limits(self, rows: Sequence[Row], num_other_rows: int) -> list[int]:
+    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
         """See `Policy`."""
         self._num_steps += 1
-        limits = [0] * len(rows)
         self._step = None
         if not rows:
-            return limits
+            return []
         num_keys = sum(row.sequence.num_cached for row in rows)
         prices = StepPrices(self._costs, len(rows), num_keys, num_other_rows)
         self.account.open_step(prices.plain_seconds)
         self._step = step = _Step(prices)
         able = [row for row in rows if row.num_draft_tokens > 0]
         step.is_idle = not able or self._is_resting(able)
-        if step.is_idle or self.account.wants_control:
-            return limits
-        self._decide(step, able)
-        if step.offer is not None:
-            drafting = set(step.offer.keys)
-            limits = [row.num_draft_tokens * (row.sequence.key in drafting) for row in rows]
-        return limits
+        if not step.is_idle and not self.account.wants_control:
+            self._decide(step, able)
+        keys = [] if step.offer is None else step.offer.keys
+        depth = 0 if step.offer is None else step.offer.depth
+        return [
+            row.limited(row.num_draft_tokens, depth) if row.sequence.key in keys else row.limited(0)
+            for row in rows
+        ]
 
     def _is_resting(self, able: Sequence[Row]) -> bool:
         if self._rest is None:
@@ -161,11 +168,12 @@ class BestRate:
             if self._num_drafted % _DEEP_STEPS == _DEEP_STEPS - 1:
                 row = promising[self._num_drafted // _DEEP_STEPS % len(best.keys)]
                 step.forced = {row.sequence.key: row.num_slots}
+                step.offer = self._offer(step.prices, promising[: len(best.keys)], whole=True)
             return
         offer = min(offers, key=lambda offer: offer.loss)
         longest_ago = min(able, key=self._drafted_at)
         if len(offer.keys) == 1:
-            offer = self._offer(step.prices, [longest_ago], least=_TRY_DEPTH)
+            offer = self._offer(step.prices, [longest_ago], least=_TRY_DEPTH, whole=True)
         if self.account.allows_try(offer.loss):
             step.offer = offer
             step.forced = {longest_ago.sequence.key: _TRY_DEPTH}
@@ -181,11 +189,20 @@ class BestRate:
     def _expectation(self, row: Row) -> Expectation:
         known = self._known.get(row.sequence.key)
         if known is None or self._num_steps - known.drafted_at > _FORGOTTEN_STEPS:
-            return self._of_all.setdefault(_is_sampled(row), Expectation(self._max_nodes))
+            return self._for_all(row)
         return known.expectation
 
-    def _offer(self, prices: StepPrices, rows: Sequence[Row], *, least: int = 0) -> _Offer:
-        """These rows draft, and what is best of their proposals is verified."""
+    def _for_all(self, row: Row) -> Expectation:
+        new = Expectation(self._max_nodes, self._max_depth)
+        return self._of_all.setdefault(_is_sampled(row), new)
+
+    def _offer(
+        self, prices: StepPrices, rows: Sequence[Row], *, least: int = 0, whole: bool = False
+    ) -> _Offer:
+        """These rows draft, and what is best of their proposals is verified.
+
+        whole: blocks are as deep as they may be, and not only as deep as is usually verified.
+        """
         gains, branches = [], []
         for row in rows:
             expectation, num = self._expectation(row), row.num_draft_tokens
@@ -197,8 +214,12 @@ class BestRate:
         num_lagging = sum(map(self._lag, rows))
         project = self._costs.project(num_lagging)
         usual = min(project, self._costs.project(_STEP_TOKENS * len(rows)))
-        num_slots = len(rows) * (1 + max(row.num_slots for row in rows))
-        draft = self._costs.draft(num_slots)
+        depth = max(row.num_slots for row in rows)
+        if not whole:
+            survival = np.sum([self._expectation(row).survival for row in rows], axis=0)
+            depth = prices.best_depth(survival[:depth], len(rows))
+        num_slots = len(rows) * (1 + depth)
+        draft = float(self._costs.draft(num_slots))
         trust = self._trust_of_limits(prices.num)
         price = prices.best(
             all_gains[order],
@@ -209,8 +230,10 @@ class BestRate:
         )
         return _Offer(
             keys=[row.sequence.key for row in rows],
+            depth=depth,
             num_slots=num_slots,
             num_lagging=num_lagging,
+            draft=draft,
             drafting=draft + project,
             rate=price.rate,
             predicted=(price.tokens - prices.num) / trust,
@@ -233,8 +256,8 @@ class BestRate:
             price = self._best(step, order_of_chains)
             if price.rate > step.price.rate:
                 step.price, order, proposals = price, order_of_chains, chains
-        self._expect(step, rows, order)
         num = step.price.num_candidates
+        self._expect(step, rows, proposals, order)
         step.predicted = float(order.gains[:num].sum())
         nodes: list[list[int]] = [[] for _ in rows]
         for index, node in zip(order.rows[:num], order.nodes[:num], strict=True):
@@ -293,21 +316,25 @@ class BestRate:
             yield branch[index] if parent in parents else 0.0
             parents.add(parent)
 
-    def _expect(self, step: _Step, rows: Sequence[Row], order: _Order) -> None:
+    def _expect(
+        self, step: _Step, rows: Sequence[Row], proposals: Sequence[Proposal], order: _Order
+    ) -> None:
         """Learn what the proposals of this step hold."""
+        if step.offer is None:
+            return
         indices = np.array(order.rows)
-        drafting = set(step.offer.keys) if step.offer is not None else set()
         for index, row in enumerate(rows):
-            if row.sequence.key not in drafting:
+            if row.sequence.key not in step.offer.keys:
                 continue
-            own = indices == index
-            gains, is_branch = order.gains[own], (order.branches[own] > 0).astype(float)
-            of_all = self._of_all.setdefault(_is_sampled(row), Expectation(self._max_nodes))
+            own = np.flatnonzero(indices == index)
+            of_all = self._for_all(row)
             expectation = self._expectation(row)
             if expectation is of_all:
                 expectation = of_all.of_request()
-            expectation.record(gains, is_branch)
-            of_all.record(gains, is_branch)
+            chances = dict(zip((order.nodes[i] for i in own), order.gains[own], strict=True))
+            first = [chances[node] for node in proposals[index].tree.through([])]
+            for learning in (expectation, of_all):
+                learning.record(order.gains[own], order.branches[own] > 0, first)
             self._known[row.sequence.key] = _Known(expectation, self._num_steps)
 
     def record(self, outcomes: Sequence[Outcome], seconds: Mapping[Phase, float]) -> None:
@@ -369,20 +396,21 @@ class BestRate:
         # Without drafts there would be nothing to decide.
         forward += seconds.get("controller", 0.0)
         expected = prices.plain_seconds if price is None else price.forward
-        drafting = 0.0 if offer is None else offer.drafting
-        passed = min(forward + draft, _OUTLIER * (expected + drafting)) + project
-        if prices.num_other_rows:
-            passed = expected + drafting
-        self.account.book(passed - prices.plain_worth(prices.num + num_kept))
-        if prices.num_other_rows:
+        worth = prices.plain_worth(prices.num + num_kept)
+        if prices.num_other_rows:  # they cost otherwise
+            self.account.book(expected + (0.0 if offer is None else offer.drafting) - worth)
             return
-        if price is not None and price.num_candidates:
-            num_rows = prices.num + price.num_candidates
-            self._costs.record_forward(num_rows, expected, forward)
+        slower = 1.0
         if offer is not None and step.has_proposals:
-            self._costs.record_draft(offer.num_slots, draft)
+            slower = self._costs.record_slowdown(forward / expected, draft / offer.draft)
+            self._costs.record_draft(offer.num_slots, offer.draft, draft / slower)
             if offer.num_lagging:
                 self._costs.record_project(offer.num_lagging, project)
+        if price is not None and price.num_candidates:
+            num_rows = prices.num + price.num_candidates
+            self._costs.record_forward(num_rows, expected, forward / slower)
+        passed = min(forward + draft, _OUTLIER * prices.plain_seconds * slower) + project
+        self.account.book(passed - worth * slower)
 
     def close(self, key: int) -> None:
         """See `Policy`."""

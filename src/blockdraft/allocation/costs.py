@@ -17,6 +17,8 @@ _LARGEST_SURPRISE = 0.25
 """A measurement counts as at most this much off, relatively: one outlier moves little."""
 _LEVEL_GAIN = 0.04
 """Share of a surprise by which all costs of a curve move: a busier machine, longer contexts."""
+_SLOWDOWN_GAIN, _MOST_SLOWER = 0.25, 4.0
+"""Share, of the logarithm, by which all costs follow what slows target and drafter alike."""
 _SMALLEST_WEIGHT = 4.0
 """Measurements that a knot's cost counts for when it is calibrated, or has not been met lately."""
 _KEPT_WEIGHT = 1 - 1 / 64
@@ -132,13 +134,13 @@ class StepCosts:
         costs = self._key_costs
         return self._forward.level * (costs.branch + costs.branch_key * num_keys)
 
-    def draft(self, num_slots: int) -> float:
+    def draft(self, num_slots: ArrayLike) -> Floats:
         """A draft forward of so many slots, of all its sequences together, anchors included.
 
         A machine that slows the target down is taken to slow the drafter down too, because while
         nothing is drafted nobody measures it.
         """
-        return self._forward.level * self._draft.at(num_slots)
+        return self._forward.level * self._draft(num_slots)
 
     def project(self, num_tokens: int) -> float:
         """Projecting the features of so many tokens."""
@@ -156,9 +158,20 @@ class StepCosts:
         """Learn from the target's part of a step with drafts that should have taken `expected`."""
         self._forward.record(num_rows, seconds / expected * self._forward.at(num_rows))
 
-    def record_draft(self, num_slots: int, seconds: float) -> None:
-        """Learn from a draft forward."""
-        self._draft.record(num_slots, seconds / self._forward.level)
+    def record_draft(self, num_slots: int, expected: float, seconds: float) -> None:
+        """Learn from a draft forward that should have taken `expected`."""
+        self._draft.record(num_slots, seconds / expected * self._draft.at(num_slots))
+
+    def record_slowdown(self, forward: float, draft: float) -> float:
+        """Learn from how many times longer than expected target and drafter took.
+
+        What slows both alike is the machine, whose other work comes and goes: all costs follow it
+        at once. Returns how many times slower it was.
+        """
+        slower = min(forward, draft) if min(forward, draft) > 1 else min(1.0, max(forward, draft))
+        slower = min(max(slower, 1 / _MOST_SLOWER), _MOST_SLOWER)
+        self._forward.level *= slower**_SLOWDOWN_GAIN
+        return slower
 
     def record_project(self, num_tokens: int, seconds: float) -> None:
         """Learn from features of so many tokens that were projected."""

@@ -1,6 +1,9 @@
 """What a proposal is expected to hold before it is made, learned from earlier ones. No torch."""
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from blockdraft.allocation.costs import Floats
 
@@ -19,28 +22,40 @@ class Expectation:
     """Candidates of a proposal in the order in which they are taken: of each its mean probability.
 
     gains: [max_nodes], never rising. branches: [max_nodes] mean share of branches among them.
+    survival: [max_depth] of the first path, how likely each depth is reached.
     """
 
-    def __init__(self, max_nodes: int, memory: float = _MEMORY_OF_ALL) -> None:
+    def __init__(self, max_nodes: int, max_depth: int, memory: float = _MEMORY_OF_ALL) -> None:
         self.gains: Floats = _FIRST_RATE ** np.arange(1.0, max_nodes + 1)
         self.branches: Floats = np.zeros(max_nodes)
         self._weight, self._memory = _START_WEIGHT, memory
+        self.survival: Floats = _FIRST_RATE ** np.arange(1.0, max_depth + 1)
 
     def of_request(self) -> "Expectation":
         """The same belief, ready to be changed by what one request brings."""
-        expectation = Expectation(len(self.gains), _MEMORY_OF_REQUEST)
+        expectation = Expectation(len(self.gains), len(self.survival), _MEMORY_OF_REQUEST)
         expectation.gains, expectation.branches = self.gains, self.branches
+        expectation.survival = self.survival
         return expectation
 
-    def record(self, gains: Floats, branches: Floats) -> None:
-        """Learn from the candidates of one proposal, which may be fewer."""
+    def record(self, gains: Floats, branches: NDArray[np.bool_], first: Sequence[float]) -> None:
+        """Learn from one proposal, which may be smaller: its candidates, and its first path.
+
+        Depths that it does not reach stay what they were, but none is likelier than those before.
+        """
         self._weight = min(self._weight + 1, self._memory)
-        num = min(len(gains), len(self.gains))
-        for name, values in (("gains", gains), ("branches", branches)):
-            old: Floats = getattr(self, name)
-            padded = np.zeros(len(old))
-            padded[:num] = values[:num]
-            setattr(self, name, old + (padded - old) / self._weight)
+        self.gains = self._moved(self.gains, gains, 0.0)
+        self.branches = self._moved(self.branches, branches, 0.0)
+        reached = min(len(first), len(self.survival))
+        survival = self._moved(self.survival, first, self.survival[reached:])
+        self.survival = np.minimum.accumulate(survival)
+
+    def _moved(self, old: Floats, new: ArrayLike, rest: ArrayLike) -> Floats:
+        values = np.empty(len(old))
+        found = np.asarray(new, np.float64)[: len(old)]
+        values[: len(found)], values[len(found) :] = found, rest
+        moved: Floats = old + (values - old) / self._weight
+        return moved
 
 
 class Trust:

@@ -37,8 +37,8 @@ class Policy(Protocol):
     The same history gives the same answers.
     """
 
-    def limits(self, rows: Sequence[Row], num_other_rows: int) -> list[int]:
-        """The most candidates that each row is to propose, within what it has room for.
+    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
+        """The rows with as many candidates, on paths as deep, as each is to propose at most.
 
         num_other_rows: rows of prompts in the same forward.
         """
@@ -87,9 +87,9 @@ class VerifyAll:
     def __init__(self) -> None:
         self._use = Use()
 
-    def limits(self, rows: Sequence[Row], num_other_rows: int) -> list[int]:
+    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
         """See `Policy`."""
-        return [row.num_draft_tokens for row in rows]
+        return list(rows)
 
     def choose(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> list[Proposal]:
         """See `Policy`."""

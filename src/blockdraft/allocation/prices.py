@@ -71,6 +71,19 @@ class StepPrices:
         seconds = float(forward[found])
         return Price(found, float(tokens[found]), seconds + drafting, seconds)
 
+    def best_depth(self, survival: Floats, num_drafting: int) -> int:
+        """The depth of blocks of `num_drafting` sequences, of which only chains would be verified.
+
+        And one more: of what is drafted, not all is verified.
+
+        survival: [depth] chains that reach it, of all sequences together.
+        """
+        depths = np.arange(1, len(survival) + 1)
+        tokens = self.num + np.cumsum(survival)
+        rows = self.num + np.cumsum(survival) + num_drafting
+        seconds = self._costs.forward(rows) + self._costs.draft(num_drafting * (1 + depths))
+        return min(2 + int(np.argmax(tokens / seconds)), len(survival))
+
     def _forward(self, num_candidates: int) -> Floats:
         """Seconds of the target for each number of candidates from 0 on."""
         start = self.num + self.num_other_rows

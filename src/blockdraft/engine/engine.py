@@ -109,7 +109,7 @@ class Engine:
         depth = self.drafter.max_nodes
         num_nodes = max(depth, DEFAULT_TREE_NODES if tree_nodes is None else tree_nodes)
         self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, num_nodes
-        self.allocator.policy = BestRate(self._costs, num_nodes, self.drafter.lag)
+        self.allocator.policy = BestRate(self._costs, num_nodes, depth, self.drafter.lag)
 
     def use_fixed_depth(self, depth: int) -> None:
         """Draft `depth` tokens a step from now on where a request allows it, 0 for plain decoding.

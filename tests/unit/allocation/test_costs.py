@@ -55,11 +55,11 @@ def test_a_busier_machine_moves_the_costs_that_nobody_measures():
     costs = make_costs()
     for _ in range(300):
         forwarded(costs, 1, 0.016)
-    before = float(costs.forward(8)), costs.draft(12)
+    before = float(costs.forward(8)), float(costs.draft(12))
     for _ in range(150):
         forwarded(costs, 1, 0.032)
     assert float(costs.forward(1)) == pytest.approx(0.032, rel=0.02)
-    after = float(costs.forward(8)), costs.draft(12)
+    after = float(costs.forward(8)), float(costs.draft(12))
     assert all(1.6 < new / old < 2.05 for old, new in zip(before, after, strict=True))
 
 
@@ -68,10 +68,10 @@ def test_a_wrong_calibration_is_corrected_where_the_curve_is_met():
     for _ in range(150):
         forwarded(costs, 1, 0.016)
         forwarded(costs, 6, 0.027)
-        costs.record_draft(6, 0.003)
+        costs.record_draft(6, float(costs.draft(6)), 0.003)
     assert float(costs.forward(1)) == pytest.approx(0.016, rel=0.02)
     assert float(costs.forward(6)) == pytest.approx(0.027, rel=0.02)
-    assert costs.draft(6) == pytest.approx(0.003, rel=0.03)
+    assert float(costs.draft(6)) == pytest.approx(0.003, rel=0.03)
 
 
 def test_a_size_that_was_not_met_for_long_is_learned_anew_quickly():
@@ -94,10 +94,10 @@ def test_noisy_measurements_settle_at_their_middle():
 
 def test_one_outlier_moves_a_cost_by_a_few_percent_at_most():
     costs = make_costs()
-    before = float(costs.forward(6)), costs.draft(6)
+    before = float(costs.forward(6)), float(costs.draft(6))
     forwarded(costs, 6, 5.0)
-    costs.record_draft(6, 5.0)
-    after = float(costs.forward(6)), costs.draft(6)
+    costs.record_draft(6, float(costs.draft(6)), 5.0)
+    after = float(costs.forward(6)), float(costs.draft(6))
     assert all(1 < new / old < 1.1 for old, new in zip(before, after, strict=True))
 
 
@@ -131,17 +131,17 @@ def test_keys_and_branches_cost_what_they_were_measured_to():
     assert costs.branch(1000) == pytest.approx(0.0021)
     for _ in range(150):
         costs.record_plain(1, 1000, 0.034)
-    assert costs.branch(1000) == pytest.approx(0.0042, rel=0.05)
+    assert costs.branch(1000) > 0.0026
 
 
 def test_longer_contexts_are_no_slower_machine():
     costs = StepCosts(FORWARD, FORWARD, [(6, 0.006)], [], KeyCosts(1e-5))
-    before = costs.draft(6)
+    before = float(costs.draft(6))
     for num_keys in range(0, 3000, 10):
         costs.record_plain(1, num_keys, 0.016 + 1e-5 * num_keys)
         expected = float(costs.forward(4, num_keys))
         costs.record_forward(4, expected, 0.0175 + 1e-5 * num_keys)
-    assert costs.draft(6) == pytest.approx(before, rel=0.01)
+    assert float(costs.draft(6)) == pytest.approx(before, rel=0.01)
 
 
 def test_projecting_is_free_until_it_was_measured():
@@ -154,3 +154,20 @@ def test_projecting_is_free_until_it_was_measured():
     measured = make_costs(project_points=[(256, 0.0256)])
     assert measured.project(256) == pytest.approx(0.0256)
     assert measured.project(0) == 0.0
+
+
+def test_what_slows_target_and_drafter_alike_is_the_machine():
+    costs = make_costs()
+    before = costs.plain(1), float(costs.draft(6)), float(costs.forward(64))
+    for _ in range(12):
+        forward, draft = float(costs.forward(6)), float(costs.draft(6))
+        slower = costs.record_slowdown(0.054 / forward, 0.018 / draft)
+        costs.record_draft(6, draft, 0.018 / slower)
+        costs.record_forward(6, forward, 0.054 / slower)
+    after = costs.plain(1), float(costs.draft(6)), float(costs.forward(64))
+    assert all(2.6 < new / old < 3.1 for old, new in zip(before, after, strict=True))
+    for _ in range(12):
+        assert costs.record_slowdown(3.0, 1.0) == 1.0
+        assert costs.record_slowdown(0.5, 1.2) == 1.0
+        assert costs.record_slowdown(0.5, 0.8) == 0.8
+        assert costs.record_slowdown(1.25, 5.0) == 1.25

@@ -161,8 +161,8 @@ class RandomDepth(VerifyAll):
         super().__init__()
         self.draw = draw
 
-    def limits(self, rows: Sequence[Row], num_other_rows: int) -> list[int]:
-        return [self.draw.randint(0, max(0, row.num_draft_tokens)) for row in rows]
+    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
+        return [row.limited(self.draw.randint(0, max(0, row.num_draft_tokens))) for row in rows]
 
 
 class Interrupted(Exception):

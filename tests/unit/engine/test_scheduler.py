@@ -149,10 +149,10 @@ class Halving(VerifyAll):
         super().__init__()
         self.asked: list[tuple[list[tuple[int, int]], int]] = []
 
-    def limits(self, rows: Any, num_other_rows: int) -> list[int]:
+    def limit(self, rows: Any, num_other_rows: int) -> list[Row]:
         asked = [(row.sequence.key, row.num_draft_tokens) for row in rows]
         self.asked.append((asked, num_other_rows))
-        return [row.num_draft_tokens // 2 for row in rows]
+        return [row.limited(row.num_draft_tokens // 2) for row in rows]
 
 
 def test_the_policy_is_asked_about_the_sequences_that_decode() -> None:
