@@ -50,7 +50,7 @@ asan: env
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	$(BIN)/python -m pytest -p no:faulthandler tests/unit/test_kernels.py \
 	  tests/unit/test_head_sizes.py tests/unit/test_fused.py tests/unit/test_draft_kernels.py \
-	  tests/unit/test_backends.py
+	  tests/unit/test_backends.py tests/unit/test_packed.py
 
 check: env
 	$(BIN)/ruff check
