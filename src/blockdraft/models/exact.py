@@ -27,6 +27,7 @@ PROBE_SPLITS: tuple[Split, ...] = (
     (28, 2, 3),
     (24, 9),
     (1, 32),
+    (6, 10, 11, 6),
 )
 """Ways to cut 33 tokens into forwards: a prompt at once, plain steps, drafted steps, chunks, and
 forwards of every filled number of rows, many of them without a row that only fills up."""

@@ -7,11 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockdraft.core.errors import ModelError
 from blockdraft.kernels.cpu.onednn import OneDnnLinear
+from blockdraft.kernels.cpu.products import PackedProduct
 from blockdraft.kernels.torch.rules import ROW_RULES, row_rule
-from blockdraft.models.fused import FusedLayer
-from blockdraft.models.row_blocks import RowBlocks, largest_block, tried_rows
+from blockdraft.models.fused import FusedLayer, speed_up
+from blockdraft.models.packed import PackedLinear
+from blockdraft.models.row_blocks import RowBlocks, keeps_any_rows, largest_block, tried_rows
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.supported import decoder_layers
 from tests.tiny import tiny_target
 
 RULE = row_rule(torch.float32)
@@ -72,3 +76,50 @@ def test_a_model_with_such_a_layer_is_exact_all_the_same(
         if isinstance(layer, FusedLayer):
             assert all(isinstance(product, RowBlocks) for product in layer.layer.products)
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def has_own_products() -> bool:
+    return isinstance(PackedLinear(torch.ones(16, 16)).linear, PackedProduct)
+
+
+def test_only_a_model_of_kernels_alone_takes_any_number_of_rows() -> None:
+    for kind, expected in (("llama", has_own_products()), ("gemma3", False), ("gpt_oss", False)):
+        with SequentialTarget(tiny_target(kind, torch.float32)).released_after() as target:
+            assert target.rule.row_multiple == (1 if expected else RULE.row_multiple), kind
+    if not has_own_products():
+        pytest.skip("this CPU multiplies otherwise")
+    model = tiny_target("llama", torch.float32)
+    with speed_up(model):
+        assert keeps_any_rows(model)
+        layer: Any = vars(decoder_layers(model)[1])["forward"]
+        layer.layer.use_parts()
+        assert not keeps_any_rows(model)
+    assert not keeps_any_rows(model)
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_without_kernels_rows_are_filled_up() -> None:
+    with SequentialTarget(tiny_target("llama", torch.float32)).released_after() as target:
+        assert target.rule.row_multiple == RULE.row_multiple
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 6, 7, 12])
+def test_the_self_test_finds_a_product_that_adds_in_another_order(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted fault: so many rows add the second half of their inputs first."""
+    if not has_own_products():
+        pytest.skip("this CPU multiplies otherwise")
+    real = PackedProduct.__call__
+
+    def faulty(product: PackedProduct, x: Tensor) -> Tensor:
+        if x.numel() // x.shape[-1] != num_rows:
+            return real(product, x)
+        second = torch.arange(x.shape[-1]) >= x.shape[-1] // 2
+        return real(product, x * second) + real(product, x * ~second)
+
+    with SequentialTarget(tiny_target("llama", torch.float32)).released_after() as target:
+        target.check_row_invariance()
+        monkeypatch.setattr(PackedProduct, "__call__", faulty)
+        with pytest.raises(ModelError, match="number of rows"):
+            target.check_row_invariance()

@@ -16,6 +16,10 @@ struct Range {
   int64_t end;
 };
 
+// Groups of lanes of which N queries keep sums together: as many as the registers hold.
+template <int N>
+constexpr int kSumLanes = !BLOCKDRAFT_TWO_REGISTERS || N == 1 ? 4 : N <= 3 ? 2 : 1;
+
 #if BLOCKDRAFT_TWO_REGISTERS
 inline void transpose_8(__m256 rows[8]) {
   __m256 pairs[8], fours[8];
@@ -38,23 +42,33 @@ inline void transpose_8(__m256 rows[8]) {
   }
 }
 
-// Square by square of eight.
-inline void transpose(Lanes rows[kLanes]) {
-  float values[2][2][8][8];
-  for (int i = 0; i < 2; ++i)
-    for (int j = 0; j < 2; ++j) {
+inline __m256 load_eight(const float* from) { return _mm256_loadu_ps(from); }
+
+inline __m256 load_eight(const BFloat16* from) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return (__m256)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+}
+
+// columns[word][key] of those keys of a tile that somebody sees; zeros for the others, which may lie
+// outside of the buffer.
+template <typename T>
+void transpose_keys(float* columns, const T* keys, Range seen, int64_t head_dim) {
+  for (int64_t first = 0; first < kTile; first += 8) {
+    const bool are_all_seen = seen.first <= first && first + 8 <= seen.end;
+    for (int64_t word = 0; word < head_dim; word += 8) {
+      const T* from = keys + first * head_dim + word;
       __m256 square[8];
 #pragma GCC unroll 8
-      for (int k = 0; k < 8; ++k)
-        square[k] = (__m256)(j == 0 ? rows[8 * i + k].low : rows[8 * i + k].high);
+      for (int64_t i = 0; i < 8; ++i) {
+        const bool is_seen = are_all_seen || (first + i >= seen.first && first + i < seen.end);
+        square[i] = is_seen ? load_eight(from + i * head_dim) : _mm256_setzero_ps();
+      }
       transpose_8(square);
 #pragma GCC unroll 8
-      for (int k = 0; k < 8; ++k) _mm256_storeu_ps(values[j][i][k], square[k]);
+      for (int64_t i = 0; i < 8; ++i)
+        _mm256_storeu_ps(columns + (word + i) * kTile + first, square[i]);
     }
-  for (int j = 0; j < 2; ++j)
-    for (int k = 0; k < 8; ++k)
-      rows[8 * j + k] = {(Lanes::Register)_mm256_loadu_ps(values[j][0][k]),
-                         (Lanes::Register)_mm256_loadu_ps(values[j][1][k])};
+  }
 }
 #else
 #if defined(__clang__) || __GNUC__ >= 12
@@ -83,7 +97,6 @@ inline void transpose(Lanes rows[kLanes]) {
     for (int i = 0; i < kLanes; ++i) rows[i] = zipped[i];
   }
 }
-#endif
 
 // columns[word][key] of those keys of a tile that somebody sees; zeros for the others, which may lie
 // outside of the buffer.
@@ -109,27 +122,34 @@ void transpose_keys(float* columns, const T* keys, Range seen, int64_t head_dim)
     }
   }
 }
+#endif
 
-// scores[n][key] of N queries, in words, with all keys of a tile.
-template <typename T, int N>
+// scores[n][key] of N queries, in words, with all keys of a tile; `C` groups of lanes at a time.
+template <typename T, int N, int C>
 void multiply_keys(float* scores, const float* queries, const float* columns, int64_t num_words) {
-  Lanes sums[N][kTileLanes] = {};
+  Lanes sums[N][C] = {};
   for (int64_t word = 0; word < num_words; ++word) {
-    Lanes keys[kTileLanes];
+    Lanes keys[C];
 #pragma GCC unroll 8  // the sums stay in registers
-    for (int i = 0; i < kTileLanes; ++i) keys[i] = load(columns + word * kTile + i * kLanes);
+    for (int i = 0; i < C; ++i) keys[i] = load(columns + word * kTile + i * kLanes);
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       const Lanes query = spread(queries + n * num_words + word);
 #pragma GCC unroll 8
-      for (int i = 0; i < kTileLanes; ++i)
-        sums[n][i] = multiply_step<T>(query, keys[i], sums[n][i]);
+      for (int i = 0; i < C; ++i) sums[n][i] = multiply_step<T>(query, keys[i], sums[n][i]);
     }
   }
 #pragma GCC unroll 8
   for (int n = 0; n < N; ++n)
 #pragma GCC unroll 8
-    for (int i = 0; i < kTileLanes; ++i) store(scores + n * kTile + i * kLanes, sums[n][i]);
+    for (int i = 0; i < C; ++i) store(scores + n * kTile + i * kLanes, sums[n][i]);
+}
+
+template <typename T, int N>
+void multiply_keys(float* scores, const float* queries, const float* columns, int64_t num_words) {
+  constexpr int kAtOnce = kSumLanes<N>;
+  for (int i = 0; i < kTileLanes; i += kAtOnce)
+    multiply_keys<T, N, kAtOnce>(scores + i * kLanes, queries, columns + i * kLanes, num_words);
 }
 
 // Adds the weighted values of some keys, one key after another, to sums[n] of N queries; `C` groups
@@ -161,9 +181,10 @@ void add_values(float* sums, const float* weights, const T* values, Range keys, 
 template <typename T, int N>
 void add_values(float* sums, const float* weights, const T* values, Range keys, int64_t head_dim) {
   if (keys.first >= keys.end) return;
+  constexpr int kAtOnce = kSumLanes<N>;
   int64_t d = 0;
-  for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes)
-    add_values<T, N, 4>(sums + d, weights, values + d, keys, head_dim);
+  for (; d + kAtOnce * kLanes <= head_dim; d += kAtOnce * kLanes)
+    add_values<T, N, kAtOnce>(sums + d, weights, values + d, keys, head_dim);
   for (; d < head_dim; d += kLanes)
     add_values<T, N, 1>(sums + d, weights, values + d, keys, head_dim);
 }
