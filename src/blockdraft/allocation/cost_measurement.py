@@ -106,7 +106,8 @@ def _context_costs(target: Target, drafter: Drafter) -> tuple[KeyCosts, list[tup
         branch=near_branch,
         branch_key=max(0.0, far_branch - near_branch) / num_keys,
     )
-    return costs, [(num_keys, project)] if project > 0 else []
+    # In proportion; what few tokens take beyond that is learned in the first steps.
+    return costs, [(1, project / num_keys), (num_keys, project)] if project > 0 else []
 
 
 def _medians(run: Callable[[Proposal], object], trees: Sizes[Proposal]) -> list[float]:

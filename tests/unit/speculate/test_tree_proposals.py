@@ -217,6 +217,8 @@ def test_trees_are_drafted_as_they_pay_unless_asked_otherwise(tmp_path):
     for options, expected in (({}, 15), ({"tree_nodes": 9}, 9), ({"tree_nodes": 1}, BLOCK - 1)):
         llm = load_llm(folders, adaptive=True, **options)
         assert isinstance(llm.engine.allocator.policy, BestRate)
+        project = llm.engine._costs.project
+        assert project(2) < 0.1 * project(256) or project(256) == 0.0
         assert llm.engine.scheduler.tree_nodes == expected
     assert load_llm(folders, tree_nodes=9).engine.scheduler.tree_nodes == 9
 
