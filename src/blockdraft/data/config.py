@@ -16,7 +16,7 @@ class DataConfig:
     there is one. Attributes that need a word:
         prompts: (gzipped) JSONL files, see `data.prompts`.
         datasets: data sets of the Hugging Face hub or local folders: "name", "name:split" or
-            "name:config:split".
+            "name:config:split"; "name@revision" is a branch, tag or commit.
         num_self_written: prompts that the target writes itself.
         mix_temperatures: answer each prompt at one of the temperatures, drawn for it, instead of at
             all of them; a temperature that is repeated is drawn more often.

@@ -176,7 +176,8 @@ def _read_dataset(name: str) -> tuple[list[Prompt], int]:
         raise ConfigError(
             f"the data set {name!r} needs the package datasets; pip install datasets"
         ) from error
-    short = Path(name.partition(":")[0]).name
+    path = name.partition(":")[0]
+    short = Path(path if Path(path).is_dir() else path.partition("@")[0]).name
     prompts, num_without, reason = [], 0, ""
     for place, row in enumerate(read_dataset(name)):
         try:
