@@ -88,6 +88,18 @@ def data(
     drop_truncated: Annotated[
         bool, typer.Option("--drop-truncated", help="Leave answers without an end out.")
     ] = False,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Server of the target that answers in place of our own engine: OpenAI's routes, "
+            "with token ids, such as http://localhost:8000/v1 of vLLM or blockdraft serve. Its "
+            "key: $BLOCKDRAFT_ENDPOINT_KEY.",
+        ),
+    ] = None,
+    endpoint_model: Annotated[
+        str | None, typer.Option(help="The target's name there.", show_default="the only one")
+    ] = None,
     slots: Annotated[int, typer.Option(help="Answers written at once.")] = 96,
     seed: Annotated[int, typer.Option(help="Of order and sampling.")] = 0,
     device: options.Device = "auto",

@@ -233,7 +233,6 @@ class Writer:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._file = None if folder is None else (folder / "tokens.bin").open("wb")
         self._tokens = array("I")
         self._starts, self._id_starts = array("q", [0]), array("q", [0])
         self._prompt_lens, self._sets, self._groups = array("i"), array("i"), array("q")
@@ -257,19 +256,18 @@ class Writer:
         self._ids += name.encode()
         self._id_starts.append(len(self._ids))
         self._sets.append(self._set_names.setdefault(set_name, len(self._set_names)))
-        if self._file is not None and len(self._tokens) >= FLUSH_TOKENS:
-            self._flush()
+        if self._folder is not None and len(self._tokens) >= FLUSH_TOKENS:
+            self._flush(self._folder)
 
-    def _flush(self) -> None:
-        assert self._file is not None
-        self._tokens.tofile(self._file)
+    def _flush(self, folder: Path) -> None:
+        with (folder / "tokens.bin").open("ab") as file:
+            self._tokens.tofile(file)
         del self._tokens[:]
 
     def finish(self) -> TextArrays:
         """The arrays of all texts."""
-        if self._file is not None:
-            self._flush()
-            self._file.close()
+        if self._folder is not None:
+            self._flush(self._folder)
         arrays = TextArrays(
             tokens=np.asarray(self._tokens, np.uint32),
             starts=np.asarray(self._starts, np.int64),

@@ -50,7 +50,8 @@ def resolve_model(name: str) -> Path:
         snapshot = _snapshot(found["repo"], found["revision"])
         return _whole(snapshot, "use a repository with safetensors weights")
     raise ModelError(
-        f"there is no model {name!r}: it is no catalog name, no folder, no hub id org/name, nor org/name@revision; "
+        f"there is no model {name!r}: it is no catalog name, no folder and no hub id org/name or "
+        "org/name@revision; "
         f"{_suggestion(name) or '`blockdraft models` lists the known names'}"
     )
 
