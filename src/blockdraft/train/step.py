@@ -20,6 +20,7 @@ from blockdraft.models.draft_masks import block_masks
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.features import FrozenTarget
+from blockdraft.train.fused_loss import fused_block_loss
 from blockdraft.train.loss import BlockLoss, LossVocabulary, block_loss, chunked_loss
 
 
@@ -197,10 +198,12 @@ def group_loss(
     labels = vocabulary.slot_of[blocks.labels].flatten(0, 1)
     keep = blocks.keep.flatten(0, 1)
 
+    blocks_loss = fused_block_loss if config.fused_loss else block_loss
+
     def loss_of(part: Tensor, chosen: slice) -> BlockLoss:
         wanted = None if last_states is None else last_states[chosen] @ vocabulary.head.T
         logits = model.logits(part, vocabulary.head)
-        return block_loss(
+        return blocks_loss(
             logits, wanted, labels[chosen], keep[chosen], vocabulary.log_share, config
         )
 
