@@ -19,6 +19,9 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     _share = num_cpus() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _share)))
 
+# What a test breaks on purpose must be tested for again by the next.
+os.environ.setdefault("BLOCKDRAFT_REMEMBER", "off")
+
 
 @pytest.fixture(autouse=True)
 def _own_log() -> Iterator[None]:

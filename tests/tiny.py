@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.draft_config import DFlash2Config, DraftConfig
 
 VOCAB_SIZE = 97
 HIDDEN_SIZE = 64
@@ -114,6 +114,10 @@ def randomize(model: PreTrainedModel) -> None:
                 parameter.add_(0.1 * torch.randn(parameter.shape))
 
 
+DFLASH2 = DFlash2Config(conv_kernel_size=2, conv_group_size=16, selector_rank=8, selector_top_k=6)
+"""What makes a tiny drafter one of DFlash 2."""
+
+
 def tiny_draft_config(vocab_size: int = VOCAB_SIZE, **changes: object) -> DraftConfig:
     """A drafter of 2 layers for `tiny_target`."""
     values = {
@@ -144,7 +148,21 @@ def tiny_drafter(
     """A random drafter: it guesses badly, which exactness does not mind."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return DraftModel(tiny_draft_config(vocab_size, **changes)).to(dtype).eval()
+        model = DraftModel(tiny_draft_config(vocab_size, **changes))
+        randomize_dflash2(model)
+        return model.to(dtype).eval()
+
+
+def randomize_dflash2(model: DraftModel) -> None:
+    """Let convolutions and selector matter; fresh ones change nothing."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "_conv." in name:
+                parameter.add_(0.3 * torch.randn(parameter.shape))
+            elif "codebook" in name:
+                parameter.normal_()
+            elif "candidate_selector." in name:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

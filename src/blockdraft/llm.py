@@ -1,9 +1,9 @@
 """Text in, text out."""
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, TypeGuard, cast, overload
+from typing import Literal, Self, TypeGuard, cast, overload
 
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import RequestError
@@ -15,6 +15,7 @@ from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.measure.measuring import Meter, measured
 from blockdraft.models.loading import resolve_device, resolve_dtype, use_threads
 from blockdraft.text.grammar import Grammars
+from blockdraft.text.outline import Outline, outline_of
 from blockdraft.text.tokenizer import Message, load_tokenizer
 
 Prompt = str | Sequence[int]
@@ -56,8 +57,9 @@ class LLM:
         adaptive: bool = _DEFAULTS.adaptive,
         tree_nodes: int | None = _DEFAULTS.tree_nodes,
         num_threads: int | None = _DEFAULTS.num_threads,
+        recheck: bool = _DEFAULTS.recheck,
     ) -> None:
-        self.config = LLMConfig(
+        config = LLMConfig(
             target=target,
             drafter=drafter,
             dtype=dtype,
@@ -69,13 +71,30 @@ class LLM:
             adaptive=adaptive,
             tree_nodes=tree_nodes,
             num_threads=num_threads,
+            recheck=recheck,
         )
-        use_threads(num_threads)
-        self.device = resolve_device(device)
-        self.dtype = resolve_dtype(dtype, self.device)
-        self.folder = resolve_model(target)
-        self.drafter_folder = resolve_drafter(self.config, self.folder)
+        self._load(config)
+
+    @classmethod
+    def of(cls, config: LLMConfig, check: Callable[[Outline], None] | None = None) -> Self:
+        """Load what a configuration asks for.
+
+        `check` is called before any weights are read, and may refuse what cannot be answered.
+        """
+        llm = cls.__new__(cls)
+        llm._load(config, check)
+        return llm
+
+    def _load(self, config: LLMConfig, check: Callable[[Outline], None] | None = None) -> None:
+        self.config = config
+        use_threads(config.num_threads)
+        self.device = resolve_device(config.device)
+        self.dtype = resolve_dtype(config.dtype, self.device)
+        self.folder = resolve_model(config.target)
+        self.drafter_folder = resolve_drafter(config, self.folder)
         self.tokenizer = load_tokenizer(self.folder)
+        if check is not None:
+            check(outline_of(self.folder, self.tokenizer))
         self.engine = load_engine(
             self.config, self.folder, self.drafter_folder, self.dtype, self.device
         )

@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 _KINDS = ("llama", "llama", "qwen2", "qwen3", "mistral", "gemma3", "gemma3", "qwen3_moe", "gpt_oss")
 _WINDOWS = (8, 24, 31, 64, 65, 100)
 _PROMPT_LENGTHS = (1, 3, 17, 33, 63, 64, 65, 128, 130, 200, 300, 700)
-_BLOCKS = ("oracle", "oracle", "oracle", "dflash")
+_BLOCKS: tuple[Literal["oracle", "dflash"], ...] = ("oracle", "oracle", "oracle", "dflash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class EngineShape:
     most that is drafted, the next of them every few steps.
     """
 
-    drafter: Literal["oracle", "dflash"]
+    drafter: Literal["oracle", "dflash", "dflash2"]
     accuracies: tuple[float, ...]
     depths: tuple[int, ...]
     num_pages: int
@@ -229,8 +229,11 @@ def _draw_engine(
     needed = [_num_pages(len(one.prompt) + one.params.max_tokens) for one in requests]
     few = max(needed) + 1 + draw.choice((0, 1, 3))
     ample = sum(n * one.params.n for n, one in zip(needed, requests, strict=True)) + 1
+    drafter = draw.choice(_BLOCKS)
+    if drafter == "dflash":
+        drafter = draw.choice(("dflash", "dflash2"))
     return EngineShape(
-        drafter=draw.choice(_BLOCKS),
+        drafter=drafter,
         accuracies=draw.choice(((1.0,), (0.0,), (0.5, 0.9, 0.98), (0.95, 1.0), (0.9,))),
         depths=draw.choice(
             ((MAX_DRAFT_TOKENS,), (MAX_DRAFT_TOKENS,), (MAX_DRAFT_TOKENS, 0, 5), (1, 15, 30, 7))

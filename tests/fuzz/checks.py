@@ -56,6 +56,18 @@ def smoke(fuzz: str, num_cases: int) -> None:
     check_compared(tally)
 
 
+def smoke_of(fuzz: str, fits: Callable[[Case], bool], num_cases: int) -> None:
+    """Short cases of one sort: something is drafted, and nothing differs."""
+    tally = Tally()
+    for case in islice(_short_cases(fuzz, fits), num_cases):
+        report = _run(case)
+        assert not report.wrong, f"case {case.seed}\n" + "\n".join(report.wrong)
+        tally.add(report.tally)
+    assert tally.num_cases > tally.num_refused
+    assert tally.num_drafted
+    assert tally.num_logits
+
+
 def find(fault: Fault, fuzz: str, fits: Callable[[Case], bool], num_cases: int = 10) -> str:
     """What the first case says that finds a planted fault, and that passes without it."""
     for case in islice(_short_cases(fuzz, fits), num_cases):

@@ -15,6 +15,7 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.sequence import Sequence
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.samples import Samples
+from blockdraft.models.draft_config import DFlash2Config
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged
 from blockdraft.models.sequential import SequentialTarget
@@ -81,8 +82,20 @@ def make_drafter(case: Case, target: AnyTarget) -> ErringOracle | Drafter:
         target_layer_ids=layer_ids_of(shape),
         intermediate_size=shape.intermediate_size,
         head_dim=shape.head_dim,
+        dflash2=_dflash2_of(shape) if engine.drafter == "dflash2" else None,
     )
     return make_dflash(target, draft)
+
+
+def _dflash2_of(shape: ModelShape) -> DFlash2Config:
+    """Two taps or three, and groups of any size that divides."""
+    groups = [size for size in (1, 2, 10, 16, 32) if shape.hidden_size % size == 0]
+    return DFlash2Config(
+        conv_kernel_size=2 + shape.seed % 2,
+        conv_group_size=groups[shape.seed % len(groups)],
+        selector_rank=4,
+        selector_top_k=1 + shape.seed % 16,
+    )
 
 
 def make_samples(engine: Engine) -> Samples:

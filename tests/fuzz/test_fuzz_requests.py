@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz import faults
 from tests.fuzz.cases import Case
-from tests.fuzz.checks import check_findings, find, smoke
+from tests.fuzz.checks import check_findings, find, smoke, smoke_of
 from tests.fuzz.fuzzer import fuzz
 from tests.parity import faults as parity_faults
 
@@ -19,6 +19,10 @@ def test_random_requests(part: int, record_property: Callable[[str, object], Non
 
 def test_a_few_random_requests() -> None:
     smoke("requests", num_cases=3)
+
+
+def test_a_few_requests_with_dflash2() -> None:
+    smoke_of("requests", lambda case: case.engine.drafter == "dflash2", num_cases=1)
 
 
 def any_case(case: Case) -> bool:

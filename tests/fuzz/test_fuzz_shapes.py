@@ -7,7 +7,7 @@ import pytest
 
 from tests.fuzz import faults
 from tests.fuzz.cases import Case
-from tests.fuzz.checks import check_findings, find, smoke
+from tests.fuzz.checks import check_findings, find, smoke, smoke_of
 from tests.fuzz.fuzzer import fuzz
 from tests.parity.faults import window_one_key_too_wide
 
@@ -20,6 +20,10 @@ def test_random_shapes(part: int, record_property: Callable[[str, object], None]
 
 def test_a_few_random_shapes() -> None:
     smoke("shapes", num_cases=6)
+
+
+def test_a_few_shapes_with_dflash2() -> None:
+    smoke_of("shapes", lambda case: case.engine.drafter == "dflash2", num_cases=2)
 
 
 def errs(case: Case) -> bool:

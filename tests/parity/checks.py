@@ -183,7 +183,7 @@ def check_draft_context(engine: Engine, key: int) -> None:
     known = drafter._known[key]
     assert known.end == sequence.num_cached, "the context ends elsewhere"
     with torch.inference_mode():
-        features = _plain_features(engine.target, sequence.token_ids[: known.end], drafter)
+        features = plain_features(engine.target, sequence.token_ids[: known.end], drafter)
         positions = torch.arange(known.end)[None]
         expected = drafter.model.project_context(features, positions)
         waits = drafter.contexts.due(ContextSpan(key, 0, known.end))
@@ -228,7 +228,7 @@ def _check_written_early(
         torch.testing.assert_close(values, v[0][:, written], rtol=0.0, atol=1e-9)
 
 
-def _plain_features(target: Any, token_ids: list[int], drafter: DFlashDrafter) -> torch.Tensor:
+def plain_features(target: Any, token_ids: list[int], drafter: DFlashDrafter) -> torch.Tensor:
     """[1, tokens, num_features * hidden] of one forward with transformers' own attention."""
     captured: list[torch.Tensor] = []
     hooks = [

@@ -4,9 +4,9 @@ Each is something that a real engine got wrong, or nearly.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -21,10 +21,12 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.scheduler import Scheduler
+from blockdraft.models import draft_convolution, draft_kernels
 from blockdraft.models import paged as paged_module
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.paged import PackedRows, PagedTarget
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.conditionals import Candidates
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Choice
@@ -254,4 +256,60 @@ def grammar_after_the_choice() -> Iterator[None]:
         return [int(np.where(allowed, scores, -np.inf).argmax())]
 
     with patch.object(choose_module, "_chosen", chosen):
+        yield
+
+
+def _patched_convolve(faulty: Callable[[Tensor, Tensor], Tensor]) -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    for module in (draft_convolution, draft_kernels):
+        stack.enter_context(patch.object(module, "convolve", faulty))
+    return stack
+
+
+def convolution_over_all_rows() -> AbstractContextManager[Any]:
+    """The first slot of a block reads the last one of the block before it, of another sequence."""
+    real = draft_convolution.convolve
+
+    def convolve(x: Tensor, taps: Tensor) -> Tensor:
+        rows = x.reshape(1, -1, x.shape[-1]), taps.reshape(1, -1, *taps.shape[-2:])
+        return real(*rows).view(x.shape)
+
+    return _patched_convolve(convolve)
+
+
+def convolution_of_the_future() -> AbstractContextManager[Any]:
+    """A slot reads the slot behind it instead of the one before."""
+    real = draft_convolution.convolve
+
+    def convolve(x: Tensor, taps: Tensor) -> Tensor:
+        return real(x.flip(-2), taps.flip(-3)).flip(-2)
+
+    return _patched_convolve(convolve)
+
+
+def convolution_that_remembers() -> AbstractContextManager[Any]:
+    """A block's first slot reads the last one of the forward before, whose tokens were rejected."""
+    real = draft_convolution.convolve
+    last: list[Tensor] = []
+
+    def convolve(x: Tensor, taps: Tensor) -> Tensor:
+        out = real(x, taps)
+        if last and last[-1].shape == x[..., 0, :].shape:
+            out[..., 0, :] += taps[..., 0, 1, :] * last[-1]
+        last.append(x[..., -1, :])
+        return out
+
+    return _patched_convolve(convolve)
+
+
+@contextmanager
+def selector_behind_the_anchor() -> Iterator[None]:
+    """Every slot's candidates are scored behind the anchor, not behind the token before them."""
+    real = Candidates.behind
+
+    def behind(candidates: Candidates, path: Ids[int]) -> Any:
+        first = copy.copy(candidates)
+        return real(first, []) if not path else first.table[len(path), 0]
+
+    with patch.object(Candidates, "behind", behind):
         yield

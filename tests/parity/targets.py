@@ -10,6 +10,7 @@ from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.kinds import block_drafter
 from tests.tiny import LAYER_IDS
 
 Way = Literal["sequential", "paged"]
@@ -29,17 +30,18 @@ def make_target(
 def make_dflash(
     target: SequentialTarget | PagedTarget,
     draft: DraftModel,
-    drafter_type: type[DFlashDrafter] = DFlashDrafter,
+    drafter_type: type[DFlashDrafter] | None = None,
 ) -> DFlashDrafter:
     """A drafter that keeps its context where the target keeps its cache.
 
-    Pages belong to one drafter: another one would look for its context in them.
+    It is of the model's kind, unless another is given. Pages belong to one drafter: another one
+    would look for its context in them.
     """
     contexts = None
     if isinstance(target, PagedTarget):
         contexts = PagedContexts(draft.config, target.memory, draft.fc.weight)
     model = target.model
-    return drafter_type(
+    return (drafter_type or block_drafter)(
         draft,
         model.get_input_embeddings().weight,
         model.get_output_embeddings().weight,

@@ -9,6 +9,7 @@ from time import perf_counter
 from blockdraft.allocation.costs import StepCosts
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ForwardPlan, PlannedRow, Proposal
+from blockdraft.core.remembered import once
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import Target
@@ -24,6 +25,11 @@ _KEYS = range(-100, -100 + max(DRAFT_SEQUENCES))
 
 def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
     """Time plain steps, forwards with drafts and draft forwards, on a token or two."""
+    return StepCosts(*once("costs", lambda: _measure(target, drafter)))
+
+
+def _measure(target: Target, drafter: Drafter) -> list[list[tuple[int, float]]]:
+    """The points of `StepCosts`."""
     (sequence,) = _sequences(1)
     with _opened(target, drafter, [sequence]):
         # The sequence has drafted all rows but one; the logits of all are computed.
@@ -47,7 +53,7 @@ def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
         sequence_points = measure_points(lambda num: drafter.propose(rows[:num]), DRAFT_SEQUENCES)
     num_slots = 1 + drafter.max_nodes
     draft_points = [(num * num_slots, seconds) for num, seconds in sequence_points]
-    return StepCosts(plain_points, forward_points, draft_points)
+    return [plain_points, forward_points, draft_points]
 
 
 def _with_drafts(row: Row, num: int) -> PlannedRow:

@@ -1,9 +1,9 @@
 """K/V of all sequences of one model, in pages."""
 
 import math
+import mmap
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,6 +101,7 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     """Zeros that the operating system provides page by page, when they are first written."""
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # torch.zeros writes its zeros, and so takes all the memory at once; numpy asks for clean pages.
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    # torch.zeros writes its zeros, and so takes all the memory at once. numpy asks for huge pages:
+    # the first token would take 2 MiB for every head of every layer.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -56,6 +56,13 @@ WithTransformers = Annotated[
 
 @app.command()
 @with_verbosity
+@options.models(
+    without=(
+        "max_concurrency",
+        "tree_nodes",
+        "recheck",
+    )
+)
 def speed(
     ctx: typer.Context,
     prompts: Annotated[list[Path], typer.Option(help="JSONL file of prompts. Repeatable.")],
@@ -65,13 +72,6 @@ def speed(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _SPEED.seed,
     num_draft_tokens: options.NumDraftTokens = _SPEED.num_draft_tokens,
     with_transformers: WithTransformers = _SPEED.with_transformers,
-    target: options.Target = _LLM.target,
-    drafter: options.Drafter = str(_LLM.drafter),
-    dtype: options.Dtype = _LLM.dtype,
-    device: options.Device = _LLM.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _LLM.num_threads,
-    memory: options.Memory = _LLM.memory,
     ledger: Ledger = _SPEED.ledger,
     waterfall: Waterfall = None,
     output: Output = None,
@@ -93,18 +93,18 @@ def speed(
 
 @app.command()
 @with_verbosity
+@options.models(
+    without=(
+        "max_concurrency",
+        "tree_nodes",
+        "recheck",
+    )
+)
 def demo(
     ctx: typer.Context,
     per_kind: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = DEMO_PER_KIND,
     max_tokens: options.MaxTokens = DEMO_MAX_TOKENS,
     with_transformers: WithTransformers = _SPEED.with_transformers,
-    target: options.Target = _LLM.target,
-    drafter: options.Drafter = str(_LLM.drafter),
-    dtype: options.Dtype = _LLM.dtype,
-    device: options.Device = _LLM.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _LLM.num_threads,
-    memory: options.Memory = _LLM.memory,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:

@@ -40,6 +40,13 @@ Prompts = Annotated[
 ]
 
 
+@options.models(
+    without=(
+        "max_concurrency",
+        "tree_nodes",
+        "recheck",
+    )
+)
 def concurrency(
     ctx: typer.Context,
     concurrency: Points = show_points(_CONCURRENCY.concurrency),
@@ -60,13 +67,6 @@ def concurrency(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _CONCURRENCY.seed,
     ledger: Ledger = _CONCURRENCY.ledger,
     waterfall: Waterfall = None,
-    target: options.Target = _LLM.target,
-    drafter: options.Drafter = str(_LLM.drafter),
-    dtype: options.Dtype = _LLM.dtype,
-    device: options.Device = _LLM.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _LLM.num_threads,
-    memory: options.Memory = _LLM.memory,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
@@ -135,6 +135,13 @@ def _measure_concurrency(
         raise typer.Exit(NO)
 
 
+@options.models(
+    without=(
+        "max_concurrency",
+        "tree_nodes",
+        "recheck",
+    )
+)
 def never_slower(
     ctx: typer.Context,
     concurrency: Points = show_points(_NEVER_SLOWER.concurrency),
@@ -148,13 +155,6 @@ def never_slower(
     ] = _NEVER_SLOWER.seconds,
     pairs: Annotated[int, typer.Option(help="Pairs of runs of each point.")] = _NEVER_SLOWER.pairs,
     max_tokens: options.MaxTokens = _NEVER_SLOWER.max_tokens,
-    target: options.Target = _LLM.target,
-    drafter: options.Drafter = str(_LLM.drafter),
-    dtype: options.Dtype = _LLM.dtype,
-    device: options.Device = _LLM.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _LLM.num_threads,
-    memory: options.Memory = _LLM.memory,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:

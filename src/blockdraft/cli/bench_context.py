@@ -24,6 +24,13 @@ _LLM = LLMConfig()
 _CONTEXT = ContextConfig()
 
 
+@options.models(
+    without=(
+        "max_concurrency",
+        "tree_nodes",
+        "recheck",
+    )
+)
 def context(
     ctx: typer.Context,
     lengths: Annotated[
@@ -44,13 +51,6 @@ def context(
         typer.Option(help="Candidates verified in every step.", show_default="adaptive"),
     ] = _CONTEXT.fixed,
     max_tokens: options.MaxTokens = _CONTEXT.max_tokens,
-    target: options.Target = _LLM.target,
-    drafter: options.Drafter = str(_LLM.drafter),
-    dtype: options.Dtype = _LLM.dtype,
-    device: options.Device = _LLM.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _LLM.num_threads,
-    memory: options.Memory = _LLM.memory,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:

@@ -18,23 +18,20 @@ _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
 
 
+@options.models(
+    without=(
+        "max_concurrency",
+        "tree_nodes",
+    )
+)
+@options.sampling(
+    without=(
+        "n",
+        "logprobs",
+    )
+)
 def chat(
     ctx: typer.Context,
-    target: options.Target = _CONFIG.target,
-    drafter: options.Drafter = str(_CONFIG.drafter),
-    max_tokens: options.MaxTokens = _PARAMS.max_tokens,
-    temperature: options.Temperature = _PARAMS.temperature,
-    top_p: options.TopP = _PARAMS.top_p,
-    top_k: options.TopK = _PARAMS.top_k,
-    min_p: options.MinP = _PARAMS.min_p,
-    repetition_penalty: options.RepetitionPenalty = _PARAMS.repetition_penalty,
-    seed: options.Seed = _PARAMS.seed,
-    num_draft_tokens: options.NumDraftTokens = None,
-    dtype: options.Dtype = _CONFIG.dtype,
-    device: options.Device = _CONFIG.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _CONFIG.num_threads,
-    memory: options.Memory = _CONFIG.memory,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a turn, each on its line.")

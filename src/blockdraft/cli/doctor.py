@@ -25,6 +25,13 @@ _COLORS: Mapping[Mark, str] = {
 }
 
 
+@options.models(
+    without=(
+        "max_concurrency",
+        "tree_nodes",
+        "recheck",
+    )
+)
 def doctor(
     ctx: typer.Context,
     quick: Annotated[
@@ -34,13 +41,6 @@ def doctor(
         Thinking,
         typer.Option(help="How you ask; template: as the chat template does by itself."),
     ] = "template",
-    target: options.Target = _LLM.target,
-    drafter: options.Drafter = str(_LLM.drafter),
-    dtype: options.Dtype = _LLM.dtype,
-    device: options.Device = _LLM.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _LLM.num_threads,
-    memory: options.Memory = _LLM.memory,
     as_json: options.Json = False,
 ) -> None:
     """Find what silently costs acceptance: in the pair, in how it is asked, on this machine.

@@ -25,6 +25,19 @@ _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
 
 
+@options.models(
+    without=(
+        "memory",
+        "max_concurrency",
+        "tree_nodes",
+    )
+)
+@options.sampling(
+    without=(
+        "n",
+        "logprobs",
+    )
+)
 def explain(
     ctx: typer.Context,
     prompt: Annotated[
@@ -33,31 +46,6 @@ def explain(
     prompts: Annotated[
         Path | None, typer.Option(help="Explain every prompt of a JSONL file instead.")
     ] = None,
-    max_tokens: options.MaxTokens = _PARAMS.max_tokens,
-    min_tokens: options.MinTokens = _PARAMS.min_tokens,
-    temperature: options.Temperature = _PARAMS.temperature,
-    top_p: options.TopP = _PARAMS.top_p,
-    top_k: options.TopK = _PARAMS.top_k,
-    min_p: options.MinP = _PARAMS.min_p,
-    repetition_penalty: options.RepetitionPenalty = _PARAMS.repetition_penalty,
-    presence_penalty: options.PresencePenalty = _PARAMS.presence_penalty,
-    frequency_penalty: options.FrequencyPenalty = _PARAMS.frequency_penalty,
-    logit_bias: options.LogitBias = None,
-    seed: options.Seed = _PARAMS.seed,
-    stop: options.Stop = None,
-    stop_token_ids: options.StopTokenIds = None,
-    ignore_eos: options.IgnoreEos = _PARAMS.ignore_eos,
-    json_schema: options.JsonSchemaFile = None,
-    regex: options.Regex = None,
-    choice: options.Choice = None,
-    grammar: options.GrammarFile = None,
-    num_draft_tokens: options.NumDraftTokens = None,
-    target: options.Target = _CONFIG.target,
-    drafter: options.Drafter = str(_CONFIG.drafter),
-    dtype: options.Dtype = _CONFIG.dtype,
-    device: options.Device = _CONFIG.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _CONFIG.num_threads,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     adaptive: Annotated[
         bool,

@@ -30,51 +30,24 @@ from blockdraft.core.request import SamplingParams
 if TYPE_CHECKING:
     from blockdraft.engine.completion import Completion, Generation
     from blockdraft.llm import LLM
+    from blockdraft.text.tokenizer import Tokenizer
 
 _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
 
 
+@options.models()
+@options.sampling()
 def generate(
     ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    target: options.Target = _CONFIG.target,
-    drafter: options.Drafter = str(_CONFIG.drafter),
-    max_tokens: options.MaxTokens = _PARAMS.max_tokens,
-    min_tokens: options.MinTokens = _PARAMS.min_tokens,
-    temperature: options.Temperature = _PARAMS.temperature,
-    top_p: options.TopP = _PARAMS.top_p,
-    top_k: options.TopK = _PARAMS.top_k,
-    min_p: options.MinP = _PARAMS.min_p,
-    repetition_penalty: options.RepetitionPenalty = _PARAMS.repetition_penalty,
-    presence_penalty: options.PresencePenalty = _PARAMS.presence_penalty,
-    frequency_penalty: options.FrequencyPenalty = _PARAMS.frequency_penalty,
-    logit_bias: options.LogitBias = None,
-    seed: options.Seed = _PARAMS.seed,
-    stop: options.Stop = None,
-    stop_token_ids: options.StopTokenIds = None,
-    ignore_eos: options.IgnoreEos = _PARAMS.ignore_eos,
-    n: Annotated[int, typer.Option("--n", help="Number of samples.")] = _PARAMS.n,
-    logprobs: options.Logprobs = _PARAMS.logprobs,
-    json_schema: options.JsonSchemaFile = None,
-    regex: options.Regex = None,
-    choice: options.Choice = None,
-    grammar: options.GrammarFile = None,
-    num_draft_tokens: options.NumDraftTokens = None,
-    dtype: options.Dtype = _CONFIG.dtype,
-    device: options.Device = _CONFIG.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _CONFIG.num_threads,
-    tree_nodes: options.TreeNodes = _CONFIG.tree_nodes,
-    max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
-    memory: options.Memory = _CONFIG.memory,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Then time a sample of it, plain and drafted.")
+        bool, typer.Option("--compare", help="Afterwards time the first sample, plain and drafted.")
     ] = False,
     smooth: Annotated[
-        bool, typer.Option("--smooth", help="Let text flow evenly, a quarter of a second late.")
+        bool, typer.Option("--smooth", help="Show text evenly, a quarter of a second late.")
     ] = False,
     ledger: Ledger = False,
     waterfall: Waterfall = None,
@@ -87,8 +60,11 @@ def generate(
     if not text.strip():
         raise RequestError("the prompt is empty; give some text")
     _check(ctx.params, config, params)
-    llm = options.load_llm(config)
-    _answer(llm, _encode(llm, text, system, raw), params, ctx.params)
+    llm = options.load_llm(
+        config,
+        lambda outline: outline.check(_encode(outline.tokenizer, text, system, raw), params),
+    )
+    _answer(llm, _encode(llm.tokenizer, text, system, raw), params, ctx.params)
 
 
 def _answer(
@@ -129,11 +105,11 @@ def _check(values: Mapping[str, Any], config: LLMConfig, params: SamplingParams)
         raise ConfigError("--smooth needs one sample that streams as text; leave it out")
 
 
-def _encode(llm: "LLM", text: str, system: str | None, raw: bool) -> list[int]:
+def _encode(tokenizer: "Tokenizer", text: str, system: str | None, raw: bool) -> list[int]:
     if raw:
-        return llm.tokenizer.encode(text)
+        return tokenizer.encode(text)
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return llm.tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
+    return tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
 
 
 def _describe(llm: "LLM", generation: "Generation") -> dict[str, Any]:

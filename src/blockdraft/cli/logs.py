@@ -1,9 +1,11 @@
 """What a command says on standard error: our log, and the options -v and -q of every command."""
 
 import inspect
+import json
 import logging
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
@@ -15,6 +17,8 @@ LOG = logging.getLogger("blockdraft")
 
 _PLAIN = "blockdraft: %(message)s"
 _VERBOSE = "blockdraft: %(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_DATED = "blockdraft: %(asctime)s %(levelname)s %(message)s"
 
 _VERBOSITY = {
     "verbose": Annotated[
@@ -30,6 +34,31 @@ def start_log() -> None:
     LOG.handlers = [logging.StreamHandler(sys.stderr)]
     LOG.propagate = False
     _set_level(verbose=False, quiet=False)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger and message; of a request, its parts too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "parts", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def log_as_server(log_format: str) -> None:
+    """Give every line its time and level, as a server's log needs them."""
+    formatter = JsonFormatter() if log_format == "json" else logging.Formatter(_DATED)
+    if log_format == "json" or not LOG.isEnabledFor(logging.DEBUG):
+        LOG.handlers[0].setFormatter(formatter)  # -v writes time and level already
 
 
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -22,7 +21,7 @@ from blockdraft.cli.logs import LOG, start_log, with_verbosity
 from blockdraft.cli.prove import prove
 from blockdraft.cli.serve import serve
 from blockdraft.cli.train import train
-from blockdraft.core.errors import FAILED, MISTAKE, BlockdraftError, exit_status
+from blockdraft.core.errors import FAILED, INTERRUPTED, MISTAKE, BlockdraftError, exit_status
 
 EXIT_STATUSES = (
     "Exit status: 0 done, or yes; 1 no (outputs differ, a check failed); "
@@ -122,13 +121,19 @@ def main() -> None:
     """Run the command line."""
     try:
         app(prog_name="blockdraft")
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        # -v shows it; a library may have set up the log of another process.
+        LOG.debug("the fault arose here", exc_info=error)
+        what = " ".join(f"{type(error).__name__}: {error}".split())
         typer.echo(
-            "blockdraft: this is a fault of ours; report it with what `blockdraft env` prints",
+            f"blockdraft: {what}; this is a fault of ours: run it again with -v, and report what "
+            "that and `blockdraft env` print",
             err=True,
         )
         sys.exit(FAILED)
+    except KeyboardInterrupt:  # between two commands' lines, where nothing else catches it
+        typer.echo("blockdraft: interrupted", err=True)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,25 @@
 Defaults are those of LLMConfig and SamplingParams.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from blockdraft.cli.fields import Fields
+from blockdraft.cli.imports import quick_imports
+from blockdraft.cli.logs import LOG
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
+from blockdraft.hub.resolve import resolve_drafter, resolve_model
 
 if TYPE_CHECKING:
     from blockdraft.llm import LLM
+    from blockdraft.text.outline import Outline
 
 Switch = Literal["on", "off"]
 EXACT: Switch = "on" if LLMConfig().exact else "off"
@@ -29,67 +34,153 @@ Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
 Device = Annotated[
     str, typer.Option(help="auto (a GPU that CUDA can use, else cpu), cpu or a torch device.")
 ]
-Exact = Annotated[Switch, typer.Option(help="Drafted output equals plain output, bit for bit.")]
+Exact = Annotated[
+    Switch, typer.Option(help="Keep drafted output equal to plain output, bit for bit.")
+]
 TreeNodes = Annotated[
     int | None,
     typer.Option(
-        help="Draft trees of so many tokens a step, whatever pays.",
-        show_default="chains as long as pays",
+        help="Draft a tree of exactly so many tokens a step.",
+        show_default="chains, as long as pays",
     ),
 ]
 NumThreads = Annotated[
     int | None,
     typer.Option(
-        "--threads", help="Threads of torch.", show_default="torch's own, at most one a free core"
+        "--threads",
+        help="Threads that compute.",
+        show_default="torch's own, at most one a free core",
     ),
 ]
-MaxConcurrency = Annotated[int, typer.Option(help="Most sequences that advance together.")]
+Recheck = Annotated[
+    bool,
+    typer.Option(
+        "--recheck",
+        help="Test the kernels and time the steps again, as at the first start of these models.",
+    ),
+]
+MaxConcurrency = Annotated[int, typer.Option(help="Most sequences to run at once.")]
 Memory = Annotated[
     float | None,
     typer.Option(
-        help="GiB for keys and values.",
+        help="GiB of memory for keys and values.",
         show_default="what all can fill, at most a quarter of the machine's",
     ),
 ]
 
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 MinTokens = Annotated[int, typer.Option(help="Least tokens to generate.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopP = Annotated[float, typer.Option(help="Fewest tokens whose probability reaches this; 1: all.")]
-TopK = Annotated[int, typer.Option(help="Most likely tokens only; 0: all.")]
-MinP = Annotated[float, typer.Option(help="Least probability relative to the most likely token.")]
+Temperature = Annotated[
+    float, typer.Option(help="0 takes the most likely token; higher values sample more freely.")
+]
+TopP = Annotated[
+    float,
+    typer.Option(help="Choose among the fewest tokens whose probabilities reach this sum; 1: all."),
+]
+TopK = Annotated[int, typer.Option(help="Choose among so many most likely tokens; 0: all.")]
+MinP = Annotated[
+    float,
+    typer.Option(
+        help="Leave out tokens less likely than this share of the most likely one; 0: none."
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.", show_default="drawn")]
 NumDraftTokens = Annotated[
     int | None,
     typer.Option(
-        help="Most candidates verified a step, the anchor not counted; 0 decodes plainly.",
+        help="Most candidates to verify a step, the anchor not counted; 0 decodes plainly.",
         show_default="as many as pay",
     ),
 ]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: seen tokens become rarer.")]
-PresencePenalty = Annotated[float, typer.Option(help="Subtracted once for a generated token.")]
-FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted for each occurrence.")]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1: tokens of prompt and answer become less likely.")
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Subtracted from the logit of every token that was generated.")
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="The same, for each time that it was generated.")
+]
 LogitBias = Annotated[
     list[str] | None,
     typer.Option(metavar="TOKEN=BIAS", help="Added to the logit of a token id. Repeatable."),
 ]
-Stop = Annotated[list[str] | None, typer.Option(help="Text to end before. Repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")]
 StopTokenIds = Annotated[
-    list[int] | None, typer.Option("--stop-token-id", help="Token to end with. Repeatable.")
+    list[int] | None, typer.Option("--stop-token-id", help="End with this token. Repeatable.")
 ]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the model's end.")]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on when the model ends its answer.")
+]
 Logprobs = Annotated[
-    int | None, typer.Option(help="Log-probability of each token and of that many likely ones.")
+    int | None,
+    typer.Option(help="Give the log-probability of each token, and of so many most likely ones."),
 ]
 JsonSchemaFile = Annotated[
     Path | None, typer.Option("--json-schema", help="Answer with JSON that this schema accepts.")
 ]
 Regex = Annotated[str | None, typer.Option(help="Answer with text that matches this pattern.")]
-Choice = Annotated[list[str] | None, typer.Option(help="Answer with this text. Repeatable.")]
+Choice = Annotated[
+    list[str] | None, typer.Option(help="Answer with this text, or another one given so.")
+]
 GrammarFile = Annotated[
     Path | None, typer.Option("--grammar", help="Answer with text of this Lark grammar.")
 ]
+N = Annotated[int, typer.Option("--n", help="Number of samples.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+_CONFIG, _PARAMS = LLMConfig(), SamplingParams()
+
+models = Fields(
+    "Models and machine",
+    {
+        "target": Target,
+        "drafter": Drafter,
+        "dtype": Dtype,
+        "device": Device,
+        "exact": Exact,
+        "num_threads": NumThreads,
+        "memory": Memory,
+        "max_concurrency": MaxConcurrency,
+        "tree_nodes": TreeNodes,
+        "recheck": Recheck,
+    },
+    {f.name: getattr(_CONFIG, f.name) for f in fields(LLMConfig)}
+    | {"drafter": str(_CONFIG.drafter), "exact": EXACT},
+)
+"""Of LLMConfig."""
+
+sampling = Fields(
+    "What is generated",
+    {
+        "max_tokens": MaxTokens,
+        "min_tokens": MinTokens,
+        "temperature": Temperature,
+        "top_p": TopP,
+        "top_k": TopK,
+        "min_p": MinP,
+        "repetition_penalty": RepetitionPenalty,
+        "presence_penalty": PresencePenalty,
+        "frequency_penalty": FrequencyPenalty,
+        "logit_bias": LogitBias,
+        "seed": Seed,
+        "n": N,
+        "logprobs": Logprobs,
+        "stop": Stop,
+        "stop_token_ids": StopTokenIds,
+        "ignore_eos": IgnoreEos,
+        "json_schema": JsonSchemaFile,
+        "regex": Regex,
+        "choice": Choice,
+        "grammar": GrammarFile,
+        "num_draft_tokens": NumDraftTokens,
+    },
+    {f.name: getattr(_PARAMS, f.name) for f in fields(SamplingParams)}
+    | dict.fromkeys(("logit_bias", "stop", "stop_token_ids"))  # repeatable: none are given
+    | dict.fromkeys(("json_schema", "regex", "choice", "grammar", "num_draft_tokens")),
+)
+"""Of SamplingParams; a grammar is given in one of several forms."""
 
 
 def parse_logit_bias(items: Sequence[str]) -> dict[int, float]:
@@ -170,11 +261,15 @@ def llm_config(values: Mapping[str, Any]) -> LLMConfig:
     chosen = {f.name: values[f.name] for f in fields(LLMConfig) if f.name in values}
     if chosen.get("tree_nodes") is not None:  # their size is fixed
         chosen.setdefault("adaptive", False)
+    chosen.setdefault("recheck", True)  # commands that measure or prove rely on nothing older
     return LLMConfig(**chosen | {"exact": values["exact"] == "on"})
 
 
-def load_llm(config: LLMConfig) -> "LLM":
-    """Load what the options ask for."""
-    from blockdraft.llm import LLM  # takes seconds: not for --help, nor for a mistyped option
-
-    return LLM(**{f.name: getattr(config, f.name) for f in fields(LLMConfig)})
+def load_llm(config: LLMConfig, check: Callable[["Outline"], None] | None = None) -> "LLM":
+    """Load what the options ask for; `check` may refuse the request before weights are read."""
+    LOG.info("loading %s", config.target)
+    # A wrong name is refused before the libraries are imported, which takes seconds.
+    resolve_drafter(config, resolve_model(config.target))
+    with quick_imports():
+        from blockdraft.llm import LLM
+    return LLM.of(config, check)

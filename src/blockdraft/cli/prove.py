@@ -34,6 +34,12 @@ BESIDE_REPLAY = {"replay", "output", "html", "as_json"}
 _COLORS: Mapping[Mark, str] = {"ok": "green", "failed": "bold red", "note": "dim"}
 
 
+@options.models(
+    without=(
+        "tree_nodes",
+        "recheck",
+    )
+)
 def prove(
     ctx: typer.Context,
     quick: Annotated[
@@ -53,14 +59,6 @@ def prove(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampled requests.")] = _PROOF.seed,
-    target: options.Target = _LLM.target,
-    drafter: options.Drafter = str(_LLM.drafter),
-    dtype: options.Dtype = _LLM.dtype,
-    device: options.Device = _LLM.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _LLM.num_threads,
-    max_concurrency: options.MaxConcurrency = _LLM.max_concurrency,
-    memory: options.Memory = _LLM.memory,
     output: Annotated[Path | None, typer.Option(help="Write the certificate (JSON) here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page of it here.")] = None,
     replay: Annotated[
@@ -127,7 +125,7 @@ def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, A
     if asked.config.one_of_a_kind:
         corpus = first_of_each_kind(corpus)
     own = [prompt for path in asked.paths for prompt in read_prompts(path)]
-    llm = options.load_llm(asked.llm_config)
+    llm = options.load_llm(replace(asked.llm_config, recheck=True))
     from blockdraft.proof.certificate import describe_proof, make_certificate
     from blockdraft.proof.prove import Proof
 

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from blockdraft.cli import options
+from blockdraft.cli.logs import log_as_server
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO, ConfigError
 from blockdraft.server.address import bind
-from blockdraft.server.config import ServeConfig
+from blockdraft.server.config import LogFormat, ServeConfig
 from blockdraft.server.engines.config import EngineConfig
 
 _CONFIG = LLMConfig()
@@ -61,6 +62,15 @@ TrustedProxies = Annotated[
 PrepareSeconds = Annotated[
     float,
     typer.Option("--prepare-timeout", help="Seconds to tokenize a prompt or compile a grammar."),
+]
+RootPath = Annotated[
+    str,
+    typer.Option(
+        help="Path under which a proxy shows the server, such as /models.", show_default="none"
+    ),
+]
+LogFormatOption = Annotated[
+    LogFormat, typer.Option("--log-format", help="Lines for people, or one JSON object a line.")
 ]
 LogPrompts = Annotated[
     bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")
@@ -124,17 +134,9 @@ Extra = Annotated[
 ]
 
 
+@options.models()
 def serve(
     ctx: typer.Context,
-    target: options.Target = _CONFIG.target,
-    drafter: options.Drafter = str(_CONFIG.drafter),
-    dtype: options.Dtype = _CONFIG.dtype,
-    device: options.Device = _CONFIG.device,
-    exact: options.Exact = options.EXACT,
-    num_threads: options.NumThreads = _CONFIG.num_threads,
-    tree_nodes: options.TreeNodes = _CONFIG.tree_nodes,
-    max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
-    memory: options.Memory = _CONFIG.memory,
     host: Host = _SERVE.host,
     port: Port = _SERVE.port,
     model_name: ModelName = _SERVE.model_name,
@@ -149,7 +151,9 @@ def serve(
     allowed_hosts: AllowedHosts = None,
     trusted_proxies: TrustedProxies = None,
     prepare_seconds: PrepareSeconds = _SERVE.prepare_seconds,
+    root_path: RootPath = _SERVE.root_path,
     log_prompts: LogPrompts = _SERVE.log_prompts,
+    log_format: LogFormatOption = _SERVE.log_format,
     engine: EngineChoice = OWN_ENGINE,
     python: Python = None,
     tensor_parallel: TensorParallel = None,
@@ -159,6 +163,7 @@ def serve(
     extra: Extra = None,
 ) -> None:
     """Serve a target with its drafter to OpenAI's clients."""
+    log_as_server(log_format)
     # The signature declares the options; those of the configs are read by their names.
     config = _serve_config(ctx.params, _read_keys(ctx, api_key_file, api_key))
     llm_config = options.llm_config(ctx.params)

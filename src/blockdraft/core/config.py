@@ -29,6 +29,8 @@ class LLMConfig:
     adaptive: draft as much as pays on this machine, nothing included; False drafts whole blocks.
     tree_nodes: tokens that a step drafts as a tree: a whole block and branches where the drafter is
     unsure. None drafts chains. Its size is fixed, so `adaptive` must be False.
+    recheck: test the kernels and time the steps again, instead of taking what an earlier start of
+    the same models on this machine found out.
     num_threads: of the whole process; None leaves torch's setting, but for no more than the cores
     that this process may use, and fewer where other programs keep them busy.
 
@@ -47,6 +49,7 @@ class LLMConfig:
     adaptive: bool = True
     tree_nodes: int | None = None
     num_threads: int | None = None
+    recheck: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "prefill_chunk", "tree_nodes", "num_threads"):

@@ -1,11 +1,12 @@
 """What of the machine is this process's to use. Loads no model library."""
 
+import ctypes
 import math
 import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from time import sleep
+from time import perf_counter, process_time, sleep
 
 _CGROUP = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
@@ -63,16 +64,17 @@ def busy_cores(seconds: float = 0.5, proc: Path = _PROC) -> float | None:
 
     None where the system does not say.
     """
-    before = _core_times(proc)
+    before, own_before, started = _core_times(proc), process_time(), perf_counter()
     sleep(seconds)
-    after = _core_times(proc)
+    after, own = _core_times(proc), process_time() - own_before
+    passed_seconds = perf_counter() - started
     if not before or before.keys() != after.keys():
         return None
     shares = []
     for core, (idle, total) in after.items():
         passed = total - before[core][1]
         shares.append(1 - (idle - before[core][0]) / passed if passed else 0.0)
-    return sum(shares)
+    return max(0.0, sum(shares) - own / passed_seconds)
 
 
 def _core_times(proc: Path) -> dict[int, tuple[int, int]]:
@@ -139,3 +141,10 @@ def _first(*readings: Callable[[], float | None]) -> float | None:
         except (OSError, ValueError, KeyError):
             continue
     return None
+
+
+def give_back_memory() -> None:
+    """Let the C library return to the system what was freed; it keeps it otherwise, in parts."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+    if trim is not None:
+        trim(0)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from blockdraft.core.errors import RequestError
+from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "error"]
@@ -208,3 +208,16 @@ def _checked_real(
         end = "" if high == math.inf else f" and at most {high:g}"
         raise RequestError(f"{shown} is {real:g}; give a number {start}{end}", param=name)
     return real
+
+
+def check_length(num_prompt: int, params: SamplingParams, described: str, limit: int) -> None:
+    """Refuse a prompt that leaves too little room for the answer.
+
+    Raises:
+        ContextTooLong: says both numbers, and which limit it is.
+    """
+    if num_prompt + params.max_tokens > limit:
+        raise ContextTooLong(
+            f"prompt of {num_prompt} tokens and max_tokens {params.max_tokens} exceed "
+            f"{described} tokens; shorten one of them"
+        )

@@ -7,6 +7,7 @@ library. docs/experiments/threads.md has the measurements.
 import logging
 import os
 import sys
+import threading
 from functools import lru_cache
 
 from blockdraft.core.machine import busy_cores, num_cpus
@@ -41,7 +42,7 @@ def num_threads(asked: int | None, of_torch: int) -> int:
     most = min(of_torch, cores)
     if most == 1 or "OMP_NUM_THREADS" in os.environ:
         return most
-    busy = _busy_cores()
+    busy = _looked()
     free = max(round(cores - busy), (cores + 1) // 2)
     if free >= most:
         return most
@@ -51,6 +52,19 @@ def num_threads(asked: int | None, of_torch: int) -> int:
         *(busy, cores, free, most),
     )
     return free
+
+
+def watch_cores() -> None:
+    """Look how busy the cores are while something else is done; `num_threads` then knows it."""
+    threading.Thread(target=_looked, daemon=True).start()
+
+
+_looking = threading.Lock()
+
+
+def _looked() -> float:
+    with _looking:
+        return _busy_cores()
 
 
 @lru_cache

@@ -12,10 +12,10 @@ from blockdraft.allocation.controller import AdaptiveDepth, Controller, FixedDep
 from blockdraft.allocation.cost_measurement import measure_costs
 from blockdraft.allocation.costs import StepCosts
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError, ContextTooLong, RequestError
+from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.failures import FailureLog
 from blockdraft.core.recorder import Recorded
-from blockdraft.core.request import SamplingParams
+from blockdraft.core.request import SamplingParams, check_length
 from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.engine.failures import is_out_of_memory
 from blockdraft.engine.observer import Observer
@@ -202,13 +202,8 @@ class Engine:
         self.check_ids(None, prompt_ids)
         self.check_ids("stop_token_ids", params.stop_token_ids)
         self.check_ids("logit_bias", params.logit_bias)
-        num_tokens = len(prompt_ids) + params.max_tokens
         for described, limit in self._limits().items():
-            if num_tokens > limit:
-                raise ContextTooLong(
-                    f"prompt of {len(prompt_ids)} tokens and max_tokens {params.max_tokens} exceed "
-                    f"{described} tokens; shorten one of them"
-                )
+            check_length(len(prompt_ids), params, described, limit)
 
     def check_min_tokens(self, params: SamplingParams, eos_ids: frozenset[int]) -> None:
         """Refuse a `min_tokens` that forbids every token; a sample with it would end in an error.

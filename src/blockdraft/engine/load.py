@@ -1,6 +1,7 @@
 """From folders of models to an engine that is ready."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,8 +11,10 @@ from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.machine import memory_bytes
+from blockdraft.core.machine import give_back_memory, memory_bytes
+from blockdraft.core.remembered import once, remembering
 from blockdraft.engine.engine import Engine
+from blockdraft.engine.start_key import remembered_path, start_key
 from blockdraft.models.loading import load_target_model
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged, layer_shapes
@@ -41,6 +44,22 @@ def load_engine(
         ModelError: a model cannot be loaded, the pair does not fit, or exactness was asked for and
             this machine's kernels do not give it.
     """
+    key = start_key(config, target_folder, drafter_folder, dtype, device)
+    with remembering(remembered_path(key), key, recheck=config.recheck) as remembered:
+        if not remembered.found:
+            logger.info("testing the kernels and timing steps for these models, once")
+        engine = _load(config, target_folder, drafter_folder, dtype, device)
+    give_back_memory()  # of loading, packing and testing
+    return engine
+
+
+def _load(
+    config: LLMConfig,
+    target_folder: Path,
+    drafter_folder: Path | None,
+    dtype: torch.dtype,
+    device: str,
+) -> Engine:
     model = load_target_model(target_folder, dtype, device)
     checkpoint = None
     if drafter_folder is not None:
@@ -48,7 +67,7 @@ def load_engine(
     target = make_target(config, model, checkpoint)
     drafter = make_drafter(target, checkpoint)
     if config.exact:
-        target.check_row_invariance()
+        once("rows are independent", lambda: _passes(target.check_row_invariance))
     engine = Engine(
         target,
         drafter,
@@ -60,6 +79,12 @@ def load_engine(
     elif config.adaptive and checkpoint is not None:
         engine.use_adaptive_depth()
     return engine
+
+
+def _passes(test: Callable[[], None]) -> bool:
+    """True; what fails raises, and is not remembered."""
+    test()
+    return True
 
 
 def make_target(
@@ -74,7 +99,10 @@ def make_target(
     layer_ids = () if checkpoint is None else checkpoint.feature_layers
     try:
         pages = Pages(_num_pages(config, model, checkpoint))
-        return PagedTarget(model, pages, layer_ids=layer_ids, exact=config.exact)
+        # Nobody else holds the model, so its weights need not be in memory twice.
+        return PagedTarget(
+            model, pages, layer_ids=layer_ids, exact=config.exact, keep_weights=False
+        )
     except NotPaged as reason:
         name = type(model).__name__
         if config.memory is not None:

@@ -17,7 +17,7 @@ from blockdraft.hub.resolve import resolve_model
 from blockdraft.models import draft
 from blockdraft.models.loading import check_pair
 from blockdraft.models.sequential import SequentialTarget
-from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.kinds import block_drafter
 
 
 class DraftModel(draft.DraftModel):
@@ -100,7 +100,7 @@ class DraftModel(draft.DraftModel):
         sequential = SequentialTarget(target, layer_ids=self.config.target_layer_ids)
         with sequential.released_after():
             embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
-            engine = Engine(sequential, DFlashDrafter(self, embedding.weight, head.weight))
+            engine = Engine(sequential, block_drafter(self, embedding.weight, head.weight))
             key = engine.add(prompt_ids, params)
             while engine.has_work:
                 engine.step()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from blockdraft.kernels.cpu.backend import NativeBackend, cpu_backend, without_kernels
+from blockdraft.kernels.cpu.build import build
 from blockdraft.kernels.cpu.library import SWITCH, library
 from blockdraft.kernels.cpu.provenance import made_with
 from blockdraft.kernels.cpu.random_words import NativeWords
@@ -44,6 +45,11 @@ def kernels_state() -> tuple[bool, str, str]:
     if library() is None:
         return False, "not compiled", "install a C++ compiler (g++ or clang++)"
     return True, "", ""
+
+
+def kernels_digest() -> str | None:
+    """Names the native kernels that are loaded: their sources, flags and CPU; None without any."""
+    return None if library() is None else build().stem
 
 
 def describe_kernels(dtype: torch.dtype, device: torch.device | str) -> dict[str, Any]:

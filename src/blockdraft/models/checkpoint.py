@@ -21,12 +21,15 @@ WEIGHTS_NAME = "model.safetensors"
 PROVENANCE_NAME = "provenance.json"
 
 _PREFIXES = ("draft_model.", "model.")
-_RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
+_RENAMED = {
+    "encoder.fc.": "fc.",
+    "encoder.output_norm_enc.": "hidden_norm.",
+    # Modules of their own in some trainers.
+    "candidate_selector.predecessor_codebook.weight": "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook.weight": "candidate_selector.successor_codebook",
+}
 
 _FOREIGN_TENSORS = {
-    "attention_conv.": "a DFlash 2 drafter",
-    "mlp_conv.": "a DFlash 2 drafter",
-    "candidate_selector.": "a DFlash 2 drafter",
     "markov_head.": "a DSpark drafter",
     "confidence_head.": "a DSpark drafter",
     "prefix_gru.": "a Domino drafter",
@@ -37,6 +40,9 @@ _FOREIGN_TENSORS = {
     "lm_head.": "a drafter with an output head of its own",
 }
 """Parts of tensor names that mark what this project does not run yet."""
+
+_OF_DFLASH2 = ("attention_conv.", "mlp_conv.", "candidate_selector.")
+"""Parts of tensor names that only a DFlash 2 drafter has."""
 
 _NUM_SHOWN = 3
 
@@ -115,6 +121,12 @@ def check_tensors(
                     f"{folder} holds {name}: it is {what}, which is not supported yet; use a "
                     f"DFlash checkpoint without it"
                 )
+    extra = sorted(found.keys() - expected.keys())
+    if second := [name for name in extra if any(part in name for part in _OF_DFLASH2)]:
+        raise ModelError(
+            f"{folder} holds {second[0]}: it is a DFlash 2 drafter, and its {CONFIG_NAME} "
+            f"describes another; use the two files of one checkpoint"
+        )
     shapes = [
         f"{name} {list(found[name].shape)} instead of {list(expected[name].shape)}"
         for name in sorted(found.keys() & expected.keys())
@@ -122,7 +134,7 @@ def check_tensors(
     ]
     problems = [
         *_count("missing", sorted(expected.keys() - found.keys())),
-        *_count("unexpected", sorted(found.keys() - expected.keys())),
+        *_count("unexpected", extra),
         *_count("of the wrong shape", shapes),
     ]
     if problems:

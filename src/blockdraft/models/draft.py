@@ -5,6 +5,8 @@ checkpoints: Qwen3-style layers without embedding and head of their own. Feature
 `hidden_norm(fc(features))`, enter every layer as extra keys and values through the layer's own
 projections; the slots of the block see them and each other. The slot at absolute position p
 predicts the token at p; slot 0 is the anchor, the last committed token, and predicts nothing.
+DFlash 2 adds convolutions over the slots of a block (`draft_convolution`), and a selector that
+chooses a slot's token behind the one before it (`candidate_selector`).
 
 Shapes: b sequences, c context tokens, q block slots, D hidden size, V vocabulary.
 """
@@ -21,10 +23,12 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from blockdraft.core.errors import ModelError
+from blockdraft.models.candidate_selector import CandidateSelector, lattice_of
 from blockdraft.models.checkpoint import check_tensors, read_config, read_tensors, write_checkpoint
 from blockdraft.models.draft_attention import ScoreMask, attend
 from blockdraft.models.draft_config import AttentionKind, DraftConfig
 from blockdraft.models.draft_context import ContextKV, DraftContext, LayerKV
+from blockdraft.models.draft_convolution import DynamicConvolution, Layer
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
 
@@ -161,7 +165,11 @@ class DraftMLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """One pre-norm decoder layer; only the block passes `input_layernorm`, never the context."""
+    """One pre-norm decoder layer; only the block passes `input_layernorm`, never the context.
+
+    The convolutions of DFlash 2 stand around attention and MLP, inside the residuals; DFlash has
+    None there.
+    """
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -169,14 +177,30 @@ class DraftLayer(nn.Module):
         self.self_attn = DraftAttention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = DraftMLP(config)
+        self.attention_conv: DynamicConvolution | None = None
+        self.mlp_conv: DynamicConvolution | None = None
+        if config.dflash2 is not None:
+            self.attention_conv = DynamicConvolution(config.hidden_size, config.dflash2)
+            self.mlp_conv = DynamicConvolution(config.hidden_size, config.dflash2)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, context: ContextKV, layer: int, mask: ScoreMask
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        context: ContextKV,
+        layer: int,
+        mask: ScoreMask,
+        block_size: int,
     ) -> Tensor:
-        """[b, q, D] -> [b, q, D]; `mask` as in `DraftAttention.forward`."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, context, layer, mask)
-        result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return result
+        """[b, q, D] -> [b, q, D], blocks of `block_size`; `mask` as in `DraftAttention.forward`."""
+
+        def attention(normed: Tensor) -> Tensor:
+            attended: Tensor = self.self_attn(normed, rotation, context, layer, mask)
+            return attended
+
+        x = x + _between(self.attention_conv, attention, self.input_layernorm(x), block_size)
+        normed = self.post_attention_layernorm(x)
+        return x + _between(self.mlp_conv, self.mlp, normed, block_size)
 
     def context_keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
         """`DraftAttention.keys_values` of the context.
@@ -186,8 +210,14 @@ class DraftLayer(nn.Module):
         return self.self_attn.keys_values(x, rotation)
 
 
+def _between(
+    convolution: DynamicConvolution | None, layer: Layer, x: Tensor, block_size: int
+) -> Tensor:
+    return layer(x) if convolution is None else convolution.around(layer, x, block_size)
+
+
 class DraftModel(nn.Module):
-    """A DFlash drafter with random weights; `from_pretrained` loads trained ones.
+    """A DFlash or DFlash 2 drafter with random weights; `from_pretrained` loads trained ones.
 
     Its parameters carry the published names, so its state dict is the checkpoint. Set
     `draft_vocabulary` to guess from a part of the vocabulary only, see `models.draft_vocabulary`.
@@ -211,6 +241,15 @@ class DraftModel(nn.Module):
                 nn.init.normal_(module.weight, std=INIT_STD)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        self.candidate_selector: CandidateSelector | None = None
+        if config.dflash2 is not None:
+            self.candidate_selector = CandidateSelector(
+                config.hidden_size, config.vocab_size, config.dflash2
+            )
+            for layer in self.draft_layers():
+                for convolution in (layer.attention_conv, layer.mlp_conv):
+                    assert convolution is not None
+                    convolution.reset_parameters()
 
     @classmethod
     def from_pretrained(
@@ -303,6 +342,7 @@ class DraftModel(nn.Module):
         positions: Tensor,
         context: ContextKV,
         masks: Mapping[AttentionKind, ScoreMask],
+        block_size: int | None = None,
     ) -> Tensor:
         """Hidden states of the block's slots.
 
@@ -313,15 +353,18 @@ class DraftModel(nn.Module):
             masks: for each kind of layer in the config, True where a slot may attend, [b or 1, 1,
                 q, num_context + q], or None for everything. No row may be False throughout. In
                 training also tiles, see `models.draft_attention`.
+            block_size: slots of each of several blocks that the forward holds of a sequence, one
+                behind another; None if there is one of q slots.
 
         Returns:
             [b, q, D], after the final norm; slot 0 of a block predicts nothing.
         """
         rotation = self.rotary(positions, embeddings.dtype)
         scored = {kind: _score_mask(mask, embeddings.dtype) for kind, mask in masks.items()}
-        x = _packed(embeddings)
+        x, block_size = _packed(embeddings), block_size or embeddings.shape[1]
         for index, layer in enumerate(self.draft_layers()):
-            x = layer(x, rotation, context, index, scored[self.config.layer_types[index]])
+            mask = scored[self.config.layer_types[index]]
+            x = layer(x, rotation, context, index, mask, block_size)
         hidden: Tensor = self.norm(x)
         return hidden
 
@@ -335,6 +378,27 @@ class DraftModel(nn.Module):
             logits = logits * self.config.output_multiplier
         cap = self.config.final_logit_softcapping
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def greedy_guesses(
+        self,
+        hidden: Tensor,
+        logits: Tensor,
+        anchors: Tensor,
+        vocabulary_ids: Tensor | None = None,
+    ) -> Tensor:
+        """What the drafter guesses at temperature 0: token ids [b, s].
+
+        Args:
+            hidden: [b, s, D] of the slots behind the anchor.
+            logits: [b, s, n] of these.
+            anchors: [b] token ids.
+            vocabulary_ids: [n], of the tokens that have logits; None if all have.
+        """
+        if self.candidate_selector is None:
+            found = logits.argmax(dim=-1)
+            return found if vocabulary_ids is None else vocabulary_ids[found]
+        lattice = lattice_of(self.candidate_selector, hidden, logits, anchors, vocabulary_ids)
+        return lattice.greedy_path()
 
     def block_masks(
         self, num_context: int, block_size: int, device: torch.device | str = "cpu"

@@ -1,19 +1,28 @@
-"""The shape of a DFlash drafter (arXiv 2602.06036) and the rules its values must keep."""
+"""The shape of a DFlash or DFlash 2 drafter (arXiv 2602.06036), and rules that its values keep."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 from blockdraft.core.errors import ModelError
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.draft_config_reader import (
     ARCHITECTURE,
+    ARCHITECTURE_2,
     AttentionKind,
+    DFlash2Config,
     default_target_layer_ids,
     read_fields,
 )
 
-__all__ = ["ARCHITECTURE", "AttentionKind", "DraftConfig", "default_target_layer_ids"]
+__all__ = [
+    "ARCHITECTURE",
+    "ARCHITECTURE_2",
+    "AttentionKind",
+    "DFlash2Config",
+    "DraftConfig",
+    "default_target_layer_ids",
+]
 
 _ROPE_KEYS = {
     "default": (),
@@ -40,6 +49,7 @@ class DraftConfig:
         sliding_window: keys a sliding layer sees, its own slot included; None without such layers.
         causal: whether slots see only earlier slots of their block; None means that sliding
             layers do and full layers do not.
+        dflash2: what DFlash 2 adds; None for DFlash.
 
     Raises:
         ModelError: a value is out of range or two contradict each other.
@@ -70,12 +80,15 @@ class DraftConfig:
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
     input_embedding_scale: float = 1.0
+    dflash2: DFlash2Config | None = None
 
     def __post_init__(self) -> None:
         _check_sizes(self)
         _check_pairing(self)
         _check_attention(self)
         _check_rope(self.rope)
+        if self.dflash2 is not None:
+            _check_dflash2(self, self.dflash2)
 
     @property
     def num_features(self) -> int:
@@ -114,7 +127,11 @@ class DraftConfig:
         for name in ("output_multiplier", "final_logit_softcapping", "input_embedding_scale"):
             if getattr(self, name) != getattr(type(self), name):
                 drafter[name] = getattr(self, name)
-        raw: dict[str, Any] = {"architectures": [ARCHITECTURE], "model_type": "qwen3"}
+        architecture = ARCHITECTURE
+        if self.dflash2 is not None:
+            architecture = ARCHITECTURE_2
+            drafter |= asdict(self.dflash2)
+        raw: dict[str, Any] = {"architectures": [architecture], "model_type": "qwen3"}
         for name in (
             *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
             *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "vocab_size"),
@@ -206,3 +223,20 @@ def _check_rope(rope: Mapping[str, Any]) -> None:
         raise ModelError(f"rope_type {kind!r} is not supported; known: {', '.join(_ROPE_KEYS)}")
     if missing := [key for key in ("rope_theta", *_ROPE_KEYS[kind]) if rope.get(key) is None]:
         raise ModelError(f"rope_type {kind!r} needs {', '.join(missing)} in the drafter's config")
+
+
+def _check_dflash2(config: DraftConfig, added: DFlash2Config) -> None:
+    """Raise ModelError unless the convolutions and the selector fit the drafter."""
+    for name, value in asdict(added).items():
+        if value <= 0:
+            raise ModelError(f"{name} is {value} in the drafter's config; it must be positive")
+    if config.hidden_size % added.conv_group_size:
+        raise ModelError(
+            f"conv_group_size {added.conv_group_size} does not divide hidden_size "
+            f"{config.hidden_size} in the drafter's config; give a divisor"
+        )
+    if added.selector_top_k > config.vocab_size:
+        raise ModelError(
+            f"selector_top_k is {added.selector_top_k} in the drafter's config, and the vocabulary "
+            f"has {config.vocab_size} tokens; give at most so many"
+        )

@@ -6,6 +6,7 @@ implemented is refused, never ignored.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from blockdraft.core.errors import ModelError
@@ -13,6 +14,7 @@ from blockdraft.core.errors import ModelError
 AttentionKind = Literal["full_attention", "sliding_attention"]
 
 ARCHITECTURE = "DFlashDraftModel"
+ARCHITECTURE_2 = "DFlash2DraftModel"
 
 DEFAULT_ROPE_THETA = 10000.0
 """Where a config names none, as in transformers."""
@@ -36,11 +38,10 @@ _NESTED_KEYS = frozenset(
     }
 )
 
+DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+"""What a DFlash 2 drafter says beside the keys of DFlash."""
+
 _OTHER_METHODS = {
-    "conv_kernel_size": "DFlash 2",
-    "conv_group_size": "DFlash 2",
-    "selector_rank": "DFlash 2",
-    "selector_top_k": "DFlash 2",
     "markov_head_type": "DSpark",
     "markov_rank": "DSpark",
     "use_confidence_head": "DSpark",
@@ -61,6 +62,23 @@ _UNSUPPORTED: dict[str, object] = {
     "quantization_config": {},
 }
 """Keys that change the computation unless they have this value, and are not supported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlash2Config:
+    """What DFlash 2 adds to a drafter: convolutions inside the block, and a selector of paths.
+
+    Attributes:
+        conv_kernel_size: slots that a convolution reads, its own included.
+        conv_group_size: channels that share the part of a kernel which depends on the input.
+        selector_rank: of the score of a token behind another.
+        selector_top_k: candidates of a slot, the most likely by its logits.
+    """
+
+    conv_kernel_size: int
+    conv_group_size: int
+    selector_rank: int
+    selector_top_k: int
 
 
 def default_target_layer_ids(num_target_layers: int, num_features: int) -> tuple[int, ...]:
@@ -89,6 +107,9 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     num_heads = reader.integer("num_attention_heads")
     num_target_layers = reader.optional_integer("num_target_layers")
     layer_types, sliding_window, causal = _read_attention(reader, num_layers)
+    dflash2 = None
+    if ARCHITECTURE_2 in _architectures(raw):
+        dflash2 = DFlash2Config(**{name: reader.integer(name) for name in DFLASH2_KEYS})
     fields = {
         "hidden_size": hidden_size,
         "intermediate_size": reader.integer("intermediate_size"),
@@ -113,6 +134,7 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "output_multiplier": reader.optional_number("output_multiplier"),
         "final_logit_softcapping": reader.optional_number("final_logit_softcapping"),
         "input_embedding_scale": reader.optional_number("input_embedding_scale"),
+        "dflash2": dflash2,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -178,11 +200,17 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     nested = raw.get("dflash_config") or {}
     if not isinstance(nested, Mapping):
         raise ModelError(f"dflash_config is {nested!r} in the drafter's config; give an object")
-    architectures = [str(name) for name in raw.get("architectures") or [ARCHITECTURE]]
-    if ARCHITECTURE not in architectures:
-        what = "a DFlash 2 drafter" if "DFlash2DraftModel" in architectures else "another model"
-        raise _unsupported(f"architectures = {architectures}", what)
+    architectures = _architectures(raw)
+    if not {ARCHITECTURE, ARCHITECTURE_2}.intersection(architectures):
+        raise _unsupported(f"architectures = {architectures}", "another model")
     for place in (nested, raw):
+        for key in DFLASH2_KEYS:
+            if place.get(key) and ARCHITECTURE_2 not in architectures:
+                raise ModelError(
+                    f"the drafter's config.json has {key} = {place[key]!r}, which belongs to "
+                    f"DFlash 2, and architectures = {architectures}; name {ARCHITECTURE_2} there "
+                    f"if it is one, or remove the key"
+                )
         projector = place.get("projector_type")
         if projector not in (None, "dflash"):
             raise _unsupported(f"projector_type = {projector!r}", "a DSpark or Domino drafter")
@@ -192,7 +220,7 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         for key, neutral in _UNSUPPORTED.items():
             if place.get(key) not in (None, neutral):
                 raise _unsupported(f"{key} = {place[key]!r}", "a variant with other mathematics")
-    known = _NESTED_KEYS.union(_OTHER_METHODS, _UNSUPPORTED, {"projector_type"})
+    known = _NESTED_KEYS.union(DFLASH2_KEYS, _OTHER_METHODS, _UNSUPPORTED, {"projector_type"})
     if unknown := sorted(set(nested) - known):
         raise ModelError(
             f"unknown keys in dflash_config: {', '.join(unknown)}; they may change what the "
@@ -203,8 +231,12 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 def _unsupported(setting: str, what: str) -> ModelError:
     return ModelError(
         f"the drafter's config.json has {setting}: it is {what}, which is not supported yet; use "
-        f"a plain DFlash checkpoint ({ARCHITECTURE})"
+        f"a DFlash checkpoint ({ARCHITECTURE} or {ARCHITECTURE_2})"
     )
+
+
+def _architectures(raw: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in raw.get("architectures") or [ARCHITECTURE]]
 
 
 def _read_layer_ids(

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.interface import LayerParts, Norm, Scoring
+from blockdraft.kernels.interface import Backend, LayerParts, Norm, Rotation, Scoring
 from blockdraft.models.attention.plan import LayerAttention
 from blockdraft.models.draft import DraftLayer, DraftModel, RMSNorm
 from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.layer import DecoderLayer
+from blockdraft.models.draft_convolution import DynamicConvolution, Layer, convolve, dynamic_taps
+from blockdraft.models.layer import Attend, DecoderLayer
 from blockdraft.models.packed import side_by_side
 from blockdraft.models.paged_context import PagedContexts
 
@@ -25,9 +26,8 @@ class KernelDraft:
         self._contexts = contexts
         self._rotation = model.rotary
         config, scoring = model.config, Scoring(model.config.head_dim**-0.5)
-        self._layers = [
-            DecoderLayer(contexts.backend, _parts(layer, config)) for layer in model.draft_layers()
-        ]
+        self._layers = [_layer(contexts.backend, own, config) for own in model.draft_layers()]
+        self._is_convolved = config.dflash2 is not None
         self._attentions = [
             LayerAttention(scoring, config.visibility(kind)) for kind in config.layer_types
         ]
@@ -49,10 +49,50 @@ class KernelDraft:
         plan = self._contexts.blocks(keys, lengths, sizes)
         cos, signed_sin = self._rotation(positions, embeddings.dtype)
         rotation = cos.flatten(0, 1), signed_sin.flatten(0, 1)
-        x = embeddings.reshape(-1, embeddings.shape[-1])
+        # Rows of all blocks one behind another, unless somebody asks which block a row is of.
+        x = embeddings if self._is_convolved else embeddings.reshape(-1, embeddings.shape[-1])
         for index, layer in enumerate(self._layers):
             x = layer.over_pages(plan, index, self._attentions[index], x, rotation)
         return self._contexts.backend.norm(x, self._norm).view(embeddings.shape)
+
+
+class _Convolved(DecoderLayer):
+    """A layer of DFlash 2: of blocks [b, q, D], with convolutions around attention and MLP."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        parts: LayerParts,
+        attention_conv: DynamicConvolution,
+        mlp_conv: DynamicConvolution,
+    ) -> None:
+        super().__init__(backend, parts)
+        self.use_parts()
+        self._around_attention = _PackedConvolution(attention_conv)
+        self._around_mlp = _PackedConvolution(mlp_conv)
+
+    def attention(self, normed: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """See DecoderLayer."""
+        attention = super().attention
+        return self._around_attention(lambda x: attention(x, rotation, attend), normed)
+
+    def mlp(self, normed: Tensor) -> Tensor:
+        """See DecoderLayer."""
+        return self._around_mlp(super().mlp, normed)
+
+
+class _PackedConvolution:
+    """`DynamicConvolution.around` for blocks [b, q, D]; the layer gets their rows, [b * q, D]."""
+
+    def __init__(self, convolution: DynamicConvolution) -> None:
+        self._projection = side_by_side(convolution.kernel_projection)
+        self._base_kernel = convolution.base_kernel.detach()
+        self._group_size = convolution.group_size
+
+    def __call__(self, layer: Layer, x: Tensor) -> Tensor:
+        before, behind = dynamic_taps(self._projection(x), self._base_kernel, self._group_size)
+        inner = layer(convolve(x, before).flatten(0, 1))
+        return convolve(inner.view(x.shape), behind)
 
 
 def kernel_draft(model: DraftModel, contexts: PagedContexts) -> KernelDraft | None:
@@ -66,6 +106,13 @@ def kernel_draft(model: DraftModel, contexts: PagedContexts) -> KernelDraft | No
         return None
     with torch.no_grad():
         return KernelDraft(model, contexts)
+
+
+def _layer(backend: Backend, layer: DraftLayer, config: DraftConfig) -> DecoderLayer:
+    parts = _parts(layer, config)
+    if layer.attention_conv is None or layer.mlp_conv is None:
+        return DecoderLayer(backend, parts)
+    return _Convolved(backend, parts, layer.attention_conv, layer.mlp_conv)
 
 
 def _parts(layer: DraftLayer, config: DraftConfig) -> LayerParts:

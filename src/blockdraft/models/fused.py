@@ -8,7 +8,7 @@ replace torch's only if they then give nearly the same.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,6 +18,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.core.machine import give_back_memory
+from blockdraft.core.remembered import once
 from blockdraft.kernels.backends import backend_for, reference_for
 from blockdraft.kernels.interface import LayerParts, Norm, Rotation, Scoring, Span
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, PlanInForce
@@ -25,6 +27,7 @@ from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.layer import DecoderLayer
 from blockdraft.models.packed import (
     can_pack,
+    drop_weights,
     is_plain,
     pack_linears,
     plain_linears,
@@ -156,18 +159,21 @@ def _norm(norm: Any) -> Norm:
     return Norm(norm.weight.detach().contiguous(), norm.variance_epsilon, rounds_first=True)
 
 
-def speed_up(model: PreTrainedModel, in_force: PlanInForce | None = None) -> ExitStack:
+def speed_up(
+    model: PreTrainedModel, in_force: PlanInForce | None = None, *, keep_weights: bool = True
+) -> ExitStack:
     """Let a model on a CPU compute from packed weights, and fuse the layers that can be fused.
 
     To be called in evaluation mode. The attention function may change afterwards, to any that is
     registered with transformers' `AttentionInterface` ("eager" is not). Where nothing can be done
     (`can_pack`) the model stays as it is. Fused layers follow the plan that is `in_force`.
+    Without `keep_weights` the weights that were copied into them are freed, for good.
 
     Returns:
         what gives the model back as it was when closed.
     """
     with ExitStack() as undo:
-        undo.enter_context(fuse_layers(model, in_force))
+        undo.enter_context(fuse_layers(model, in_force, keep_weights=keep_weights))
         undo.enter_context(pack_linears(set(plain_linears(model)) - replaced_modules(model)))
         return undo.pop_all()
 
@@ -184,8 +190,13 @@ def replaced_modules(model: PreTrainedModel) -> set[nn.Module]:
 
 
 @torch.inference_mode()
-def fuse_layers(model: PreTrainedModel, in_force: PlanInForce | None = None) -> ExitStack:
-    """Replace the computation of those decoder layers that have a fused form of the same bits."""
+def fuse_layers(
+    model: PreTrainedModel, in_force: PlanInForce | None = None, *, keep_weights: bool = True
+) -> ExitStack:
+    """Replace the computation of those decoder layers that have a fused form of the same bits.
+
+    One after another: without `keep_weights` no more than one layer is in memory twice.
+    """
     signs, in_force = RotationSigns(), in_force or PlanInForce()
     with ExitStack() as undo, _probed(model) as constants:
         for index, layer in enumerate(decoder_layers(model)):
@@ -197,6 +208,9 @@ def fuse_layers(model: PreTrainedModel, in_force: PlanInForce | None = None) -> 
                 continue
             replace_forward(layer, fused, undo)
             _check_whole(fused, layer.self_attn)
+            if not keep_weights:
+                drop_weights(layer)
+                give_back_memory()
         return undo.pop_all()
 
 
@@ -241,44 +255,56 @@ def _fused_if_equal(
 ) -> FusedLayer | None:
     """The fused form of a layer if it gives the same bits; `constants` are noted by its attention.
 
-    The layer itself runs with packed weights: what is compared is the order of operations.
+    The fastest backend computes it, if it computes the same function.
     """
     try:
         hidden, rotation = _probe_input(layer.self_attn)
         arguments: dict[str, Any] = {"attention_mask": None, "position_embeddings": rotation}
-        with pack_linears(plain_linears(layer)):
-            expected = layer(hidden, **arguments)
+        layer(hidden, **arguments)  # notes the constants
         fused = FusedLayer(layer, dict(constants), signs, in_force)
-        same = isinstance(expected, Tensor) and torch.equal(fused(hidden, **arguments), expected)
-        if same:
-            _use_backend(fused, layer, expected, lambda: fused(hidden, **arguments))
+        by_reference = fused.layer
+        backend = backend_for(hidden.dtype, hidden.device)
+        by_backend = DecoderLayer(backend, by_reference.parts)
+
+        def form() -> str:
+            with pack_linears(plain_linears(layer)):  # what is compared is the order of operations
+                expected = layer(hidden, **arguments)
+            fused.layer = by_reference
+            if not torch.equal(fused(hidden, **arguments), expected):
+                return "its own"
+            fused.layer = by_backend
+            is_same = _is_close(fused(hidden, **arguments), expected)
+            return "backend" if is_same else "reference"
+
+        found = once("form of a layer", form)
     # What a layer raises that another version of transformers calls or builds differently.
     except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         logger.info("no fused form of %s: %s", type(layer).__name__, error)
         return None
-    return fused if same else None
-
-
-def _use_backend(
-    fused: FusedLayer, layer: Any, expected: Tensor, probe: Callable[[], Tensor]
-) -> None:
-    """Let a fused layer compute by the fastest backend, if it computes the same function."""
-    by_reference = fused.layer
-    backend = backend_for(expected.dtype, expected.device)
-    if backend is by_reference.backend:
-        return
-    fused.layer = DecoderLayer(backend, by_reference.parts)
-    error = (probe().float() - expected.float()).abs().max()
-    if not error <= KERNEL_ERROR * torch.finfo(expected.dtype).eps * expected.abs().max():
+    if found == "reference":
         logger.info("%s keeps torch's operations: kernels give others", type(layer).__name__)
-        fused.layer = by_reference
+    fused.layer = by_backend if found == "backend" else by_reference
+    return fused if found in ("backend", "reference") else None
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    error = (found.float() - expected.float()).abs().max()
+    allowed = KERNEL_ERROR * torch.finfo(expected.dtype).eps * expected.abs().max()
+    return bool(error <= allowed)
 
 
 def _check_whole(fused: FusedLayer, attention: Any) -> None:
-    """Leave a layer in parts if in one call it has other bits. They run over a page each."""
-    layer = fused.layer
-    if not layer.runs_whole:
+    """Leave a layer in parts if in one call it has other bits."""
+    if not fused.layer.runs_whole:
         return
+    if not once("whole layer right", lambda: _is_whole_right(fused, attention)):
+        logger.warning("a whole layer by kernels is wrong on this machine: it runs in parts")
+        fused.layer.use_parts()
+
+
+def _is_whole_right(fused: FusedLayer, attention: Any) -> bool:
+    """Whether a layer in one call has the bits of its parts. They run over a page each."""
+    layer = fused.layer
     hidden, rotation = _probe_input(attention)
     rotation = RotationSigns()(rotation)
     shapes = [(layer.parts.num_heads[1], layer.parts.head_dim)]
@@ -291,9 +317,7 @@ def _check_whole(fused: FusedLayer, attention: Any) -> None:
         plan = AttentionPlan(layer.backend, kv, spans, slots)
         output = run.over_pages(plan, 0, fused.attention, hidden, rotation)
         found.append(torch.cat([output.flatten(), kv.pools[0].flatten()]))
-    if not torch.equal(*found):
-        logger.warning("a whole layer by kernels is wrong on this machine: it runs in parts")
-        layer.use_parts()
+    return torch.equal(*found)
 
 
 def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:

@@ -57,15 +57,24 @@ class DecoderLayer:
 
     def in_parts(self, hidden: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """The same with any attention, operation by operation."""
-        backend, parts = self.backend, self.parts
-        qkv_of, o_of, gate_up_of, down_of = self.products
-        qkv = qkv_of(backend.norm(hidden, parts.norm))
+        normed = self.backend.norm(hidden, self.parts.norm)
+        attended = self.attention(normed, rotation, attend)
+        hidden, normed = self.backend.add_norm(attended, hidden, self.parts.mlp_norm)
+        return hidden + self.mlp(normed)
+
+    def attention(self, normed: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """What the attention adds to the residual."""
+        parts, (qkv_of, o_of, _, _) = self.parts, self.products
+        qkv = qkv_of(normed)
         heads = qkv.view(*qkv.shape[:-1], sum(parts.num_heads), parts.head_dim)
-        rotated = backend.rotate_(heads, parts.num_heads, rotation, parts.head_norms)
+        rotated = self.backend.rotate_(heads, parts.num_heads, rotation, parts.head_norms)
         q, k, v = (part.transpose(-3, -2) for part in rotated)
-        attended = attend(q, k, v).flatten(-2)
-        hidden, normed = backend.add_norm(o_of(attended), hidden, parts.mlp_norm)
-        return hidden + down_of(backend.gate(gate_up_of(normed), parts.activation))
+        return o_of(attend(q, k, v).flatten(-2))
+
+    def mlp(self, normed: Tensor) -> Tensor:
+        """What the MLP adds to the residual."""
+        _, _, gate_up_of, down_of = self.products
+        return down_of(self.backend.gate(gate_up_of(normed), self.parts.activation))
 
 
 def _over(

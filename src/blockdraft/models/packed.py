@@ -1,8 +1,9 @@
 """Linear layers of models that compute from packed copies of their weights, where a backend packs.
 
 The order in which weights lie there never leaves the process. The packed copy takes as much memory
-as the weights; those stay where they are, for whoever holds the model. A packed layer cannot be
-trained. The head, which the drafter takes from the target, is packed once for both.
+as the weights; those stay where they are, for whoever holds the model, unless nobody does.
+A packed layer cannot be trained. The head, which the drafter takes from the target, is packed once
+for both.
 """
 
 import copy
@@ -100,6 +101,19 @@ def pack_linears(linears: Iterable[nn.Linear]) -> ExitStack:
                 _packed[linear.weight.data_ptr()] = packed
             replace_forward(linear, packed, undo)
     return undo
+
+
+def drop_weights(module: nn.Module) -> None:
+    """Free the weights of a module's linear layers, all of which others compute from copies of.
+
+    They keep their shape and type, for whoever counts; every number reads as "not a number", so
+    that a use which was forgotten does not go unnoticed.
+    """
+    with torch.inference_mode(False):
+        for child in module.modules():
+            if isinstance(child, nn.Linear):
+                nothing = child.weight.new_full((), torch.nan)
+                child.weight.data = nothing.expand(child.weight.shape)
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Tensor], undo: ExitStack) -> None:

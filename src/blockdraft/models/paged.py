@@ -67,8 +67,10 @@ class PagedTarget(TransformersTarget):
         *,
         layer_ids: Sequence[int] = (),
         exact: bool = True,
+        keep_weights: bool = True,
     ) -> None:
         shapes = layer_shapes(model)
+        self._keep_weights = keep_weights
         self._in_force = PlanInForce()
         super().__init__(model, PAGED_ATTENTION, layer_ids=layer_ids, exact=exact)
         self.memory: Pages = memory
@@ -81,7 +83,7 @@ class PagedTarget(TransformersTarget):
         self._undo.enter_context(give_plan(self.model, self._in_force))
 
     def _speed_up(self) -> ExitStack:
-        return speed_up(self.model, self._in_force)
+        return speed_up(self.model, self._in_force, keep_weights=self._keep_weights)
 
     @torch.inference_mode()
     def forward(self, plan: ForwardPlan) -> TargetOutput:

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from blockdraft.core.fingerprint import hash_files
 from blockdraft.proof.corpus import ProofPrompt
 
 PACKAGE = Path(__file__).parents[1]
@@ -34,17 +35,6 @@ def hash_code() -> str:
 def hash_kernels() -> str:
     """SHA-256 over the sources of the native kernels, as they are installed."""
     return hash_files(KERNELS, _NATIVE)
-
-
-def hash_files(folder: Path, patterns: Iterable[str]) -> str:
-    """SHA-256 over the names and contents of the files that match, in the order of their names."""
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    digest = hashlib.sha256()
-    for path in sorted(found):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
-    return digest.hexdigest()
 
 
 def hash_prompts(prompts: Sequence[ProofPrompt]) -> str:

@@ -45,6 +45,7 @@ from blockdraft.server.errors import (
 from blockdraft.server.extras import tell_of_ignored
 from blockdraft.server.guard import Guard, Traffic
 from blockdraft.server.headers import REQUEST_ID, WARNING, ResponseHeaders
+from blockdraft.server.json_route import JsonRoute
 from blockdraft.server.messages_api.reply import count_tokens, start_message
 from blockdraft.server.messages_api.schema import CountRequest, MessagesRequest
 from blockdraft.server.metrics import NO_TAG
@@ -58,6 +59,7 @@ from blockdraft.server.protocol import (
 from blockdraft.server.responses import ClientGone, EventStream, unless_gone
 from blockdraft.server.responses_api.reply import start_response
 from blockdraft.server.responses_api.schema import ResponsesRequest
+from blockdraft.server.root_path import UnderPrefix
 from blockdraft.server.service import Caller, Service
 from blockdraft.server.session import Reply
 from blockdraft.server.shape import read_toolbox
@@ -81,7 +83,10 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         responses=ERRORS,
+        # Only said in the description; the prefix itself is taken off first of all.
+        servers=[{"url": service.config.root_path or "/"}],
     )
+    app.router.route_class = JsonRoute
     _add_openai_routes(app, service)
     _add_other_chat_routes(app, service)
     _add_token_routes(app, service)
@@ -107,6 +112,7 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
             expose_headers=[REQUEST_ID, WARNING],
         )
     app.add_middleware(ResponseHeaders)
+    app.add_middleware(UnderPrefix, prefix=service.config.root_path)
     return app
 
 

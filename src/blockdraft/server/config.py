@@ -4,11 +4,15 @@ import ipaddress
 import math
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from blockdraft.core.errors import ConfigError
 
+LogFormat = Literal["text", "json"]
+
 _NO_NAME = re.compile(r"[\s/@*\[\]]|^[^:]*:[0-9]*$")
 """Finds what no bare host name or address holds, a port among it."""
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +32,8 @@ class ServeConfig:
         are checked if it listens to this machine only, or any is given.
     trusted_proxies: addresses or networks whose X-Forwarded-For and -Proto are believed.
     prepare_seconds: the longest that tokenizing a prompt or compiling a grammar may take.
+    root_path: prefix of the path under which a proxy shows the server, such as /models.
+    log_format: "text" for people, "json" for one object a line.
     log_prompts: write prompts and answers to the log.
 
     Raises:
@@ -47,6 +53,8 @@ class ServeConfig:
     allowed_hosts: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     prepare_seconds: float = 10.0
+    root_path: str = ""
+    log_format: LogFormat = "text"
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
@@ -68,11 +76,20 @@ class ServeConfig:
                     f"the allowed host is {name!r}; give a name such as models.example.org, "
                     "without scheme and port"
                 )
+        _check_root_path(self.root_path)
         for proxy in self.trusted_proxies:
             _check_proxy(proxy)
         for key in self.api_keys:
             if not key.isascii() or not key.isprintable() or not key.strip():
                 raise ConfigError("an API key is empty or holds odd characters; use plain ASCII")
+
+
+def _check_root_path(path: str) -> None:
+    if path and not _ROOT_PATH.fullmatch(path):
+        raise ConfigError(
+            f"the root path is {path!r}; give a path such as /models, with a slash in front and "
+            "none at its end"
+        )
 
 
 def _check_proxy(proxy: str) -> None:

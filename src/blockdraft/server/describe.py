@@ -273,8 +273,8 @@ ERRORS: Responses = {
     "4XX": {
         "model": ErrorAnswer,
         "description": "400 a parameter is bad, unknown or not supported; 401 the API key; 403 a "
-        "page of another origin; 404 another model or route; 408 too slow; 413 too large; 421 an "
-        "unknown host; 429 too many wait",
+        "page of another origin; 404 another model or route; 408 too slow; 413 too large; 415 no "
+        "JSON; 421 an unknown host; 429 too many wait",
     },
     "5XX": {
         "model": ErrorAnswer,

@@ -103,7 +103,7 @@ class Guard:
             self._traffic.leave()
             if reply.status >= 400:
                 self._count_refused(reply.status)
-            logger.info("%s %d %.3f s", _line(scope), reply.status, perf_counter() - started)
+            _log(scope, reply.status, perf_counter() - started)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -111,7 +111,7 @@ class Guard:
             self._check_names(scope)
         if self._traffic.is_draining and path not in _PATHS_WHILE_DRAINING:
             raise draining()
-        client = (scope.get("client") or ("unknown",))[0]
+        client = _address(scope)
         # A browser asks for leave without its keys.
         if self._keys and path not in self._open_paths and scope["method"] != "OPTIONS":
             client = f"key {self._check_key(scope)}"
@@ -226,6 +226,24 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 def _line(scope: Scope) -> str:
     """What was asked, without characters that would begin a line of the log or move its cursor."""
     return f"{scope['state']['request_id']} {scope['method']} {quote(scope['path'])}"
+
+
+def _log(scope: Scope, status: int, seconds: float) -> None:
+    """One line; a log of JSON gets the parts as well."""
+    client = scope["state"].get("client") or _address(scope)
+    parts = {
+        "request_id": scope["state"]["request_id"],
+        "client": client,
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "seconds": round(seconds, 3),
+    }
+    logger.info("%s %d %.3f s %s", _line(scope), status, seconds, client, extra={"parts": parts})
+
+
+def _address(scope: Scope) -> str:
+    return (scope.get("client") or ("unknown",))[0]
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

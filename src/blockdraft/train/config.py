@@ -6,6 +6,7 @@ from typing import Literal
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.settings import check_kinds, require, to_dict
+from blockdraft.models.draft_config_reader import DFLASH2_KEYS
 
 PositionWeights = Literal["dpace", "decay", "uniform"]
 
@@ -22,6 +23,11 @@ class TrainConfig:
         init_from: folder of a drafter to continue from with its weights and shape, except the block
             size; it keeps its mask token too. None starts from the shape given below.
         init: of a new drafter: random weights, or those of the target's last layers.
+        architecture: None takes that of `init_from`, or dflash. A dflash drafter may go on as
+            dflash2, which then computes the same to begin with.
+        conv_kernel_size, conv_group_size, selector_rank, selector_top_k: of dflash2, see
+            `models.draft_config`; None takes those of `init_from`, or 2, 16, 256 and 16.
+        selector_weight: of the loss of dflash2's selector, beside that of the slots.
         num_layers, num_features: of the drafter, and how many layers of the target it reads; None
             takes those of `init_from`, or 5.
         block_size: slots of a block with its anchor.
@@ -82,6 +88,12 @@ class TrainConfig:
     init_from: Path | None = None
     init: Literal["random", "target"] = "random"
 
+    architecture: Literal["dflash", "dflash2"] | None = None
+    conv_kernel_size: int | None = None
+    conv_group_size: int | None = None
+    selector_rank: int | None = None
+    selector_top_k: int | None = None
+    selector_weight: float = 1.0
     num_layers: int | None = None
     num_features: int | None = None
     block_size: int = 8
@@ -148,7 +160,7 @@ class TrainConfig:
             require(self, name, getattr(self, name) > 0, "above 0")
         for name in (
             *("num_frequent", "num_random", "draft_vocabulary", "warmup_steps", "weight_decay"),
-            "tau_limit",
+            *("tau_limit", "selector_weight"),
         ):
             require(self, name, getattr(self, name) >= 0, "at least 0")
         for name in ("distill_share", "dpace_alpha", "min_lr_share"):
@@ -160,7 +172,7 @@ class TrainConfig:
             raise ConfigError("max_minutes and max_steps are both unset; the run would not end")
         for name in (
             *("max_minutes", "max_steps", "threads", "eval_steps", "save_steps"),
-            *("num_layers", "num_features"),
+            *("num_layers", "num_features", *DFLASH2_KEYS),
         ):
             require(self, name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
         require(self, "mask_token_id", (self.mask_token_id or 0) >= 0, "at least 0")

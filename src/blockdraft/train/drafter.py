@@ -10,15 +10,29 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.models.draft import DraftLayer, DraftModel
-from blockdraft.models.draft_config import AttentionKind, DraftConfig, default_target_layer_ids
+from blockdraft.models.draft_config import (
+    AttentionKind,
+    DFlash2Config,
+    DraftConfig,
+    default_target_layer_ids,
+)
 from blockdraft.models.supported import decoder_layers
 
 _NORMS_OF_HEADS = {f"self_attn.{name}_norm.weight" for name in "qk"}
 """What a layer of a drafter always has; many targets have none."""
 
+_CONVOLUTIONS = ("attention_conv.", "mlp_conv.")
+"""What no target has: fresh ones change nothing."""
+
 
 def draft_config_for(
-    target_config: Any, *, num_layers: int, block_size: int, num_features: int, mask_token_id: int
+    target_config: Any,
+    *,
+    num_layers: int,
+    block_size: int,
+    num_features: int,
+    mask_token_id: int,
+    dflash2: DFlash2Config | None = None,
 ) -> DraftConfig:
     """A drafter of the target's own shape with fewer layers, all of full attention.
 
@@ -28,6 +42,7 @@ def draft_config_for(
         block_size: slots, anchor included.
         num_features: how many target layers it reads, see `feature_layers`.
         mask_token_id: stands for a masked slot.
+        dflash2: for a drafter of DFlash 2.
 
     Raises:
         ConfigError: the target has fewer layers than features.
@@ -55,6 +70,7 @@ def draft_config_for(
         # Only the base is taken over: the drafter's own rotation has nothing to stretch yet.
         rope={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
         max_position_embeddings=config.max_position_embeddings,
+        dflash2=dflash2,
     )
 
 
@@ -125,7 +141,7 @@ def _check_layer(mine: DraftLayer, theirs: nn.Module) -> None:
     weights, wanted = theirs.state_dict(), mine.state_dict()
     for name, value in wanted.items():
         found = weights.get(name)
-        if found is None and name in _NORMS_OF_HEADS:
+        if found is None and (name in _NORMS_OF_HEADS or name.startswith(_CONVOLUTIONS)):
             continue
         if found is None or found.shape != value.shape:
             raise _other_kind(name, None if found is None else tuple(found.shape))
@@ -137,6 +153,7 @@ def _copy_layer(mine: DraftLayer, theirs: nn.Module) -> None:
     weights, wanted = theirs.state_dict(), mine.state_dict()
     for name in _NORMS_OF_HEADS - weights.keys():
         weights[name] = _size_of_heads(weights, name, len(wanted[name]))
+    weights |= {name: own for name, own in wanted.items() if name.startswith(_CONVOLUTIONS)}
     probe = torch.randn(4, len(weights["input_layernorm.weight"]))
     plain = mine.input_layernorm
     mine.load_state_dict(weights)

@@ -134,16 +134,23 @@ class HeldOut:
             logits = model.logits(hidden[:, 1:], self._target.lm_head_weight).float()
             left = lengths[rows] - 1 - anchors[rows]
             sets = [examples[row].set for row in rows.tolist()]
-            anchors[rows] += _count_cycle(logits, blocks, left, sets, tally)
+            guesses = model.greedy_guesses(hidden[:, 1:], logits, blocks.token_ids[:, 0])
+            anchors[rows] += _count_cycle(logits, guesses, blocks, left, sets, tally)
 
 
 def _count_cycle(
-    logits: Tensor, blocks: Blocks, left: Tensor, sets: list[str], tally: _Tally
+    logits: Tensor,
+    guesses: Tensor,
+    blocks: Blocks,
+    left: Tensor,
+    sets: list[str],
+    tally: _Tally,
 ) -> Tensor:
     """Add one cycle of every row.
 
     Args:
         logits: [rows, s, V].
+        guesses: [rows, s].
         blocks: one of each row.
         left: [rows], tokens of the answer behind the anchor.
         sets: of each row.
@@ -154,7 +161,7 @@ def _count_cycle(
     """
     labels, keep = blocks.labels[:, 0], blocks.keep[:, 0]
     nll = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    right = logits.argmax(dim=-1) == labels
+    right = guesses == labels
     tally.add_slots(nll, right, keep)
     committed = torch.minimum(num_accepted(right, keep) + 1, left)
     for name, number in zip(sets, committed.tolist(), strict=True):

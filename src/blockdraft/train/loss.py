@@ -4,7 +4,7 @@ Shapes: n blocks, s predicting slots each, V vocabulary, v of it in the loss.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,13 @@ class LossVocabulary:
     """The part of the vocabulary that one step's loss is computed over.
 
     head: [v, D] rows of the target's head; log_share: [v], added to logits; slot_of: [V], where a
-    token stands in it.
+    token stands in it; token_ids: [v].
     """
 
     head: Tensor
     log_share: Tensor
     slot_of: Tensor
+    token_ids: Tensor
 
 
 class PartialVocabulary:
@@ -56,7 +57,7 @@ class PartialVocabulary:
         size, device = self._head.shape[0], self._head.device
         if self._whole:
             every = torch.arange(size, device=device)
-            return LossVocabulary(self._head, torch.zeros(size, device=device), every)
+            return LossVocabulary(self._head, torch.zeros(size, device=device), every, every)
         kept = self._always.clone()
         kept[labels.flatten().cpu()] = True
         rest = (~kept).nonzero().squeeze(1)
@@ -69,7 +70,8 @@ class PartialVocabulary:
             log_share[len(kept_ids) :] = torch.tensor(len(rest) / num_drawn).log()
         slot_of = torch.full((size,), -1)
         slot_of[ids] = torch.arange(len(ids))
-        return LossVocabulary(self._head[ids.to(device)], log_share.to(device), slot_of.to(device))
+        ids = ids.to(device)
+        return LossVocabulary(self._head[ids], log_share.to(device), slot_of.to(device), ids)
 
 
 def decay_weights(num_slots: int, gamma: float) -> Tensor:
@@ -109,11 +111,12 @@ def slot_weights(nll: Tensor, keep: Tensor, config: TrainConfig) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoss:
-    """loss: to be minimized, a sum over slots; nll, distill: [n, s], detached."""
+    """loss: to be minimized, a sum over slots; nll, distill, selector: [n, s], detached."""
 
     loss: Tensor
     nll: Tensor
     distill: Tensor
+    selector: Tensor | None = None
 
 
 def block_loss(
@@ -146,6 +149,67 @@ def block_loss(
     weights = slot_weights(nll.detach(), keep, config)
     loss = (weights * ((1 - share) * nll + share * distill)).sum()
     return BlockLoss(loss, nll.detach(), distill.detach())
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a selector is to choose from, without gradient.
+
+    places: [n, s, k] in the loss vocabulary, the label always among them; logits: [n, s, k] of the
+    drafter; target_logits: [n, s, k], or None without distillation.
+    """
+
+    places: Tensor
+    logits: Tensor
+    target_logits: Tensor | None
+
+
+@torch.no_grad()
+def candidates_of(
+    logits: Tensor, target_logits: Tensor | None, labels: Tensor, top_k: int
+) -> Candidates:
+    """The best of `logits` [n, s, v], as serving has them; a missing label replaces the last."""
+    places = logits.topk(min(top_k, logits.shape[-1])).indices
+    labels = labels.clamp(min=0)[..., None]
+    is_missing = ~(places == labels).any(dim=-1, keepdim=True)
+    places[..., -1:] = torch.where(is_missing, labels, places[..., -1:])
+    wanted = None if target_logits is None else target_logits.gather(-1, places)
+    return Candidates(places, logits.gather(-1, places), wanted)
+
+
+def all_candidates(parts: Sequence[Candidates]) -> Candidates:
+    """Those of all blocks, from some at a time."""
+    wanted = [part.target_logits for part in parts if part.target_logits is not None]
+    return Candidates(
+        torch.cat([part.places for part in parts]),
+        torch.cat([part.logits for part in parts]),
+        torch.cat(wanted) if wanted else None,
+    )
+
+
+def selector_loss(
+    added: Tensor, candidates: Candidates, labels: Tensor, weights: Tensor, config: TrainConfig
+) -> tuple[Tensor, Tensor]:
+    """Weighted cross entropy of the candidates' scores behind the true token before them.
+
+    Args:
+        added: [n, s, k], of the selector to the candidates' logits.
+        candidates: of the slots.
+        labels: [n, s], places in the loss vocabulary.
+        weights: [n, s], those of the slots in `block_loss`.
+        config: mixture of label and target's distribution.
+
+    Returns:
+        the sum over slots, and the cross entropy on the labels [n, s], detached.
+    """
+    log_p = (added.float() + candidates.logits.float()).log_softmax(dim=-1)
+    is_label = candidates.places == labels.clamp(min=0)[..., None]
+    nll = loss = -log_p.masked_fill(~is_label, 0.0).sum(dim=-1)
+    if candidates.target_logits is not None:
+        wanted = candidates.target_logits.float().softmax(dim=-1)
+        distill = -torch.linalg.vecdot(wanted, log_p)
+        loss = (1 - config.distill_share) * nll + config.distill_share * distill
+    return (weights * loss).sum(), nll.detach()
 
 
 CHUNK_LOGITS = 2**25

@@ -1,4 +1,4 @@
-"""The update of a drafter's weights: Muon or AdamW for the matrices, AdamW for the norms.
+"""The update of a drafter's weights: Muon or AdamW for the matrices, AdamW for all else.
 
 The model computes in its own precision; float32 master copies take the updates, and an average of
 them over the steps is what is evaluated and saved. Where processes share the parameters, all of
@@ -41,6 +41,11 @@ def _matrix_optimizer(matrices: list[nn.Parameter], config: TrainConfig) -> torc
     )
 
 
+def _is_matrix(name: str, parameter: Tensor) -> bool:
+    """True for what maps vectors to vectors; rows of a codebook have nothing to do with others."""
+    return parameter.ndim == 2 and not name.endswith("codebook")
+
+
 class DraftOptimizer:
     """Owns the master weights of `model` and writes every update back into it.
 
@@ -55,8 +60,11 @@ class DraftOptimizer:
         self._gradients = [torch.zeros_like(master) for master in self._masters]
         self._averages = [master.detach().clone() for master in self._masters]
         self._step = 0
-        matrices = [m for m in self._masters if m.ndim == 2]
-        others = [m for m in self._masters if m.ndim != 2]
+        named = zip((name for name, _ in model.named_parameters()), self._masters, strict=True)
+        are_matrices = [_is_matrix(name, master) for name, master in named]
+        pairs = list(zip(self._masters, are_matrices, strict=True))
+        matrices = [master for master, is_matrix in pairs if is_matrix]
+        others = [master for master, is_matrix in pairs if not is_matrix]
         adamw = AdamW(others, lr=config.lr, betas=BETAS, weight_decay=0.0)
         self._optimizers = [_matrix_optimizer(matrices, config), adamw]
 

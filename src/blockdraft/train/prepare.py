@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +20,8 @@ from blockdraft.data.identity import target_sha256
 from blockdraft.data.shards import read_manifest
 from blockdraft.data.store import Example, TextStore
 from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.draft_config import DFlash2Config, DraftConfig
+from blockdraft.models.draft_config_reader import DFLASH2_KEYS
 from blockdraft.models.loading import check_pair, resolve_dtype
 from blockdraft.models.supported import check_supported
 from blockdraft.train.config import TrainConfig
@@ -30,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 NUM_LAYERS, NUM_FEATURES = 5, 5
 """Of a new drafter, unless the settings say otherwise: those of the paper (arXiv 2602.06036)."""
+DFLASH2 = DFlash2Config(
+    conv_kernel_size=2, conv_group_size=16, selector_rank=256, selector_top_k=16
+)
+"""Of a new DFlash 2 drafter: those of the published ones."""
 
 BYTES_PER_PARAMETER = 16
 """On disk in a state: masters, averages and at most two moments, in float32."""
@@ -122,7 +128,23 @@ def shape_of(
         block_size=config.block_size,
         num_features=config.num_features or NUM_FEATURES,
         mask_token_id=mask_token_id,
+        dflash2=_dflash2_of(config),
     )
+
+
+def _dflash2_of(config: TrainConfig) -> DFlash2Config | None:
+    """What the settings ask for; None for DFlash."""
+    given = {name: getattr(config, name) for name in DFLASH2_KEYS}
+    given = {name: value for name, value in given.items() if value is not None}
+    if config.architecture == "dflash2":
+        return replace(DFLASH2, **given)
+    if given:
+        name, value = next(iter(given.items()))
+        raise ConfigError(
+            f"{name} is {value}, and a dflash drafter has none; leave it out, or give "
+            "architecture=dflash2"
+        )
+    return None
 
 
 def start_shape(
@@ -140,11 +162,16 @@ def start_shape(
         ConfigError: the settings ask for another shape.
         ModelError: drafter and target do not fit each other.
     """
-    for name, own in (
-        ("num_layers", found.num_hidden_layers),
-        ("num_features", found.num_features),
-        ("mask_token_id", found.mask_token_id),
-    ):
+    owned: dict[str, object] = {
+        "num_layers": found.num_hidden_layers,
+        "num_features": found.num_features,
+        "mask_token_id": found.mask_token_id,
+    }
+    if found.dflash2 is None:
+        found = replace(found, dflash2=_dflash2_of(config))
+    else:
+        owned |= {"architecture": "dflash2", **asdict(found.dflash2)}
+    for name, own in owned.items():
         if getattr(config, name) not in (None, own):
             raise ConfigError(
                 f"{name} is {getattr(config, name)}, and the drafter of init_from, "
@@ -175,8 +202,14 @@ def load_drafter(
     dtype = resolve_dtype(config.dtype, config.device)
     if config.init_from is not None:
         model = DraftModel.from_pretrained(config.init_from, dtype, config.device)
-        model.config = start_shape(config, model.config, target, examples)
-        return model
+        start = start_shape(config, model.config, target, examples)
+        if start.dflash2 == model.config.dflash2:
+            model.config = start
+            return model
+        torch.manual_seed(config.seed)
+        grown = DraftModel(start).to(device=config.device, dtype=dtype)
+        grown.load_state_dict(grown.state_dict() | model.state_dict())
+        return grown
     shape = shape_of(config, target, examples)
     torch.manual_seed(config.seed)
     model = DraftModel(shape)

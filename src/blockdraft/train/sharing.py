@@ -36,7 +36,8 @@ def share_parameters(model: DraftModel, config: TrainConfig, mesh: DeviceMesh) -
     check_rows(model, config, mesh.size())
     # A sum of many bfloat16 gradients rounds once.
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    for unit in (model.fc, *model.draft_layers(), model):
+    own = (model.fc, *model.draft_layers(), model.candidate_selector, model)
+    for unit in (part for part in own if part is not None):
         shared = fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         _add_up_gradients(shared)
     # The context goes another way through the layers than the blocks do.

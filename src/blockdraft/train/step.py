@@ -5,7 +5,7 @@ Shapes: b sequences of S tokens, g anchors of each in one draft forward, B slots
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,17 @@ from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.fused_loss import fused_block_loss
-from blockdraft.train.loss import BlockLoss, LossVocabulary, block_loss, chunked_loss
+from blockdraft.train.loss import (
+    BlockLoss,
+    Candidates,
+    LossVocabulary,
+    all_candidates,
+    block_loss,
+    candidates_of,
+    chunked_loss,
+    selector_loss,
+    slot_weights,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +61,13 @@ class Part:
 class StepStats:
     """Sums over the `num_slots` slots that have a label, over the loss vocabulary.
 
-    nll_sum: cross entropy on the answer; distill_sum: on the target's distribution.
+    nll_sum: cross entropy on the answer; distill_sum: on the target's distribution; selector_sum:
+    on the answer, of a selector's choice among candidates, 0 without one.
     """
 
     nll_sum: float
     distill_sum: float
+    selector_sum: float
     num_slots: int
 
     @property
@@ -68,9 +80,14 @@ class StepStats:
         """Mean cross entropy on the target's distribution."""
         return self.distill_sum / max(1, self.num_slots)
 
+    @property
+    def selector(self) -> float:
+        """Mean cross entropy of the selector's choices."""
+        return self.selector_sum / max(1, self.num_slots)
+
     def check_finite(self, step: int, config: TrainConfig) -> None:
         """Raise ConfigError if the losses are no numbers: nothing is learned from there on."""
-        if not math.isfinite(self.nll_sum + self.distill_sum):
+        if not math.isfinite(self.nll_sum + self.distill_sum + self.selector_sum):
             raise ConfigError(
                 f"the loss of step {step} is not finite; give a lower lr (now {config.lr:g}) or "
                 f"grad_clip (now {config.grad_clip:g}), and another out than {config.out}"
@@ -104,7 +121,7 @@ def draft_hidden(
         flex_masks(*where) if is_sparse else block_masks(*where)
     )
     embeddings = model.embed(blocks.token_ids, embed_weight)
-    hidden: Tensor = model(embeddings, blocks.positions, context, masks)
+    hidden: Tensor = model(embeddings, blocks.positions, context, masks, block_size)
     return hidden.view(len(hidden), -1, block_size, hidden.shape[-1])
 
 
@@ -139,7 +156,7 @@ def accumulate_gradients(
     features, final_states = target.split(states)
     projected = model.project_context(features, batch.positions)
     leaves = [(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in projected]
-    nll, distill, count = 0.0, 0.0, 0
+    nll, distill, selector, count = 0.0, 0.0, 0.0, 0
     for number in range(num_groups):
         size = config.anchors_per_forward
         group = anchors.group(number * size, size)
@@ -152,6 +169,8 @@ def accumulate_gradients(
         keep = blocks.keep.flatten(0, 1)
         nll += float((result.nll * keep).sum())
         distill += float((result.distill * keep).sum())
+        if result.selector is not None:
+            selector += float((result.selector * keep).sum())
         count += int(keep.sum())
     pairs = [
         (tensor, leaf.grad)
@@ -160,7 +179,7 @@ def accumulate_gradients(
         if leaf.grad is not None
     ]
     torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])
-    return StepStats(nll, distill, count)
+    return StepStats(nll, distill, selector, count)
 
 
 def num_possible_slots(anchors: Anchors, block_size: int) -> int:
@@ -197,14 +216,29 @@ def group_loss(
         last_states = final_states[rows, places].flatten(0, 1)
     labels = vocabulary.slot_of[blocks.labels].flatten(0, 1)
     keep = blocks.keep.flatten(0, 1)
+    selector, candidates = model.candidate_selector, list[Candidates]()
 
     blocks_loss = fused_block_loss if config.fused_loss else block_loss
 
     def loss_of(part: Tensor, chosen: slice) -> BlockLoss:
         wanted = None if last_states is None else last_states[chosen] @ vocabulary.head.T
         logits = model.logits(part, vocabulary.head)
+        if selector is not None:
+            candidates.append(candidates_of(logits, wanted, labels[chosen], selector.top_k))
         return blocks_loss(
             logits, wanted, labels[chosen], keep[chosen], vocabulary.log_share, config
         )
 
-    return chunked_loss(predicting, loss_of, len(vocabulary.head))
+    result = chunked_loss(predicting, loss_of, len(vocabulary.head))
+    if selector is None:
+        return result
+    found = all_candidates(candidates)
+    before = torch.cat((blocks.token_ids.view(*blocks.labels.shape[:2], -1)[..., :1],
+                        blocks.labels[..., :-1]), dim=-1)  # fmt: skip
+    # The selector learns to choose among what the layers offer, which have a loss of their own.
+    added = selector(
+        predicting.detach(), before.flatten(0, 1)[..., None], vocabulary.token_ids[found.places]
+    )
+    weights = slot_weights(result.nll, keep, config)
+    loss, nll = selector_loss(added[..., 0, :], found, labels, weights, config)
+    return replace(result, loss=result.loss + config.selector_weight * loss, selector=nll)

@@ -316,13 +316,13 @@ class _Run:
         block_size = self.model.config.block_size
         # A mean over all possible slots, of all parts and processes.
         num_slots = sum(num_possible_slots(part.anchors, block_size) for part in parts)
-        sums = [0.0, 0.0, 0.0]
+        sums = [0.0, 0.0, 0.0, 0.0]
         for part in parts:
             own = self._gradients(part, 1.0 / max(1, num_slots))
             self.optimizer.collect()
             sums = [one + more for one, more in zip(sums, dataclasses.astuple(own), strict=True)]
-        nll, distill, count = self.processes.summed(sums)
-        stats = StepStats(nll, distill, int(count))
+        nll, distill, selector, count = self.processes.summed(sums)
+        stats = StepStats(nll, distill, selector, int(count))
         stats.check_finite(self.step + 1, self.config)
         self.processes.sum_gradients(self.optimizer.gradients)
         lr, norm = self.optimizer.step(self.progress)
@@ -365,7 +365,7 @@ class _Run:
         counted = part if is_shared else own
         num_groups = counted.anchors.num_groups(self.config.anchors_per_forward)
         if num_groups == 0:
-            return StepStats(0.0, 0.0, 0)
+            return StepStats(0.0, 0.0, 0.0, 0)
         return accumulate_gradients(
             self.model,
             self.target,
@@ -395,6 +395,8 @@ class _Run:
             "slots_per_second": round(stats.num_slots / seconds),
             "sequences_per_second": round(num_sequences / seconds, 2),
         }
+        if self.model.candidate_selector is not None:
+            row["selector"] = round(stats.selector, 4)
         self.folder.log(row)
         self.shown.show(
             f"step {self.step}, {time_left(self._seconds_left())}: nll {stats.nll:.3f}, "

@@ -7,11 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
 import typer
 
+from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import (
@@ -30,6 +32,7 @@ from blockdraft.core.errors import (
     Overloaded,
     exit_status,
 )
+from blockdraft.core.request import SamplingParams
 from blockdraft.data.config import DataConfig
 from blockdraft.models import loading
 from blockdraft.train.config import TrainConfig
@@ -112,8 +115,27 @@ def test_a_fault_of_ours_is_no_answer_no():
     spoil = "import blockdraft.cli.models as models\nmodels.CATALOG = None"
     found = program(spoil, "models", "list")
     assert found.returncode == FAILED
-    assert "Traceback" in found.stderr
-    assert "`blockdraft env`" in found.stderr
+    (line,) = found.stderr.splitlines()
+    assert "AttributeError" in line
+    assert "`blockdraft env`" in line
+    assert "Traceback" in program(spoil, "models", "list", "-v").stderr
+
+
+def test_an_interrupt_while_libraries_are_imported_is_one_line():
+    """Whatever the import makes of the exception, or does with it."""
+    spoil = (
+        "import os, signal, types\n"
+        "class Swallowing:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'blockdraft.llm':\n"
+        "            try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "            except BaseException: raise ImportError('no such thing')\n"
+        "sys.meta_path.insert(0, Swallowing())\n"
+        "import blockdraft.cli.options as options\n"
+        "options.resolve_model = options.resolve_drafter = lambda *_: None\n"
+    )
+    found = program(spoil, "generate", "-q", "hi")
+    assert (found.returncode, found.stderr) == (130, "blockdraft: interrupted\n")
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly():
@@ -130,6 +152,27 @@ def commands(command=None, words=()):
         return
     for name, inner in command.commands.items():
         yield from commands(inner, (*words, name))
+
+
+WITHOUT_OPTION = {"prefill_chunk", "adaptive", "speculative", "grammar", "prompt_logprobs"}
+"""Fields that no option sets, or several do."""
+
+
+@pytest.mark.parametrize(
+    ("group", "config"), [(options.models, LLMConfig()), (options.sampling, SamplingParams())]
+)
+def test_every_field_of_a_config_is_an_option_with_its_default(group, config):
+    names = {field.name for field in fields(config)} - WITHOUT_OPTION
+    assert names <= set(group.kinds)
+    for name in names - {"exact", "logit_bias", "stop", "stop_token_ids"}:
+        assert group.defaults[name] == getattr(config, name)
+
+
+@pytest.mark.parametrize(("words", "command"), list(commands()), ids=lambda value: str(value))
+def test_a_default_is_the_same_in_every_command(words, command):
+    for option in command.params:
+        if option.name in options.models.defaults:
+            assert option.default == options.models.defaults[option.name], option.name
 
 
 @pytest.mark.parametrize(("words", "command"), list(commands()), ids=lambda value: str(value))

@@ -105,6 +105,10 @@ def test_a_loaded_model_computes_like_the_saved_one(folder):
         ("draft_model.norm.weight", "norm.weight"),
         ("draft_model.model.fc.weight", "fc.weight"),
         ("encoder.fc.weight", "fc.weight"),
+        (
+            "model.candidate_selector.predecessor_codebook.weight",
+            "candidate_selector.predecessor_codebook",
+        ),
         ("model.encoder.output_norm_enc.weight", "hidden_norm.weight"),
     ],
 )
@@ -155,8 +159,8 @@ def test_every_kind_of_mismatch_is_counted_and_named(folder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("layers.0.attention_conv.base_kernel", "DFlash 2"),
-        ("candidate_selector.predecessor_codebook", "DFlash 2"),
+        ("layers.0.attention_conv.base_kernel", "DFlash 2 drafter, and its config.json describes"),
+        ("candidate_selector.predecessor_codebook", "DFlash 2 drafter, and its config.json"),
         ("markov_head.markov_w1.weight", "DSpark"),
         ("prefix_gru.weight_ih_l0", "Domino"),
         ("d2t", "vocabulary of its own"),

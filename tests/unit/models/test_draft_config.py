@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.draft_config import DraftConfig, default_target_layer_ids
+from blockdraft.models.draft_config import DFlash2Config, DraftConfig, default_target_layer_ids
 
 BASE: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],
@@ -189,9 +189,8 @@ def test_bad_values_are_named(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["DFlash2DraftModel"]}, "DFlash 2"),
-        ({"nested": {"conv_kernel_size": 2}}, "DFlash 2"),
-        ({"nested": {"selector_rank": 8}}, "DFlash 2"),
+        ({"nested": {"conv_kernel_size": 2}}, "conv_kernel_size = 2, which belongs to DFlash 2"),
+        ({"selector_rank": 8}, "selector_rank = 8, which belongs to DFlash 2"),
         ({"nested": {"projector_type": "dspark"}}, "DSpark"),
         ({"projector_type": "domino"}, "Domino"),
         ({"shift_label": True}, "DSpark or Domino"),
@@ -212,3 +211,36 @@ def test_other_drafters_are_refused_by_name(changes, message):
 def test_switched_off_features_are_accepted():
     nested = {"projector_type": "dflash", "shift_label": False, "runtime_block_size": 4}
     assert config(nested, logit_scale=1.0, mlp_bias=False) == config()
+
+
+DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 6}
+
+
+def dflash2_config(nested: dict[str, Any], **top: Any) -> DraftConfig:
+    return config(nested, architectures=["DFlash2DraftModel"], **top)
+
+
+def test_dflash2_keys_are_read_from_both_places_and_written_back():
+    expected = DFlash2Config(**DFLASH2)
+    for found in (dflash2_config(DFLASH2), dflash2_config({}, **DFLASH2)):
+        assert found.dflash2 == expected
+        raw = found.to_dict()
+        assert raw["architectures"] == ["DFlash2DraftModel"]
+        assert DFLASH2.items() <= raw["dflash_config"].items()
+        assert DraftConfig.from_dict(raw) == found
+    assert config().dflash2 is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"selector_rank": None}, "has no selector_rank, neither in dflash_config nor at the top"),
+        ({"conv_group_size": 24}, "conv_group_size 24 does not divide hidden_size 64"),
+        ({"conv_kernel_size": 0}, "conv_kernel_size is 0 in the drafter's config; it must be pos"),
+        ({"selector_top_k": 98}, "selector_top_k is 98 .* has 97 tokens; give at most so many"),
+        ({"selector_top_k": "6"}, "selector_top_k is '6' .* give an integer"),
+    ],
+)
+def test_dflash2_keys_that_are_missing_or_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ModelError, match=message):
+        dflash2_config(DFLASH2 | changes)

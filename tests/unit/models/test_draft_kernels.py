@@ -14,7 +14,7 @@ from blockdraft.models.draft_context import ContextSpan
 from blockdraft.models.draft_kernels import kernel_draft
 from blockdraft.models.paged_context import PagedContexts
 from tests.parity import faults
-from tests.tiny import HIDDEN_SIZE, tiny_drafter
+from tests.tiny import DFLASH2, HIDDEN_SIZE, tiny_drafter
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 
@@ -79,6 +79,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 40},
     {"layer_types": ("sliding_attention",) * 2, "sliding_window": 3},
+    {"dflash2": DFLASH2},
 ]
 
 
@@ -105,12 +106,18 @@ def check_blocks(options: dict[str, Any], dtype: torch.dtype) -> None:
             assert error <= 64 * torch.finfo(dtype).eps * alone[index].abs().max(), index
 
 
-@pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
+@pytest.mark.parametrize("options", OPTIONS[1:3], ids=str)
 @torch.inference_mode()
 def test_a_window_one_key_too_wide_is_found(options: dict[str, Any]) -> None:
     """It would cost acceptance only, and so show nowhere else."""
     with faults.window_one_key_too_wide(), pytest.raises(AssertionError, match="not the model's"):
         check_blocks(options, torch.float32)
+
+
+@torch.inference_mode()
+def test_a_convolution_over_the_next_block_is_found() -> None:
+    with faults.convolution_over_all_rows(), pytest.raises(AssertionError):
+        check_blocks({"dflash2": DFLASH2}, torch.float32)
 
 
 def test_other_drafters_are_left_to_torch() -> None:

@@ -114,7 +114,7 @@ def test_kernels_change_the_last_bits_at_most(name: str, dtype: torch.dtype) -> 
     with speed_up(model):
         assert all(uses_kernels(layer) for layer in decoder_layers(model))
         error = (logits_of(model) - expected).float().abs().max()
-        assert error <= 32 * torch.finfo(dtype).eps * expected.abs().max()
+        assert error <= 64 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 @needs_kernels

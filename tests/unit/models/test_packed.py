@@ -1,5 +1,9 @@
 """Packed linear layers: the same product, the same module afterwards, and no harm to a trainer."""
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,6 +39,16 @@ def weight_of(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
 def rows_of(num: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
     return torch.randn(num, width, generator=generator).to(dtype)
+
+
+@contextmanager
+def threads(num: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
@@ -83,6 +97,42 @@ def test_products_by_kernels_for_any_number_of_rows(
             assert torch.equal(linear(x[-num_rows:]), together[-num_rows:]), num_rows
 
 
+@pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 2), (47, 34), (49, 33), (96, 576)], ids=str)
+def test_a_narrow_weight_has_the_bits_of_the_same_in_float32(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For every number of rows and of threads."""
+    weight = weight_of(shape, torch.bfloat16).float()
+    x, bias = rows_of(33, shape[1], torch.float32), rows_of(1, shape[0], torch.float32)[0]
+    narrow = PackedLinear(weight, bias)
+    if not (isinstance(narrow.linear, PackedProduct) and narrow.linear.is_narrow):
+        pytest.skip("this CPU has no narrow weights")
+    assert narrow.linear.weight.dtype == torch.int16
+    monkeypatch.setattr(products, "_narrow", lambda weight: None)
+    wide = PackedLinear(weight, bias)
+    assert isinstance(wide.linear, PackedProduct)
+    assert wide.linear.weight.dtype == torch.float32
+    with torch.inference_mode():
+        expected = wide(x)
+        torch.testing.assert_close(expected, F.linear(x, weight, bias))
+        for num_threads, num_rows in itertools.product((1, 2), range(1, 34)):
+            with threads(num_threads):
+                assert torch.equal(narrow(x[-num_rows:]), expected[-num_rows:])
+                assert torch.equal(wide(x[-num_rows:]), expected[-num_rows:])
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+def test_a_weight_with_one_value_beyond_bfloat16_is_not_narrow() -> None:
+    weight = weight_of((200, 576), torch.bfloat16).float()
+    weight[3, 5], weight[199, 0] = -0.0, torch.finfo(torch.float32).smallest_normal / 2
+    narrow = products._narrow(weight)
+    assert narrow is not None
+    assert torch.equal((narrow.int() << 16).view(torch.float32), weight)
+    weight[150, 7] += torch.finfo(torch.float32).eps * weight[150, 7]
+    assert products._narrow(weight) is None
+
+
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
 def test_a_bias_in_steps_is_read_as_what_it_is(dtype: torch.dtype, without_kernels: None) -> None:
     weight, x = weight_of((96, 64), dtype), rows_of(6, 64, dtype)
@@ -103,10 +153,10 @@ def test_products_that_are_wrong_are_left_to_torch(
         pytest.skip("this CPU multiplies otherwise")
     real = products._in_panels
 
-    def faulty(weight: torch.Tensor, step: int) -> torch.Tensor:
+    def faulty(weight: torch.Tensor, *sizes: int) -> torch.Tensor:
         weight = weight.clone()
         weight[150, weight[150].abs().argmax()] = 0.0
-        return real(weight, step)
+        return real(weight, *sizes)
 
     monkeypatch.setattr(products, "_in_panels", faulty)
     linear = PackedLinear(weight)

@@ -16,7 +16,7 @@ from blockdraft.core.plan import ROOT
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Sequence
 from blockdraft.engine.engine import Engine
-from blockdraft.speculate.drafters.branches import Slot, best_first, slots_of
+from blockdraft.speculate.drafters.branches import Marginals, Slot, best_first, slots_of
 from blockdraft.speculate.sampler.logits import Place
 from blockdraft.speculate.sampler.noise import gumbel_noise
 from tests.parity.checks import generate
@@ -51,7 +51,7 @@ def test_a_tree_holds_the_chain_and_the_most_probable_other_paths(seed):
     slots = random_slots(draw, draw.randint(1, 5), draw.randint(1, 4))
     paths = dict(every_path(slots))
     num_nodes = draw.randint(len(slots), 30)
-    tree, probabilities = best_first(slots, num_nodes)
+    tree, probabilities = best_first(Marginals(slots), num_nodes)
     assert len(tree) == min(num_nodes, len(paths))
     assert list(probabilities) == sorted(probabilities, reverse=True)
     chain = [slot.token_ids[0] for slot in slots]
@@ -115,7 +115,7 @@ def test_a_small_draft_vocabulary_and_logits_that_are_no_numbers():
     slots = slots_of(logits, [9, 0, 5], sample_of(temperature=0.0), ids)
     assert slots[0].token_ids == [9, 30, 5, 41]
     assert slots[1:] == [Slot([0], [0.0]), Slot([5], [0.0])]
-    tree, probabilities = best_first(slots, 12)
+    tree, probabilities = best_first(Marginals(slots), 12)
     assert [tree.tokens[node] for node in tree.through([])] == [9, 0, 5]
     assert all(chance >= 0.0 for chance in probabilities)
 

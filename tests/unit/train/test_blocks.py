@@ -120,7 +120,7 @@ def test_a_block_sees_nothing_from_its_anchor_on(changes):
     hidden = draft_hidden(model, target.embed_weight, blocks, anchors, context_kv)
     config = TrainConfig(target=Path("t"), data=(Path("d"),), out=Path("o"), distill_share=0.0)
     every = torch.arange(VOCAB_SIZE)
-    vocabulary = LossVocabulary(target.lm_head_weight, torch.zeros(VOCAB_SIZE), every)
+    vocabulary = LossVocabulary(target.lm_head_weight, torch.zeros(VOCAB_SIZE), every, every)
     middle = dataclasses.replace(blocks, keep=blocks.keep & torch.tensor([[[0], [1], [0]]]).bool())
     loss = group_loss(model, hidden, final_states, middle, anchors, vocabulary, config).loss
     by_state, by_input = torch.autograd.grad(loss, (states, inputs))

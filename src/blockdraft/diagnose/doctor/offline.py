@@ -199,10 +199,13 @@ def _guesses(
         positions.view(1, -1),
         ConcatContext(context),
         block_masks(model.config, anchors[None], size, num_context),
+        size,
     )
     hidden = hidden.view(len(anchors), size, -1)[:, 1:]
-    found = model.logits(hidden, head).argmax(dim=-1)
-    return found if drafter.vocabulary_ids is None else drafter.vocabulary_ids[found]
+    anchor_ids = torch.tensor(ids, device=device)[anchors]
+    return model.greedy_guesses(
+        hidden, model.logits(hidden, head), anchor_ids, drafter.vocabulary_ids
+    )
 
 
 def _tau(guesses: Tensor, ids: Sequence[int], num_prompt: int) -> float:

@@ -57,6 +57,9 @@ SGLANG = Engine(
         "allowed_hosts": "it answers under every name; leave it out",
         "trusted_proxies": "set FORWARDED_ALLOW_IPS, which its web server reads",
         "prepare_seconds": "its requests have no such limit; leave it out",
+        "root_path": "add `-- --fastapi-root-path PATH`",
+        "log_format": "it writes a log of its own; leave it out",
+        "recheck": "it has no such tests; leave it out",
         "log_prompts": "add `-- --log-requests --log-requests-level 2`",
     },
 )

@@ -61,6 +61,9 @@ VLLM = Engine(
         "allowed_hosts": "it answers under every name; leave it out",
         "trusted_proxies": "set FORWARDED_ALLOW_IPS, which its web server reads",
         "prepare_seconds": "its requests have no such limit; leave it out",
+        "root_path": "add `-- --root-path PATH`",
+        "log_format": "it writes a log of its own; leave it out",
+        "recheck": "it has no such tests; leave it out",
         "log_prompts": "add `-- --enable-log-requests --enable-log-outputs` and its log level",
     },
 )

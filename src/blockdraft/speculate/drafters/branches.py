@@ -1,8 +1,9 @@
-"""Trees from the marginals of a block: the drafter's chain, and branches where it is unsure.
+"""Trees from a block: the drafter's chain, and branches where it is unsure.
 
-A block-diffusion drafter says of each slot how likely every token is, whatever stands before it. So
-the probability of a path is the product of those of its tokens, and the most probable paths are
-found best first (DDTree, arXiv 2604.12989).
+A block-diffusion drafter says of each slot how likely every token is, whatever stands before it
+(DFlash), or behind each token that may stand there (DFlash 2). The probability of a path is the
+product of those of its tokens, and the most probable paths are found best first (DDTree, arXiv
+2604.12989).
 
 A sampled token is the target's choice under known noise, and that decides which tokens can win: the
 score of a token is its logit plus temperature times its noise. Without noise that is the logit, and
@@ -12,21 +13,20 @@ so the probabilities of temperature 0 and of small ones go over into each other.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from blockdraft.core.plan import ROOT, Tree
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.speculate.sampler.logits import Place
-from blockdraft.speculate.sampler.noise import noise_at
+from blockdraft.speculate.sampler.noise import Noise, noise_at
+from blockdraft.speculate.sampler.philox import Ids
 
 NUM_CANDIDATES = 32
 """Tokens of a slot that are looked at."""
-
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,45 @@ class Slot:
     probabilities: list[float]
 
 
-def best_first(slots: Sequence[Slot], num_nodes: int) -> tuple[Tree, tuple[float, ...]]:
-    """The first tokens of all slots as one path, and the most probable other paths.
+class Successors(Protocol):
+    """What a drafter thinks of the tokens behind its anchor, and behind each other."""
+
+    @property
+    def max_depth(self) -> int:
+        """Tokens of the longest path, which is the drafter's chain."""
+
+    def children(self, path: Sequence[int]) -> Slot:
+        """The tokens behind those of a path, the drafter's choice there first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marginals:
+    """Slots of which none depends on the tokens before it, as those of a block are."""
+
+    slots: Sequence[Slot]
+
+    @property
+    def max_depth(self) -> int:
+        """See Successors."""
+        return len(self.slots)
+
+    def children(self, path: Sequence[int]) -> Slot:
+        """See Successors."""
+        return self.slots[len(path)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Siblings:
+    """The tokens behind a node: its number, the tokens up to it, and its probability."""
+
+    slot: Slot
+    parent: int
+    path: tuple[int, ...]
+    above: float
+
+
+def best_first(successors: Successors, num_nodes: int) -> tuple[Tree, tuple[float, ...]]:
+    """The path of first tokens, and the most probable other paths.
 
     Returns:
         a tree of at most `num_nodes`, if the path alone has no more, and the probabilities of its
@@ -47,84 +84,79 @@ def best_first(slots: Sequence[Slot], num_nodes: int) -> tuple[Tree, tuple[float
     tokens: list[int] = []
     parents: list[int] = []
     probabilities: list[float] = []
-    num_branching = num_nodes - len(slots)
-    # By probability: parent, that one's probability, depth, rank, and whether it is on the path.
-    # Among equals the one that was found first.
-    waiting: list[tuple[float, int, int, float, int, int, bool]] = []
+    num_branching = num_nodes - successors.max_depth
+    # By probability: siblings, which of them, and whether it is on the path. Among equals the one
+    # that was found first.
+    waiting: list[tuple[float, int, _Siblings, int, bool]] = []
     num_found = 0
 
-    def find(parent: int, above: float, depth: int, rank: int, on_path: bool) -> None:
+    def find(siblings: _Siblings, rank: int, on_path: bool) -> None:
         nonlocal num_found
-        if depth < len(slots) and rank < len(slots[depth].token_ids):
-            probability = above * slots[depth].probabilities[rank]
-            item = (-probability, num_found, parent, above, depth, rank, on_path)
-            heapq.heappush(waiting, item)
+        if rank < len(siblings.slot.token_ids):
+            probability = siblings.above * siblings.slot.probabilities[rank]
+            heapq.heappush(waiting, (-probability, num_found, siblings, rank, on_path))
             num_found += 1
 
-    find(ROOT, 1.0, 0, 0, True)
+    def find_children(parent: int, path: tuple[int, ...], above: float, on_path: bool) -> None:
+        if len(path) < successors.max_depth:
+            find(_Siblings(successors.children(path), parent, path, above), 0, on_path)
+
+    find_children(ROOT, (), 1.0, True)
     while waiting:
-        negative, _, parent, above, depth, rank, on_path = heapq.heappop(waiting)
+        negative, _, siblings, rank, on_path = heapq.heappop(waiting)
         if not on_path:
             if num_branching == 0:
                 continue
             num_branching -= 1
         node = len(tokens)
-        tokens.append(slots[depth].token_ids[rank])
-        parents.append(parent)
+        tokens.append(siblings.slot.token_ids[rank])
+        parents.append(siblings.parent)
         probabilities.append(-negative)
-        find(node, -negative, depth + 1, 0, on_path)
-        find(parent, above, depth, rank + 1, False)
+        find_children(node, (*siblings.path, tokens[node]), -negative, on_path)
+        find(siblings, rank + 1, False)
     return Tree(tuple(tokens), tuple(parents)), tuple(probabilities)
 
 
 def slots_of(
-    logits: Tensor, chain: Sequence[int], sample: Sample, vocabulary_ids: Tensor | None
+    logits: Tensor,
+    chain: Sequence[int],
+    sample: Sample,
+    vocabulary_ids: Tensor | None,
+    num_ahead: int = 0,
 ) -> list[Slot]:
     """What a drafter thinks of the slots behind a sample's tokens, those of its chain first.
 
     logits: [slots, tokens] as the request's penalties, bias and grammar left them, at least as many
-    slots as the chain has. vocabulary_ids: of these tokens; None if they are all.
+    slots as the chain has. vocabulary_ids: of these tokens; None if they are all. num_ahead: tokens
+    between the sample's and the first slot.
     """
     num = len(chain)
     logits = logits[:num].double().nan_to_num_(nan=-torch.inf, posinf=torch.inf)
     values, places = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
     rest = (logits.logsumexp(1) - values[:, 0]).cpu().numpy()
-    ids = places if vocabulary_ids is None else vocabulary_ids[places]
-    return [
-        _slot(*each)
-        for each in zip(
-            _scores(ids.cpu().numpy(), values.cpu().numpy(), sample),
-            ids.cpu().numpy(),
-            values.cpu().numpy(),
-            rest,
-            chain,
-            strict=True,
-        )
-    ]
+    ids = (places if vocabulary_ids is None else vocabulary_ids[places]).cpu().numpy()
+    found = values.cpu().numpy()
+    noise = noise_of(ids, sample, num_ahead)
+    return [slot_of(*each) for each in zip(found, noise, ids, rest, chain, strict=True)]
 
 
-def _scores(ids: Ids, logits: NDArray[np.float64], sample: Sample) -> NDArray[np.float64]:
-    """Of the tokens `ids` [slots, n]: logits and the noise that the target's choice will have."""
+def noise_of(ids: Ids, sample: Sample, num_ahead: int = 0) -> Noise:
+    """What the target's choice will add to the logits of the tokens `ids` [slots, n]."""
     params = sample.params
     if params.temperature == 0.0 or params.top_k == 1:
-        return logits
-    streams = [Place(sample, index, []).stream for index in range(ids.shape[0])]
+        return np.zeros(ids.shape)
+    streams = [Place(sample, num_ahead + index, []).stream for index in range(ids.shape[0])]
     noise = noise_at(streams, [ids.shape[1]] * ids.shape[0], ids.ravel())
-    return logits + params.temperature * noise.reshape(ids.shape)
+    return params.temperature * noise.reshape(ids.shape)
 
 
-def _slot(
-    scores: NDArray[np.float64],
-    ids: Ids,
-    logits: NDArray[np.float64],
-    log_total: float,
-    first: int,
-) -> Slot:
-    """The slot of some candidates; the tokens that are none count without noise.
+def slot_of(logits: Noise, noise: Noise, ids: Ids, log_total: float, first: int) -> Slot:
+    """The slot of the candidates `ids` [n]; the tokens that are none count without noise.
 
-    log_total: of all tokens' weights, over the weight of the largest logit.
+    logits, noise: [n] of the candidates. log_total: of all tokens' weights, over that of the
+    largest logit. first: the drafter's choice.
     """
-    top = logits[0]
+    scores, top = logits + noise, logits.max()
     if not np.isfinite(top) or not np.isfinite(scores.max()):
         return Slot([first], [0.0])
     others = max(0.0, np.exp(log_total) - np.exp(logits - top).sum())

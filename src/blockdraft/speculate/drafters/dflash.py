@@ -22,7 +22,7 @@ from blockdraft.models.packed import linear_of, packed_copy, plain_linears
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.waiting_features import Waiting
 from blockdraft.speculate.drafters.base import DraftCost, Watch
-from blockdraft.speculate.drafters.branches import best_first, slots_of
+from blockdraft.speculate.drafters.branches import Marginals, Successors, best_first, slots_of
 from blockdraft.speculate.sampler.choose import Walk, argmax_ids, choose
 from blockdraft.speculate.sampler.logits import Place, processed
 from blockdraft.speculate.sampler.reference import NO_CHOICE
@@ -206,18 +206,29 @@ class DFlashDrafter:
         """[b, slots, D] -> the proposal of each row."""
         with self.recorder.phase("draft_head"):
             logits = self._logits(hidden)
+        return self._proposals(hidden, logits, rows)
+
+    def _proposals(self, hidden: Tensor, logits: Tensor, rows: list[Row]) -> list[Proposal]:
+        """From hidden states [b, slots, D] and logits [b, slots, guessable tokens]."""
         if self.watch is not None:
             self.watch(rows, self._over_whole_vocabulary(logits))
         with self.recorder.phase("guess"):
             chains = self._chosen(logits, rows)
             return [
-                self._branched(own, row, chain) or Proposal.chain(chain, self.kind)
+                self._proposal(row, chain, self._marginals(own, row, chain))
                 for own, row, chain in zip(logits, rows, chains, strict=True)
             ]
 
-    def _branched(self, logits: Tensor, row: Row, chain: list[int]) -> Proposal | None:
-        """A chain with branches beside it, [slots, guessable tokens]; None if there is no room."""
-        if not 0 < len(chain) < row.num_draft_tokens:
+    def _proposal(self, row: Row, chain: list[int], successors: Successors | None) -> Proposal:
+        """A chain, with branches beside it if there is room."""
+        if successors is None or not _has_room(row, chain):
+            return Proposal.chain(chain, self.kind)
+        tree, probabilities = best_first(successors, row.num_draft_tokens)
+        return Proposal(tree, probabilities, (self.kind,) * len(tree))
+
+    def _marginals(self, logits: Tensor, row: Row, chain: list[int]) -> Marginals | None:
+        """From logits [slots, guessable tokens]; None if there is no room for branches."""
+        if not _has_room(row, chain):
             return None
         sequence, vocabulary_ids = row.sequence, self.vocabulary_ids
         if sequence.params.changes_logits:
@@ -226,9 +237,7 @@ class DFlashDrafter:
             with suppress(RequestError):
                 changed = [processed(own, at) for own, at in zip(whole, places, strict=False)]
                 logits, vocabulary_ids = torch.from_numpy(np.stack(changed)), None
-        slots = slots_of(logits, chain, sequence, vocabulary_ids)
-        tree, probabilities = best_first(slots, row.num_draft_tokens)
-        return Proposal(tree, probabilities, (self.kind,) * len(tree))
+        return Marginals(slots_of(logits, chain, sequence, vocabulary_ids))
 
     def _chosen(self, logits: Tensor, rows: list[Row]) -> list[list[int]]:
         """[b, slots, guessable tokens] -> the guesses of each row."""
@@ -298,6 +307,11 @@ class DFlashDrafter:
         self.contexts.close(key)
 
 
+def _has_room(row: Row, chain: list[int]) -> bool:
+    """True if branches may stand beside a chain."""
+    return 0 < len(chain) < row.num_draft_tokens
+
+
 def _pieces(due: list[Waiting]) -> Iterator[list[Waiting]]:
     """Parts of what is due, in order, that bound the memory of a projection."""
     piece: list[Waiting] = []
@@ -313,4 +327,6 @@ def _pieces(due: list[Waiting]) -> Iterator[list[Waiting]]:
 
 
 def _fusion(model: DraftModel) -> list[nn.Linear]:
-    return [model.fc]
+    """What kernels leave to the model."""
+    selector = model.candidate_selector
+    return [model.fc] if selector is None else [model.fc, selector.hidden_projection]

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import Pages
 from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft import DraftModel, load_draft_model
-from blockdraft.models.draft_config import ARCHITECTURE
+from blockdraft.models.draft_config import ARCHITECTURE, ARCHITECTURE_2
+from blockdraft.models.draft_context import DraftContexts
 from blockdraft.models.loading import check_pair
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter
 
 
 class Checkpoint(Protocol):
@@ -41,7 +44,7 @@ class Checkpoint(Protocol):
 
 
 class DFlashCheckpoint:
-    """A block-diffusion drafter (DFlash, arXiv 2602.06036)."""
+    """A block-diffusion drafter: DFlash (arXiv 2602.06036) or DFlash 2."""
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
@@ -54,7 +57,18 @@ class DFlashCheckpoint:
         if pages is not None:
             contexts = PagedContexts(self._model.config, pages, weight)
         embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
-        return DFlashDrafter(self._model, embedding.weight, head.weight, contexts)
+        return block_drafter(self._model, embedding.weight, head.weight, contexts)
+
+
+def block_drafter(
+    model: DraftModel,
+    embed_weight: Tensor,
+    lm_head_weight: Tensor,
+    contexts: DraftContexts | None = None,
+) -> DFlashDrafter:
+    """The drafter of a model's kind; see DFlashDrafter."""
+    drafter = DFlashDrafter if model.config.dflash2 is None else DFlash2Drafter
+    return drafter(model, embed_weight, lm_head_weight, contexts)
 
 
 Loader = Callable[[Path, PreTrainedModel, torch.dtype, str], Checkpoint]
@@ -69,8 +83,8 @@ def _load_dflash(
     return DFlashCheckpoint(model)
 
 
-LOADERS: Mapping[str, Loader] = {"dflash": _load_dflash}
-ARCHITECTURES: Mapping[str, str] = {ARCHITECTURE: "dflash"}
+LOADERS: Mapping[str, Loader] = {"dflash": _load_dflash, "dflash2": _load_dflash}
+ARCHITECTURES: Mapping[str, str] = {ARCHITECTURE: "dflash", ARCHITECTURE_2: "dflash2"}
 """Kinds by the architecture that a published config names."""
 
 

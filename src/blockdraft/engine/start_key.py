@@ -1,0 +1,66 @@
+"""All that the self-tests and measurements of a start depend on; see `core.remembered`."""
+
+import os
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.fingerprint import hash_files, sample_files
+from blockdraft.core.machine import cpu_features
+from blockdraft.core.remembered import digest
+from blockdraft.hub.cache_dir import cache_dir
+from blockdraft.kernels.backends import kernels_digest
+from blockdraft.measure.provenance import cpu_name, versions
+
+_PACKAGE = Path(__file__).parents[1]
+_CODE = ("**/*.py", "kernels/**/*.cpp", "kernels/**/*.h")
+_PACKAGES = ("blockdraft", "torch", "transformers", "tokenizers", "numpy", "safetensors")
+_VARIABLES = (
+    *("ATEN_", "BLOCKDRAFT_K", "CUBLAS_", "CUDA_", "DNNL_", "GOMP_", "KMP_", "MKL_"),
+    *("NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH"),
+)
+"""Beginnings of the names of those that choose a kernel, or threads."""
+
+
+def start_key(
+    config: LLMConfig,
+    target_folder: Path,
+    drafter_folder: Path | None,
+    dtype: torch.dtype,
+    device: str,
+) -> dict[str, Any]:
+    """Plain values: weights, build, machine and settings."""
+    return {
+        "target": _fingerprint(target_folder),
+        "drafter": None if drafter_folder is None else _fingerprint(drafter_folder),
+        "code": hash_files(_PACKAGE, _CODE),
+        "kernels": kernels_digest(),
+        "versions": versions(_PACKAGES) | {"python": platform.python_version()},
+        "machine": _machine(device),
+        "threads": torch.get_num_threads(),
+        "environment": {
+            name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)
+        },
+        "settings": asdict(config) | {"recheck": False, "dtype": str(dtype), "device": device},
+    }
+
+
+def remembered_path(key: dict[str, Any]) -> Path:
+    """Where the findings of a key lie."""
+    return cache_dir() / "starts" / f"{digest(key)[:24]}.json"
+
+
+def _fingerprint(folder: Path) -> list[str]:
+    """Of the weights, by samples, and of all that says how they are used."""
+    return [sample_files(folder, ("*.safetensors",)), hash_files(folder, ("*.json",))]
+
+
+def _machine(device: str) -> list[str]:
+    described = [cpu_name(), cpu_features(), platform.platform()]
+    if torch.device(device).type == "cuda":
+        described += [torch.cuda.get_device_name(device), str(torch.version.cuda)]
+    return described

@@ -1,0 +1,183 @@
+"""What DFlash 2 thinks of the tokens behind a path: its candidates, scored behind the token before.
+
+The rule of the choice is the one of the target (`sampler.choose`): scores over the temperature and
+the request's own noise, among the tokens that its filters leave.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blockdraft.core.errors import RequestError
+from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.models.candidate_selector import CandidateSelector
+from blockdraft.speculate.drafters.branches import Slot, Successors, noise_of, slot_of, slots_of
+from blockdraft.speculate.sampler.filters import survivors
+from blockdraft.speculate.sampler.logits import Place, processed
+from blockdraft.speculate.sampler.noise import Noise
+from blockdraft.speculate.sampler.philox import Ids
+from blockdraft.speculate.sampler.reference import NO_CHOICE, choose_row
+
+Values = NDArray[np.float64]
+
+OUTSIDE = 1e5
+"""Off the logits of tokens that are no candidates: what is left where none may be chosen."""
+
+
+class Conditionals(Successors, Protocol):
+    """Successors of which one is chosen behind every path.
+
+    max_depth: slots, until the chain is known, which may end before them.
+    """
+
+    max_depth: int
+
+    def choice(self, path: Sequence[int]) -> int:
+        """The drafter's choice behind a path.
+
+        Raises:
+            RequestError: nothing may be chosen there.
+        """
+
+    def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
+        """The candidates behind a path, and their scores before the request changes any."""
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The candidates of a sample's slots, scored on the host.
+
+    token_ids, logits: [s, k]; table: [s, k, k], see Lattice.scores; log_total: [s].
+    """
+
+    token_ids: Ids
+    logits: Values
+    table: Values
+    log_total: Values
+
+    def behind(self, path: Sequence[int]) -> Values:
+        """The scores [k] of the candidates behind a path of candidates."""
+        depth, place = len(path), 0
+        if depth:
+            place = int(np.flatnonzero(self.token_ids[depth - 1] == path[-1])[0])
+        found: Values = self.table[depth, place]
+        return found
+
+    def log_rest(self, depth: int) -> float:
+        """Of the weights of all tokens of a slot but the candidates; their scores are logits."""
+        logits, total = self.logits[depth], self.log_total[depth]
+        share = np.exp(logits - total).sum()
+        return float(total + np.log1p(-share)) if share < 1.0 else -np.inf
+
+
+class PlainConditionals:
+    """Of a sample whose logits nothing changes: the candidates decide."""
+
+    def __init__(self, candidates: Candidates, sample: Sample, num_slots: int) -> None:
+        self.max_depth = num_slots
+        self._candidates = candidates
+        self._params = sample.params
+        self._noise: Noise = noise_of(candidates.token_ids[:num_slots], sample)
+
+    def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
+        """See Conditionals."""
+        return self._candidates.token_ids[len(path)], self._candidates.behind(path)
+
+    def choice(self, path: Sequence[int]) -> int:
+        """See Conditionals."""
+        ids, scores = self.scores(path)
+        noisy = scores + self._noise[len(path)]
+        if self._params.temperature > 0.0 and np.isfinite(scores.max()):
+            left = survivors(scores.astype(np.float32), self._params)
+            if left is not None:
+                return int(ids[left[noisy[left].argmax()]])
+        return int(ids[noisy.argmax()])
+
+    def children(self, path: Sequence[int]) -> Slot:
+        """See Successors."""
+        ids, scores = self.scores(path)
+        if not np.isfinite(scores.max()):
+            return Slot([self.choice(path)], [0.0])
+        rest = self._candidates.log_rest(len(path))
+        log_total = np.logaddexp.reduce([*scores, rest]) - scores.max()
+        noise = self._noise[len(path)]
+        return slot_of(scores, noise, ids, log_total, self.choice(path))
+
+
+class ChangedConditionals:
+    """Of a sample whose logits depend on its tokens: penalties, bias, grammar.
+
+    They may forbid every candidate, so tokens outside are looked at too, far behind. All is on the
+    device of `hidden` [s, D] but `logits` [s, V].
+    """
+
+    def __init__(
+        self,
+        selector: CandidateSelector,
+        hidden: Tensor,
+        logits: Tensor,
+        candidates: Candidates,
+        sample: Sample,
+        num_slots: int,
+    ) -> None:
+        self.max_depth = num_slots
+        self._selector = selector
+        self._hidden = hidden
+        self._logits = logits.float().cpu().numpy()
+        self._candidates = candidates
+        self._sample = sample
+
+    def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
+        """See Conditionals. The token before may be any."""
+        depth = len(path)
+        before = path[-1] if path else self._sample.token_ids[-1]
+        ids = self._candidates.token_ids[depth]
+        device = self._hidden.device
+        with torch.inference_mode():
+            added = self._selector(
+                self._hidden[depth],
+                torch.tensor([before], device=device),
+                torch.from_numpy(ids).to(device),
+            )
+        return ids, self._candidates.logits[depth] + added[0].double().cpu().numpy()
+
+    def choice(self, path: Sequence[int]) -> int:
+        """See Conditionals."""
+        found = choose_row(self._row(path), self._place(path))
+        # Not even a broken drafter may give the target what is no token.
+        return 0 if found == NO_CHOICE else found
+
+    def children(self, path: Sequence[int]) -> Slot:
+        """See Successors; none where a grammar cannot be followed."""
+        try:
+            first = self.choice(path)
+            changed = torch.from_numpy(processed(self._row(path), self._place(path)))
+        except RequestError:
+            return Slot([], [])
+        (slot,) = slots_of(changed[None], [first], self._sample, None, len(path))
+        return slot
+
+    def _row(self, path: Sequence[int]) -> NDArray[np.float32]:
+        row: NDArray[np.float32] = self._logits[len(path)] - np.float32(OUTSIDE)
+        ids, scores = self.scores(path)
+        row[ids] = scores
+        return row
+
+    def _place(self, path: Sequence[int]) -> Place:
+        return Place(self._sample, len(path), path)
+
+
+def chain_of(conditionals: Conditionals) -> list[int]:
+    """The drafter's choices, each behind those before; no more behind where none may be chosen."""
+    chain: list[int] = []
+    try:
+        while len(chain) < conditionals.max_depth:
+            chain.append(conditionals.choice(chain))
+    except RequestError:
+        conditionals.max_depth = len(chain)
+    return chain

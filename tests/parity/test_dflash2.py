@@ -1,0 +1,304 @@
+"""What DFlash 2 proposes is what its definition says, step by step; output is plain decoding's.
+
+The definition is written here once more, in loops and in float64, from features of the target that
+transformers computes: a convolution reads the slots before it in its block, a candidate is scored
+behind the token before it, and the choice is the target's rule with the request's own noise.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockdraft.core.grammar import Grammar
+from blockdraft.core.plan import ROOT, Proposal
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.engine.engine import Engine
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_context import ConcatContext
+from blockdraft.models.draft_convolution import DynamicConvolution, Layer
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter
+from blockdraft.speculate.sampler.noise import gumbel_noise
+from blockdraft.speculate.sampler.philox import Stream
+from tests.crowd import LogitsRecorder
+from tests.parity import faults
+from tests.parity.checks import generate, generate_plain, plain_features
+from tests.parity.targets import WAYS, Way, make_dflash, make_target
+from tests.small_llm import load_llm
+from tests.tiny import DFLASH2, VOCAB_SIZE, tiny_drafter, tiny_drafter_folder, tiny_target
+from tests.tiny import tiny_target_folder as target_folder
+
+BLOCK = 6
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 7
+NUM_NODES = 14
+
+
+class ByDefinition(nn.Module):
+    """A dynamic convolution in loops over blocks, slots and taps."""
+
+    def __init__(self, convolution: DynamicConvolution) -> None:
+        super().__init__()
+        self.base = convolution.base_kernel
+        self.projection = convolution.kernel_projection
+
+    def around(self, layer: Layer, x: Tensor, block_size: int) -> Tensor:
+        _, num_taps, size = self.base.shape
+        dynamic = self.projection(x).unflatten(-1, (2, num_taps, -1))
+        dynamic = dynamic.repeat_interleave(size // dynamic.shape[-1], dim=-1)
+
+        def convolved(values: Tensor, side: int) -> Tensor:
+            rows = []
+            for slot in range(values.shape[1]):
+                row = torch.zeros_like(values[:, slot])
+                for tap in range(min(num_taps, slot % block_size + 1)):
+                    weight = self.base[side, tap] + dynamic[:, slot, side, tap]
+                    row = row + weight * values[:, slot - tap]
+                rows.append(row)
+            return torch.stack(rows, dim=1)
+
+        return convolved(layer(convolved(x, 0)), 1)
+
+
+def by_definition(model: DraftModel) -> DraftModel:
+    twin = copy.deepcopy(model)
+    for layer in twin.layers:
+        layer.attention_conv = ByDefinition(layer.attention_conv)
+        layer.mlp_conv = ByDefinition(layer.mlp_conv)
+    return twin
+
+
+class Oracle:
+    """What a drafter has to think behind a sample's tokens, from these tokens alone."""
+
+    def __init__(self, drafter: DFlash2Drafter, model: DraftModel, target: Any) -> None:
+        self.drafter, self.model, self.target = drafter, by_definition(model), target
+
+    @torch.no_grad()
+    def open(self, sample: Sample, num_slots: int) -> None:
+        """Fill a block of so many slots behind the anchor, behind a fresh context."""
+        ids, model = sample.token_ids, self.model
+        features = plain_features(self.target, ids[:-1], self.drafter)
+        num = len(ids) - 1
+        context = ConcatContext(model.project_context(features, torch.arange(num)[None]))
+        slots = [ids[-1], *[model.config.mask_token_id] * num_slots]
+        embeddings = model.embed(torch.tensor([slots]), self.drafter.embed_weight)
+        positions = torch.arange(num, num + len(slots))[None]
+        hidden = model(embeddings, positions, context, model.block_masks(num, len(slots)))
+        head = self.target.model.get_output_embeddings().weight
+        self.hidden = hidden[0, 1:]
+        self.logits = model.logits(hidden, head)[0, 1:]
+        self.sample = sample
+
+    @torch.no_grad()
+    def ranked(self, path: Sequence[int]) -> list[int]:
+        """The candidates behind a path, the drafter's choice first."""
+        before, slot = (path[-1] if path else self.sample.token_ids[-1]), len(path)
+        selector, params = self.model.candidate_selector, self.sample.params
+        weights = selector.hidden_projection.weight @ self.hidden[slot]
+        noise = torch.zeros(VOCAB_SIZE, dtype=torch.float64)
+        if params.temperature > 0:
+            position = len(self.sample.token_ids) + slot
+            stream = Stream(self.sample.seed, self.sample.sample_index, position)
+            noise = params.temperature * torch.from_numpy(gumbel_noise(stream, VOCAB_SIZE))
+        scores = {}
+        for token in self.logits[slot].topk(selector.top_k).indices.tolist():
+            transition = selector.predecessor_codebook[before] * weights
+            behind = transition @ selector.successor_codebook[token]
+            scores[token] = float(self.logits[slot, token] + behind + noise[token])
+        return sorted(scores, key=lambda token: -scores[token])
+
+
+def check_proposal(oracle: Oracle, row: Row, num_slots: int, proposal: Proposal) -> None:
+    """Every node has the most probable children that the definition gives it, in their order."""
+    oracle.open(row.sequence, num_slots)
+    tree = proposal.tree
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        children.setdefault(parent, []).append(tree.tokens[node])
+    for node in [ROOT, *range(len(tree))]:
+        path = [tree.tokens[one] for one in tree.path(node)]
+        if found := children.get(node):
+            assert found == oracle.ranked(path)[: len(found)], "another candidate is best"
+    assert len(tree.through([])) == min(BLOCK - 1, row.num_slots)
+
+
+def check_proposals(way: Way, num_nodes: int | None, **params: Any) -> None:
+    """Step by step over some cycles, for a few samples side by side."""
+    model = tiny_drafter(torch.float64, block_size=BLOCK, dflash2=DFLASH2)
+    with make_target(way, tiny_target(dtype=torch.float64)).released_after() as target:
+        drafter = make_dflash(target, model)
+        assert isinstance(drafter, DFlash2Drafter)
+        engine = Engine(target, drafter)
+        if num_nodes is not None:
+            engine.use_trees(num_nodes)
+        real, oracle, seen = drafter.propose, Oracle(drafter, model, target), []
+
+        def propose(rows: Sequence[Row]) -> list[Proposal]:
+            proposals = real(rows)
+            # Blocks of a forward are as long as the longest.
+            size = max((row.num_slots for row in rows), default=0) if way == "paged" else None
+            for row, own in zip(rows, proposals, strict=True):
+                seen.append((copy.deepcopy(row), size or row.num_slots, own))
+            return proposals
+
+        drafter.propose = propose
+        keys = [engine.add(PROMPT[start:], SamplingParams(max_tokens=8, **params))
+                for start in (0, 9, 40)]  # fmt: skip
+        while engine.has_work:
+            engine.step()
+        for key in keys:
+            engine.take(key)
+        assert engine.proposer.failures.num_failures == 0
+        assert len(seen) > 8
+        for row, num_slots, proposal in seen:
+            check_proposal(oracle, row, num_slots, proposal)
+
+
+SAMPLED = {"temperature": 0.8, "seed": 4}
+
+
+@pytest.mark.parametrize("num_nodes", [None, NUM_NODES], ids=["chain", "tree"])
+@pytest.mark.parametrize("params", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("way", WAYS)
+def test_proposals_are_those_of_the_definition(
+    way: Way, params: dict[str, Any], num_nodes: int | None
+) -> None:
+    check_proposals(way, num_nodes, **params)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.convolution_of_the_future,
+        faults.convolution_that_remembers,
+        faults.selector_behind_the_anchor,
+    ],
+)
+def test_the_definition_finds(
+    fault: Callable[[], AbstractContextManager[object]], way: Way
+) -> None:
+    with fault(), pytest.raises(AssertionError, match="another candidate is best"):
+        check_proposals(way, NUM_NODES)
+
+
+def test_the_definition_finds_a_convolution_that_reads_another_sequence() -> None:
+    with (
+        faults.convolution_over_all_rows(),
+        pytest.raises(AssertionError, match="another candidate is best"),
+    ):
+        check_proposals("paged", None)
+
+
+def test_the_definition_finds_noise_of_another_place() -> None:
+    with faults.noise_by_slot(), pytest.raises(AssertionError, match="another candidate is best"):
+        check_proposals("paged", None, **SAMPLED)
+
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0},
+    "filters": {"temperature": 0.7, "top_k": 5, "top_p": 0.8, "min_p": 0.05},
+    "cold": {"temperature": 0.0, "top_p": 0.5},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.3, "logit_bias": {5: 3.0}},
+    "no stop": {"min_tokens": 20, "presence_penalty": 0.5},
+}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("num_nodes", [None, NUM_NODES], ids=["chain", "tree"])
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("way", WAYS)
+def test_output_is_plain_decoding(way: Way, name: str, num_nodes: int | None) -> None:
+    params = SamplingParams(max_tokens=30, seed=3, logprobs=1, **PARAMS[name])
+    trees = []
+
+    def use_trees(engine: Engine, key: int) -> None:
+        if num_nodes is not None:
+            engine.use_trees(num_nodes)
+
+    with make_target(way, tiny_target()).released_after() as target:
+        drafter = make_dflash(target, tiny_drafter(block_size=BLOCK, dflash2=DFLASH2))
+        real = drafter.propose
+
+        def propose(rows: Sequence[Row]) -> list[Proposal]:
+            proposals = real(rows)
+            trees.extend(zip(rows, proposals, strict=True))
+            return proposals
+
+        drafter.propose = propose
+        found = generate(target, drafter, PROMPT, params, after_step=use_trees)
+        plain = generate(target, drafter, PROMPT, replace(params, speculative=False))
+    assert found == plain
+    assert trees[-1][1].sources[0] == "dflash2"
+    for row, proposal in trees[1:]:
+        assert proposal.tree.is_chain == (num_nodes is None or row.num_draft_tokens <= 1)
+
+
+class OwnLogits(DFlash2Drafter):
+    """Its slots have the target's own logits of a plain run, by position."""
+
+    known: dict[int, Tensor]
+
+    def _proposals(self, hidden: Tensor, logits: Tensor, rows: list[Row]) -> list[Proposal]:
+        starts = [len(row.sequence.token_ids) for row in rows]
+        behind = torch.zeros_like(logits[0, 0])
+        own = [[self.known.get(s + i, behind) for i in range(logits.shape[1])] for s in starts]
+        return super()._proposals(hidden, torch.stack([torch.stack(one) for one in own]), rows)
+
+
+@pytest.mark.parametrize("params", [{}, SAMPLED, PARAMS["penalties"]], ids=str)
+def test_the_targets_own_logits_are_accepted(params: dict[str, Any]) -> None:
+    """With a selector that adds nothing, and candidates enough, one rule chooses on both sides."""
+    options = SamplingParams(max_tokens=24, **{"seed": 3, **params})
+    every = replace(DFLASH2, selector_top_k=VOCAB_SIZE)
+    target = make_target("sequential", tiny_target(dtype=torch.float64))
+    assert isinstance(target, SequentialTarget)
+    with target.released_after():
+        recorder = LogitsRecorder(target)
+        plain = generate_plain(recorder, PROMPT, options)
+        model = tiny_drafter(torch.float64, block_size=BLOCK, dflash2=every)
+        assert model.candidate_selector is not None
+        model.candidate_selector.reset_parameters()
+        drafter = make_dflash(target, model, OwnLogits)
+        drafter.known = {position: own for (_, position), own in recorder.logits.items()}
+        drafted = generate(target, drafter, PROMPT, options)
+    assert drafted.token_ids == plain.token_ids
+    assert sum(drafted.acceptance.drafted.values()) > 12
+    assert drafted.acceptance.accepted == drafted.acceptance.drafted
+
+
+def test_a_grammar_that_forbids_every_candidate(tmp_path: Any) -> None:
+    """Drafts still follow the grammar, and the output is plain decoding's."""
+    drafter = tiny_drafter_folder(tmp_path, block_size=BLOCK, dflash2=DFLASH2)
+    llm = load_llm((target_folder(tmp_path), drafter), tree_nodes=15)
+    grammar = Grammar.regex("(ab|cd|[a-f ]){10,30}")
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=2, grammar=grammar)
+    found = llm.generate("the abc", params).completions[0]
+    assert llm.engine.proposer.failures.num_failures == 0
+    llm.use_fixed_depth(0)
+    assert llm.generate("the abc", params).completions[0].token_ids == found.token_ids
+    assert any(rank for _, rank in found.acceptance.drafted_at)
+    assert found.acceptance.num_accepted
+
+
+def test_logits_that_are_no_numbers_harm_nobody() -> None:
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for params in ({}, SAMPLED, PARAMS["filters"], PARAMS["penalties"]):
+            with make_target("sequential", tiny_target()).released_after() as target:
+                model = tiny_drafter(block_size=BLOCK, dflash2=DFLASH2)
+                with torch.no_grad():
+                    model.norm.weight.fill_(bad)
+                options = SamplingParams(max_tokens=12, **{"seed": 3, **params})
+                found = generate(target, make_dflash(target, model), PROMPT, options)
+                plain = replace(options, speculative=False)
+                assert found == generate(target, make_dflash(target, model), PROMPT, plain)

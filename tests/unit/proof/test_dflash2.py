@@ -1,0 +1,30 @@
+"""`blockdraft prove` with a DFlash 2 drafter, chains and trees: no difference, faults are found."""
+
+from pathlib import Path
+
+import pytest
+
+from blockdraft.proof.config import ProofConfig
+from blockdraft.proof.corpus import ProofPrompt
+from blockdraft.proof.prove import Proof
+from tests.small_llm import assert_nothing_left, load_llm
+from tests.tiny import DFLASH2, tiny_drafter_folder, tiny_target_folder
+
+CONFIG = ProofConfig(
+    max_tokens=10, num_settings=2, num_context_cases=1, num_stock_prompts=1, num_draws=1000
+)
+CORPUS = [ProofPrompt("a", "short", "the abc"), ProofPrompt("b", "raw", "!!\tthe\n" * 9, raw=True)]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("tree_nodes", [None, 12], ids=["chain", "tree"])
+def test_a_dflash2_pair_is_proven(tmp_path: Path, tree_nodes: int | None) -> None:
+    folders = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path, dflash2=DFLASH2)
+    llm = load_llm(folders, tree_nodes=tree_nodes)
+    assert llm.engine.drafter.kind == "dflash2"
+    findings = Proof(llm, CONFIG, CORPUS).run()
+    assert findings.failures == []
+    assert findings.verdict == "proven"
+    assert all(control.caught for control in findings.controls)
+    assert findings.ways[0].acceptance.drafted
+    assert_nothing_left(llm)

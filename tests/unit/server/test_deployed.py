@@ -1,0 +1,106 @@
+"""What a server needs where it is deployed: a path prefix, a log for machines, clear refusals."""
+
+import json
+import logging
+import sys
+
+import pytest
+
+from blockdraft import ConfigError
+from blockdraft.cli.logs import JsonFormatter
+from blockdraft.server.config import ServeConfig
+from tests.serving import chat_body, error_of, running_server, wait_until
+from tests.small_llm import load_llm
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def server(folders):
+    with running_server(load_llm(folders), root_path="/models/a") as running:
+        yield running
+
+
+@pytest.mark.parametrize("prefix", ["", "/models/a"])
+def test_a_proxy_may_take_the_prefix_off_or_leave_it_on(server, prefix):
+    assert server.client.get(f"{prefix}/health").json() == {"status": "ok"}
+    assert server.client.post(f"{prefix}{CHAT}", json=chat_body(max_tokens=2)).status_code == 200
+    page = server.client.get(f"{prefix}/")
+    assert "<title>" in page.text
+    assert server.client.get(f"{prefix}/page/page.js").status_code == 200
+    described = server.client.get(f"{prefix}/openapi.json").json()
+    assert described["servers"] == [{"url": "/models/a"}]
+
+
+@pytest.mark.parametrize(
+    "path", ["/models/ab/health", "/models/health", "/models/a/models/a/health"]
+)
+def test_only_the_whole_prefix_is_taken_off_and_once(server, path):
+    assert server.client.get(path).status_code == 404
+
+
+def test_the_prefix_opens_no_path_that_needs_a_key(folders):
+    with running_server(load_llm(folders), root_path="/models", api_keys=("key",)) as running:
+        assert running.client.get("/models/v1/models").status_code == 401
+        assert running.client.get("/models/metrics").status_code == 401
+        assert running.client.get("/models/health").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["models", "/models/", "/", "//a", "/a b", "/a?b"])
+def test_a_root_path_that_is_none_is_refused(path):
+    with pytest.raises(ConfigError, match="a slash in front"):
+        ServeConfig(root_path=path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        (None, "Content-Type is missing"),
+        ("text/plain", "'text/plain'"),
+        ("application/x-www-form-urlencoded", "'application/x-www-form-urlencoded'"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize"])
+def test_a_body_that_is_not_called_json_is_named_as_such(server, path, kind, named):
+    headers = {} if kind is None else {"content-type": kind}
+    response = server.client.post(path, content=json.dumps(chat_body()), headers=headers)
+    error = error_of(response, 415)
+    assert named in error["message"]
+    assert "send Content-Type: application/json" in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON"])
+def test_json_by_another_spelling_is_read(server, kind):
+    body = json.dumps(chat_body(max_tokens=2))
+    assert server.client.post(CHAT, content=body, headers={"content-type": kind}).is_success
+
+
+def test_a_line_of_the_log_holds_its_parts_as_json(server, caplog):
+    caplog.set_level("INFO", "blockdraft")
+    server.client.get("/health", headers={"x-request-id": "job-7"})
+    wait_until(lambda: any("job-7" in record.getMessage() for record in caplog.records))
+    record = next(r for r in caplog.records if "job-7" in r.getMessage())
+    line = json.loads(JsonFormatter().format(record))
+    assert line.pop("time").endswith("+00:00")
+    assert line.pop("seconds") >= 0
+    assert line.pop("message").startswith("job-7 GET /health 200 ")
+    assert line == {
+        "level": "INFO",
+        "logger": "blockdraft.server.guard",
+        "request_id": "job-7",
+        "client": "127.0.0.1",
+        "method": "GET",
+        "path": "/health",
+        "status": 200,
+    }
+
+
+def test_an_error_of_the_log_is_one_line_of_json():
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        record = logging.getLogger("blockdraft").makeRecord(
+            "blockdraft", logging.ERROR, "x", 1, "it %s", ("failed",), sys.exc_info()
+        )
+    (line,) = JsonFormatter().format(record).splitlines()
+    assert "two" in json.loads(line)["traceback"]
