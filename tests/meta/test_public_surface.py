@@ -30,6 +30,7 @@ LIGHT_MODULES = [
     "blockdraft.proof.page",
     "blockdraft.proof.replay",
     "blockdraft.proof.summary",
+    "blockdraft.report.render",
     "blockdraft.server.config",
     "blockdraft.server.errors",
     "blockdraft.server.guard",

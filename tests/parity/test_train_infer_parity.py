@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from blockdraft.data.dataset import Example, collate
+from blockdraft.data.dataset import collate
+from blockdraft.data.store import Example
 from blockdraft.train.blocks import Anchors, make_blocks
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.step import draft_hidden

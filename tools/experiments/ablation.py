@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.files import write_whole
-from blockdraft.data.dataset import Example, collate, read_examples
+from blockdraft.data.dataset import collate, read_examples
 from blockdraft.data.identity import target_sha256
+from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.models.draft import DraftModel

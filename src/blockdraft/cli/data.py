@@ -1,6 +1,5 @@
 """`blockdraft data`: answers of the target to train on."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -9,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from blockdraft.cli import options
-from blockdraft.cli.logs import is_about_logging
+from blockdraft.cli.logs import LOG, is_about_logging
 from blockdraft.cli.output import print_json
 from blockdraft.core.errors import INTERRUPTED, ConfigError
+from blockdraft.core.progress import Progress, time_left
 from blockdraft.hub.catalog import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from blockdraft.data.answer_file import DataProgress
 
-REPORT_SECONDS = 10.0
 BESIDE_JOIN = {"join", "output", "drop_truncated", "as_json"}
 
 
@@ -31,7 +30,8 @@ Datasets = Annotated[
     typer.Option(
         "--dataset",
         help="Hugging Face data set or its folder: NAME, NAME:SPLIT or NAME:CONFIG:SPLIT, such as "
-        "openai/gsm8k:main:train. Read whole. Repeatable.",
+        "openai/gsm8k:main:train; NAME@REVISION is a branch, tag or commit. Read whole. "
+        "Repeatable.",
     ),
 ]
 SelfWritten = Annotated[
@@ -88,6 +88,18 @@ def data(
     drop_truncated: Annotated[
         bool, typer.Option("--drop-truncated", help="Leave answers without an end out.")
     ] = False,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Server of the target that answers in place of our own engine: OpenAI's routes, "
+            "with token ids, such as http://localhost:8000/v1 of vLLM or blockdraft serve. Its "
+            "key: $BLOCKDRAFT_ENDPOINT_KEY.",
+        ),
+    ] = None,
+    endpoint_model: Annotated[
+        str | None, typer.Option(help="The target's name there.", show_default="the only one")
+    ] = None,
     slots: Annotated[int, typer.Option(help="Answers written at once.")] = 96,
     seed: Annotated[int, typer.Option(help="Of order and sampling.")] = 0,
     device: options.Device = "auto",
@@ -141,19 +153,16 @@ def _generate(values: Mapping[str, Any]) -> Path:
 
 
 def progress_printer() -> Callable[["DataProgress"], None]:
-    """Says every few seconds how far prompts and answers are, on standard error."""
-    shown = time.monotonic()
+    """Says how far prompts and answers are, on standard error."""
+    shown = Progress(LOG)
 
     def report(progress: "DataProgress") -> None:
-        """Print a line, unless the last one was printed just now."""
-        nonlocal shown
-        if time.monotonic() - shown >= REPORT_SECONDS:
-            shown = time.monotonic()
-            typer.echo(
-                f"{progress.num_answers}/{progress.num_jobs} {progress.what}, "
-                f"{progress.tokens_per_second:.0f} tokens/s, "
-                f"{progress.seconds_left / 60:.0f} minutes left",
-                err=True,
-            )
+        """Show the newest counts."""
+        shown.show(
+            f"{progress.num_answers}/{progress.num_jobs} {progress.what}, "
+            f"{time_left(progress.seconds_left)}, {progress.tokens_per_second:.0f} tokens/s"
+        )
+        if progress.num_answers == progress.num_jobs:
+            shown.clear()
 
     return report

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 Switch = Literal["on", "off"]
 EXACT: Switch = "on" if LLMConfig().exact else "off"
 
-Target = Annotated[str, typer.Option(help="Target: a catalog name, a folder or a hub id.")]
-Drafter = Annotated[
-    str, typer.Option(help="Drafter: auto, none, a catalog name, a folder or a hub id.")
+Target = Annotated[
+    str, typer.Option(help="Target: a catalog name, a folder or a hub id, also ORG/NAME@REVISION.")
 ]
+Drafter = Annotated[str, typer.Option(help="Drafter: auto, none, or as the target.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
 Device = Annotated[
     str, typer.Option(help="auto (a GPU that CUDA can use, else cpu), cpu or a torch device.")

@@ -12,13 +12,13 @@ from rich.table import Table
 from blockdraft.cli import options
 from blockdraft.cli.data import progress_printer
 from blockdraft.cli.output import print_json
-from blockdraft.core.errors import INTERRUPTED, ConfigError
+from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import folder_lock
 
 if TYPE_CHECKING:
     from blockdraft.data.config import DataConfig
     from blockdraft.train.config_file import RunFile
-    from blockdraft.train.plan import Plan
+    from blockdraft.train.estimate import Estimate
     from blockdraft.train.trainer import TrainResult
 
 
@@ -39,10 +39,13 @@ def train(
         ),
     ],
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print what the run will be and take, and stop.")
+        bool,
+        typer.Option(
+            "--plan", help="Time three steps, print what the run will be and take, and stop."
+        ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write the untrained drafter, and stop.")
+    init_only: Annotated[
+        bool, typer.Option("--init-only", help="Write the untrained drafter, and stop.")
     ] = False,
     _keys: Annotated[
         bool,
@@ -56,18 +59,18 @@ def train(
     as_json: options.Json = False,
 ) -> None:
     """Train a drafter; a run that is started again with the same `out` goes on."""
-    if plan and dry_run:
-        raise ConfigError("--plan and --dry-run exclude each other; leave one out")
+    if plan and init_only:
+        raise ConfigError("--plan and --init-only exclude each other; leave one out")
     run = _read(arguments)
     rank, count = _launched()
     if plan:
         if rank == 0:
             _print_plan(run, as_json=as_json)
         return
-    if dry_run:
+    if init_only:
         if rank > 0:
             return
-        from blockdraft.train.plan import write_untrained
+        from blockdraft.train.untrained import write_untrained
 
         folder = write_untrained(run.train, run.answers)
         if as_json:
@@ -81,7 +84,7 @@ def train(
 
 
 def _run(run: "RunFile", rank: int, num_processes: int) -> "TrainResult":
-    from blockdraft.train.interrupted import how_to_go_on
+    from blockdraft.train.interrupted import exit_status_of, how_to_go_on
     from blockdraft.train.trainer import train as train_drafter
 
     try:
@@ -91,7 +94,7 @@ def _run(run: "RunFile", rank: int, num_processes: int) -> "TrainResult":
     except KeyboardInterrupt as error:
         if rank == 0:
             typer.echo(f"blockdraft: {how_to_go_on(run)}", err=True)
-        raise typer.Exit(INTERRUPTED) from error
+        raise typer.Exit(exit_status_of(error)) from error
 
 
 def _launched() -> tuple[int, int]:
@@ -107,7 +110,7 @@ def _launched() -> tuple[int, int]:
 def _write_answers(run: "RunFile", config: "DataConfig", num_processes: int) -> None:
     from blockdraft.data.generate import generate_data
     from blockdraft.data.history import is_answered
-    from blockdraft.train.plan import check_run
+    from blockdraft.train.check import check_run
     from blockdraft.train.texts import are_written
 
     if num_processes == 1:
@@ -135,17 +138,19 @@ def _read(arguments: Sequence[str]) -> "RunFile":
 
 
 def _print_plan(run: "RunFile", *, as_json: bool) -> None:
-    from blockdraft.train.plan import plan_run
+    from blockdraft.train.estimate import estimate_run
 
     settings: dict[str, Any] = run.train.to_dict()
     if run.answers is not None:
         settings["answers"] = run.answers.to_dict()
-    figures = plan_run(run.train, run.answers)
+    figures = estimate_run(run.train, run.answers)
     if as_json:
         print_json({"settings": settings, "plan": figures.to_dict()})
         return
     _print_table("Settings", {name: _shown(value) for name, value in settings.items()})
     _print_table("Plan", _plan_rows(figures))
+    for warning in figures.warnings:
+        typer.echo(f"Warning: {warning}")
     if expected := figures.texts.num_expected:
         typer.echo(
             f"The run begins by writing {expected} answers, which takes time of its own. Until "
@@ -159,11 +164,11 @@ def _shown(value: object) -> str:
     return "unset" if value is None else str(value)
 
 
-def _plan_rows(plan: "Plan") -> Mapping[str, str]:
-    facts, memory, texts = plan.to_dict(), plan.memory, plan.texts
+def _plan_rows(plan: "Estimate") -> Mapping[str, str]:
+    memory, texts = plan.memory, plan.texts
     at_most = "at most " if texts.num_expected else ""
     each = f"in each of {plan.num_processes} processes " if plan.num_processes > 1 else ""
-    return {
+    rows = {
         "drafter": f"{plan.num_parameters / 1e6:.1f} M parameters, "
         f"layers: {plan.drafter.num_hidden_layers}, blocks of {plan.drafter.block_size}, "
         f"features of layers {', '.join(map(str, plan.drafter.target_layer_ids))}",
@@ -172,11 +177,17 @@ def _plan_rows(plan: "Plan") -> Mapping[str, str]:
         "tokens": f"{at_most}{texts.num_tokens}, {texts.num_answer_tokens} of them answers",
         "memory, at least": f"{each}{sum(memory.values()) / 2**20:.0f} MiB: "
         + ", ".join(f"{name} {size / 2**20:.0f}" for name, size in memory.items()),
-        "a step": f"{plan.step_flops / 1e12:.2f} TFLOP, about {plan.step_seconds:.2f} s here",
-        "steps": f"about {plan.num_steps}, {facts['passes']:.1f} passes, "
-        f"{facts['tokens_seen'] / 1e6:.1f} M tokens",
-        "time": f"{plan.minutes:.0f} minutes, evaluations not counted",
     }
+    if plan.step_seconds is None:
+        rows["a step"] = "not timed: the processes share the target's layers"
+    else:
+        rows["a step"] = f"{plan.step_seconds:.2f} s, timed here over three of them"
+    if plan.num_steps is not None and plan.passes is not None:
+        tokens = plan.passes * texts.num_tokens / 1e6
+        rows["steps"] = f"about {plan.num_steps}, {plan.passes:.1f} passes, {tokens:.1f} M tokens"
+    if plan.minutes is not None:
+        rows["time"] = f"{plan.minutes:.0f} minutes, evaluations not counted"
+    return rows
 
 
 def _print_table(title: str, rows: Mapping[str, str]) -> None:
@@ -187,6 +198,7 @@ def _print_table(title: str, rows: Mapping[str, str]) -> None:
 
 
 def _print_result(result: "TrainResult", *, as_json: bool) -> None:
+    from blockdraft.train.advice import below_plain
     from blockdraft.train.run_log import score
 
     before, best = result.evaluations[0], result.best
@@ -205,6 +217,8 @@ def _print_result(result: "TrainResult", *, as_json: bool) -> None:
     )
     Console(stderr=True).print(table)
     typer.echo(result.drafter)
+    if line := below_plain(best):
+        typer.echo(f"blockdraft: {line}", err=True)
 
 
 def _times(speedup: float | None) -> str:

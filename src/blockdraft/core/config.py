@@ -16,8 +16,9 @@ Thinking = Literal["template", "on", "off"]
 class LLMConfig:
     """What to load, and how to run it.
 
-    target, drafter: a name of the catalog, a folder, or a hub id. The drafter "auto" is the one
-    that the catalog knows for the target; "none" or None decodes plainly.
+    target, drafter: a name of the catalog, a folder, or a hub id, where `org/name@revision` is a
+    branch, tag or commit. The drafter "auto" is the one that the catalog knows for the target;
+    "none" or None decodes plainly.
     dtype: "auto", "bfloat16", "float32" or "float64".
     device: "auto" is a GPU that CUDA can use, else "cpu"; or a torch device.
     exact: drafted output equals plain output, bit for bit.

@@ -4,8 +4,10 @@ The way of an answer:
 
 1. `prompts` reads prompts of files, `hub_datasets` those of data sets, `self_written` lets the
    target write some; `overlap` drops those that a benchmark holds.
-2. `generate` asks the target (`answers`, `engine_answers`) and appends what comes to
-   `answers.jsonl` (`answer_file`), so that a run that was stopped goes on.
+2. `generate` asks the target, by our own engine (`engine_answers`) or a server that serves it
+   (`endpoint_answers`), and appends what comes to `answers.jsonl` (`answer_file`), so that a run
+   that was stopped goes on.
 3. `shards` packs what is fit to train on; `history` keeps the manifest of who wrote it and how.
-4. `dataset` reads answers as examples, and orders them in batches.
+4. `dataset` reads answers as examples, holds some of them out and orders the others in batches;
+   `store` keeps them in arrays that are mapped from files.
 """

@@ -16,11 +16,15 @@ class DataConfig:
     there is one. Attributes that need a word:
         prompts: (gzipped) JSONL files, see `data.prompts`.
         datasets: data sets of the Hugging Face hub or local folders: "name", "name:split" or
-            "name:config:split".
+            "name:config:split"; "name@revision" is a branch, tag or commit.
         num_self_written: prompts that the target writes itself.
         mix_temperatures: answer each prompt at one of the temperatures, drawn for it, instead of at
             all of them; a temperature that is repeated is drawn more often.
         limit: most prompts to answer, drawn at random.
+        slots: answers that are written at once.
+        endpoint: URL of a server that serves the target with OpenAI's routes and returns token ids,
+            such as http://localhost:8000/v1: it answers in place of our own engine.
+        endpoint_model: the target's name there; unset for the only one.
         max_prompt_tokens: longer prompts are skipped, conversation so far included.
         max_turns: user turns of a conversation that are answered.
         thinking: what the template is told, where it knows `enable_thinking`.
@@ -43,6 +47,8 @@ class DataConfig:
     samples: int = 1
     max_tokens: int = 256
     slots: int = 96
+    endpoint: str | None = None
+    endpoint_model: str | None = None
     max_prompt_tokens: int = 192
     max_turns: int = 4
     thinking: Thinking = "template"

@@ -2,20 +2,28 @@
 
 import hashlib
 import logging
+import math
 import random
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import full_disk_refused
 from blockdraft.core.jsonl import bad_row
-from blockdraft.data.answer_file import shared_ids
-from blockdraft.data.shards import read_rows
+from blockdraft.data.identity import file_sha256
+from blockdraft.data.shards import files_of, read_rows
+from blockdraft.data.store import Example, TextArrays, TextStore, Writer, draw_of
+from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.text.kinds import loops
 
 logger = logging.getLogger(__name__)
@@ -23,24 +31,10 @@ logger = logging.getLogger(__name__)
 BUCKET_BATCHES = 16
 """Batches whose sequences are sorted by length together: enough to spare padding, few enough to
 leave the order random."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Example:
-    """A prompt and the target's answer to it; `set` names where the prompt came from."""
-
-    id: str
-    set: str
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """Prompt and answer."""
-        return self.prompt_ids + self.response_ids
-
-    def __len__(self) -> int:
-        return len(self.prompt_ids) + len(self.response_ids)
+SMALL_BYTES = 32 * 2**20
+"""Of files of answers: fewer are read each time, and kept in memory."""
+FORMAT = 1
+"""Of the arrays in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +60,76 @@ class Batch:
         )
 
 
-def read_examples(paths: Sequence[Path], *, min_response_len: int, max_len: int) -> list[Example]:
+def read_examples(paths: Sequence[Path], *, min_response_len: int, max_len: int) -> TextStore:
     """Examples of files or folders of answers that are fit to learn from, see `read_rows`.
 
     Left out: answers that loop, answers under `min_response_len` tokens, and repeated answers to a
     prompt, in whatever file. Answers are cut so that prompt and answer hold at most `max_len`
-    tokens.
+    tokens. Many of them are read once and then mapped from a folder of the cache, by whichever
+    process comes first.
 
     Raises:
         ConfigError: a file is missing or damaged, a row lacks a key, or nothing is left.
+        DiskError: the cache's disk is full.
     """
-    examples: dict[tuple[tuple[int, ...], ...], Example] = {}
+    files = [file for path in paths for file in files_of(path)]
+    if sum(file.stat().st_size for file in files if file.exists()) < SMALL_BYTES:
+        return TextStore(_read(paths, Writer(), min_response_len, max_len))
+    said = [FORMAT, min_response_len, max_len, *map(str, map(file_sha256, files))]
+    # A folder of answers that were answered anew holds older ones too, which its file does not say.
+    said += [str(path.is_dir()) for path in paths]
+    folder = cache_dir() / "texts" / hashlib.sha256(repr(said).encode()).hexdigest()[:32]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"), full_disk_refused(folder.parent):
+        if not folder.exists():
+            logger.info("reading the answers into %s", folder)
+            with TemporaryDirectory(dir=folder.parent) as name:
+                part = Path(name) / "texts"
+                part.mkdir()
+                _read(paths, Writer(part), min_response_len, max_len)
+                part.rename(folder)
+    return TextStore(TextArrays.open(folder))
+
+
+def _read(paths: Sequence[Path], writer: Writer, min_response_len: int, max_len: int) -> TextArrays:
+    seen: set[bytes] = set()
     num_loops = num_short = num_repeated = 0
     for path in paths:
         for number, row in read_rows(path):
-            example = _example(row, path, number, max_len)
-            key = (example.prompt_ids, example.response_ids)
-            if len(example.response_ids) < min_response_len:
+            prompt_ids, response_ids = _ids_of(row, path, number)
+            response_ids = response_ids[: max(0, max_len - len(prompt_ids))]
+            if len(response_ids) < min_response_len:
                 num_short += 1
-            elif row.get("finish") == "loop" or loops(example.response_ids):
+                continue
+            if row.get("finish") == "loop" or loops(response_ids):
                 num_loops += 1
-            elif examples.setdefault(key, example) is not example:
+                continue
+            key = _key_of(prompt_ids, response_ids)
+            if key in seen:
                 num_repeated += 1
+                continue
+            seen.add(key)
+            writer.add(str(row["id"]), row["set"], prompt_ids, response_ids)
     if num_repeated:
         logger.info("answers left out as repeated: %d", num_repeated)
-    if not examples:
+    if not len(writer):
         names = ", ".join(map(str, paths))
         raise ConfigError(
             f"no answer in {names} is fit to train on ({num_loops} loop, {num_short} hold under "
             f"{min_response_len} tokens within max_len {max_len}); write more or longer answers"
         )
-    return list(examples.values())
+    return writer.finish()
 
 
-def _example(row: Mapping[str, Any], path: Path, number: int, max_len: int) -> Example:
+def _key_of(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> bytes:
+    """A hash, since there may be a million of them."""
+    digest = hashlib.sha256(array("q", prompt_ids).tobytes())
+    digest.update(array("q", [-1, *response_ids]).tobytes())
+    return digest.digest()[:16]
+
+
+def _ids_of(row: Mapping[str, Any], path: Path, number: int) -> tuple[list[int], list[int]]:
+    """The token ids of a row's prompt and answer."""
     prompt_ids, response_ids = row.get("prompt_ids"), row.get("response_ids")
     if response_ids is None and {"prompt", "turns", "messages", "text"} & row.keys():
         remedy = "let the target answer it: blockdraft data --prompts"
@@ -108,82 +138,42 @@ def _example(row: Mapping[str, Any], path: Path, number: int, max_len: int) -> E
     if not good or not _are_ids(prompt_ids) or not _are_ids(response_ids):
         reason = "it needs id, set, and token ids in prompt_ids and response_ids"
         raise bad_row(path, number, reason, "delete that line, or write the answers again")
-    return Example(
-        id=str(row["id"]),
-        set=row["set"],
-        prompt_ids=shared_ids(prompt_ids),
-        response_ids=shared_ids(response_ids[: max(0, max_len - len(prompt_ids))]),
-    )
+    return prompt_ids, response_ids
 
 
 def _are_ids(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        return False
+    return not value or (min(value) >= 0 and max(value) < 2**32)
 
 
-def split_held_out(
-    examples: Sequence[Example], share: float
-) -> tuple[list[Example], list[Example]]:
+def split_held_out(examples: Sequence[Example], share: float) -> tuple[TextStore, TextStore]:
     """(to train on, held out): by prompt, whose variants "id+..." are not parted.
 
     The same prompt under several ids is on one side too, that of the first of them: so examples
     that are added behind others do not move these, and many names hold no more prompts out.
     """
-    first_names = _first_names(examples)
-    held_out = {base for base, first in first_names.items() if is_held_out(first, share)}
-    return (
-        [e for e in examples if _base(e.id) not in held_out],
-        [e for e in examples if _base(e.id) in held_out],
-    )
-
-
-def _first_names(examples: Iterable[Example]) -> dict[str, str]:
-    """Of each id without its variant the first one with the same prompt, directly or by others."""
-    places: dict[str, int] = {}
-    owners: dict[tuple[int, ...], int] = {}
-    earlier: list[int] = []
-
-    def first(place: int) -> int:
-        while earlier[place] != place:
-            place = earlier[place]
-        return place
-
-    for example in examples:
-        place = places.setdefault(_base(example.id), len(places))
-        if place == len(earlier):
-            earlier.append(place)
-        one, two = first(place), first(owners.setdefault(example.prompt_ids, place))
-        earlier[max(one, two)] = min(one, two)
-    names = list(places)
-    return {name: names[first(place)] for name, place in places.items()}
+    store = TextStore.of(examples)
+    held_out = store.draws < np.uint64(math.ceil(share * 2**64))
+    return store.where(~held_out), store.where(held_out)
 
 
 def is_held_out(prompt_id: str, share: float) -> bool:
     """Whether the answers to a prompt are not trained on; so it is for its variants."""
-    digest = hashlib.sha256(_base(prompt_id).encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
+    return draw_of(prompt_id) < share * 2**64
 
 
-def _base(prompt_id: str) -> str:
-    return prompt_id.split("+")[0]
-
-
-def count_answer_tokens(examples: Iterable[Example]) -> Counter[int]:
+def count_answer_tokens(examples: Sequence[Example]) -> Counter[int]:
     """How often each token occurs in the answers."""
-    counts: Counter[int] = Counter()
-    for example in examples:
-        counts.update(example.response_ids)
-    return counts
+    return TextStore.of(examples).count_answer_tokens()
 
 
-def unused_special_token(special_ids: Iterable[int], examples: Iterable[Example]) -> int:
-    """The first special token that no example holds, to stand for a masked slot.
+def unused_special_token(special_ids: Iterable[int], used: Set[int]) -> int:
+    """The first special token that is not `used` in the texts, to stand for a masked slot.
 
     Raises:
         ConfigError: all of them occur.
     """
-    used: set[int] = set()
-    for example in examples:
-        used.update(example.prompt_ids, example.response_ids)
     free = sorted(set(special_ids) - used)
     if not free:
         raise ConfigError("every special token occurs in the data; set mask_token_id yourself")
@@ -207,32 +197,33 @@ def epoch_batches(
     together, which saves most of the padding; with it rows are filled up to that many tokens.
     """
     rng = random.Random(f"{seed}/{epoch}")
-    order = list(range(len(examples)))
+    lengths = TextStore.of(examples).lengths.tolist()
+    order = list(range(len(lengths)))
     rng.shuffle(order)
     rows: list[Row] = []
     if pack_len is not None:
-        rows = _packed(order, examples, pack_len)
+        rows = _packed(order, lengths, pack_len)
     else:
         bucket = BUCKET_BATCHES * batch_sequences
         for start in range(0, len(order), bucket):
-            part = sorted(order[start : start + bucket], key=lambda i: len(examples[i]))
+            part = sorted(order[start : start + bucket], key=lengths.__getitem__)
             rows += [[index] for index in part]
     batches = [rows[i : i + batch_sequences] for i in range(0, len(rows), batch_sequences)]
     rng.shuffle(batches)
     return batches
 
 
-def _packed(order: Iterable[int], examples: Sequence[Example], pack_len: int) -> list[Row]:
+def _packed(order: Iterable[int], lengths: Sequence[int], pack_len: int) -> list[Row]:
     """Each example goes into the newest row, or begins another one that has room for it."""
     rows: list[Row] = []
     row: list[int] = []
     room = 0
     for index in order:
-        if len(examples[index]) > room:
+        if lengths[index] > room:
             row, room = [], pack_len
             rows.append(row)
         row.append(index)
-        room -= len(examples[index])
+        room -= lengths[index]
     return rows
 
 

@@ -8,9 +8,8 @@ from itertools import islice
 from transformers import PreTrainedModel
 
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
-from blockdraft.data.answers import Answer, AnswerWriter, Job, Writer, has_begun_to_loop
+from blockdraft.data.answers import Answer, Job, has_begun_to_loop
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.load import make_target
 from blockdraft.speculate.commit import StepOutput
@@ -21,12 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class EngineWriter:
-    """Writes answers by plain decoding, `slots` sequences at a time. See AnswerWriter.
+    """Writes answers by plain decoding, `slots` sequences at a time.
 
-    It runs whatever the engine runs. An answer depends on its job and the seed alone.
+    It runs whatever the engine runs. An answer depends on its job and the seed alone; one that has
+    begun to loop is cut off, since it would be left out anyway.
 
     Raises:
-        ModelError: the engine does not run the model either.
+        ModelError: the engine does not run the model.
     """
 
     def __init__(
@@ -78,17 +78,3 @@ class EngineWriter:
         return self._engine.add(
             job.prompt_ids, params, eos_ids=self._stop_ids, sample_index=job.sample, seed=seed
         )
-
-
-def writer_for(
-    model: PreTrainedModel, *, stop_ids: Iterable[int], slots: int, capacity: int, seed: int
-) -> Writer:
-    """The engine on a CPU, where it is twice as fast, and for what the writer in bulk refuses."""
-    stop_ids = frozenset(stop_ids)
-    if model.device.type == "cpu":
-        return EngineWriter(model, stop_ids=stop_ids, slots=slots, capacity=capacity, seed=seed)
-    try:
-        return AnswerWriter(model, stop_ids=stop_ids, slots=slots, capacity=capacity, seed=seed)
-    except ModelError as reason:
-        logger.warning("answers are written by the engine, which is slower: %s", reason)
-        return EngineWriter(model, stop_ids=stop_ids, slots=slots, capacity=capacity, seed=seed)

@@ -31,7 +31,8 @@ from blockdraft.data.answer_file import (
 )
 from blockdraft.data.answers import Answer, Job, Writer
 from blockdraft.data.config import DataConfig
-from blockdraft.data.engine_answers import writer_for
+from blockdraft.data.endpoint_answers import Endpoint, EndpointWriter
+from blockdraft.data.engine_answers import EngineWriter
 from blockdraft.data.history import earlier_runs, with_run
 from blockdraft.data.overlap import without_overlap
 from blockdraft.data.prompts import (
@@ -67,8 +68,9 @@ def generate_data(config: DataConfig, report: Report = lambda progress: None) ->
 
     Raises:
         ConfigError: prompts are missing, broken or too long, the folder holds other answers or is
-            in use, its disk is full, or no answer is fit to train on.
+            in use, its disk is full, no answer is fit to train on, or the endpoint refuses.
         ModelError: the target cannot be loaded.
+        NetworkError: the endpoint does not answer.
     """
     check_output_folder(config.output)
     use_threads(None)
@@ -79,21 +81,13 @@ def generate_data(config: DataConfig, report: Report = lambda progress: None) ->
 def _generate(config: DataConfig, report: Report) -> Path:
     prompts, counts = gather_prompts(config)
     manifest = earlier_runs(config)
-    device = resolve_device(config.device)
     folder = resolve_model(config.target)
     stop_ids, tokenizer = load_tokenizers(config, folder, prompts)
     answered = read_answered(config.output / ANSWERS)
     manifest = with_run(manifest, config, folder, tokenizer)
     _check_lengths(config, folder, prompts, tokenizer, answered)
     _check_same_prompts(config, [*prompts, *read_written(config)], tokenizer, answered)
-    model = load_target_model(folder, resolve_dtype(config.dtype, device), device)
-    writer = writer_for(
-        model,
-        stop_ids=stop_ids,
-        slots=config.slots,
-        capacity=config.max_prompt_tokens + max(config.max_tokens, SELF_WRITTEN_TOKENS),
-        seed=config.seed,
-    )
+    writer = _writer(config, folder, stop_ids)
     write_manifest(config.output, manifest)
     if config.num_self_written:
         written = _self_written(config, writer, tokenizer, report, counts)
@@ -111,6 +105,23 @@ def _generate(config: DataConfig, report: Report) -> Path:
         )
     _finish(config, manifest, counts)
     return config.output
+
+
+def _writer(config: DataConfig, folder: Path, stop_ids: frozenset[int]) -> Writer:
+    """Our own engine, or a server that serves the target."""
+    capacity = config.max_prompt_tokens + max(config.max_tokens, SELF_WRITTEN_TOKENS)
+    if config.endpoint is not None:
+        endpoint = Endpoint.find(config.endpoint, config.endpoint_model)
+        logger.info("%s answers at %s", endpoint.model, endpoint.url)
+        return EndpointWriter(endpoint, slots=config.slots, capacity=capacity, seed=config.seed)
+    device = resolve_device(config.device)
+    return EngineWriter(
+        load_target_model(folder, resolve_dtype(config.dtype, device), device),
+        stop_ids=stop_ids,
+        slots=config.slots,
+        capacity=capacity,
+        seed=config.seed,
+    )
 
 
 def chosen(config: DataConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -176,7 +187,8 @@ def _read_dataset(name: str) -> tuple[list[Prompt], int]:
         raise ConfigError(
             f"the data set {name!r} needs the package datasets; pip install datasets"
         ) from error
-    short = Path(name.partition(":")[0]).name
+    path = name.partition(":")[0]
+    short = Path(path if Path(path).is_dir() else path.partition("@")[0]).name
     prompts, num_without, reason = [], 0, ""
     for place, row in enumerate(read_dataset(name)):
         try:

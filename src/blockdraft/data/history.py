@@ -76,7 +76,7 @@ def is_answered(config: DataConfig) -> bool:
     if not manifest or "shards" not in manifest:
         return False
     last, own = manifest["runs"][-1], config.to_dict()
-    moves = ("output", "target", "device")
+    moves = ("output", "target", "device", "slots", "endpoint", "endpoint_model")
     same = all(last["config"].get(name) == own[name] for name in own.keys() - set(moves))
     try:
         same = same and last.get("inputs") == _inputs(config)

@@ -16,8 +16,9 @@ _COLON = re.compile(r":(?![^\[]*\])")
 def read_dataset(name: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of "name", "name:split" or "name:config:split", without what is None in them.
 
-    The split is "train" unless given, and may be a slice of one. A folder is read where it lies:
-    one that `save_to_disk` wrote, or one of data files.
+    "name@revision" is a branch, tag or commit of a data set. The split is "train" unless given, and
+    may be a slice of one. A folder is read where it lies: one that `save_to_disk` wrote, or one of
+    data files.
 
     Raises:
         ConfigError: it cannot be loaded, or has no such split.
@@ -26,6 +27,7 @@ def read_dataset(name: str) -> Iterator[dict[str, Any]]:
     path, *rest = _COLON.split(name)
     if len(rest) > 2:
         raise ConfigError(f"data set {name!r} has too many parts; give NAME:CONFIG:SPLIT")
+    path, _, revision = (path, "", "") if Path(path).is_dir() else path.partition("@")
     split, config = (rest[-1] if rest else "") or "train", rest[0] if len(rest) == 2 else None
     try:
         if (Path(path) / "state.json").is_file() or (Path(path) / "dataset_dict.json").is_file():
@@ -33,7 +35,7 @@ def read_dataset(name: str) -> Iterator[dict[str, Any]]:
             if isinstance(loaded, datasets.DatasetDict):
                 loaded = loaded[split]
         else:
-            loaded = datasets.load_dataset(path, config, split=split)
+            loaded = datasets.load_dataset(path, config, split=split, revision=revision or None)
     # The library raises any type, from its own to those of its HTTP library.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -1,13 +1,13 @@
 """What a target and texts are known by: the answers of one target are not those of another."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from blockdraft.data.dataset import Example
+from blockdraft.data.store import Example, TextStore
 
 
 def target_sha256(folder: Path) -> str:
@@ -36,9 +36,6 @@ def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
 
 
-def texts_sha256(examples: Iterable[Example]) -> str:
+def texts_sha256(examples: Sequence[Example]) -> str:
     """Hash of the tokens of examples, in their order."""
-    digest = hashlib.sha256()
-    for example in examples:
-        digest.update(repr((example.prompt_ids, example.response_ids)).encode())
-    return digest.hexdigest()
+    return TextStore.of(examples).sha256()

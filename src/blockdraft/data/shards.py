@@ -40,16 +40,23 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
     """
     if path.is_dir():
         manifest = read_manifest(path)
-        for shard in (manifest or {}).get("shards", []):
-            yield from read_rows(path / shard["name"])
-        if manifest is None:
-            yield from read_rows(path / ANSWERS)
-        elif "shards" not in manifest:
+        if manifest is not None and "shards" not in manifest:
             yield from last_rows(path / ANSWERS)
+        else:
+            for file in files_of(path):
+                yield from read_rows(file)
     elif path.suffix == ".safetensors":
         yield from enumerate(_read_shard(path), 1)
     else:
         yield from read_jsonl(path, is_growing=True)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that `read_rows` reads: of a folder its shards, or the answers so far."""
+    if not path.is_dir():
+        return [path]
+    shards = (read_manifest(path) or {}).get("shards")
+    return [path / ANSWERS] if shards is None else [path / shard["name"] for shard in shards]
 
 
 def write_shards(

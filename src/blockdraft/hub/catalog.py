@@ -112,13 +112,15 @@ _SNAPSHOT = re.compile(r"models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/[^/]
 def catalog_name(model: str) -> str | None:
     """Return the catalog name of a model given by name or by the folder that it was resolved to.
 
-    None for a model that the catalog does not know.
+    A revision, as in `org/name@main`, changes nothing. None for a model that the catalog does not
+    know.
 
     Raises:
         ModelError: the folder's provenance file is not what we wrote.
     """
-    if model in CATALOG:
-        return model
+    known = model.partition("@")[0]
+    if known in CATALOG:
+        return known
     folder = Path(model).expanduser()
     provenance = folder / PROVENANCE_FILE
     if provenance.is_file():

@@ -21,7 +21,9 @@ from blockdraft.hub.prepare import prepare_wheel_model
 
 logger = logging.getLogger(__name__)
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?"
+)
 _HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 
@@ -31,7 +33,8 @@ def resolve_model(name: str) -> Path:
     Args:
         name: in this order, a model that blockdraft brings itself (so `smollm2-135m` means the
             same in every working directory), a local folder, or a hub id `org/name`; the
-            catalog's published pairs are hub ids like any other.
+            catalog's published pairs are hub ids like any other. `org/name@revision` is a branch,
+            tag or commit of it.
 
     Raises:
         ModelError: the name is unknown, or the folder is incomplete.
@@ -43,10 +46,12 @@ def resolve_model(name: str) -> Path:
     folder = Path(name).expanduser().absolute()
     if name and folder.is_dir():
         return _whole(folder, "copy the missing files there")
-    if _HUB_ID.fullmatch(name):
-        return _whole(_snapshot(name), "use a repository with safetensors weights")
+    if found := _HUB_ID.fullmatch(name):
+        snapshot = _snapshot(found["repo"], found["revision"])
+        return _whole(snapshot, "use a repository with safetensors weights")
     raise ModelError(
-        f"there is no model {name!r}: it is no catalog name, no folder and no hub id org/name; "
+        f"there is no model {name!r}: it is no catalog name, no folder and no hub id org/name or "
+        "org/name@revision; "
         f"{_suggestion(name) or '`blockdraft models` lists the known names'}"
     )
 
@@ -87,15 +92,20 @@ def _whole(folder: Path, remedy: str) -> Path:
     return folder
 
 
-def _snapshot(repo_id: str) -> Path:
+def _snapshot(repo_id: str, revision: str | None) -> Path:
     """Download what a model needs of a repository, or find it in the hub's own cache."""
     import huggingface_hub  # slow to import, and needed for hub ids only
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     logger.info("looking for %s on the Hugging Face hub", repo_id)
     try:
         folder = huggingface_hub.snapshot_download(
             repo_id,
+            revision=revision,
             allow_patterns=list(_HUB_PATTERNS),
             # Subfolders hold the same weights in other formats (gpt-oss: three times the size).
             ignore_patterns=["*/*"],
@@ -103,6 +113,10 @@ def _snapshot(repo_id: str) -> Path:
     except GatedRepoError as error:
         raise ModelError(
             f"{repo_id} is gated; ask for access on its hub page and log in with `hf auth login`"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(
+            f"{repo_id} has no revision {revision!r}; give one of its branches, tags or commits"
         ) from error
     except RepositoryNotFoundError as error:
         remedy = _suggestion(repo_id) or "check the name, or log in with `hf auth login`"

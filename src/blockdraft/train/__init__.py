@@ -15,6 +15,7 @@
    `models/draft_attention.py`, in tiles on a GPU).
 6. `step.py` goes through the blocks a few anchors at a time and through the head in chunks;
    `loss.py` weighs the slots: the answer's token, the target's distribution, or both.
+   `fused_loss.py` is the same with a gradient made by hand.
 7. `optimizer.py` keeps float32 masters and their average. Several processes (`parallel.py`) draw
    the same step, compute a share of its rows each, and add their gradients; FSDP2 may share the
    target's layers out among them.

@@ -10,14 +10,16 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from blockdraft.core.errors import INTERRUPTED, BlockdraftError, ConfigError, exit_status
+from blockdraft.core.errors import BlockdraftError, ConfigError, exit_status
+from blockdraft.train.advice import below_plain
 from blockdraft.train.config_file import RunFile, resolve_run
-from blockdraft.train.interrupted import how_to_go_on
+from blockdraft.train.estimate import estimate_run
+from blockdraft.train.interrupted import exit_status_of, how_to_go_on
 from blockdraft.train.keys import describe_keys
 from blockdraft.train.parallel import launched
-from blockdraft.train.plan import plan_run, write_untrained
 from blockdraft.train.texts import are_written
 from blockdraft.train.trainer import train
+from blockdraft.train.untrained import write_untrained
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,11 +36,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         run = resolve_run(asked.settings)
         said = _said(run, asked)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if is_main:
             line = how_to_go_on(run) if run else "interrupted"
             sys.stderr.write(f"blockdraft: {line}\n")
-        return INTERRUPTED
+        return exit_status_of(stop)
     except BlockdraftError as error:
         sys.stderr.write(f"blockdraft: {' '.join(str(error).split())}\n")
         return exit_status(error)
@@ -63,21 +65,24 @@ def _parser() -> argparse.ArgumentParser:
     instead.add_argument(
         "--plan", action="store_true", help="print what the run will be and take, as JSON"
     )
-    instead.add_argument("--dry-run", action="store_true", help="write the untrained drafter")
+    instead.add_argument("--init-only", action="store_true", help="write the untrained drafter")
     return parser
 
 
 def _said(run: RunFile, asked: argparse.Namespace) -> str:
     """What to print at the end: the plan, or the drafter's folder."""
     if asked.plan:
-        return json.dumps(plan_run(run.train, run.answers).to_dict(), indent=2)
-    if asked.dry_run:
+        return json.dumps(estimate_run(run.train, run.answers).to_dict(), indent=2)
+    if asked.init_only:
         return str(write_untrained(run.train, run.answers))
     if run.answers is not None and not are_written(run.answers):
         raise ConfigError(
             f"{run.answers.output} holds no finished answers; write them with `blockdraft data`"
         )
-    return str(train(run.train).drafter)
+    result = train(run.train)
+    if line := below_plain(result.best):
+        logging.getLogger("blockdraft").warning("%s", line)
+    return str(result.drafter)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ class TrainConfig:
             token that it chose.
         position_weights, dpace_alpha, decay_gamma: what a slot counts, see `train.loss`; alpha is
             of dpace, gamma of decay.
+        fused_loss: compute the loss with a gradient made by hand, which is faster; false takes the
+            plain form in `train/loss.py`, which is the one to edit.
         num_frequent, num_random: the vocabulary of the loss, see `PartialVocabulary`;
             num_frequent 0 takes the whole vocabulary.
         draft_vocabulary: the most frequent answer tokens, so many, are all that the drafter will
@@ -112,6 +114,7 @@ class TrainConfig:
     position_weights: PositionWeights = "dpace"
     dpace_alpha: float = 0.5
     decay_gamma: float = 4.0
+    fused_loss: bool = True
     num_frequent: int = 6144
     num_random: int = 1024
     draft_vocabulary: int = 16384

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockdraft.data.dataset import Batch, Example, collate
+from blockdraft.data.dataset import Batch, collate
 from blockdraft.data.identity import texts_sha256
+from blockdraft.data.store import Example
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ConcatContext
 from blockdraft.models.draft_masks import block_masks

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import folder_lock, full_disk_refused, reserve_disk, write_whole
-from blockdraft.data.dataset import Batch, Example, Row, collate
+from blockdraft.data.dataset import Batch, Row, collate
 from blockdraft.data.identity import texts_sha256
+from blockdraft.data.store import Example, TextStore
 from blockdraft.models.supported import decoder_layers
 
 logger = logging.getLogger(__name__)
@@ -134,11 +136,10 @@ class StateCache:
         self._examples = examples
         self._folder = folder
         self._width = (len(target.layer_ids) + 1) * target.hidden_size
+        self._lengths: list[int] = TextStore.of(examples).lengths.tolist()
         if folder is None:
             return
-        self._starts = [0]
-        for example in examples:
-            self._starts.append(self._starts[-1] + len(example))
+        self._starts = [0, *accumulate(self._lengths)]
         self._open(folder, target_sha256)
 
     def _open(self, folder: Path, target_sha256: str) -> None:
@@ -229,7 +230,7 @@ class StateCache:
         return {i: self._states[self._starts[i] : self._starts[i + 1]] for i in indices}
 
     def _length(self, index: int) -> int:
-        return len(self._examples[index])
+        return self._lengths[index]
 
 
 def _key(made_as: str, examples: Sequence[Example]) -> dict[str, Any]:

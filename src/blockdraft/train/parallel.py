@@ -45,10 +45,15 @@ def check_sharing(config: TrainConfig, count: int) -> None:
 
 
 class Processes:
-    """The processes of this run; one, unless a launcher started more."""
+    """The processes of this run; one, unless a launcher started more.
 
-    def __init__(self, device: str) -> None:
-        self.rank, self.count = launched()
+    Args:
+        device: of this process.
+        alone: leave the others out, if there are any.
+    """
+
+    def __init__(self, device: str, *, alone: bool = False) -> None:
+        self.rank, self.count = (0, 1) if alone else launched()
         on_gpu = torch.device(device).type == "cuda"
         self._device = "cuda" if on_gpu else "cpu"
         if self.count == 1:

@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.dataset import (
-    Example,
     count_answer_tokens,
     read_examples,
     split_held_out,
@@ -19,7 +18,7 @@ from blockdraft.data.dataset import (
 )
 from blockdraft.data.identity import target_sha256
 from blockdraft.data.shards import read_manifest
-from blockdraft.data.support import check_plain_head
+from blockdraft.data.store import Example, TextStore
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DFlash2Config, DraftConfig
 from blockdraft.models.draft_config_reader import DFLASH2_KEYS
@@ -27,6 +26,7 @@ from blockdraft.models.loading import check_pair, resolve_dtype
 from blockdraft.models.supported import check_supported
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import copy_target_layers, draft_config_for, with_block_size
+from blockdraft.train.support import check_plain_head
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ BYTES_PER_PARAMETER = 16
 """On disk in a state: masters, averages and at most two moments, in float32."""
 
 
-def read_data(config: TrainConfig) -> tuple[list[Example], list[Example]]:
+def read_data(config: TrainConfig) -> tuple[TextStore, TextStore]:
     """(examples to train on, held out).
 
     Raises:
@@ -57,7 +57,7 @@ def read_data(config: TrainConfig) -> tuple[list[Example], list[Example]]:
             f"{len(examples)} answers give {len(train)} to train on and {len(held_out)} held out; "
             "add answers, or change held_out_share"
         )
-    longest = max(len(example.response_ids) for example in train)
+    longest = int((train.lengths - train.prompt_lens).max())
     if longest < config.block_size:
         raise ConfigError(
             f"the longest answer has {longest} tokens, fewer than a block of {config.block_size}; "
@@ -91,17 +91,15 @@ def check_target(config: TrainConfig, target: PreTrainedModel) -> None:
         check_plain_head(target, "distillation", "set distill_share=0")
 
 
-def check_ids(target: PreTrainedModel, examples: Iterable[Example]) -> None:
+def check_ids(target: PreTrainedModel, examples: Sequence[Example]) -> None:
     """Raise ConfigError for a token id that the target's embedding has no row for."""
     size = target.get_input_embeddings().weight.shape[0]
-    for example in examples:
-        largest = max(example.token_ids, default=0)
-        if largest >= size:
-            raise ConfigError(
-                f"the answer of id {example.id!r} in set {example.set!r} holds token {largest}, "
-                f"and the target's vocabulary has {size}; it is another target's: let this one "
-                "write its own"
-            )
+    if example := TextStore.of(examples).first_above(size - 1):
+        raise ConfigError(
+            f"the answer of id {example.id!r} in set {example.set!r} holds token "
+            f"{max(example.token_ids)}, and the target's vocabulary has {size}; it is another "
+            "target's: let this one write its own"
+        )
 
 
 def shape_of(
@@ -116,7 +114,9 @@ def shape_of(
     mask_token_id = config.mask_token_id
     if mask_token_id is None:
         tokenizer = AutoTokenizer.from_pretrained(config.target, local_files_only=True)
-        mask_token_id = unused_special_token(tokenizer.all_special_ids, examples)
+        mask_token_id = unused_special_token(
+            tokenizer.all_special_ids, TextStore.of(examples).used_tokens()
+        )
     if used := count_answer_tokens(examples)[mask_token_id]:
         raise ConfigError(
             f"mask_token_id {mask_token_id} occurs {used} times in the answers, so a masked slot "

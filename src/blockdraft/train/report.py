@@ -3,30 +3,53 @@
 It is written anew at every evaluation, so it can be watched while the run goes on.
 """
 
-import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blockdraft.core.files import write_whole
+from blockdraft.report.render import Cell, Table, render
 from blockdraft.train.run_log import best_of, read_log
 
 PAGE = "index.html"
 MAX_POINTS = 400
 """Points of a curve; more would only make the page heavy."""
 WIDTH, HEIGHT, LEFT, BOTTOM = 560, 240, 56, 28
-COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+NUM_COLORS = 8
+"""That the stylesheet has for curves."""
 
 Curve = Sequence[tuple[float, float]]
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1180px; color: #1f2937;
-  padding: 0 1rem; background: #fff }
-.charts { display: flex; flex-wrap: wrap; gap: 1.5rem }
-figure { margin: 0; width: 560px } figcaption { font-weight: 600 } svg { background: #f9fafb }
-table { border-collapse: collapse; margin: 1rem 0 }
-td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #e5e7eb }
-"""
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A line across a chart, with its value."""
+
+    x1: int
+    x2: int
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A curve with the name and the last value that are listed below it."""
+
+    name: str
+    last: str
+    points: str
+    color: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Chart:
+    """Curves over one axis; `right` is its last value."""
+
+    title: str
+    levels: Sequence[_Level]
+    right: str
+    curves: Sequence[_Drawn]
 
 
 def write_report(folder: Path) -> Path:
@@ -55,15 +78,15 @@ def write_report(folder: Path) -> Path:
         ("Share of right guesses, by slot behind the anchor", _accuracy(evaluations)),
         ("Learning rate", {"lr": _curve(steps, "lr")}),
     ]
-    drawn = "".join(_chart(title, curves) for title, curves in charts if any(curves.values()))
-    name = html.escape(folder.name)
-    text = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
-        f"<style>{_STYLE}</style><h1>{name}</h1>{_table(evaluations)}"
-        f'<div class="charts">{drawn}</div>'
-        "<p>Curves are over steps unless they say otherwise.</p></html>\n"
+    page = render(
+        "run.html",
+        title=folder.name,
+        evaluations=_table(evaluations),
+        charts=[_chart(title, curves) for title, curves in charts if any(curves.values())],
+        width=WIDTH,
+        height=HEIGHT,
     )
-    write_whole(folder / PAGE, text)
+    write_whole(folder / PAGE, page)
     return folder / PAGE
 
 
@@ -100,11 +123,11 @@ def _accuracy(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     }
 
 
-def _table(evaluations: Sequence[Mapping[str, Any]]) -> str:
+def _table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
     """Offline and real tau of each evaluation, and the gap between the two."""
-    heads = ("step", "minutes", "offline tau", "real tau", "gap", "speed-up")
+    heads = ("step", "minutes", "offline tau", "real tau", "gap", "speed-up", "")
     best = best_of(evaluations) if evaluations else None
-    lines = []
+    rows = []
     for row in evaluations:
         offline, real = row["held_out"]["tau"], row["true_tau"].get("all")
         cells = [str(row["step"]), f"{row['minutes']:.1f}", f"{offline:.3f}"]
@@ -113,14 +136,11 @@ def _table(evaluations: Sequence[Mapping[str, Any]]) -> str:
         else:
             speedup = row["speedup"].get("all", 0.0)
             cells += [f"{real:.3f}", f"{real / offline - 1:+.1%}", f"{speedup:.2f}"]
-        mark = " *" if row is best else ""
-        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + f"<td>{mark}</td>")
-    head = "".join(f"<th>{text}</th>" for text in heads)
-    return f"<table><tr>{head}<th></th></tr>{''.join(lines)}</table><p>* kept as the best</p>"
+        rows.append([Cell(text) for text in (*cells, "kept" if row is best else "")])
+    return Table("", "Evaluations; the best drafter is kept.", heads, rows)
 
 
-def _chart(title: str, curves: Mapping[str, Curve]) -> str:
-    """One chart as SVG; each curve is listed with its last value."""
+def _chart(title: str, curves: Mapping[str, Curve]) -> _Chart:
     curves = {name: _thinned(curve) for name, curve in curves.items() if curve}
     points = [point for curve in curves.values() for point in curve]
     right = max(x for x, _ in points) or 1
@@ -131,31 +151,23 @@ def _chart(title: str, curves: Mapping[str, Curve]) -> str:
         across = LEFT + (WIDTH - LEFT - 8) * x / right
         return across, 8 + (HEIGHT - BOTTOM - 8) * (high - y) / (high - low)
 
-    parts = []
-    for level in (low, (low + high) / 2, high):
-        _, y = place(0, level)
-        parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d1d5db"/>'
-            + _label(LEFT - 6, y + 4, f"{level:.3g}")
-        )
-    parts.append(_label(WIDTH - 8, HEIGHT - 8, f"{right:g}"))
-    legend = []
-    for number, (name, curve) in enumerate(curves.items()):
-        color = COLORS[number % len(COLORS)]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in curve))
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
-        legend.append(
-            f'<span style="color:{color}">&#9632;</span> {html.escape(name)} {curve[-1][1]:.3g}'
-        )
-    return (
-        f"<figure><figcaption>{html.escape(title)}</figcaption>"
-        f'<svg width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
-        f"<div>{' &nbsp; '.join(legend)}</div></figure>"
+    return _Chart(
+        title=title,
+        levels=[
+            _Level(LEFT, WIDTH - 8, round(place(0, level)[1], 1), f"{level:.3g}")
+            for level in (low, (low + high) / 2, high)
+        ],
+        right=f"{right:g}",
+        curves=[
+            _Drawn(
+                name=name,
+                last=f"{curve[-1][1]:.3g}",
+                points=" ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in curve)),
+                color=number % NUM_COLORS,
+            )
+            for number, (name, curve) in enumerate(curves.items())
+        ],
     )
-
-
-def _label(x: float, y: float, text: str) -> str:
-    return f'<text x="{x}" y="{y:.1f}" text-anchor="end" font-size="11">{text}</text>'
 
 
 def _thinned(curve: Curve) -> Curve:

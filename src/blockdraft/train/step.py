@@ -20,6 +20,7 @@ from blockdraft.models.draft_masks import block_masks
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.features import FrozenTarget
+from blockdraft.train.fused_loss import fused_block_loss
 from blockdraft.train.loss import (
     BlockLoss,
     Candidates,
@@ -217,12 +218,14 @@ def group_loss(
     keep = blocks.keep.flatten(0, 1)
     selector, candidates = model.candidate_selector, list[Candidates]()
 
+    blocks_loss = fused_block_loss if config.fused_loss else block_loss
+
     def loss_of(part: Tensor, chosen: slice) -> BlockLoss:
         wanted = None if last_states is None else last_states[chosen] @ vocabulary.head.T
         logits = model.logits(part, vocabulary.head)
         if selector is not None:
             candidates.append(candidates_of(logits, wanted, labels[chosen], selector.top_k))
-        return block_loss(
+        return blocks_loss(
             logits, wanted, labels[chosen], keep[chosen], vocabulary.log_share, config
         )
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.config import DataConfig
-from blockdraft.data.dataset import Example, is_held_out, read_examples, split_held_out
+from blockdraft.data.dataset import is_held_out, read_examples, split_held_out
 from blockdraft.data.generate import chosen, gather_prompts, load_tokenizers
 from blockdraft.data.prompts import SELF_WRITTEN_TOKENS, Prompt, prompt_ids
 from blockdraft.data.shards import read_manifest
+from blockdraft.data.store import Example, TextStore
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.prepare import check_same_target, read_data
 
@@ -36,9 +37,9 @@ class Texts:
     expected: tuple[Example, ...] = ()
 
     @property
-    def examples(self) -> Sequence[Example]:
+    def examples(self) -> TextStore:
         """What exists, and what stands for the answers to come."""
-        return [*self.train, *self.held_out, *self.expected]
+        return TextStore.of_parts([self.train, self.held_out, self.expected])
 
 
 def are_written(answers: DataConfig) -> bool:
@@ -66,14 +67,14 @@ def count_texts(config: TrainConfig, answers: DataConfig | None) -> Texts:
     return _with_expected(existing, config, answers)
 
 
-def _counted(train: Sequence[Example], held_out: Sequence[Example]) -> Texts:
+def _counted(train: TextStore, held_out: TextStore) -> Texts:
     return Texts(
         train=train,
         held_out=held_out,
         num_train=len(train),
         num_held_out=len(held_out),
-        num_tokens=sum(map(len, train)),
-        num_answer_tokens=sum(len(example.response_ids) for example in train),
+        num_tokens=int(train.lengths.sum()),
+        num_answer_tokens=int((train.lengths - train.prompt_lens).sum()),
     )
 
 
@@ -128,7 +129,8 @@ def _check_length(existing: Texts, config: TrainConfig, answers: DataConfig) -> 
             f"answers.max_tokens is {answers.max_tokens}, and answers under min_response_len "
             f"{config.min_response_len} are left out; raise the first, or lower the second"
         )
-    existing_len = max((len(example.response_ids) for example in existing.train), default=0)
+    train = TextStore.of(existing.train)
+    existing_len = int((train.lengths - train.prompt_lens).max(initial=0))
     if max(answers.max_tokens, existing_len) < config.block_size:
         raise ConfigError(
             f"answers.max_tokens is {answers.max_tokens}, fewer than a block of "

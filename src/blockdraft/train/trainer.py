@@ -4,15 +4,18 @@ import dataclasses
 import logging
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
+from blockdraft.core.progress import Progress, time_left
 from blockdraft.data.dataset import (
     Row,
     collate_rows,
@@ -20,9 +23,12 @@ from blockdraft.data.dataset import (
     epoch_batches,
 )
 from blockdraft.data.identity import target_sha256, texts_sha256
+from blockdraft.data.store import TextStore
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype, use_threads
+from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.blocks import sample_anchors
+from blockdraft.train.check import check_run
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
@@ -30,18 +36,21 @@ from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected
 from blockdraft.train.parallel import Processes
-from blockdraft.train.plan import check_run
 from blockdraft.train.prepare import limit_vocabulary, load_drafter
 from blockdraft.train.run_folder import BEST, RunFolder
 from blockdraft.train.run_log import best_of, evaluations
 from blockdraft.train.run_state import Interval, RunClock, load_state, provenance, save_state
 from blockdraft.train.sharing import whole_drafter, whole_tensors
 from blockdraft.train.step import Part, StepStats, accumulate_gradients, num_possible_slots
+from blockdraft.train.stopping import Stopped, StopSignals
+from blockdraft.train.texts import Texts
 from blockdraft.train.true_tau import real_decoding
 
 logger = logging.getLogger(__name__)
 
 STATE = "state.pt"
+NUM_TIMED = 3
+"""Steps that tell how long one takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +73,7 @@ def train(config: TrainConfig) -> TrainResult:
     Raises:
         ConfigError: settings or data are not usable, `config.out` is in use, or the disk is full.
         ModelError: target or drafter cannot be loaded, or do not fit each other.
+        Stopped: a signal asked for the end; the state is saved.
     """
     check_output_folder(config.out)
     use_threads(config.threads)
@@ -73,20 +83,56 @@ def train(config: TrainConfig) -> TrainResult:
     try:
         # A drafter that is shared out silences a warning of torch, for this run only.
         with alone, full_disk_refused(config.out), warnings.catch_warnings():
-            return _Run(config, processes).run()
+            texts = check_run(config).texts
+            processes.wait()  # The first process makes the files, once all have checked.
+            return _Run(config, processes, texts).run()
     finally:
         processes.close()
+
+
+def time_steps(config: TrainConfig, texts: Texts, number: int) -> list[float]:
+    """Seconds of the first steps of a run, which is done by this process alone and then forgotten.
+
+    The target's features are computed for every step.
+    """
+    use_threads(config.threads)
+    seconds = []
+    with TemporaryDirectory() as folder:
+        config = dataclasses.replace(
+            config,
+            out=Path(folder),
+            feature_cache=None,
+            max_steps=number,
+            max_minutes=None,
+            eval_sequences=1,
+            tau_limit=0,
+            tensorboard=False,
+        )
+        run = _Run(config, Processes(config.device, alone=True), texts)
+        for _ in range(number):
+            begin = time.monotonic()
+            run._next_step()
+            seconds.append(time.monotonic() - begin)
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A place in a run; `progress` is the share of it that is done."""
+
+    seconds: float
+    step: int
+    progress: float
 
 
 class _Run:
     """One run and everything that it holds."""
 
-    def __init__(self, config: TrainConfig, processes: Processes) -> None:
+    def __init__(self, config: TrainConfig, processes: Processes, texts: Texts) -> None:
         self.config = config
         self.processes = processes
-        texts = check_run(config).texts
-        processes.wait()  # The first process makes the files, once all have checked.
-        self.examples, held_out = texts.train, texts.held_out
+        self.examples, held_out = TextStore.of(texts.train), texts.held_out
+        self.lengths: list[int] = self.examples.lengths.tolist()
         loaded = load_target_model(
             config.target,
             resolve_dtype(config.dtype, config.device),
@@ -94,7 +140,7 @@ class _Run:
             config.device_map,
         )
         self.loaded = loaded
-        self.model = load_drafter(config, loaded, [*self.examples, *held_out]).train()
+        self.model = load_drafter(config, loaded, texts.examples).train()
         self.num_parameters = sum(p.numel() for p in self.model.parameters())
         self.trained: dict[str, Any] = {
             "target_sha256": target_sha256(config.target),
@@ -129,6 +175,9 @@ class _Run:
             self.target_facts = describe_target(config, loaded.dtype)
             self.real_decoding = real_decoding(config, loaded, held_out)
         self.progress = 0.0
+        self.begun = _Moment(0.0, 0, 0.0)
+        self.stop = StopSignals()
+        self.shown = Progress(logger)
 
     def _open_states(self) -> None:
         if not self.processes.is_main:
@@ -190,7 +239,11 @@ class _Run:
         (self.progress,) = self.processes.decided([own])
 
     def run(self) -> TrainResult:
-        """Train until time or steps are used up."""
+        """Train until time or steps are used up.
+
+        Raises:
+            Stopped: a signal asked for the end; the state is saved.
+        """
         self.config.out.mkdir(parents=True, exist_ok=True)
         logger.info(
             "%d answers to train on, %d held out; %d parameters; processes: %d",
@@ -199,26 +252,17 @@ class _Run:
             self.num_parameters,
             self.processes.count,
         )
-        if self.step == 0:
-            self._evaluate()
-        evaluation = Interval(self.config.eval_minutes, self.config.eval_steps)
-        saving = Interval(self.config.save_minutes, self.config.save_steps)
-        self._decide_progress()
-        while self.progress < 1:
-            self._next_step()
-            self._decide_progress()
-            # One process decides for all: their clocks differ.
-            now, is_late = self._now(), self.progress >= 0.95
-            is_due = evaluation.is_due(self.evaluated, now) and not is_late
-            wants = is_due, saving.is_due(self.saved, now)
-            evaluates, saves = self.processes.decided(wants)
-            if evaluates:
-                self._evaluate()
-            elif saves:
+        self._warn(few_texts(len(self.examples), self.num_held_out))
+        if self.config.max_minutes is None:
+            self._warn(few_steps(self.config.max_steps))
+        with self.stop:
+            try:
+                self._train()
+            except Stopped:
                 self._save()
-        self._save()
-        self._evaluate()
-        self._expect()
+                raise
+            finally:
+                self.shown.clear()
         rows = evaluations(self.config.out)
         return TrainResult(
             drafter=self.config.out / BEST,
@@ -226,6 +270,45 @@ class _Run:
             evaluations=rows,
             best=best_of(rows),
         )
+
+    def _warn(self, warnings: Iterable[str]) -> None:
+        if self.processes.is_main:
+            for warning in warnings:
+                logger.warning("%s", warning)
+
+    def _train(self) -> None:
+        if self.step == 0:
+            self._evaluate()
+        evaluation = Interval(self.config.eval_minutes, self.config.eval_steps)
+        saving = Interval(self.config.save_minutes, self.config.save_steps)
+        self._decide_progress()
+        self.begun = _Moment(self.clock.seconds, self.step, self.progress)
+        while self.progress < 1:
+            self._next_step()
+            self._decide_progress()
+            if self.config.max_minutes is not None and self.step == self.begun.step + NUM_TIMED:
+                self._warn(few_steps(self._expected_steps()))
+            # One process decides for all: their clocks differ, and signals come when they come.
+            now, is_late = self._now(), self.progress >= 0.95
+            is_due = evaluation.is_due(self.evaluated, now) and not is_late
+            wants = is_due, saving.is_due(self.saved, now), self.stop.signal
+            evaluates, saves, signal = self.processes.decided(wants)
+            if signal:
+                raise Stopped(int(signal))
+            if evaluates:
+                self._evaluate()
+            elif saves:
+                self._save()
+        self._save()
+        self._evaluate()
+        self._expect()
+
+    def _tick(self) -> float:
+        """Called on the way of what takes long: tells the clock, and ends at a signal."""
+        # Several processes end together, after a step.
+        if self.processes.count == 1 and self.stop.signal:
+            raise Stopped(self.stop.signal)
+        return self.clock.tick()
 
     def _next_step(self) -> None:
         begin = time.monotonic()
@@ -246,7 +329,7 @@ class _Run:
         self.step += 1
         num_sequences = sum(len(row) for part in parts for row in part.rows)
         self.num_sequences += num_sequences
-        self.num_tokens += sum(len(self.examples[i]) for p in parts for row in p.rows for i in row)
+        self.num_tokens += sum(self.lengths[i] for p in parts for row in p.rows for i in row)
         if self.processes.is_main:
             seconds = time.monotonic() - begin
             self._log_step(stats, lr, norm, seconds, num_sequences)
@@ -315,11 +398,21 @@ class _Run:
         if self.model.candidate_selector is not None:
             row["selector"] = round(stats.selector, 4)
         self.folder.log(row)
-        logger.info(
-            "step %d (epoch %d, %.1f min): nll %.3f distill %.3f lr %.2g %.2f s %.1f seq/s",
-            *(self.step, self.epoch, row["minutes"], stats.nll, stats.distill, lr, seconds),
-            row["sequences_per_second"],
+        self.shown.show(
+            f"step {self.step}, {time_left(self._seconds_left())}: nll {stats.nll:.3f}, "
+            f"distill {stats.distill:.3f}, {seconds:.2f} s a step"
         )
+
+    def _seconds_left(self) -> float:
+        """Of the run, by what this process has done of it."""
+        done = self.progress - self.begun.progress
+        since = self.clock.seconds - self.begun.seconds
+        return (1 - self.progress) * since / done if done else inf
+
+    def _expected_steps(self) -> int:
+        """When the run will have ended."""
+        done = self.progress - self.begun.progress
+        return self.step + round((1 - self.progress) * (self.step - self.begun.step) / done)
 
     def _evaluate(self) -> None:
         """Measure the averaged weights, save them and the state, and keep the best; others wait.
@@ -330,6 +423,7 @@ class _Run:
         is_new = self.processes.is_main and all(
             row["step"] != self.step for row in evaluations(self.config.out)
         )
+        self.shown.clear()
         if any(self.processes.decided([is_new])):
             self.optimizer.use_averages()
             model = whole_drafter(self.model, self.processes.is_main).eval()
@@ -348,12 +442,12 @@ class _Run:
     def _expect(self) -> None:
         """Write beside the best drafter what its users may expect of it; the others wait."""
         if self.processes.is_main and self.config.tau_limit:
-            write_expected(self.config.out / BEST, self.config, self.loaded, self.clock.tick)
+            write_expected(self.config.out / BEST, self.config, self.loaded, self._tick)
         self.processes.wait()
 
     def _measure(self, model: DraftModel) -> dict[str, Any]:
-        metrics = self.held_out.evaluate(model, self.clock.tick)
-        real = self.real_decoding.measure(model, self.clock.tick)
+        metrics = self.held_out.evaluate(model, self._tick)
+        real = self.real_decoding.measure(model, self._tick)
         row: dict[str, Any] = {
             "step": self.step,
             "minutes": round(self.clock.tick() / 60, 3),

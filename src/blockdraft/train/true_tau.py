@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
-from blockdraft.data.dataset import Example
 from blockdraft.data.prompts import Prompt, check_template, prompt_ids, read_prompts
+from blockdraft.data.store import Example
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.load import make_drafter, make_target
 from blockdraft.engine.probe import decode_alone

@@ -9,7 +9,6 @@ import pytest
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.dataset import (
-    Example,
     collate,
     collate_rows,
     count_answer_tokens,
@@ -18,6 +17,7 @@ from blockdraft.data.dataset import (
     split_held_out,
     unused_special_token,
 )
+from blockdraft.data.store import Example
 
 
 def row(number: int, response: list[int], **changes: object) -> dict[str, object]:
@@ -190,6 +190,6 @@ def test_tokens_are_counted_in_answers_only():
 
 
 def test_mask_token_is_the_first_special_one_that_no_text_holds():
-    assert unused_special_token([3, 1, 9, 5], examples_of("a")) == 5
+    assert unused_special_token([3, 1, 9, 5], {1, 2, 3}) == 5
     with pytest.raises(ConfigError, match="mask_token_id"):
-        unused_special_token([1, 2], examples_of("a"))
+        unused_special_token([1, 2], {1, 2, 3})

@@ -94,8 +94,8 @@ def asked(monkeypatch):
     """What a stand-in for the package datasets is asked for; `rows` is what it answers."""
     calls = SimpleNamespace(rows=[], loaded=[])
 
-    def load_dataset(path, config, *, split):
-        calls.loaded.append((path, config, split))
+    def load_dataset(path, config, *, split, revision):
+        calls.loaded.append((path, config, split) + ((revision,) if revision else ()))
         return calls.rows
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
@@ -109,6 +109,8 @@ def asked(monkeypatch):
     [
         ("org/name", ("org/name", None, "train")),
         ("name:test", ("name", None, "test")),
+        ("org/name@v1", ("org/name", None, "train", "v1")),
+        ("name@refs/pr/3:main:test", ("name", "main", "test", "refs/pr/3")),
         ("name:train[:100]", ("name", None, "train[:100]")),
         ("gsm8k:main:test", ("gsm8k", "main", "test")),
         ("gsm8k:main:", ("gsm8k", "main", "train")),
@@ -119,7 +121,7 @@ def test_a_data_set_has_a_split_and_a_configuration(tmp_path, asked, name, loade
     asked.rows = [{"id": None, "prompt": "one"}]
     (prompt, *_), _ = gather_prompts(DataConfig(output=tmp_path / "out", datasets=(name,)))
     assert asked.loaded == [loaded]
-    assert prompt.id == f"{name.split(':')[0].split('/')[-1]}-0"
+    assert prompt.id == f"{loaded[0].split('/')[-1]}-0"
 
 
 def test_a_data_set_of_too_many_parts_is_refused(tmp_path, asked):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
 from blockdraft.core.errors import BlockdraftError, DiskError, ModelError, NetworkError
 from blockdraft.hub import catalog, prepare, resolve, wheel
@@ -200,6 +200,41 @@ def test_hub_id_that_does_not_exist(monkeypatch):
     message = error_of(resolve_model, "qwen/qwen3-4b")
     assert "no repository" in message
     assert "did you mean 'Qwen/Qwen3-4B'?" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "repo", "revision"),
+    [
+        ("org/name", "org/name", None),
+        ("org/name@v1.0", "org/name", "v1.0"),
+        ("org/name@refs/pr/1", "org/name", "refs/pr/1"),
+        ("Qwen/Qwen3-4B@0a1b2c", "Qwen/Qwen3-4B", "0a1b2c"),
+    ],
+)
+def test_a_revision_stands_behind_a_hub_id(tmp_path, monkeypatch, name, repo, revision):
+    asked = []
+
+    def download(repo_id, **options):
+        asked.append((repo_id, options["revision"]))
+        return str(make_model(tmp_path / "model"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model(name) == tmp_path / "model"
+    assert asked == [(repo, revision)]
+    assert find_drafter(name) == find_drafter(repo)
+
+
+def test_a_revision_that_does_not_exist(monkeypatch):
+    def refuse(*_, **__):
+        raise RevisionNotFoundError.__new__(RevisionNotFoundError)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    assert "org/name has no revision 'v9'" in error_of(resolve_model, "org/name@v9")
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m@main", "org/name@", "org/name@-x"])
+def test_a_revision_of_no_hub_id_is_refused(name):
+    assert "org/name@revision" in error_of(resolve_model, name)
 
 
 def test_hub_snapshot_without_safetensors(tmp_path, monkeypatch):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from blockdraft.data.dataset import Batch, Example, collate
+from blockdraft.data.dataset import Batch, collate
+from blockdraft.data.store import Example
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.train.blocks import Anchors, make_blocks, sample_anchors

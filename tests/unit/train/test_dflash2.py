@@ -9,18 +9,20 @@ import torch
 from safetensors.torch import load_file
 
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.data.dataset import Example, collate
+from blockdraft.data.dataset import collate
+from blockdraft.data.store import Example
 from blockdraft.models.draft import DraftModel
 from blockdraft.train import step as step_module
 from blockdraft.train.blocks import Anchors, make_blocks
 from blockdraft.train.drafter import copy_target_layers
+from blockdraft.train.estimate import estimate_run
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.loss import Candidates, PartialVocabulary, selector_loss, slot_weights
 from blockdraft.train.optimizer import DraftOptimizer
-from blockdraft.train.plan import plan_run, write_untrained
 from blockdraft.train.prepare import load_drafter
 from blockdraft.train.step import draft_hidden, group_loss
 from blockdraft.train.trainer import train
+from blockdraft.train.untrained import write_untrained
 from tests.tiny import DFLASH2, LAYER_IDS, tiny_drafter, tiny_drafter_folder, tiny_target
 from tests.train_runs import broken_off, logged, small_config
 
@@ -232,11 +234,10 @@ def test_a_run_a_resumed_run_and_the_export(tmp_path):
 
 def test_a_plan_and_an_untrained_drafter(tmp_path):
     config = small_config(tmp_path, **SHAPE)
-    plan, plain = plan_run(config), plan_run(small_config(tmp_path))
+    plan, plain = estimate_run(config), estimate_run(small_config(tmp_path))
     added = 2 * plan.drafter.vocab_size * 8 + 8 * 64 + 4 * (2 * 2 * 64 + 2 * 2 * 4 * 64)
     assert plan.num_parameters - plain.num_parameters == added
-    # Codebooks are looked up, not multiplied: a slot's work hardly grows.
-    assert plain.step_flops < plan.step_flops < 1.2 * plain.step_flops
+    assert plan.step_seconds > 0
     assert DraftModel.from_pretrained(write_untrained(config)).config == plan.drafter
 
 
@@ -281,13 +282,13 @@ def test_settings_that_contradict_the_drafter_are_refused(tmp_path, changes, is_
         changes |= {"num_layers": None, "num_features": None}
     config = small_config(tmp_path, **changes)
     with pytest.raises((ConfigError, ModelError), match=message):
-        plan_run(config)
+        estimate_run(config)
 
 
 def test_the_settings_of_a_dflash2_drafter_may_stay_unset(tmp_path):
     folder = tiny_drafter_folder(tmp_path, block_size=4, dflash2=DFLASH2)
     config = small_config(tmp_path, init_from=folder, num_layers=None, num_features=None)
-    assert plan_run(config).drafter.dflash2 == DFLASH2
+    assert estimate_run(config).drafter.dflash2 == DFLASH2
 
 
 @pytest.mark.parametrize("name", ["conv_kernel_size", "selector_rank"])

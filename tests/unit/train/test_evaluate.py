@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from blockdraft.data.dataset import Example
+from blockdraft.data.store import Example
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ConcatContext
 from blockdraft.train.evaluate import HeldOut, num_accepted

@@ -2,7 +2,8 @@
 
 import torch
 
-from blockdraft.data.dataset import Example, collate
+from blockdraft.data.dataset import collate
+from blockdraft.data.store import Example
 from blockdraft.train.features import FrozenTarget, StateCache
 from tests.tiny import LAYER_IDS, tiny_target
 

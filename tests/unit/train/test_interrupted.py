@@ -2,7 +2,12 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 import tomllib
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -17,8 +22,10 @@ from blockdraft.train.__main__ import main
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.config_file import read_run
 from blockdraft.train.keys import describe_keys
+from blockdraft.train.run_state import saved_step
+from blockdraft.train.stopping import Stopped, StopSignals
 from tests.tiny import TEXT_VOCAB_SIZE
-from tests.train_runs import small_config
+from tests.train_runs import logged, small_config
 
 
 @pytest.fixture
@@ -65,6 +72,46 @@ def test_a_run_that_is_broken_off_says_where_it_goes_on(config, monkeypatch, cap
     assert result.stderr.splitlines()[-1] == f"blockdraft: {line}"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_state_and_ends_with_its_status(config, number):
+    """A program of its own; it goes on where it was, and makes the steps that it would have."""
+    config = replace(config, save_steps=None, max_steps=100_000)
+    command = [sys.executable, "-m", "blockdraft.train", *settings_of(config)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not steps_of(config.out):
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, said
+    done = steps_of(config.out)
+    assert saved_step(config.out / trainer.STATE) == done[-1]
+    assert f"goes on from step {done[-1]}" in said.splitlines()[-1]
+    trainer.train(replace(config, max_steps=done[-1] + 2))
+    assert steps_of(config.out) == [*range(1, done[-1] + 3)]
+
+
+def steps_of(folder):
+    return [row["step"] for row in logged(folder)] if (folder / "log.jsonl").exists() else []
+
+
+def test_a_second_signal_ends_at_once():
+    with StopSignals() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_during_an_evaluation_ends_the_run(config, monkeypatch):
+    monkeypatch.setattr(
+        trainer.HeldOut, "evaluate", lambda self, model, tick: [signal.raise_signal(15), tick()]
+    )
+    with pytest.raises(Stopped):
+        trainer.train(config)
+    assert saved_step(config.out / trainer.STATE) == 0
+
+
 def test_answers_that_are_broken_off(config, tmp_path, monkeypatch):
     interrupt_answers(monkeypatch)
     prompts = tmp_path / "prompts.jsonl"
@@ -84,7 +131,7 @@ def test_the_trainer_alone_plans_and_writes_the_untrained_drafter(config, capsys
     assert main([*settings_of(config)[:4], "--plan", *settings_of(config)[4:]]) == 0
     assert json.loads(capsys.readouterr().out)["steps"]["expected"] == 10
     assert not config.out.exists()
-    assert main(["--dry-run", *settings_of(config)]) == 0
+    assert main(["--init-only", *settings_of(config)]) == 0
     folder = capsys.readouterr().out.strip()
     assert folder.endswith("run/untrained")
     assert DraftModel.from_pretrained(folder).config.block_size == 4

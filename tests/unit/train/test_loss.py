@@ -1,4 +1,4 @@
-"""Position weights, the partial vocabulary and the hand-made gradient (reference case 28)."""
+"""Position weights, the partial vocabulary and the loss in both its forms."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.fused_loss import fused_block_loss
 from blockdraft.train.loss import (
     PartialVocabulary,
     block_loss,
@@ -46,45 +47,69 @@ def test_weights_fall_and_vanish_without_labels(kind):
     assert (weights[keep] > 0).all()
 
 
+BOTH = pytest.mark.parametrize("loss_of", [block_loss, fused_block_loss])
+
+
+@BOTH
 @pytest.mark.parametrize("kind", ["dpace", "decay", "uniform"])
-def test_all_masked_rows_are_finite(kind):
+def test_all_masked_rows_are_finite(kind, loss_of):
     logits = torch.randn(2, 3, 11, requires_grad=True)
     labels, keep = torch.full((2, 3), -1), torch.zeros(2, 3, dtype=torch.bool)
-    loss = block_loss(logits, None, labels, keep, torch.zeros(11), config(position_weights=kind))
+    loss = loss_of(logits, None, labels, keep, torch.zeros(11), config(position_weights=kind))
     loss.loss.backward()
     assert loss.loss == 0
     assert (logits.grad == 0).all()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_gradient_equals_autograd(share):
+@pytest.mark.parametrize("kind", ["dpace", "decay", "uniform"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [None, 0.0, 0.4, 1.0])
+def test_the_fused_loss_is_the_plain_one(share, dtype, kind):
     torch.manual_seed(0)
-    logits = torch.randn(4, 3, 11, dtype=torch.float32, requires_grad=True)
-    target_logits, log_share = torch.randn(4, 3, 11), torch.rand(11)
-    labels = torch.randint(11, (4, 3))
-    keep = torch.rand(4, 3) < 0.7
-    settings = config(distill_share=share)
-    result = block_loss(logits, target_logits, labels, keep, log_share, settings)
-    (2 * result.loss).backward()
+    logits = torch.randn(4, 3, 11).to(dtype)
+    target_logits = None if share is None else torch.randn(4, 3, 11).to(dtype)
+    labels, keep = torch.randint(-1, 11, (4, 3)), torch.rand(4, 3) < 0.7
+    settings = config(distill_share=share or 0.0, position_weights=kind)
+    results, gradients = [], []
+    for loss_of in (block_loss, fused_block_loss):
+        leaf = logits.clone().requires_grad_()
+        result = loss_of(leaf, target_logits, labels, keep, torch.arange(11) / 9, settings)
+        assert not result.nll.requires_grad
+        (2 * result.loss).backward()
+        results.append(result)
+        gradients.append(leaf.grad)
+    plain, fused = results
+    torch.testing.assert_close(fused.loss, plain.loss)
+    torch.testing.assert_close(fused.nll, plain.nll)
+    torch.testing.assert_close(fused.distill, plain.distill)
+    torch.testing.assert_close(gradients[1], gradients[0])
 
-    plain = logits.detach().clone().requires_grad_()
-    log_p = (plain + log_share).log_softmax(-1)
-    nll = -log_p.gather(-1, labels[..., None]).squeeze(-1)
-    distill = -((target_logits + log_share).softmax(-1) * log_p).sum(-1)
-    weights = slot_weights(nll.detach(), keep, settings)
-    expected = (weights * ((1 - share) * nll + share * distill)).sum()
-    (2 * expected).backward()
-    torch.testing.assert_close(result.loss, expected)
-    torch.testing.assert_close(result.nll, nll.detach())
-    torch.testing.assert_close(logits.grad, plain.grad)
+
+def test_the_plain_loss_is_what_its_words_say():
+    """One slot after another."""
+    torch.manual_seed(1)
+    logits, target_logits = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
+    labels, keep = torch.randint(5, (2, 3)), torch.tensor([[True, True, False], [True] * 3])
+    settings = config(distill_share=0.25)
+    result = block_loss(logits, target_logits, labels, keep, torch.zeros(5), settings)
+    weights = slot_weights(result.nll, keep, settings)
+    expected = 0.0
+    for block in range(2):
+        for slot in range(3):
+            p, q = (x[block, slot].softmax(0) for x in (logits, target_logits))
+            right = -float(p[labels[block, slot]].log())
+            both = -sum(float(q[token] * p[token].log()) for token in range(5))
+            expected += float(weights[block, slot]) * (0.75 * right + 0.25 * both)
+    assert float(result.loss) == pytest.approx(expected, rel=1e-5)
 
 
-def test_distillation_rests_where_the_drafter_agrees():
+@BOTH
+def test_distillation_rests_where_the_drafter_agrees(loss_of):
     logits = torch.randn(2, 3, 11, requires_grad=True)
     keep = torch.ones(2, 3, dtype=torch.bool)
     labels = torch.zeros(2, 3, dtype=torch.long)
     settings = config(distill_share=1.0)
-    block_loss(logits, logits.detach(), labels, keep, torch.zeros(11), settings).loss.backward()
+    loss_of(logits, logits.detach(), labels, keep, torch.zeros(11), settings).loss.backward()
     assert logits.grad.abs().max() < 1e-6
 
 

@@ -68,7 +68,7 @@ def unreadable_target(folder, kind):
     return target
 
 
-@pytest.mark.parametrize("stage", ["--plan", "--dry-run", "run"])
+@pytest.mark.parametrize("stage", ["--plan", "--init-only", "run"])
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [("gpt2", "hidden states cannot be read; use a model whose"), ("mamba", "cannot be rolled")],
@@ -86,7 +86,7 @@ def test_nothing_is_answered_for_a_target_that_cannot_be_trained_for(config, tmp
     assert "set distill_share=0" in said
 
 
-STAGES = pytest.mark.parametrize("stage", [["--plan"], ["--dry-run"], []], ids=str)
+STAGES = pytest.mark.parametrize("stage", [["--plan"], ["--init-only"], []], ids=str)
 MASK, END = TEXT_VOCAB_SIZE - 1, tiny_tokenizer().eos_token_id
 
 
@@ -176,8 +176,8 @@ def test_a_chat_template_that_fails_for_answers(config, tmp_path, prompts):
     assert not output.exists()
 
 
-def test_a_plan_and_a_dry_run_at_once(config):
-    assert "exclude each other" in refused(config, "--plan", "--dry-run")
+def test_a_plan_and_an_untrained_drafter_at_once(config):
+    assert "exclude each other" in refused(config, "--plan", "--init-only")
 
 
 @pytest.mark.parametrize("stage", ["--plan", "run"])
@@ -190,7 +190,7 @@ def test_a_template_without_a_generation_prompt(config, tmp_path, prompts, stage
     assert "no generation prompt" in said
 
 
-@pytest.mark.parametrize("stage", ["--plan", "--dry-run", "run"])
+@pytest.mark.parametrize("stage", ["--plan", "--init-only", "run"])
 def test_data_that_teaches_nothing(config, tmp_path, prompts, stage):
     options = [] if stage == "run" else [stage]
     short = write_answers(tmp_path / "short.jsonl", 24, length=10)

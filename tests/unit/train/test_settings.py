@@ -17,9 +17,9 @@ from blockdraft.data.shards import read_manifest
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.loading import load_target_model
 from blockdraft.train.optimizer import DraftOptimizer
-from blockdraft.train.plan import write_untrained
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
+from blockdraft.train.untrained import write_untrained
 from tests.tiny import TEXT_VOCAB_SIZE, tiny_drafter, tiny_target_folder
 from tests.train_runs import small_config
 

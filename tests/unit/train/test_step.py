@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from blockdraft.data.dataset import Batch, Example, collate, collate_rows
+from blockdraft.data.dataset import Batch, collate, collate_rows
+from blockdraft.data.store import Example
 from blockdraft.models.draft_attention import attend, flex_masks
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.train import loss as loss_module

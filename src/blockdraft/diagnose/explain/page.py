@@ -2,23 +2,19 @@
 
 import json
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
-from blockdraft.diagnose.explain.round import CAUSE_LABELS
+from markupsafe import Markup
 
-_PLACE = "__DATA__"
+from blockdraft.diagnose.explain.round import CAUSE_LABELS
+from blockdraft.report.render import render
 
 
 def render_page(report: Mapping[str, Any], about: str) -> str:
     """The page of a report as `make_report` makes it; `about` says in a line what was run."""
-    template = (
-        files("blockdraft.diagnose.explain").joinpath("page.html").read_text(encoding="utf-8")
-    )
     shown = {name: report[name] for name in ("prompts", "sums", "groups")}
     data = {**shown, "about": about, "cause_labels": CAUSE_LABELS}
-    before, after = template.split(_PLACE)
-    return f"{before}{_script_json(data)}{after}"
+    return render("explain.html", data=Markup(_script_json(data)))
 
 
 def _script_json(value: object) -> str:

@@ -2,17 +2,25 @@
 
 import dataclasses
 import json
+import logging
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.draft import DraftModel
-from blockdraft.train import trainer
-from blockdraft.train.plan import plan_run
+from blockdraft.train import estimate, trainer
+from blockdraft.train.advice import (
+    LEAST_ANSWERS,
+    LEAST_HELD_OUT,
+    LEAST_STEPS,
+    below_plain,
+    few_steps,
+    few_texts,
+)
+from blockdraft.train.estimate import estimate_run
 from blockdraft.train.report import MAX_POINTS, write_report
 from blockdraft.train.run_log import LOG, append_log, forget_after, read_log
 from blockdraft.train.trainer import train
@@ -51,34 +59,98 @@ def test_the_plan_says_what_the_run_will_be(config, tmp_path):
     assert plan["answers"]["train"] + plan["answers"]["held_out"] == 24
     assert plan["tokens"]["of_answers"] == 30 * plan["answers"]["train"]
     assert plan["steps"] == {"expected": 100, "per_pass": round(plan["answers"]["train"] / 4)}
-    assert plan["minutes"] == pytest.approx(plan["step_seconds"] * 100 / 60)
+    assert plan["minutes"] == pytest.approx(plan["step_seconds"] * 100 / 60, rel=0.01)
     people = run(path, "--plan")
     assert "parameters" in people.stdout
     assert "minutes" in people.stdout
 
 
-def test_a_plan_counts_the_work_of_the_matrix_products(config, monkeypatch):
-    """Against torch's own count of the gradients of one step."""
-    config = dataclasses.replace(
-        config, num_frequent=0, max_steps=1, num_anchors=24, batch_sequences=1
+def test_a_plan_times_steps_and_leaves_nothing(config, monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: float(next(clock)))
+    told = estimate_run(dataclasses.replace(config, max_steps=90))
+    # A step reads the clock twice itself, and the estimate before and behind it.
+    assert told.step_seconds == 3.0
+    assert told.minutes == pytest.approx(90 * 3 / 60)
+    assert not config.out.exists()
+
+
+def test_a_plan_of_answers_to_come_times_texts_of_their_length(config, monkeypatch, tmp_path):
+    seen = []
+    draw = trainer._Run._draw
+
+    def drawn(run):
+        part = draw(run)
+        seen.append(part.batch.token_ids.shape)
+        return part
+
+    monkeypatch.setattr(trainer._Run, "_draw", drawn)
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(40)), encoding="utf-8"
     )
-    counts = []
-    gradients = trainer._Run._gradients
+    config = dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1)
+    path = run_file(tmp_path / "run.toml", config, data=[])
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f'[answers]\nprompts = ["{tmp_path}/prompts.jsonl"]\nmax_tokens = 50\n')
+    result = run(path, "--plan", "--json")
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)["plan"]
+    assert plan["step_seconds"] > 0
+    texts, width = seen[0]
+    assert len(seen) == 3
+    assert texts == config.batch_sequences
+    assert width == plan["tokens"]["all"] // plan["answers"]["train"]
+    assert not config.out.exists()
 
-    def counted(self, part, scale):
-        with FlopCounterMode(display=False) as counter:
-            stats = gradients(self, part, scale)
-        counts.append(counter.get_total_flops())
-        return stats
 
-    monkeypatch.setattr(trainer._Run, "_gradients", counted)
-    train(config)
-    assert plan_run(config).step_flops == pytest.approx(counts[0], rel=0.25)
+def test_a_plan_and_a_run_warn_of_numbers_that_are_too_low(config, tmp_path, caplog):
+    path = run_file(tmp_path / "run.toml", config)
+    told = json.loads(run(path, "--plan", "--json").stdout)["plan"]
+    assert len(told["warnings"]) == 3
+    for words, warning in zip(
+        ("answers to train on are too few", "held-out answers are too few", "10 steps are too few"),
+        told["warnings"],
+        strict=True,
+    ):
+        assert words in warning
+    assert "Warning: 10 steps are too few" in " ".join(run(path, "--plan").stdout.split())
+    logging.getLogger("blockdraft").propagate = True
+    train(dataclasses.replace(config, max_steps=1))
+    assert "1 steps are too few to learn anything: raise max_minutes or max_steps" in caplog.text
+    assert few_texts(LEAST_ANSWERS, LEAST_HELD_OUT) == ()
+    assert few_steps(LEAST_STEPS) == few_steps(None) == ()
+
+
+def test_a_run_by_the_clock_warns_once_it_knows_how_long_a_step_takes(config, caplog):
+    train(dataclasses.replace(config, max_steps=6, max_minutes=1000.0))
+    assert "6 steps are too few" in caplog.text
+
+
+def test_a_run_that_ends_below_plain_says_so_last(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        trainer._Run,
+        "_measure",
+        lambda run, model: {
+            "step": run.step,
+            "held_out": {"tau": 1.0, "loss": 1.0, "marginal_tau": 1.0, "accuracy": [0.1]},
+            "true_tau": {"all": 1.1},
+            "speedup": {"all": 0.8},
+            "minutes": 0.0,
+            "tokens": 1,
+        },
+    )
+    path = run_file(tmp_path / "run.toml", config)
+    result = run(path, "max_steps=1")
+    assert result.exit_code == 0, result.output
+    words = "does not pay yet: with whole blocks, decoding runs at 0.80 of the speed of plain"
+    assert words in result.stderr.splitlines()[-1]
+    assert below_plain({"speedup": {"all": 1.0}}) is None
+    assert below_plain({"speedup": {}}) is None
 
 
 def test_an_untrained_drafter_has_the_final_layout(config, tmp_path):
     path = run_file(tmp_path / "run.toml", config)
-    result = run(path, "--dry-run", "--json")
+    result = run(path, "--init-only", "--json")
     assert result.exit_code == 0, result.output
     folder = json.loads(result.stdout)["drafter"]
     model = DraftModel.from_pretrained(folder)
@@ -96,7 +168,7 @@ def test_an_untrained_drafter_does_not_wait_for_answers(config, tmp_path):
         tmp_path / "run.toml",
         dataclasses.replace(config, mask_token_id=TEXT_VOCAB_SIZE - 1, draft_vocabulary=40),
     )
-    result = run(path, "--dry-run", "--json", f"answers.prompts={tmp_path}/prompts.jsonl")
+    result = run(path, "--init-only", "--json", f"answers.prompts={tmp_path}/prompts.jsonl")
     assert result.exit_code == 0, result.output
     assert "the answers are not written yet" in result.stderr
     assert [entry.name for entry in config.out.iterdir()] == ["untrained"]
@@ -169,19 +241,24 @@ def test_several_processes_want_their_answers_first(config, tmp_path, monkeypatc
 
 
 def test_processes_divide_what_they_share(config, monkeypatch):
-    monkeypatch.setattr("blockdraft.train.plan.measure_rate", lambda config, shape: 1e12)
+    timed = []
+
+    def time_steps(config, texts, number):
+        timed.append(config.batch_sequences)
+        return [0.5]
+
+    monkeypatch.setattr(estimate, "time_steps", time_steps)
     config = dataclasses.replace(config, batch_sequences=6, max_steps=100, max_minutes=None)
-    alone = plan_run(config)
+    alone = estimate_run(config)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    whole = plan_run(config)
-    assert whole.step_flops == alone.step_flops
-    assert whole.minutes == pytest.approx(alone.minutes / 4)
+    whole = estimate_run(config)
+    assert timed == [6, 2]
     rows = ("features of a batch", "activations of a draft forward")
     of_drafter = ("drafter", "float32 masters, gradients and optimizer")
     for name, size in alone.memory.items():
         # Two of the six rows are the most that one of four processes gets.
         assert whole.memory[name] == (round(size / 3) if name in rows else size)
-    shared = plan_run(dataclasses.replace(config, shard_drafter=True, shard_target=True)).memory
+    shared = estimate_run(dataclasses.replace(config, shard_drafter=True, shard_target=True)).memory
     for name in of_drafter:
         assert shared[name] == pytest.approx(alone.memory[name] / 4, rel=1e-3)
     assert alone.memory["target"] / 4 < shared["target"] < alone.memory["target"]
@@ -190,16 +267,16 @@ def test_processes_divide_what_they_share(config, monkeypatch):
 
 def test_a_plan_refuses_shares_of_nothing(config, monkeypatch):
     with pytest.raises(ConfigError, match="for a plan, set WORLD_SIZE"):
-        plan_run(dataclasses.replace(config, shard_drafter=True))
+        estimate_run(dataclasses.replace(config, shard_drafter=True))
     monkeypatch.setenv("WORLD_SIZE", "1000")
     with pytest.raises(ConfigError, match="Muon cannot update one that has only"):
-        plan_run(dataclasses.replace(config, shard_drafter=True))
+        estimate_run(dataclasses.replace(config, shard_drafter=True))
 
 
 def test_a_step_that_outlasts_the_run_is_said(config, monkeypatch):
-    monkeypatch.setattr("blockdraft.train.plan.measure_rate", lambda config, shape: 1.0)
+    monkeypatch.setattr(estimate, "time_steps", lambda config, texts, number: [1000.0])
     with pytest.raises(ConfigError, match="longer than the run"):
-        plan_run(dataclasses.replace(config, max_minutes=1.0, max_steps=None))
+        estimate_run(dataclasses.replace(config, max_minutes=1.0, max_steps=None))
 
 
 def test_rows_of_steps_that_will_be_made_again_are_dropped(tmp_path):

@@ -1,0 +1,230 @@
+"""Answers by a server that serves the target: any with OpenAI's routes that returns token ids."""
+
+import hashlib
+import json
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from queue import SimpleQueue
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from blockdraft.core.errors import BlockdraftError, ConfigError, NetworkError
+from blockdraft.data.answers import Answer, Job
+from blockdraft.text.kinds import loops
+
+logger = logging.getLogger(__name__)
+
+KEY_VARIABLE = "BLOCKDRAFT_ENDPOINT_KEY"
+NUM_TRIES = 8
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds between tries: each pause is twice the one before."""
+TIMEOUT = 600.0
+"""Seconds without a sign of life; an answer comes whole."""
+
+_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
+"""Statuses that another try may not meet."""
+_OF_THE_JOB = {400, 413, 422}
+"""Statuses that say something of one request."""
+
+
+class Refused(BlockdraftError):
+    """The endpoint answers other requests, but not this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server.
+
+    url: as OpenAI's clients are given it, such as http://localhost:8000/v1. model: the name of the
+    target there. key: sent with every request, empty without.
+    """
+
+    url: str
+    model: str
+    key: str
+
+    @classmethod
+    def find(cls, url: str, model: str | None) -> "Endpoint":
+        """The endpoint at `url`, with the only model that it serves unless one is named.
+
+        Raises:
+            ConfigError: it refuses, is none, or serves several models.
+            NetworkError: it does not answer.
+        """
+        url, key = url.rstrip("/"), os.environ.get(KEY_VARIABLE, "")
+        if model is not None:
+            return cls(url, model, key)
+        listed = cls(url, "", key).call("/models", None)
+        try:
+            names = [str(entry["id"]) for entry in listed["data"]]
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"endpoint {url} lists no models; give the URL that OpenAI's clients take, with /v1"
+            ) from error
+        if len(names) != 1:
+            raise ConfigError(
+                f"endpoint {url} serves {len(names)} models ({', '.join(names)}); name the target "
+                "among them with --endpoint-model"
+            )
+        return cls(url, names[0], key)
+
+    def call(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        """The JSON of an answer; what may pass is tried again.
+
+        Raises:
+            ConfigError: it wants another key, or knows no such route or model.
+            NetworkError: every try failed.
+            Refused: it does not accept this body.
+        """
+        reason = ""
+        for attempt in range(NUM_TRIES):
+            if attempt:
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (attempt - 1))
+                time.sleep(pause * random.uniform(0.5, 1.0))
+            try:
+                with urlopen(self._request(path, body), timeout=TIMEOUT) as response:
+                    return json.load(response)
+            except HTTPError as error:
+                with error:
+                    reason = f"{error.code} {_words_of(error)}"
+                if error.code not in _AGAIN:
+                    raise self._refusal(error.code, reason) from error
+            # A connection that breaks while it is read is an OSError; half an answer, a ValueError.
+            except (URLError, OSError, ValueError) as error:
+                reason = str(getattr(error, "reason", error)) or type(error).__name__
+        raise NetworkError(
+            f"endpoint {self.url} failed {NUM_TRIES} times, at last with: {reason}; see to it that "
+            "it runs. The same command goes on with the answers that are missing"
+        )
+
+    def _request(self, path: str, body: Mapping[str, Any] | None) -> Request:
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            return Request(self.url + path, data, headers)
+        except ValueError as error:
+            raise ConfigError(
+                f"endpoint {self.url!r} is no URL; give one such as http://localhost:8000/v1"
+            ) from error
+
+    def _refusal(self, status: int, reason: str) -> BlockdraftError:
+        if status in (401, 403):
+            return ConfigError(
+                f"endpoint {self.url} wants a key ({reason}); put it into ${KEY_VARIABLE}"
+            )
+        if status in _OF_THE_JOB:
+            return Refused(reason)
+        return ConfigError(
+            f"endpoint {self.url} refuses ({reason}); give the URL that OpenAI's clients take, "
+            "with /v1, and the target's name there with --endpoint-model"
+        )
+
+
+def _words_of(error: HTTPError) -> str:
+    """The server's own words, in OpenAI's envelope or not."""
+    text = error.read(10_000).decode(errors="replace")
+    try:
+        found = json.loads(text)
+        text = found.get("error", {}).get("message") or found.get("message") or text
+    except (ValueError, AttributeError):
+        pass
+    return " ".join(str(text).split())[:300]
+
+
+class EndpointWriter:
+    """Writes answers with `slots` requests under way. See `EngineWriter`.
+
+    An answer comes whole, so one that loops is told from others only when it has ended.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, slots: int, capacity: int, seed: int) -> None:
+        self._endpoint = endpoint
+        self._slots, self._capacity, self._seed = slots, capacity, seed
+        self._has_answered = False
+
+    def write(self, jobs: Iterable[Job]) -> Iterator[Answer]:
+        """Yield answers as they finish; jobs that do not fit the capacity are skipped.
+
+        Raises:
+            ConfigError: the endpoint refuses, or returns no token ids.
+            NetworkError: it does not answer.
+        """
+        fitting = (j for j in jobs if len(j.prompt_ids) + j.max_tokens <= self._capacity)
+        asked: SimpleQueue[Job | None] = SimpleQueue()
+        done: SimpleQueue[tuple[Job, Answer | Exception]] = SimpleQueue()
+        num_running = 0
+        for job in islice(fitting, self._slots):
+            # Nobody waits for these threads: a program that is broken off ends at once.
+            threading.Thread(target=self._work, args=(asked, done), daemon=True).start()
+            asked.put(job)
+            num_running += 1
+        try:
+            while num_running:
+                job, result = done.get()
+                num_running -= 1
+                if isinstance(result, Answer):
+                    self._has_answered = True
+                    yield result
+                elif isinstance(result, Refused) and self._has_answered:
+                    logger.warning("no answer to %s: %s", job.id, result)
+                elif isinstance(result, Refused):
+                    raise ConfigError(f"endpoint {self._endpoint.url} refuses: {result}")
+                else:
+                    raise result
+                for job in islice(fitting, 1):
+                    asked.put(job)
+                    num_running += 1
+        finally:
+            for _ in range(self._slots):
+                asked.put(None)
+
+    def _work(
+        self,
+        asked: "SimpleQueue[Job | None]",
+        done: "SimpleQueue[tuple[Job, Answer | Exception]]",
+    ) -> None:
+        while (job := asked.get()) is not None:
+            try:
+                done.put((job, self._answer(job)))
+            except Exception as error:
+                done.put((job, error))
+
+    def _answer(self, job: Job) -> Answer:
+        name = f"{self._seed}/{job.id}/{job.temperature}/{job.sample}"
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") // 2
+        answer = self._endpoint.call(
+            "/completions",
+            {
+                "model": self._endpoint.model,
+                "prompt": list(job.prompt_ids),
+                "max_tokens": job.max_tokens,
+                "temperature": job.temperature,
+                "seed": seed,
+                "return_token_ids": True,
+            },
+        )
+        try:
+            (choice,) = answer["choices"]
+            ids, finish = choice.get("token_ids"), choice.get("finish_reason")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"endpoint {self._endpoint.url} answers in another form than OpenAI's ({error!r}); "
+                "give the URL that OpenAI's clients take, with /v1"
+            ) from error
+        if not isinstance(ids, list) or not all(type(item) is int for item in ids):
+            raise ConfigError(
+                f"endpoint {self._endpoint.url} returns no token ids, and those of its text may be "
+                "others; serve the target with blockdraft, or with vLLM 0.10.2 or later, which "
+                "honor return_token_ids"
+            )
+        finish = "length" if finish == "length" else "stop"
+        return Answer(job=job, response_ids=tuple(ids), finish="loop" if loops(ids) else finish)

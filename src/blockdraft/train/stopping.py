@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM: the step that runs is finished, and the state is saved."""
+
+import logging
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(KeyboardInterrupt):
+    """A run has ended because a signal asked for it; what it came to is saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class StopSignals:
+    """Within it, a first signal is only remembered; a second one interrupts at once.
+
+    `signal`: the number of the one that came, 0 for none. Python takes signals in its main thread
+    only: elsewhere they are left alone.
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = number
+        logger.info("the run ends after this step and is saved; once more ends it at once")

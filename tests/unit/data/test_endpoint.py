@@ -1,0 +1,213 @@
+"""Answers by a server: our own in this process, and stand-ins that fail or return no ids."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from blockdraft.cli.main import app
+from blockdraft.core.errors import MISTAKE, NETWORK_FAILED, ConfigError, NetworkError
+from blockdraft.data import endpoint_answers
+from blockdraft.data.answers import Job
+from blockdraft.data.endpoint_answers import KEY_VARIABLE, Endpoint, EndpointWriter
+from blockdraft.data.engine_answers import EngineWriter
+from blockdraft.models.loading import load_target_model
+from blockdraft.text.tokenizer import load_tokenizer
+from tests.serving import running_server
+from tests.small_llm import load_llm
+
+
+def jobs(num, **changes):
+    settings = {"set": "s", "max_tokens": 6, "temperature": 0.0, **changes}
+    return [Job(id=str(n), prompt_ids=(1 + n, 2, 3), **settings) for n in range(num)]
+
+
+def good_answer(body):
+    return 200, {"choices": [{"token_ids": [9, 8, body["prompt"][0]], "finish_reason": "stop"}]}
+
+
+@contextmanager
+def server_of(answer=good_answer, models=("tiny",)):
+    """`answer` gives (status, body) for the body of a request; yields (URL, what was asked)."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def send(self, status, body):
+            said = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def do_GET(self):
+            self.send(200, {"data": [{"id": name} for name in models]})
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append((self.path, body, self.headers.get("authorization")))
+            self.send(*answer(body))
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def answers_of(url, some, slots=3, **changes):
+    endpoint = Endpoint.find(url, changes.pop("model", None))
+    writer = EndpointWriter(endpoint, slots=slots, capacity=64, seed=0)
+    return {answer.job.id: answer for answer in writer.write(some)}
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(endpoint_answers, "FIRST_PAUSE", 0.001)
+
+
+def test_our_own_server_answers_as_our_own_engine(folders):
+    model = load_target_model(folders[0], torch.float32, "cpu")
+    eos_ids = load_tokenizer(folders[0]).eos_ids
+    some = jobs(9, max_tokens=20)
+    engine = EngineWriter(model, stop_ids=eos_ids, slots=3, capacity=64, seed=0)
+    expected = {answer.job.id: answer for answer in engine.write(some)}
+    with running_server(load_llm(folders)) as running:
+        found = answers_of(f"{running.url}/v1", some)
+    assert found == expected
+
+
+def test_data_by_an_endpoint_goes_on(folders, tmp_path, monkeypatch):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "say {n}"}}\n' for n in range(7)), encoding="utf-8")
+
+    def data(url):
+        arguments = ["data", "--target", folders[0], "--output", tmp_path / "out"]
+        arguments += ["--prompts", prompts, "--max-tokens", 8, "--endpoint", url]
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    monkeypatch.setattr(endpoint_answers, "NUM_TRIES", 2)
+    left = [3]
+
+    def fails_later(body):
+        left[0] -= 1
+        return good_answer(body) if left[0] >= 0 else (503, {})
+
+    with server_of(fails_later) as (url, _):
+        result = data(url)
+    assert result.exit_code == NETWORK_FAILED, result.output
+    assert "The same command goes on" in " ".join(result.stderr.split())
+    lines = (tmp_path / "out" / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    assert 1 <= len(lines) <= 3
+    with running_server(load_llm(folders)) as running:
+        result = data(f"{running.url}/v1")
+    assert result.exit_code == 0, result.output
+    rows = (tmp_path / "out" / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    assert rows[: len(lines)] == lines
+    assert sorted(json.loads(row)["id"] for row in rows) == [f"prompts-{n}" for n in range(7)]
+
+
+def test_requests_say_what_is_wanted_and_are_bounded(monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    now, most, lock = [0], [0], threading.Lock()
+    together = threading.Barrier(3, timeout=30)
+
+    def answer(body):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        together.wait()
+        with lock:
+            now[0] -= 1
+        return good_answer(body)
+
+    with server_of(answer) as (url, asked):
+        found = answers_of(url + "/", [*jobs(8), *jobs(1, max_tokens=100), *jobs(1, sample=1)])
+    assert len(found) == 8
+    assert len(asked) == 9
+    assert most == [3]
+    path, body, key = asked[0]
+    assert path == "/v1/completions"
+    assert key == "Bearer secret"
+    seeds = {body.pop("seed") for _, body, _ in asked}
+    assert len(seeds) == 9
+    assert body | {"prompt": [1, 2, 3]} == {
+        "model": "tiny",
+        "prompt": [1, 2, 3],
+        "max_tokens": 6,
+        "temperature": 0.0,
+        "return_token_ids": True,
+    }
+
+
+def test_failures_that_may_pass_are_tried_again():
+    statuses = iter([429, 503, 500])
+
+    def answer(body):
+        status = next(statuses, 200)
+        return good_answer(body) if status == 200 else (status, {"error": {"message": "busy"}})
+
+    with server_of(answer) as (url, asked):
+        assert answers_of(url, jobs(2), slots=1).keys() == {"0", "1"}
+    assert len(asked) == 5
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ((200, {"choices": [{"text": "hi", "finish_reason": "stop"}]}), "returns no token ids"),
+        ((200, {"choices": []}), "another form than OpenAI's"),
+        ((200, ["hello"]), "another form than OpenAI's"),
+        ((401, {"error": {"message": "no"}}), f"wants a key .401 no.; put it into .{KEY_VARIABLE}"),
+        ((404, {"message": "no such model"}), "no such model.; give the URL"),
+        ((400, {"error": {"message": "no such field"}}), "refuses: 400 no such field"),
+    ],
+)
+def test_endpoints_that_cannot_answer_are_refused_at_once(reply, words):
+    with server_of(lambda body: reply) as (url, asked), pytest.raises(ConfigError, match=words):
+        answers_of(url, jobs(3), slots=1)
+    assert len(asked) == 1
+
+
+def test_one_request_that_is_refused_is_left_out(caplog):
+    def answer(body):
+        return (
+            (400, {"error": {"message": "too long"}})
+            if body["prompt"][0] == 3
+            else (good_answer(body))
+        )
+
+    with server_of(answer) as (url, _):
+        assert answers_of(url, jobs(5), slots=1).keys() == {"0", "1", "3", "4"}
+    assert "no answer to 2: 400 too long" in caplog.text
+
+
+def test_the_model_is_the_only_one_or_named():
+    with server_of(models=("a", "b")) as (url, asked):
+        with pytest.raises(ConfigError, match=r"serves 2 models \(a, b\).*--endpoint-model"):
+            Endpoint.find(url, None)
+        answers_of(url, jobs(1), model="b")
+    assert asked[0][1]["model"] == "b"
+
+
+def test_nobody_there(monkeypatch):
+    monkeypatch.setattr(endpoint_answers, "NUM_TRIES", 2)
+    with server_of() as (url, _):
+        pass
+    with pytest.raises(NetworkError, match=r"failed 2 times, at last with: .*refused"):
+        Endpoint.find(url, None)
+    result = CliRunner().invoke(
+        app, ["data", "--output", "none", "--self-written", "1", "--endpoint", "no-url"]
+    )
+    assert result.exit_code in (MISTAKE, NETWORK_FAILED)
+    with pytest.raises(ConfigError, match="is no URL"):
+        Endpoint.find("no-url", None)
