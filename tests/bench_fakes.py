@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from blockdraft.allocation.controller import DepthUse
+from blockdraft.allocation.policy import DepthUse
 from blockdraft.bench import decode
 from blockdraft.cache.memory import Unlimited
 from blockdraft.core.config import LLMConfig
@@ -20,8 +20,9 @@ FIRST_TOKEN_SECONDS = 0.5
 SECONDS_PER_TOKEN = {0: 0.1, 15: 0.05, "adaptive": 0.04}
 
 
-def fake_controller():
-    return SimpleNamespace(summary=lambda: DepthUse(1, 2.0, {2: 1.0}))
+def fake_allocator():
+    policy = SimpleNamespace(summary=lambda: DepthUse(1, 2.0, {2: 1.0}))
+    return SimpleNamespace(policy=policy)
 
 
 class FakeLLM:
@@ -50,7 +51,7 @@ class FakeLLM:
             drafter=NoDrafter(),
             scheduler=SimpleNamespace(max_running=None),
             timer=PhaseTimer(clock=lambda: int(self.now * 1e9)),
-            controller=fake_controller(),
+            allocator=fake_allocator(),
             target=SimpleNamespace(memory=Unlimited(), max_context=512),
             check_prompt=self._check_prompt,
         )
@@ -65,7 +66,7 @@ class FakeLLM:
 
     def use_adaptive_depth(self):
         self.depth = "adaptive"
-        self.engine.controller = fake_controller()
+        self.engine.allocator = fake_allocator()
 
     def generate(self, prompts, params):
         assert params.speculative == (self.depth != 0)

@@ -104,7 +104,7 @@ class LLM:
 
     def use_adaptive_depth(self) -> None:
         """See Engine.use_adaptive_depth."""
-        self.engine.use_adaptive_depth()
+        self.engine.use_adaptive_depth(self.config.tree_nodes)
 
     def use_fixed_depth(self, depth: int) -> None:
         """See Engine.use_fixed_depth."""

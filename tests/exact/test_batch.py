@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from blockdraft.allocation.controller import AdaptiveDepth, Controller, FixedDepth
+from blockdraft.allocation.best_rate import BestRate
 from blockdraft.allocation.cost_measurement import measure_costs
+from blockdraft.allocation.policy import Policy, VerifyAll
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.paged import PagedTarget
@@ -76,10 +77,10 @@ def alone(num_tokens: int, index: int) -> tuple[Crowd, Bits]:
     return crowd, {position: logits for (_, position), logits in recorder.logits.items()}
 
 
-def make_controller(name: str, target: PagedTarget, drafter: Drafter) -> Controller:
+def make_policy(name: str, target: PagedTarget, drafter: Drafter) -> Policy:
     if name == "fixed":
-        return FixedDepth()
-    return AdaptiveDepth(measure_costs(target, drafter), drafter.max_nodes)
+        return VerifyAll()
+    return BestRate(measure_costs(target, drafter), 15, drafter.max_nodes, drafter.lag)
 
 
 def check_crowd(
@@ -94,7 +95,7 @@ def check_crowd(
             recorder,
             guesser,
             requests(num_tokens),
-            controller=make_controller("fixed" if depth == "plain" else depth, target, drafter),
+            policy=make_policy("fixed" if depth == "plain" else depth, target, drafter),
             prefill_chunk=chunk,
             after_step=lambda engine: pages.check_integrity(),
         )

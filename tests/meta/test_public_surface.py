@@ -41,7 +41,7 @@ LIGHT_MODULES = [
 ]
 
 
-PLANNERS = ["blockdraft.allocation.controller", "blockdraft.engine.scheduler"]
+PLANNERS = ["blockdraft.allocation.best_rate", "blockdraft.engine.scheduler"]
 """What decides who runs, and how much is drafted: arithmetic, and no tensors."""
 
 

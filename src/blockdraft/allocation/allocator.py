@@ -3,67 +3,69 @@
 import logging
 from collections.abc import Mapping, Sequence
 
-from blockdraft.allocation.controller import Candidate, Controller
+from blockdraft.allocation.policy import Outcome, Policy
 from blockdraft.core.failures import FailureLog
-from blockdraft.core.plan import ForwardPlan, PlannedRow, Proposal
+from blockdraft.core.plan import NOTHING, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.recorder import Phase
 from blockdraft.core.sequence import Batch
 
 logger = logging.getLogger(__name__)
 
-_FORWARD: tuple[Phase, ...] = ("forward", "capture", "choose", "commit")
-_DRAFT: tuple[Phase, ...] = ("draft", "draft_head", "guess")
-
 
 class Allocator:
-    """Sets limits before anything is drafted, and plans a pass with everything that was proposed.
+    """Asks a policy about the decoding rows of a step, and keeps its failures from requests.
 
-    `takes_trees`: of the target; where it does not, the first path of a tree is verified. An
-    exception in the controller is counted, and nothing is drafted in that step.
+    `policy` may be replaced between steps. `takes_trees`: of the target; where it does not, the
+    first path of a tree is verified at most. An exception in the policy is counted, and that step
+    drafts or verifies nothing.
     """
 
-    def __init__(self, controller: Controller, *, takes_trees: bool) -> None:
-        self.controller = controller
-        self.failures = FailureLog("the controller failed; nothing is drafted", logger)
+    def __init__(self, policy: Policy, *, takes_trees: bool) -> None:
+        self.policy = policy
+        self.failures = FailureLog("the allocation failed; nothing is drafted", logger)
         self._takes_trees = takes_trees
 
     def limit(self, batch: Batch) -> Batch:
-        """The batch, whose rows have room for drafts, with as many as each of them is worth."""
+        """The batch, whose rows have room for candidates, with as many as may be worth it."""
         decoding = [row for row in batch if not row.is_prompt]
-        candidates = [Candidate(row.sequence.key, row.num_draft_tokens) for row in decoding]
-        num_prompt_rows = sum(len(row.new_ids) for row in batch if row.is_prompt)
-        found = [0] * len(candidates)
+        num_other_rows = sum(len(row.new_ids) for row in batch if row.is_prompt)
+        limited = [row.limited(0) for row in decoding]
         with self.failures.caught():
-            found = self.controller.limits(candidates, num_prompt_rows)
-        limits = iter(found)
-        return [row if row.is_prompt else row.limited(next(limits)) for row in batch]
+            limited = self.policy.limit(decoding, num_other_rows)
+        rest = iter(limited)
+        return [row if row.is_prompt else next(rest) for row in batch]
 
     def plan(self, batch: Batch, proposals: Sequence[Proposal]) -> ForwardPlan:
-        """The pass over a batch that verifies all that was proposed."""
-        rows = []
-        for row, proposal in zip(batch, proposals, strict=True):
-            if not (self._takes_trees or proposal.tree.is_chain):
-                proposal = proposal.first_chain()
-            rows.append(PlannedRow(row, proposal))
-        return ForwardPlan(rows)
+        """The pass over a batch that verifies what is worth it of all that was proposed."""
+        if not self._takes_trees:
+            proposals = [own if own.tree.is_chain else own.first_chain() for own in proposals]
+        decoding = [place for place, row in enumerate(batch) if not row.is_prompt]
+        chosen = [NOTHING] * len(decoding)
+        with self.failures.caught():
+            chosen = self.policy.choose(
+                [batch[place] for place in decoding], [proposals[place] for place in decoding]
+            )
+        planned = [PlannedRow(row) for row in batch]
+        for place, proposal in zip(decoding, chosen, strict=True):
+            planned[place] = PlannedRow(batch[place], proposal)
+        return ForwardPlan(planned)
 
     def record(
-        self, plan: ForwardPlan, num_accepted: Sequence[int], seconds: Mapping[Phase, float]
+        self,
+        plan: ForwardPlan,
+        kept_nodes: Sequence[Sequence[int]],
+        seconds: Mapping[Phase, float],
     ) -> None:
-        """Take the outcome of a step: the depth kept in each row, and where its time went."""
+        """Take the outcome of a step: the path kept in each row, and where its time went."""
         with self.failures.caught():
-            for planned, accepted in zip(plan, num_accepted, strict=True):
-                if not planned.row.is_prompt:
-                    key = planned.row.sequence.key
-                    self.controller.record(key, len(planned.tree), accepted)
-            self.controller.record_times(
-                limits=seconds.get("controller", 0.0),
-                project=seconds.get("project", 0.0),
-                draft=sum(seconds.get(phase, 0.0) for phase in _DRAFT),
-                forward=sum(seconds.get(phase, 0.0) for phase in _FORWARD),
-            )
+            outcomes = [
+                Outcome(planned.row, planned.proposal, nodes)
+                for planned, nodes in zip(plan, kept_nodes, strict=True)
+                if not planned.row.is_prompt
+            ]
+            self.policy.record(outcomes, seconds)
 
     def close(self, key: int) -> None:
         """Forget a sequence, known or not."""
         with self.failures.caught():
-            self.controller.close(key)
+            self.policy.close(key)

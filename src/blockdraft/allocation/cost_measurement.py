@@ -5,38 +5,40 @@ from collections.abc import Sequence as Sizes
 from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
+from typing import Any
 
-from blockdraft.allocation.costs import StepCosts
+from blockdraft.allocation.costs import KeyCosts, StepCosts
 from blockdraft.core.errors import ModelError
-from blockdraft.core.plan import ForwardPlan, PlannedRow, Proposal
+from blockdraft.core.plan import NOTHING, ROOT, ForwardPlan, PlannedRow, Proposal, Tree
 from blockdraft.core.remembered import once
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.none import NoDrafter
 
 FORWARD_ROWS = (1, 2, 4, 8, 16, 32, 64)
 PLAIN_SEQUENCES = (1, 2, 4, 8)
 DRAFT_SEQUENCES = (1, 2, 8)
-"""Under a second on two cores; what is beyond is extrapolated, and then learned."""
+"""A second on two cores; what is beyond is extrapolated, and then learned."""
+NUM_BRANCHES = 15
+"""Of a tree, one node each."""
+NUM_KEYS = 256
+"""Of the context behind which keys and branches are measured; fewer if the target takes fewer."""
 _KEYS = range(-100, -100 + max(DRAFT_SEQUENCES))
 """Those of the engine are not negative."""
 
 
 def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
-    """Time plain steps, forwards with drafts and draft forwards, on a token or two."""
-    return StepCosts(*once("costs", lambda: _measure(target, drafter)))
+    """Time plain steps, forwards with chains and trees, draft forwards and projections."""
+    plain, forward, draft, project, keys = once("costs", lambda: _measure(target, drafter))
+    return StepCosts(plain, forward, draft, project, KeyCosts(*keys))
 
 
-def _measure(target: Target, drafter: Drafter) -> list[list[tuple[int, float]]]:
-    """The points of `StepCosts`."""
-    (sequence,) = _sequences(1)
-    with _opened(target, drafter, [sequence]):
-        # The sequence has drafted all rows but one; the logits of all are computed.
-        row = Row(sequence, [0], 0)
-        forward_points = measure_points(
-            lambda num_rows: _forward(target, [_with_drafts(row, num_rows - 1)]), FORWARD_ROWS
-        )
+def _measure(target: Target, drafter: Drafter) -> list[Any]:
+    """What `StepCosts` takes, as JSON has it."""
+    forward_points = _forward_points(target)
+    key_costs, project_points = _context_costs(target, drafter)
     sequences = _sequences(len(_KEYS))
     with _opened(target, drafter, sequences):
         rows = [Row(sequence, [0], drafter.max_nodes) for sequence in sequences]
@@ -53,18 +55,79 @@ def _measure(target: Target, drafter: Drafter) -> list[list[tuple[int, float]]]:
         sequence_points = measure_points(lambda num: drafter.propose(rows[:num]), DRAFT_SEQUENCES)
     num_slots = 1 + drafter.max_nodes
     draft_points = [(num * num_slots, seconds) for num, seconds in sequence_points]
-    return [plain_points, forward_points, draft_points]
+    keys = [key_costs.key, key_costs.branch, key_costs.branch_key]
+    return [plain_points, forward_points, draft_points, project_points, keys]
 
 
-def _with_drafts(row: Row, num: int) -> PlannedRow:
-    return PlannedRow(row, Proposal.chain([0] * num, "none"))
+def _forward_points(target: Target) -> list[tuple[int, float]]:
+    (sequence,) = _sequences(1)
+    with _opened(target, NoDrafter(), [sequence], max(FORWARD_ROWS)):
+        # The sequence has drafted all rows but one; the logits of all are computed.
+        row = Row(sequence, [0], 0)
+        return measure_points(
+            lambda num: _forward(target, [PlannedRow(row, _chain(num - 1))]), FORWARD_ROWS
+        )
+
+
+def _context_costs(target: Target, drafter: Drafter) -> tuple[KeyCosts, list[tuple[int, float]]]:
+    """What keys and branches add to a forward, and what the features of a context cost.
+
+    One row, a chain and a tree of as many nodes are timed behind one token, and behind a context.
+    """
+    num_keys = min(NUM_KEYS, target.max_context - max(FORWARD_ROWS))
+    other, sequence = _sequences(2)
+    sequence.token_ids *= num_keys
+    trees = [NOTHING, _chain(NUM_BRANCHES), _star(NUM_BRANCHES)]
+    with (
+        _opened(target, drafter, [other], 1 + NUM_BRANCHES),
+        _opened(target, drafter, [sequence], num_keys + 1 + NUM_BRANCHES),
+    ):
+        prompt = PlannedRow(Row(sequence, list(sequence.token_ids), 0))
+        short = Row(other, [0], 0)
+        near = _medians(lambda tree: _forward(target, [PlannedRow(short, tree)]), trees)
+        features = target.forward(ForwardPlan([prompt])).features[0]
+        target.keep(prompt, [])
+        drafter.open(prompt.row, 0)
+        drafter.committed(prompt.row, prompt.row.new_ids, features)
+        sequence.token_ids.append(0)
+        sequence.num_cached = num_keys
+        row = Row(sequence, [0], drafter.max_nodes)
+        far = _medians(lambda tree: _forward(target, [PlannedRow(row, tree)]), trees)
+        start = perf_counter()
+        drafter.propose([row])
+        projected = perf_counter()
+        drafter.propose([row])
+        project = 2 * projected - start - perf_counter()
+    near_branch, far_branch = (
+        max(0.0, tree - chain) / (NUM_BRANCHES - 1) for _, chain, tree in (near, far)
+    )
+    costs = KeyCosts(
+        key=max(0.0, (far[0] - near[0]) / num_keys),
+        branch=near_branch,
+        branch_key=max(0.0, far_branch - near_branch) / num_keys,
+    )
+    return costs, [(num_keys, project)] if project > 0 else []
+
+
+def _medians(run: Callable[[Proposal], object], trees: Sizes[Proposal]) -> list[float]:
+    points = measure_points(lambda place: run(trees[place]), range(len(trees)))
+    return [seconds for _, seconds in points]
+
+
+def _chain(num: int) -> Proposal:
+    return Proposal.chain([0] * num, "none")
+
+
+def _star(num: int) -> Proposal:
+    """Nodes that are all leaves."""
+    return Proposal(Tree(tuple(range(num)), (ROOT,) * num), (0.0,) * num, ("none",) * num)
 
 
 def _forward(target: Target, rows: list[PlannedRow]) -> None:
     output = target.forward(ForwardPlan(rows))
     output.logits[-1, 0].item()  # waits for a device that works on after the call
     for planned in rows:
-        target.truncate(planned.row.sequence.key, 0)
+        target.truncate(planned.row.sequence.key, planned.row.sequence.num_cached)
 
 
 def _sequences(number: int) -> list[Sequence]:
@@ -76,11 +139,13 @@ def _sequences(number: int) -> list[Sequence]:
 
 
 @contextmanager
-def _opened(target: Target, drafter: Drafter, sequences: list[Sequence]) -> Iterator[None]:
+def _opened(
+    target: Target, drafter: Drafter, sequences: list[Sequence], num_tokens: int = 1
+) -> Iterator[None]:
+    """With room for so many tokens of each."""
     try:
         for sequence in sequences:
             target.memory.open(sequence.key, sequence.token_ids, with_context=True)
-            num_tokens = max(FORWARD_ROWS) if len(sequences) == 1 else 1
             if not target.memory.reserve(sequence.key, num_tokens):
                 raise ModelError(
                     f"the K/V memory of {target.memory.num_tokens} tokens is too small to measure "

@@ -1,7 +1,8 @@
-"""What a step costs on this machine, what drafting brings, and which depths pay. All is learned."""
+"""What the parts of a step cost on this machine; measured once, then learned. No torch."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -16,12 +17,12 @@ _LARGEST_SURPRISE = 0.25
 """A measurement counts as at most this much off, relatively: one outlier moves little."""
 _LEVEL_GAIN = 0.04
 """Share of a surprise by which all costs of a curve move: a busier machine, longer contexts."""
+_SLOWDOWN_GAIN, _MOST_SLOWER = 0.25, 4.0
+"""Share, of the logarithm, by which all costs follow what slows target and drafter alike."""
 _SMALLEST_WEIGHT = 4.0
 """Measurements that a knot's cost counts for when it is calibrated, or has not been met lately."""
 _KEPT_WEIGHT = 1 - 1 / 64
 """What is left of a knot's weight after another measurement of the curve."""
-_AFTERMATH_GAIN = 1 / 16
-"""Share of a surprise by which the aftermath of drafts moves."""
 
 
 class CostCurve:
@@ -76,12 +77,30 @@ class CostCurve:
         return surprise
 
 
+@dataclass(frozen=True, slots=True)
+class KeyCosts:
+    """What keys add to a forward of the target, in seconds.
+
+    key: of a sequence, each. branch: another branch of a tree, and branch_key: each key that it
+    reads again.
+    """
+
+    key: float = 0.0
+    branch: float = 0.0
+    branch_key: float = 0.0
+
+
+NO_KEY_COSTS = KeyCosts()
+
+
 class StepCosts:
     """Seconds of the phases of a step; sizes may be arrays.
 
     plain_points: (sequences of a step that drafts nothing, seconds). forward_points: (rows of a
-    target forward that verifies drafts, seconds). draft_points: (slots of a draft forward, all
-    sequences together, anchors included, seconds). At least one of each.
+    target forward that verifies chains, seconds). draft_points: (slots of a draft forward, all
+    sequences together, anchors included, seconds). At least one of each. project_points: (tokens
+    whose features become draft context, seconds); without them that is free until it was measured.
+    key_costs: what contexts and branches add.
 
     Rows of one sequence share its keys, so drafts cost less than as many sequences, and each have a
     curve. What a slower machine does to one of them, it does to all.
@@ -92,84 +111,74 @@ class StepCosts:
         plain_points: Iterable[tuple[int, float]],
         forward_points: Iterable[tuple[int, float]],
         draft_points: Iterable[tuple[int, float]],
+        project_points: Sequence[tuple[int, float]] = (),
+        key_costs: KeyCosts = NO_KEY_COSTS,
     ) -> None:
         self._plain = CostCurve(plain_points)
         self._forward = CostCurve(forward_points)
         self._draft = CostCurve(draft_points)
-        self._project = 0.0
-        self._aftermath = 1.0
+        self._project = CostCurve(project_points) if project_points else None
+        self._key_costs = key_costs
 
-    def plain(self, num_sequences: int) -> float:
-        """A step that drafts nothing."""
-        return self._forward.level * self._plain.at(num_sequences)
+    def plain(self, num_sequences: int, num_keys: int = 0) -> float:
+        """A step that drafts nothing, of sequences with so many keys together."""
+        level = self._forward.level
+        return level * (self._plain.at(num_sequences) + self._key_costs.key * num_keys)
 
-    def aftermath(self, num_sequences: int) -> float:
-        """What a step that drafts nothing takes longer right behind one with drafts.
-
-        The drafter's weights need room in the processor's cache too.
-        """
-        return (self._aftermath - 1) * self.plain(num_sequences)
-
-    def forward(self, num_rows: ArrayLike) -> Floats:
+    def forward(self, num_rows: ArrayLike, num_keys: int = 0) -> Floats:
         """A target forward of so many rows, with all that a step does beside the draft."""
-        return self._forward(num_rows)
+        return self._forward(num_rows) + self._forward.level * self._key_costs.key * num_keys
 
-    def forward_at(self, num_rows: int) -> float:
-        """`forward` of one number, without the calls of numpy."""
-        return self._forward.at(num_rows)
+    def branch(self, num_keys: int) -> float:
+        """What another branch adds to a forward, of a sequence with so many keys."""
+        costs = self._key_costs
+        return self._forward.level * (costs.branch + costs.branch_key * num_keys)
 
-    def draft(self, num_sequences: ArrayLike, num_slots: ArrayLike) -> Floats:
-        """A draft forward of sequences with `num_slots` each, anchor included; 0 for none.
+    def draft(self, num_slots: ArrayLike) -> Floats:
+        """A draft forward of so many slots, of all its sequences together, anchors included.
 
         A machine that slows the target down is taken to slow the drafter down too, because while
         nothing is drafted nobody measures it.
         """
-        return self._forward.level * self._draft(np.multiply(num_sequences, num_slots))
+        return self._forward.level * self._draft(num_slots)
 
-    def project(self, num_sequences: ArrayLike) -> Floats:
-        """Projecting the context features of one step's tokens of so many drafted sequences."""
-        return self._forward.level * self._project * np.asarray(num_sequences, np.float64)
+    def project(self, num_tokens: int) -> float:
+        """Projecting the features of so many tokens."""
+        if self._project is None or not num_tokens:
+            return 0.0
+        return self._forward.level * self._project.at(num_tokens)
 
-    def drafting_at(self, num_sequences: int, num_slots: int) -> float:
-        """`draft` and `project` of one number of sequences, at least 1, without numpy."""
-        seconds = self._draft.at(num_sequences * num_slots) + self._project * num_sequences
-        return self._forward.level * seconds
-
-    def record_plain(self, num_sequences: int, seconds: float) -> None:
+    def record_plain(self, num_sequences: int, num_keys: int, seconds: float) -> None:
         """Learn from a step that drafted nothing."""
-        surprise = self._plain.record_shape(num_sequences, seconds / self._forward.level)
+        off = seconds / self.plain(num_sequences, num_keys)
+        surprise = self._plain.record_shape(num_sequences, off * self._plain.at(num_sequences))
         self._forward.move_level(surprise)
 
-    def record_plain_behind_drafts(
-        self, num_sequences: int, seconds: float, *, is_known: bool
-    ) -> None:
-        """Learn from a step that drafted nothing, right behind one with drafts.
+    def record_forward(self, num_rows: int, expected: float, seconds: float) -> None:
+        """Learn from the target's part of a step with drafts that should have taken `expected`."""
+        self._forward.record(num_rows, seconds / expected * self._forward.at(num_rows))
 
-        `is_known`: what such a step takes otherwise is being learned from others, so that this one
-        tells of the aftermath. An engine that drafts all the time has no such others, and takes the
-        aftermath for what it was when it last did not.
+    def record_draft(self, num_slots: int, expected: float, seconds: float) -> None:
+        """Learn from a draft forward that should have taken `expected`."""
+        self._draft.record(num_slots, seconds / expected * self._draft.at(num_slots))
+
+    def record_slowdown(self, forward: float, draft: float) -> float:
+        """Learn from how many times longer than expected target and drafter took.
+
+        What slows both alike is the machine, whose other work comes and goes: all costs follow it
+        at once. Returns how many times slower it was.
         """
-        if is_known:
-            surprise = seconds / self.plain(num_sequences) - self._aftermath
-            surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
-            self._aftermath = max(1.0, self._aftermath + _AFTERMATH_GAIN * surprise)
-        self.record_plain(num_sequences, seconds / self._aftermath)
+        slower = min(forward, draft) if min(forward, draft) > 1 else min(1.0, max(forward, draft))
+        slower = min(max(slower, 1 / _MOST_SLOWER), _MOST_SLOWER)
+        self._forward.level *= slower**_SLOWDOWN_GAIN
+        return slower
 
-    def record_forward(self, num_rows: int, seconds: float) -> None:
-        """Learn from the target's part of a step with drafts."""
-        self._forward.record(num_rows, seconds)
-
-    def record_draft(self, num_sequences: int, num_slots: int, seconds: float) -> None:
-        """Learn from a draft forward."""
-        self._draft.record(num_sequences * num_slots, seconds / self._forward.level)
-
-    def record_project(self, num_sequences: int, seconds: float) -> None:
-        """Learn from the features of a step in which so many sequences drafted again."""
-        measured = seconds / self._forward.level / num_sequences
-        if self._project:
-            # The same guard against outliers as for the curves, from above only: it may be free.
-            measured = min(measured, self._project * (1 + 4 * _LARGEST_SURPRISE))
-        self._project += (measured - self._project) * (_LEVEL_GAIN if self._project else 1.0)
+    def record_project(self, num_tokens: int, seconds: float) -> None:
+        """Learn from features of so many tokens that were projected."""
+        seconds = max(seconds / self._forward.level, 1e-9)
+        if self._project is None:
+            self._project = CostCurve([(num_tokens, seconds)])
+        self._project.record(num_tokens, seconds)
 
 
 def _place(size: int) -> tuple[int, float]:

@@ -9,7 +9,7 @@ from itertools import count, cycle
 from time import perf_counter
 from typing import Literal, TypeVar
 
-from blockdraft.allocation.controller import Controller, DepthUse
+from blockdraft.allocation.policy import DepthUse, Policy
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.ledger import merge_totals
 from blockdraft.bench.timed_output import TimedOutput, timed_output
@@ -50,7 +50,7 @@ class Run:
 
     Or several such sets, one after the other, and the sum of their seconds.
 
-    depth_use: what the controller planned since it was made. phases: where the time went; work is
+    depth_use: what was verified since the policy was made. phases: where the time went; work is
     counted only where the engine measures it.
     """
 
@@ -107,7 +107,7 @@ class Decoder:
     def __init__(self, llm: LLM) -> None:
         compute_every_prompt(llm.engine)
         self.llm = llm
-        self._learned: Controller | None = None
+        self._learned: Policy | None = None
 
     def run(
         self,
@@ -131,7 +131,7 @@ class Decoder:
         return Run(
             samples=tuple(timed_output(generation.completions[0]) for generation in generations),
             wall_seconds=wall_seconds,
-            depth_use=engine.controller.summary(),
+            depth_use=engine.allocator.policy.summary(),
             phases=engine.timer.take_totals(),
         )
 
@@ -152,8 +152,8 @@ class Decoder:
             return
         self.llm.use_adaptive_depth()
         if self._learned is not None:
-            self.llm.engine.controller = self._learned
-        self._learned = self.llm.engine.controller
+            self.llm.engine.allocator.policy = self._learned
+        self._learned = self.llm.engine.allocator.policy
 
 
 Side = tuple[Decoder, Way]

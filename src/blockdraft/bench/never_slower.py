@@ -27,7 +27,7 @@ NEVER_SLOWER_DEFINITIONS = {
     "median, lowest, highest",
     "slowdown": "seconds per token with adaptive depth over those without a drafter: 1 over the "
     "median ratio",
-    "limit": "the most that slowdown may be: 1.03, and one second of probing in seconds_per_side",
+    "limit": "the most that slowdown may be: 1.03, and one second of trying in seconds_per_side",
     "holds": "slowdown is at most limit",
     "confidence": "chance that lowest and highest enclose the true median of the ratio, if pairs "
     "are independent: 1 - 2^(1 - pairs)",
@@ -40,7 +40,7 @@ NEVER_SLOWER_DEFINITIONS = {
 
 
 MOST_SLOWDOWN = 1.03
-PROBING_SECONDS = 1.0
+LEARNING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _figures(group: Sequence[Turn]) -> TurnFigures:
     acceptance = total_acceptance([sample for run in adaptive for sample in run.samples])
     seconds = min(sum(run.wall_seconds for run in runs) for runs in (adaptive, plain))
     ratio = spread_of([pair.ratio for pair in group])
-    slowdown, limit = 1 / ratio.median, MOST_SLOWDOWN + PROBING_SECONDS / seconds
+    slowdown, limit = 1 / ratio.median, MOST_SLOWDOWN + LEARNING_SECONDS / seconds
     return TurnFigures(
         concurrency=group[0].concurrency,
         num_pairs=len(group),

@@ -40,8 +40,8 @@ Exact = Annotated[
 TreeNodes = Annotated[
     int | None,
     typer.Option(
-        help="Draft a tree of exactly so many tokens a step.",
-        show_default="chains, as long as pays",
+        help="Most tokens of a drafted tree; as many of them are verified as pay.",
+        show_default="15",
     ),
 ]
 NumThreads = Annotated[
@@ -259,8 +259,6 @@ def llm_config(values: Mapping[str, Any]) -> LLMConfig:
         ConfigError: a value is not usable.
     """
     chosen = {f.name: values[f.name] for f in fields(LLMConfig) if f.name in values}
-    if chosen.get("tree_nodes") is not None:  # their size is fixed
-        chosen.setdefault("adaptive", False)
     chosen.setdefault("recheck", True)  # commands that measure or prove rely on nothing older
     return LLMConfig(**chosen | {"exact": values["exact"] == "on"})
 

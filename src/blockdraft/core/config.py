@@ -25,9 +25,10 @@ class LLMConfig:
     prompts together; each gets 32 at least, so very many prompts make a larger step.
     memory: GiB for keys and values of target and drafter; None is room for `max_concurrency`
     sequences of full length, but at most a quarter of the machine's (or container's) memory.
-    adaptive: draft as much as pays on this machine, nothing included; False drafts whole blocks.
+    adaptive: verify as much as pays on this machine, nothing included; False verifies all that is
+    drafted.
     tree_nodes: tokens that a step drafts as a tree: a whole block and branches where the drafter is
-    unsure. None drafts chains. Its size is fixed, so `adaptive` must be False.
+    unsure. None is 15 with `adaptive`, and chains without.
     recheck: test the kernels and time the steps again, instead of taking what an earlier start of
     the same models on this machine found out.
     num_threads: of the whole process; None leaves torch's setting, but for no more than the cores
@@ -61,11 +62,6 @@ class LLMConfig:
             raise ConfigError(
                 f"tree_nodes is {self.tree_nodes}, but there is no drafter; name one, or leave out "
                 "tree_nodes"
-            )
-        if self.tree_nodes is not None and self.adaptive:
-            raise ConfigError(
-                f"tree_nodes is {self.tree_nodes}, and adaptive depth knows chains only; give "
-                "adaptive=False with it, or leave out tree_nodes"
             )
 
     @property

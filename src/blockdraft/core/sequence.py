@@ -142,11 +142,12 @@ class Row:
         """True if the row reaches the sequence's end, so that a token is chosen."""
         return self.sequence.num_cached + len(self.new_ids) == len(self.sequence.token_ids)
 
-    def limited(self, num_draft_tokens: int) -> "Row":
-        """The same with room for so many candidates."""
-        if num_draft_tokens == self.num_draft_tokens:
+    def limited(self, num_draft_tokens: int, max_depth: int = sys.maxsize) -> "Row":
+        """The same with room for so many candidates, on paths of at most `max_depth`."""
+        max_depth = min(max_depth, self.max_depth)
+        if num_draft_tokens == self.num_draft_tokens and max_depth == self.max_depth:
             return self
-        return replace(self, num_draft_tokens=num_draft_tokens)
+        return replace(self, num_draft_tokens=num_draft_tokens, max_depth=max_depth)
 
 
 Batch = list[Row]

@@ -8,9 +8,10 @@ from collections.abc import Sequence as Ids
 from time import perf_counter
 
 from blockdraft.allocation.allocator import Allocator
-from blockdraft.allocation.controller import AdaptiveDepth, Controller, FixedDepth
+from blockdraft.allocation.best_rate import BestRate
 from blockdraft.allocation.cost_measurement import measure_costs
 from blockdraft.allocation.costs import StepCosts
+from blockdraft.allocation.policy import Policy, VerifyAll
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.failures import FailureLog
@@ -32,6 +33,9 @@ from blockdraft.speculate.verify import verify
 
 _DEFAULTS = LLMConfig()
 
+DEFAULT_TREE_NODES = 15
+"""The most candidates of a sequence where as many are verified as pay."""
+
 logger = logging.getLogger(__name__)
 
 _KEYS = itertools.count()
@@ -41,7 +45,7 @@ _KEYS = itertools.count()
 class Engine:
     """Advances sequences step by step; a sequence is addressed by the key that `add` returns.
 
-    `controller` decides how much is drafted, all that is allowed unless given. `timer` tells where
+    `policy` decides how much is drafted, all that is allowed unless given. `timer` tells where
     the time of a step goes, and what was computed in it; it and `observer` may be set between
     steps.
     """
@@ -51,7 +55,7 @@ class Engine:
         target: Target,
         drafter: Drafter,
         *,
-        controller: Controller | None = None,
+        policy: Policy | None = None,
         max_running: int = _DEFAULTS.max_concurrency,
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
         timer: Timer | None = None,
@@ -61,7 +65,7 @@ class Engine:
         self.timer = timer or PhaseTimer(measures=False)
         self.observer: Observer | None = None
         self.failures = FailureLog("the record of a step failed; its tokens are kept", logger)
-        self.allocator = Allocator(controller or FixedDepth(), takes_trees=target.takes_trees)
+        self.allocator = Allocator(policy or VerifyAll(), takes_trees=target.takes_trees)
         self.scheduler = Scheduler(
             target.memory,
             self._forget,
@@ -91,24 +95,21 @@ class Engine:
             if isinstance(part, Recorded):
                 part.recorder = timer
 
-    @property
-    def controller(self) -> Controller:
-        """Decides how much is drafted; may be replaced between steps."""
-        return self.allocator.controller
-
-    @controller.setter
-    def controller(self, controller: Controller) -> None:
-        self.allocator.controller = controller
-
-    def use_adaptive_depth(self) -> None:
+    def use_adaptive_depth(self, tree_nodes: int | None = None) -> None:
         """Draft as much as pays on this machine from now on, nothing included.
 
         The first time it measures what a step costs, which takes a moment; nothing may be running.
+
+        Args:
+            tree_nodes: the most candidates of a sequence in a step; DEFAULT_TREE_NODES unless
+                given, and no fewer than a chain of the drafter has.
         """
         if self._costs is None:
             self._costs = measure_costs(self.target, self.drafter)
-        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = self.drafter.max_nodes, 0
-        self.controller = AdaptiveDepth(self._costs, self.drafter.max_nodes)
+        depth = self.drafter.max_nodes
+        num_nodes = max(depth, DEFAULT_TREE_NODES if tree_nodes is None else tree_nodes)
+        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, num_nodes
+        self.allocator.policy = BestRate(self._costs, num_nodes, depth, self.drafter.lag)
 
     def use_fixed_depth(self, depth: int) -> None:
         """Draft `depth` tokens a step from now on where a request allows it, 0 for plain decoding.
@@ -121,7 +122,7 @@ class Engine:
         if depth < 0:
             raise ConfigError(f"depth is {depth}; give 0 for plain decoding, or more")
         self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, 0
-        self.controller = FixedDepth()
+        self.allocator.policy = VerifyAll()
 
     def use_trees(self, num_nodes: int) -> None:
         """Draft trees of so many tokens a step from now on where a request allows it.
@@ -138,7 +139,7 @@ class Engine:
                 f"{depth} or more"
             )
         self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, num_nodes
-        self.controller = FixedDepth()
+        self.allocator.policy = VerifyAll()
 
     def add(
         self,
@@ -305,8 +306,8 @@ class Engine:
             for committed in commit(plan, verdicts, output, self.target, self.proposer):
                 self._unreported.append(committed)
         with timer.phase("controller"):
-            accepted = [result.num_accepted for result in self._unreported]
-            self.allocator.record(plan, accepted, timer.step_seconds)
+            kept_nodes = [result.verdict.nodes for result in self._unreported]
+            self.allocator.record(plan, kept_nodes, timer.step_seconds)
         if timer.measures:
             with self.failures.caught():
                 record_step(timer, planned_work, self._unreported, output.num_forwards)

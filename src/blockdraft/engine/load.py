@@ -74,10 +74,10 @@ def _load(
         max_running=config.max_concurrency,
         prefill_chunk=config.prefill_chunk,
     )
-    if config.tree_nodes is not None:
+    if config.adaptive and checkpoint is not None:
+        engine.use_adaptive_depth(config.tree_nodes)
+    elif config.tree_nodes is not None:
         engine.use_trees(config.tree_nodes)
-    elif config.adaptive and checkpoint is not None:
-        engine.use_adaptive_depth()
     return engine
 
 

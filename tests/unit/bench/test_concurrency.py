@@ -115,7 +115,7 @@ def test_adaptive_depth_keeps_what_it_has_learned(llm):
     learned = []
     for way in (ADAPTIVE, ADAPTIVE, PLAIN, ADAPTIVE):
         decoder.run([[1]], SamplingParams(max_tokens=5), way)
-        learned.append(llm.engine.controller)
+        learned.append(llm.engine.allocator.policy)
     assert learned[0] is learned[1] is learned[3]
     assert [call[0] for call in llm.calls] == ["adaptive", "adaptive", 0, "adaptive"]
 

@@ -23,7 +23,7 @@ from blockdraft.bench.workload import BenchPrompt
 from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.plan import Proposal
+from blockdraft.core.plan import ROOT, Proposal, Tree
 from blockdraft.llm import LLM
 from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -178,6 +178,19 @@ def test_noise_replaces_every_guess_and_keeps_their_number(pair):
     tokens = [token_id for block in drawn for token_id in block[0]]
     assert len(set(tokens)) > 30
     assert all(0 <= token_id <= last for token_id in tokens)
+
+
+@pytest.mark.parametrize("fault", ["noise", "wrong"])
+def test_bad_trees_have_the_shape_and_the_beliefs_of_good_ones(pair, fault):
+    last = pair.engine.target.vocab_size - 1
+    tree = Tree((3, last, 5, 6), (ROOT, ROOT, 0, 0))
+    good = Proposal(tree, (0.6, 0.3, 0.5, 0.1), ("fake",) * 4)
+    pair.engine.drafter.propose = lambda rows: [good]
+    make_bad(pair, fault)
+    (bad,) = pair.engine.drafter.propose([])
+    assert bad.tree.parents == good.tree.parents
+    assert bad.tree.tokens != good.tree.tokens
+    assert bad.probabilities == good.probabilities
 
 
 @pytest.mark.parametrize("fault", ["no", "wrong"])

@@ -41,7 +41,7 @@ def test_a_stream_that_is_collected_at_any_moment_costs_others_nothing(
         "forward": (engine.target, "forward"),
         "commit": (engine.target.memory, "publish"),
         "add": (engine.scheduler, "add"),
-        "take": (engine.controller, "close"),
+        "take": (engine.allocator.policy, "close"),
         "remove": (engine.scheduler, "remove"),
     }[place]
     real = getattr(owner, name)

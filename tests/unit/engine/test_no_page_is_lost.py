@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blockdraft.allocation.controller import Candidate, FixedDepth
+from blockdraft.allocation.policy import VerifyAll
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.recorder import NO_RECORDER
@@ -154,15 +154,15 @@ class SlotDrafter(DFlashDrafter):
         return [g if self.draw.random() < 0.8 else 0 for g in guesses]
 
 
-class RandomDepth(FixedDepth):
+class RandomDepth(VerifyAll):
     """Any depth within the limits."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
         self.draw = draw
 
-    def limits(self, candidates: Sequence[Candidate], num_other_rows: int) -> list[int]:
-        return [self.draw.randint(0, max(0, candidate.limit)) for candidate in candidates]
+    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
+        return [row.limited(self.draw.randint(0, max(0, row.num_draft_tokens))) for row in rows]
 
 
 class Interrupted(Exception):
@@ -183,7 +183,7 @@ class Traffic:
         self.engine = Engine(
             SlotTarget(self.pages),
             drafter,
-            controller=RandomDepth(random.Random(seed)) if seed % 2 else None,
+            policy=RandomDepth(random.Random(seed)) if seed % 2 else None,
             max_running=self.draw.choice([3, 8]),
             prefill_chunk=self.draw.choice([17, 64, 512]),
         )

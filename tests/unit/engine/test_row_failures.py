@@ -10,6 +10,8 @@ from unittest.mock import patch
 
 import pytest
 
+from blockdraft.allocation.best_rate import BestRate
+from blockdraft.allocation.costs import StepCosts
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.plan import Proposal
 from blockdraft.speculate import verify
@@ -28,7 +30,7 @@ VICTIMS_OWN = ("mask", "noise", "logprobs", "scan", "close", "read", "keep", "pu
 """What fails for one request only, and ends it if it is asked for."""
 HARMLESS = (
     *("open", "propose", "committed", "close_drafter", "long_draft", "wild_draft"),
-    *("limits", "record", "record_times", "close_controller", "acceptance", "observer"),
+    *("limits", "choose", "record", "calibration", "close_policy", "acceptance", "observer"),
 )
 """What may fail for all requests, and ends none."""
 
@@ -142,10 +144,13 @@ def plant_anywhere(llm: Any, place: str, planted: Planted, stack: ExitStack) -> 
             raise Boom
 
         stack.enter_context(patch.object(engine.drafter, "close", close))
-    elif place in ("limits", "record", "record_times"):
-        put(engine.controller, place)
-    elif place == "close_controller":
-        put(engine.controller, "close")
+    elif place in ("limits", "choose", "record"):
+        put(engine.allocator.policy, place)
+    elif place == "calibration":
+        stack.enter_context(patch.object(engine.allocator, "policy", calibrated(engine)))
+        put(engine.allocator.policy.calibration, "probabilities")
+    elif place == "close_policy":
+        put(engine.allocator.policy, "close")
     elif place == "acceptance":
         for progress in engine.progress.values():
             progress.acceptance = FailingStats(planted)
@@ -154,6 +159,14 @@ def plant_anywhere(llm: Any, place: str, planted: Planted, stack: ExitStack) -> 
         put(onlooker, "verified")
         put(onlooker, "reported")
         stack.enter_context(patch.object(engine, "observer", onlooker))
+
+
+def calibrated(engine: Any) -> BestRate:
+    """A policy that drafts all the time, on a machine that computes candidates for nothing."""
+    free = StepCosts([(1, 1.0)], [(1, 1.0)], [(1, 1e-6)])
+    policy = BestRate(free, engine.drafter.max_nodes, engine.drafter.max_nodes)
+    policy.account.allows = lambda loss: True  # type: ignore[method-assign]
+    return policy
 
 
 def longer(proposal: Proposal) -> Proposal:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blockdraft.allocation.allocator import Allocator
-from blockdraft.allocation.controller import Candidate, FixedDepth
+from blockdraft.allocation.policy import VerifyAll
 from blockdraft.cache.memory import Memory, Unlimited
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
@@ -142,22 +142,23 @@ def test_sequences_that_decode_do_not_take_of_the_chunk() -> None:
     assert [len(row.new_ids) for row in scheduler.schedule()] == [1, 1, 1, 100]
 
 
-class Halving(FixedDepth):
+class Halving(VerifyAll):
     """Lets each sequence draft half of what it may, and writes down what it was asked."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[tuple[list[Candidate], int]] = []
+        self.asked: list[tuple[list[tuple[int, int]], int]] = []
 
-    def limits(self, candidates: Any, num_other_rows: int) -> list[int]:
-        self.asked.append((list(candidates), num_other_rows))
-        return [candidate.limit // 2 for candidate in candidates]
+    def limit(self, rows: Any, num_other_rows: int) -> list[Row]:
+        asked = [(row.sequence.key, row.num_draft_tokens) for row in rows]
+        self.asked.append((asked, num_other_rows))
+        return [row.limited(row.num_draft_tokens // 2) for row in rows]
 
 
-def test_the_controller_is_asked_about_the_sequences_that_decode() -> None:
-    controller = Halving()
+def test_the_policy_is_asked_about_the_sequences_that_decode() -> None:
+    policy = Halving()
     scheduler = make_scheduler(max_running=4, prefill_chunk=40)
-    allocator = Allocator(controller, takes_trees=True)
+    allocator = Allocator(policy, takes_trees=True)
     plain = make_sequence(2, num_output=2, speculative=False)
     start(
         scheduler,
@@ -169,7 +170,7 @@ def test_the_controller_is_asked_about_the_sequences_that_decode() -> None:
     rows = scheduler.schedule()
     assert [row.num_draft_tokens for row in rows] == [7, 3, 0, 0]
     rows = allocator.limit(rows)
-    assert controller.asked == [([Candidate(0, 7), Candidate(1, 3), Candidate(2, 0)], 40)]
+    assert policy.asked == [([(0, 7), (1, 3), (2, 0)], 40)]
     assert [row.num_draft_tokens for row in rows] == [3, 1, 0, 0]
     assert [row.is_prompt for row in rows] == [False, False, False, True]
 

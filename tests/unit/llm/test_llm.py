@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from blockdraft import LLM, ConfigError, ContextTooLong, DraftModel, ModelError, RequestError
-from blockdraft.allocation.controller import AdaptiveDepth, FixedDepth
+from blockdraft.allocation.best_rate import BestRate
+from blockdraft.allocation.policy import VerifyAll
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.sequential import SequentialTarget
 from tests.small_llm import MAX_TOKENS, assert_nothing_left, load_llm, params, without_pages
@@ -197,8 +198,8 @@ def test_models_run_in_pages_unless_they_cannot(llm, folders, caplog, monkeypatc
 
 def test_the_depth_is_adapted_unless_it_is_fixed(folders, llm):
     adaptive = load_llm(folders, adaptive=True)
-    assert isinstance(adaptive.engine.controller, AdaptiveDepth)
-    assert isinstance(llm.engine.controller, FixedDepth)
+    assert isinstance(adaptive.engine.allocator.policy, BestRate)
+    assert isinstance(llm.engine.allocator.policy, VerifyAll)
     expected = llm.generate("the abc", params(max_tokens=60)).completions[0].token_ids
     for switch in (lambda: None, lambda: adaptive.use_fixed_depth(3), adaptive.use_adaptive_depth):
         switch()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from blockdraft.allocation.best_rate import BestRate
 from blockdraft.cli.options import llm_config
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
@@ -199,7 +200,6 @@ def test_a_grammar_and_trees(tmp_path):
     [
         ({"tree_nodes": 0}, "tree_nodes is 0; give a whole number"),
         ({"tree_nodes": 15, "drafter": "none", "adaptive": False}, "there is no drafter"),
-        ({"tree_nodes": 15}, "adaptive depth knows chains only; give adaptive=False"),
     ],
 )
 def test_options_that_conflict_are_refused(options, reason):
@@ -207,9 +207,37 @@ def test_options_that_conflict_are_refused(options, reason):
         LLMConfig(**options)
 
 
-def test_the_command_line_turns_adaptive_depth_off_for_trees():
-    assert llm_config({"exact": "on", "tree_nodes": 15}) == LLMConfig(adaptive=False, tree_nodes=15)
+def test_the_command_line_bounds_trees():
+    assert llm_config({"exact": "on", "tree_nodes": 15}) == LLMConfig(tree_nodes=15)
     assert llm_config({"exact": "on", "tree_nodes": None}) == LLMConfig()
+
+
+def test_trees_are_drafted_as_they_pay_unless_asked_otherwise(tmp_path):
+    folders = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path, block_size=BLOCK)
+    for options, expected in (({}, 15), ({"tree_nodes": 9}, 9), ({"tree_nodes": 1}, BLOCK - 1)):
+        llm = load_llm(folders, adaptive=True, **options)
+        assert isinstance(llm.engine.allocator.policy, BestRate)
+        assert llm.engine.scheduler.tree_nodes == expected
+    assert load_llm(folders, tree_nodes=9).engine.scheduler.tree_nodes == 9
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8}, {"repetition_penalty": 1.3}])
+@pytest.mark.parametrize("num_nodes", [None, 12])
+def test_a_block_drafter_says_how_likely_each_token_is(params, num_nodes):
+    """Also of a plain chain."""
+    target = make_target("sequential", tiny_target())
+    proposals = []
+    with target.released_after():
+        engine = Engine(target, make_dflash(target, tiny_drafter(block_size=BLOCK)))
+        if num_nodes is not None:
+            engine.use_trees(num_nodes)
+        engine.add(PROMPT, SamplingParams(max_tokens=12, seed=1, **{"temperature": 0.0, **params}))
+        while engine.has_work:
+            proposals += [output.proposal for output in engine.step() if output.proposal]
+    assert proposals
+    for proposal in proposals:
+        assert 0.0 < proposal.probabilities[0] < 1.0
+        assert list(proposal.probabilities) == sorted(proposal.probabilities, reverse=True)
 
 
 def test_a_tree_smaller_than_a_chain_is_refused():

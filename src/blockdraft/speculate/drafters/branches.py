@@ -130,14 +130,27 @@ def slots_of(
     slots as the chain has. vocabulary_ids: of these tokens; None if they are all. num_ahead: tokens
     between the sample's and the first slot.
     """
-    num = len(chain)
-    logits = logits[:num].double().nan_to_num_(nan=-torch.inf, posinf=torch.inf)
+    logits = logits[: len(chain)].float()
     values, places = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
-    rest = (logits.logsumexp(1) - values[:, 0]).cpu().numpy()
+    if not bool(values.isfinite().all()):
+        logits = logits.nan_to_num_(nan=-torch.inf, posinf=torch.inf)
+        values, places = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
+    totals = (logits - values[:, :1]).exp_().sum(1)
     ids = (places if vocabulary_ids is None else vocabulary_ids[places]).cpu().numpy()
-    found = values.cpu().numpy()
-    noise = noise_of(ids, sample, num_ahead)
-    return [slot_of(*each) for each in zip(found, noise, ids, rest, chain, strict=True)]
+    found = values.cpu().numpy().astype(np.float64)
+    shares = _shares(
+        found, noise_of(ids, sample, num_ahead), totals.cpu().numpy().astype(np.float64)
+    )
+    order = np.argsort(-shares, axis=1, kind="stable")
+    return [
+        _slot(first, own_ids.tolist(), own_shares.tolist())
+        for first, own_ids, own_shares in zip(
+            chain,
+            np.take_along_axis(ids, order, 1),
+            np.take_along_axis(shares, order, 1),
+            strict=True,
+        )
+    ]
 
 
 def noise_of(ids: Ids, sample: Sample, num_ahead: int = 0) -> Noise:
@@ -156,15 +169,34 @@ def slot_of(logits: Noise, noise: Noise, ids: Ids, log_total: float, first: int)
     logits, noise: [n] of the candidates. log_total: of all tokens' weights, over that of the
     largest logit. first: the drafter's choice.
     """
-    scores, top = logits + noise, logits.max()
-    if not np.isfinite(top) or not np.isfinite(scores.max()):
-        return Slot([first], [0.0])
-    others = max(0.0, np.exp(log_total) - np.exp(logits - top).sum())
-    highest = max(scores.max() - top, 0.0)
-    weights = np.exp(scores - top - highest)
-    shares = weights / (weights.sum() + others * np.exp(-highest))
+    (shares,) = _shares(logits[None], noise[None], np.exp([log_total]))
     order = np.argsort(-shares, kind="stable")
-    order = order[(ids[order] != first) & (shares[order] > 0.0)]
-    token_ids, probabilities = ids[order].tolist(), shares[order].tolist()
-    # The drafter's choice comes first, also where filters or few candidates hide that it is best.
-    return Slot([first, *token_ids], [float(shares.max()), *probabilities])
+    return _slot(first, ids[order].tolist(), shares[order].tolist())
+
+
+def _shares(logits: Noise, noise: Noise, totals: Noise) -> Noise:
+    """Probabilities [slots, n] of candidates; the tokens that are none count without noise.
+
+    totals: [slots] of all tokens' weights, over the weight of the largest logit. A slot without a
+    number has 0 throughout.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        scores, top = logits + noise, logits.max(1, keepdims=True)
+        others = np.maximum(totals[:, None] - np.exp(logits - top).sum(1, keepdims=True), 0.0)
+        highest = np.maximum(scores.max(1, keepdims=True) - top, 0.0)
+        weights = np.exp(scores - top - highest)
+        shares = weights / (weights.sum(1, keepdims=True) + others * np.exp(-highest))
+    return np.where(np.isfinite(shares), shares, 0.0)
+
+
+def _slot(first: int, ids: list[int], shares: list[float]) -> Slot:
+    """The slot of candidates from the most probable on, behind the drafter's choice.
+
+    That comes first also where filters or few candidates hide that it is best.
+    """
+    others = [
+        (token_id, share)
+        for token_id, share in zip(ids, shares, strict=True)
+        if token_id != first and share > 0.0
+    ]
+    return Slot([first, *(i for i, _ in others)], [shares[0], *(share for _, share in others)])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.errors import RequestError
-from blockdraft.core.plan import Proposal
+from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.core.sequence import Row
 from blockdraft.models.context_projection import ContextProjection
@@ -219,19 +219,21 @@ class DFlashDrafter:
                 for own, row, chain in zip(logits, rows, chains, strict=True)
             ]
 
-    def _proposal(self, row: Row, chain: list[int], successors: Successors | None) -> Proposal:
-        """A chain, with branches beside it if there is room."""
-        if successors is None or not _has_room(row, chain):
-            return Proposal.chain(chain, self.kind)
+    def _proposal(self, row: Row, chain: list[int], successors: Successors) -> Proposal:
+        """The chain with its probabilities, and branches if there is room."""
+        if not chain:
+            return NOTHING
         tree, probabilities = best_first(successors, row.num_draft_tokens)
         return Proposal(tree, probabilities, (self.kind,) * len(tree))
 
-    def _marginals(self, logits: Tensor, row: Row, chain: list[int]) -> Marginals | None:
-        """From logits [slots, guessable tokens]; None if there is no room for branches."""
-        if not _has_room(row, chain):
-            return None
+    def _marginals(self, logits: Tensor, row: Row, chain: list[int]) -> Marginals:
+        """From logits [slots, guessable tokens].
+
+        Without room for branches, penalties and grammars are left out of the probabilities: they
+        take long to apply, and the chain has been chosen with them.
+        """
         sequence, vocabulary_ids = row.sequence, self.vocabulary_ids
-        if sequence.params.changes_logits:
+        if sequence.params.changes_logits and len(chain) < row.num_draft_tokens:
             whole = self._over_whole_vocabulary(logits).float().cpu().numpy()
             places = [Place(sequence, index, chain) for index in range(len(chain))]
             with suppress(RequestError):
@@ -305,11 +307,6 @@ class DFlashDrafter:
         """Forget a sequence; unknown keys are fine, it may never have run."""
         self._known.pop(key, None)
         self.contexts.close(key)
-
-
-def _has_room(row: Row, chain: list[int]) -> bool:
-    """True if branches may stand beside a chain."""
-    return 0 < len(chain) < row.num_draft_tokens
 
 
 def _pieces(due: list[Waiting]) -> Iterator[list[Waiting]]:

@@ -1,0 +1,431 @@
+"""The policy that takes the candidates with the most tokens per second. No torch.
+
+A step of n sequences that verifies k candidates costs a target forward of n + k rows, and what was
+drafted; it commits one token a sequence, and each candidate with its probability. `BestRate` learns
+both, takes the candidates of all sequences in one order of probability, and of them the number that
+gives the most expected tokens per second. None is plain decoding.
+
+What drafting may lose is bounded by an account, whatever is believed (`account.py`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from blockdraft.allocation.account import Account
+from blockdraft.allocation.calibration import Calibration
+from blockdraft.allocation.costs import Floats, StepCosts
+from blockdraft.allocation.expectation import Expectation, Trust
+from blockdraft.allocation.policy import DepthUse, Outcome, Use
+from blockdraft.allocation.prices import Price, StepPrices
+from blockdraft.core.plan import NOTHING, Proposal
+from blockdraft.core.recorder import Phase
+from blockdraft.core.sequence import Row
+
+_FORWARD: tuple[Phase, ...] = ("forward", "capture", "choose", "commit")
+_DRAFT: tuple[Phase, ...] = ("draft", "draft_head", "guess")
+
+_TRY_DEPTH = 3
+"""Of the first path, what is verified of a sequence that is tried though nothing is expected."""
+_DEEP_STEPS = 32
+"""After so many drafted steps the whole first path of a sequence is verified, since what is never
+verified is never learned."""
+_FORGOTTEN_STEPS = 256
+"""A sequence that drafted nothing for so long is believed to be like all the others."""
+_REST_STEPS = 64
+"""Where drafting does not pay, and nothing has changed, all is weighed again after so many."""
+_IDLE_STEPS = 4
+"""Where nothing was weighed, one step of so many is learned from."""
+_WORTH_STEPS = 16
+"""Steps that the features of a prompt are worth being projected for."""
+_STEP_TOKENS = 4
+"""Features that one step leaves to be projected."""
+_OUTLIER = 8.0
+"""A step counts as at most so many plain ones: a machine that stood still tells nothing."""
+_LARGEST_AFTERMATH = 0.25
+"""A plain step behind drafts counts as at most so much slower than others."""
+_CHEAP_BRANCHES = 0.05
+"""Where branches add less than this share to a step, chains need not be priced apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Candidates of all rows, in the order in which they are taken.
+
+    gains: the probability of each. branches: seconds that each adds because it begins a branch.
+    """
+
+    rows: list[int]
+    nodes: list[int]
+    gains: Floats
+    branches: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Rows that may draft. loss: what the step is expected to cost beyond its tokens' plain worth.
+
+    depth: of the blocks. rate: of tokens, where features that waited for long are paid in several
+    steps. predicted: candidates that are kept, if all of the prediction is believed.
+    """
+
+    keys: list[int]
+    depth: int
+    num_slots: int
+    num_lagging: int
+    draft: float
+    drafting: float
+    rate: float
+    predicted: float
+    loss: float
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step that was asked about last. forced: paths that are verified in any case, by key."""
+
+    prices: StepPrices
+    offer: _Offer | None = None
+    is_idle: bool = False
+    forced: dict[int, int] = field(default_factory=dict)
+    price: Price | None = None
+    predicted: float = 0.0
+    has_proposals: bool = False
+
+
+@dataclass(slots=True)
+class _Known:
+    """One sequence: what its proposals hold, and the step of its last one."""
+
+    expectation: Expectation
+    drafted_at: int
+
+
+class BestRate:
+    """Takes the candidates that give the most tokens per second, and none where that is best.
+
+    max_nodes, max_depth: the most candidates of a sequence, and on its longest path. lag: tokens
+    whose features a drafter would have to project before it drafts for a row.
+    """
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        max_nodes: int,
+        max_depth: int,
+        lag: Callable[[Row], int] = lambda row: 0,
+    ) -> None:
+        self.calibration = Calibration()
+        self.account = Account()
+        self._costs, self._lag = costs, lag
+        self._max_nodes, self._max_depth = max_nodes, max_depth
+        self._of_all: dict[bool, Expectation] = {}
+        self._known: dict[int, _Known] = {}
+        self._trust_of_limits, self._trust_of_choices = Trust(), Trust()
+        self._use = Use()
+        self._step: _Step | None = None
+        self._num_steps = self._num_drafted = 0
+        self._behind_drafts = False
+        self._rest: tuple[list[int], float, int] | None = None
+        """Keys of the sequences that rest, the credit that ends it, and the step that does."""
+
+    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
+        """See `Policy`."""
+        self._num_steps += 1
+        self._step = None
+        if not rows:
+            return []
+        num_keys = sum(row.sequence.num_cached for row in rows)
+        prices = StepPrices(self._costs, len(rows), num_keys, num_other_rows)
+        self.account.open_step(prices.plain_seconds)
+        self._step = step = _Step(prices)
+        able = [row for row in rows if row.num_draft_tokens > 0]
+        step.is_idle = not able or self._is_resting(able)
+        if not step.is_idle and not self.account.wants_control:
+            self._decide(step, able)
+        keys = [] if step.offer is None else step.offer.keys
+        depth = 0 if step.offer is None else step.offer.depth
+        return [
+            row.limited(row.num_draft_tokens, depth) if row.sequence.key in keys else row.limited(0)
+            for row in rows
+        ]
+
+    def _is_resting(self, able: Sequence[Row]) -> bool:
+        if self._rest is None:
+            return False
+        keys, credit, until = self._rest
+        same = keys == [row.sequence.key for row in able]
+        return same and self.account.credit < credit and self._num_steps < until
+
+    def _decide(self, step: _Step, able: list[Row]) -> None:
+        """Who drafts: those with whom the most tokens per second are expected, or one to try."""
+        promising = sorted(able, key=lambda row: -float(self._expectation(row).gains.sum()))
+        offers = [self._offer(step.prices, promising[:num]) for num in _sizes(len(able))]
+        best = max(offers, key=lambda offer: offer.rate)
+        if best.rate > step.prices.plain_rate and self.account.allows(best.loss):
+            step.offer = best
+            if self._num_drafted % _DEEP_STEPS == _DEEP_STEPS - 1:
+                row = promising[self._num_drafted // _DEEP_STEPS % len(best.keys)]
+                step.forced = {row.sequence.key: row.num_slots}
+                step.offer = self._offer(step.prices, promising[: len(best.keys)], whole=True)
+            return
+        offer = min(offers, key=lambda offer: offer.loss)
+        longest_ago = min(able, key=self._drafted_at)
+        if len(offer.keys) == 1:
+            offer = self._offer(step.prices, [longest_ago], least=_TRY_DEPTH, whole=True)
+        if self.account.allows_try(offer.loss):
+            step.offer = offer
+            step.forced = {longest_ago.sequence.key: _TRY_DEPTH}
+        else:
+            keys = [row.sequence.key for row in able]
+            credit = self.account.credit_for_try(offer.loss)
+            self._rest = keys, credit, self._num_steps + _REST_STEPS
+
+    def _drafted_at(self, row: Row) -> int:
+        known = self._known.get(row.sequence.key)
+        return -1 if known is None else known.drafted_at
+
+    def _expectation(self, row: Row) -> Expectation:
+        known = self._known.get(row.sequence.key)
+        if known is None or self._num_steps - known.drafted_at > _FORGOTTEN_STEPS:
+            return self._for_all(row)
+        return known.expectation
+
+    def _for_all(self, row: Row) -> Expectation:
+        new = Expectation(self._max_nodes, self._max_depth)
+        return self._of_all.setdefault(_is_sampled(row), new)
+
+    def _offer(
+        self, prices: StepPrices, rows: Sequence[Row], *, least: int = 0, whole: bool = False
+    ) -> _Offer:
+        """These rows draft, and what is best of their proposals is verified.
+
+        whole: blocks are as deep as they may be, and not only as deep as is usually verified.
+        """
+        gains, branches = [], []
+        for row in rows:
+            expectation, num = self._expectation(row), row.num_draft_tokens
+            gains.append(expectation.gains[:num])
+            branch = self._costs.branch(row.sequence.num_cached)
+            branches.append(expectation.branches[:num] * branch)
+        all_gains = np.concatenate(gains)
+        order = np.argsort(-all_gains, kind="stable")
+        num_lagging = sum(map(self._lag, rows))
+        project = self._costs.project(num_lagging)
+        usual = min(project, self._costs.project(_STEP_TOKENS * len(rows)))
+        depth = max(row.num_slots for row in rows)
+        if not whole:
+            survival = np.sum([self._expectation(row).survival for row in rows], axis=0)
+            depth = prices.best_depth(survival[:depth], len(rows))
+        num_slots = len(rows) * (1 + depth)
+        draft = float(self._costs.draft(num_slots))
+        trust = self._trust_of_limits(prices.num)
+        price = prices.best(
+            all_gains[order],
+            np.concatenate(branches)[order],
+            draft + usual + (project - usual) / _WORTH_STEPS,
+            least=min(least, len(order)),
+            trust=trust,
+        )
+        return _Offer(
+            keys=[row.sequence.key for row in rows],
+            depth=depth,
+            num_slots=num_slots,
+            num_lagging=num_lagging,
+            draft=draft,
+            drafting=draft + project,
+            rate=price.rate,
+            predicted=(price.tokens - prices.num) / trust,
+            loss=draft + project + price.forward - prices.plain_worth(price.tokens),
+        )
+
+    def choose(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> list[Proposal]:
+        """See `Policy`."""
+        step = self._step
+        if step is None or (step.offer is None and not any(proposals)):
+            self._use.count([NOTHING] * len(rows))
+            return [NOTHING] * len(rows)
+        step.has_proposals = any(map(bool, proposals))
+        order = self._order(rows, proposals, step.forced)
+        step.price = self._best(step, order)
+        branches = order.branches[: step.price.num_candidates].sum()
+        if branches > _CHEAP_BRANCHES * step.price.seconds:
+            chains = [proposal.first_chain() for proposal in proposals]
+            order_of_chains = self._order(rows, chains, step.forced)
+            price = self._best(step, order_of_chains)
+            if price.rate > step.price.rate:
+                step.price, order, proposals = price, order_of_chains, chains
+        num = step.price.num_candidates
+        self._expect(step, rows, proposals, order)
+        step.predicted = float(order.gains[:num].sum())
+        nodes: list[list[int]] = [[] for _ in rows]
+        for index, node in zip(order.rows[:num], order.nodes[:num], strict=True):
+            nodes[index].append(node)
+        chosen = [
+            proposal if len(own) == len(proposal) else proposal.only(sorted(own))
+            for proposal, own in zip(proposals, nodes, strict=True)
+        ]
+        self._use.count(chosen)
+        return chosen
+
+    def _best(self, step: _Step, order: _Order) -> Price:
+        return step.prices.best(
+            order.gains,
+            order.branches,
+            0.0 if step.offer is None else step.offer.drafting,
+            least=min(sum(step.forced.values()), len(order.nodes)),
+            trust=self._trust_of_choices(step.prices.num),
+        )
+
+    def _order(
+        self, rows: Sequence[Row], proposals: Sequence[Proposal], forced: Mapping[int, int]
+    ) -> _Order:
+        """Of all candidates: those that are verified in any case, then by probability."""
+        found: list[tuple[bool, float, int, int]] = []
+        for index, (row, proposal) in enumerate(zip(rows, proposals, strict=True)):
+            if proposal:
+                key = row.sequence.key
+                chances = self.calibration.probabilities(key, proposal, sampled=_is_sampled(row))
+                first = set(proposal.tree.through([])[: forced.get(key, 0)])
+                # Among equals the earlier: a node never comes before its parent.
+                found += [
+                    (node not in first, -chance, index, node) for node, chance in enumerate(chances)
+                ]
+        found.sort()
+        indices, nodes = [item[2] for item in found], [item[3] for item in found]
+        return _Order(
+            indices,
+            nodes,
+            np.array([-item[1] for item in found]),
+            np.array(list(self._branch_seconds(rows, proposals, indices, nodes))),
+        )
+
+    def _branch_seconds(
+        self,
+        rows: Sequence[Row],
+        proposals: Sequence[Proposal],
+        indices: Sequence[int],
+        nodes: Sequence[int],
+    ) -> Iterator[float]:
+        """What each candidate adds because another child of its parent is verified already."""
+        branch = [self._costs.branch(row.sequence.num_cached) for row in rows]
+        parents: set[tuple[int, int]] = set()
+        for index, node in zip(indices, nodes, strict=True):
+            parent = (index, proposals[index].tree.parents[node])
+            yield branch[index] if parent in parents else 0.0
+            parents.add(parent)
+
+    def _expect(
+        self, step: _Step, rows: Sequence[Row], proposals: Sequence[Proposal], order: _Order
+    ) -> None:
+        """Learn what the proposals of this step hold."""
+        if step.offer is None:
+            return
+        indices = np.array(order.rows)
+        for index, row in enumerate(rows):
+            if row.sequence.key not in step.offer.keys:
+                continue
+            own = np.flatnonzero(indices == index)
+            of_all = self._for_all(row)
+            expectation = self._expectation(row)
+            if expectation is of_all:
+                expectation = of_all.of_request()
+            chances = dict(zip((order.nodes[i] for i in own), order.gains[own], strict=True))
+            first = [chances[node] for node in proposals[index].tree.through([])]
+            for learning in (expectation, of_all):
+                learning.record(order.gains[own], order.branches[own] > 0, first)
+            self._known[row.sequence.key] = _Known(expectation, self._num_steps)
+
+    def record(self, outcomes: Sequence[Outcome], seconds: Mapping[Phase, float]) -> None:
+        """See `Policy`."""
+        step, behind_drafts = self._step, self._behind_drafts
+        self._step = None
+        if step is None:
+            return
+        forward = sum(seconds.get(phase, 0.0) for phase in _FORWARD)
+        drafted = step.offer is not None or step.price is not None
+        self._behind_drafts = drafted
+        if not drafted:
+            self._record_plain(step, forward, behind_drafts)
+            return
+        self._num_drafted += 1
+        self._rest = None
+        self.account.count(drafted=True, is_control=False)
+        num_kept = self._record_verdicts(step, outcomes)
+        self._record_drafted(step, num_kept, forward, seconds)
+
+    def _record_plain(self, step: _Step, seconds: float, behind_drafts: bool) -> None:
+        expected = step.prices.plain_seconds
+        self.account.count(drafted=False, is_control=not behind_drafts)
+        # Prompt rows cost otherwise: only the last of them goes through the head.
+        if step.prices.num_other_rows:
+            return
+        if behind_drafts:
+            # It is slower, since the drafter's weights need room in the processor's cache too.
+            most = _LARGEST_AFTERMATH * expected
+            self.account.book(min(max(seconds - expected, -most), most))
+        elif not step.is_idle or self._num_steps % _IDLE_STEPS == 0:
+            self._costs.record_plain(step.prices.num, step.prices.num_keys, seconds)
+
+    def _record_verdicts(self, step: _Step, outcomes: Sequence[Outcome]) -> int:
+        """Learn what was kept; returns how many candidates."""
+        num_kept = 0
+        for outcome in outcomes:
+            if outcome.proposal:
+                self.calibration.record(
+                    outcome.row.sequence.key,
+                    outcome.proposal,
+                    outcome.kept_nodes,
+                    sampled=_is_sampled(outcome.row),
+                )
+                num_kept += len(outcome.kept_nodes)
+        num = step.prices.num
+        self._trust_of_choices.record(num, step.predicted, num_kept)
+        if step.offer is not None and not step.forced:
+            self._trust_of_limits.record(num, step.offer.predicted, num_kept)
+        return num_kept
+
+    def _record_drafted(
+        self, step: _Step, num_kept: int, forward: float, seconds: Mapping[Phase, float]
+    ) -> None:
+        """Book the step, and learn what its parts cost."""
+        prices, price, offer = step.prices, step.price, step.offer
+        draft = sum(seconds.get(phase, 0.0) for phase in _DRAFT)
+        project = seconds.get("project", 0.0)
+        # Without drafts there would be nothing to decide.
+        forward += seconds.get("controller", 0.0)
+        expected = prices.plain_seconds if price is None else price.forward
+        worth = prices.plain_worth(prices.num + num_kept)
+        if prices.num_other_rows:  # they cost otherwise
+            self.account.book(expected + (0.0 if offer is None else offer.drafting) - worth)
+            return
+        slower = 1.0
+        if offer is not None and step.has_proposals:
+            slower = self._costs.record_slowdown(forward / expected, draft / offer.draft)
+            self._costs.record_draft(offer.num_slots, offer.draft, draft / slower)
+            if offer.num_lagging:
+                self._costs.record_project(offer.num_lagging, project)
+        if price is not None and price.num_candidates:
+            num_rows = prices.num + price.num_candidates
+            self._costs.record_forward(num_rows, expected, forward / slower)
+        passed = min(forward + draft, _OUTLIER * prices.plain_seconds * slower) + project
+        self.account.book(passed - worth * slower)
+
+    def close(self, key: int) -> None:
+        """See `Policy`."""
+        self._known.pop(key, None)
+        self.calibration.close(key)
+
+    def summary(self) -> DepthUse:
+        """See `Policy`."""
+        return self._use.summary()
+
+
+def _is_sampled(row: Row) -> bool:
+    return row.sequence.params.temperature > 0.0
+
+
+def _sizes(num: int) -> list[int]:
+    """Numbers of rows that are looked at: 1, 2, 4 ... and all."""
+    return sorted({num, *(1 << power for power in range(num.bit_length()) if 1 << power < num)})

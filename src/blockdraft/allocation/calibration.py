@@ -1,0 +1,158 @@
+"""Probabilities that hold: what drafters believe, corrected by what the target decided. No torch.
+
+Products of draft probabilities are overconfident, each drafter in its own way, and the deeper the
+more. So the probability of a node given its parent is corrected by a logistic line,
+
+    logit(calibrated) = scale * logit(believed) + bias + offset of the request,
+
+one for each source, depth, and greedy or sampled requests. Its scale stays positive, so the order
+of the tokens of one slot stays what it was.
+"""
+
+from collections.abc import Sequence
+from math import exp, isfinite, log
+
+from blockdraft.core.plan import ROOT, Proposal
+
+_DEEPEST = 8
+"""Depths from here on share a line."""
+_LARGEST_LOGIT = 6.0
+"""Beliefs count as at most so sure, 0.9975: a drafter that knows only "certain" can be mended."""
+_SCALE_VARIANCE, _BIAS_VARIANCE, _OFFSET_VARIANCE = 0.05, 1.0, 0.1
+"""How far scale, bias and a request's offset may be from 1, 0 and 0, before anything is known."""
+_LARGEST_CHANGE = 1.0
+"""One verdict moves the logit of what it was about by at most so much."""
+_SMALLEST_SCALE, _LARGEST_SCALE = 0.1, 4.0
+_LARGEST_BIAS = 8.0
+_LARGEST_OFFSET = 2.0
+_KEPT = 1 - 1 / 512
+_KEPT_OF_REQUEST = 1 - 1 / 128
+"""What is left of the weight of earlier verdicts with each new one."""
+
+Key = tuple[str, int, bool]
+
+
+class Line:
+    """A logistic line, learned verdict by verdict (an extended Kalman filter of two numbers)."""
+
+    __slots__ = ("_both", "_of_bias", "_of_scale", "bias", "scale")
+
+    def __init__(self) -> None:
+        self.scale, self.bias = 1.0, 0.0
+        self._of_scale, self._both, self._of_bias = _SCALE_VARIANCE, 0.0, _BIAS_VARIANCE
+
+    def at(self, belief: float) -> float:
+        """The corrected logit of a logit."""
+        return self.scale * belief + self.bias
+
+    def record(self, belief: float, kept: bool, chance: float) -> None:
+        """Learn from one verdict about a node that was believed to be kept with `chance`."""
+        to_scale = self._of_scale * belief + self._both
+        to_bias = self._both * belief + self._of_bias
+        spread = to_scale * belief + to_bias
+        weight = chance * (1 - chance)
+        change = (kept - chance) / (1 + weight * spread)
+        change = min(max(change, -_LARGEST_CHANGE / spread), _LARGEST_CHANGE / spread)
+        self.scale += to_scale * change
+        self.bias += to_bias * change
+        self.scale = min(max(self.scale, _SMALLEST_SCALE), _LARGEST_SCALE)
+        self.bias = min(max(self.bias, -_LARGEST_BIAS), _LARGEST_BIAS)
+        less = weight / (1 + weight * spread)
+        self._of_scale -= less * to_scale * to_scale
+        self._both -= less * to_scale * to_bias
+        self._of_bias -= less * to_bias * to_bias
+        self._forget()
+
+    def _forget(self) -> None:
+        """Trust earlier verdicts a little less, but never less than none at all."""
+        grown = min(
+            1 / _KEPT,
+            _SCALE_VARIANCE / max(self._of_scale, 1e-12),
+            _BIAS_VARIANCE / max(self._of_bias, 1e-12),
+        )
+        self._of_scale *= grown
+        self._both *= grown
+        self._of_bias *= grown
+
+
+class Offset:
+    """By how much a request is guessed better or worse than others, as a logit."""
+
+    __slots__ = ("_variance", "value")
+
+    def __init__(self) -> None:
+        self.value, self._variance = 0.0, _OFFSET_VARIANCE
+
+    def record(self, kept: bool, chance: float) -> None:
+        """Learn from one verdict."""
+        self._variance /= 1 + chance * (1 - chance) * self._variance
+        self.value += self._variance * (kept - chance)
+        self.value = min(max(self.value, -_LARGEST_OFFSET), _LARGEST_OFFSET)
+        self._variance = min(self._variance / _KEPT_OF_REQUEST, _OFFSET_VARIANCE)
+
+
+class Calibration:
+    """Corrects the probabilities of proposals, and is told what the target kept of them."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Key, Line] = {}
+        self._offsets: dict[int, Offset] = {}
+
+    def probabilities(self, key: int, proposal: Proposal, *, sampled: bool) -> list[float]:
+        """Of each node: that the target chooses the path to it; never rising along a path.
+
+        key: of the sequence. sampled: whether its temperature is above 0.
+        """
+        offset = self._offsets[key].value if key in self._offsets else 0.0
+        beliefs = _beliefs(proposal)
+        found: list[float] = []
+        for node, parent in enumerate(proposal.tree.parents):
+            line = self._line(proposal, node, sampled)
+            above = 1.0 if parent == ROOT else found[parent]
+            found.append(above * _chance(line.at(beliefs[node]) + offset))
+        return found
+
+    def record(
+        self, key: int, proposal: Proposal, kept_nodes: Sequence[int], *, sampled: bool
+    ) -> None:
+        """Learn from a verdict: of each node whose parent was kept it says whether it was right."""
+        kept = {ROOT, *kept_nodes}
+        offset = self._offsets.setdefault(key, Offset())
+        beliefs = _beliefs(proposal)
+        for node, parent in enumerate(proposal.tree.parents):
+            if parent in kept:
+                line = self._line(proposal, node, sampled)
+                chance = _chance(line.at(beliefs[node]) + offset.value)
+                line.record(beliefs[node], node in kept, chance)
+                offset.record(node in kept, chance)
+
+    def _line(self, proposal: Proposal, node: int, sampled: bool) -> Line:
+        depth = min(proposal.tree.depths[node], _DEEPEST)
+        return self._lines.setdefault((proposal.sources[node], depth, sampled), Line())
+
+    def close(self, key: int) -> None:
+        """Forget a sequence, known or not."""
+        self._offsets.pop(key, None)
+
+
+def _beliefs(proposal: Proposal) -> list[float]:
+    """Of each node the logit of its probability given its parent."""
+    found = []
+    for parent, probability in zip(proposal.tree.parents, proposal.probabilities, strict=True):
+        above = 1.0 if parent == ROOT else proposal.probabilities[parent]
+        found.append(logit(probability / above if above > 0.0 else 0.0))
+    return found
+
+
+def logit(probability: float) -> float:
+    """The logit of a probability, in bounds; of what is no number the lowest."""
+    if not isfinite(probability) or probability <= 0.0:
+        return -_LARGEST_LOGIT
+    if probability >= 1.0:
+        return _LARGEST_LOGIT
+    return min(max(log(probability / (1 - probability)), -_LARGEST_LOGIT), _LARGEST_LOGIT)
+
+
+def _chance(logit: float) -> float:
+    """The probability of a logit, which is in bounds."""
+    return 1 / (1 + exp(-logit))

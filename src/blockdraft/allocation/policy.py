@@ -1,0 +1,107 @@
+"""Who drafts, and which candidates are verified: what an allocator asks. No torch."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from blockdraft.core.plan import Proposal
+from blockdraft.core.recorder import Phase
+from blockdraft.core.sequence import Row
+
+
+@dataclass(frozen=True, slots=True)
+class DepthUse:
+    """How many candidates were verified. A pass is one sequence in one step.
+
+    `shares` is the share of passes by their candidates, for numbers that occurred.
+    """
+
+    num_passes: int
+    mean_depth: float
+    shares: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the target verified of a sequence, and the nodes of the path that it kept."""
+
+    row: Row
+    proposal: Proposal
+    kept_nodes: Sequence[int]
+
+
+class Policy(Protocol):
+    """Is asked twice in a step about its decoding rows, and told what came of it.
+
+    The same history gives the same answers.
+    """
+
+    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
+        """The rows with as many candidates, on paths as deep, as each is to propose at most.
+
+        num_other_rows: rows of prompts in the same forward.
+        """
+        ...
+
+    def choose(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> list[Proposal]:
+        """What is verified of each proposal: some of its nodes, each with its parent."""
+        ...
+
+    def record(self, outcomes: Sequence[Outcome], seconds: Mapping[Phase, float]) -> None:
+        """Take the outcomes of the last step, before any cut at a stop, and where its time went."""
+        ...
+
+    def close(self, key: int) -> None:
+        """Forget a sequence, known or not."""
+        ...
+
+    def summary(self) -> DepthUse:
+        """What was verified so far."""
+        ...
+
+
+class Use:
+    """Counts how many candidates are verified."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def count(self, proposals: Sequence[Proposal]) -> None:
+        """One step."""
+        self._counts.update(map(len, proposals))
+
+    def summary(self) -> DepthUse:
+        """All steps."""
+        num_passes = self._counts.total()
+        return DepthUse(
+            num_passes=num_passes,
+            mean_depth=sum(k * count for k, count in self._counts.items()) / max(1, num_passes),
+            shares={num: self._counts[num] / num_passes for num in sorted(self._counts)},
+        )
+
+
+class VerifyAll:
+    """Drafts and verifies as much as the requests allow, and learns nothing."""
+
+    def __init__(self) -> None:
+        self._use = Use()
+
+    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
+        """See `Policy`."""
+        return list(rows)
+
+    def choose(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> list[Proposal]:
+        """See `Policy`."""
+        self._use.count(proposals)
+        return list(proposals)
+
+    def record(self, outcomes: Sequence[Outcome], seconds: Mapping[Phase, float]) -> None:
+        """See `Policy`."""
+
+    def close(self, key: int) -> None:
+        """See `Policy`."""
+
+    def summary(self) -> DepthUse:
+        """See `Policy`."""
+        return self._use.summary()

@@ -1,0 +1,96 @@
+"""What a step costs and brings, by how many candidates it verifies. No torch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockdraft.allocation.costs import Floats, StepCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The best number of candidates, the tokens expected of the step, and its seconds.
+
+    forward: of the seconds those of the target. Prompt rows are work of their own, and not counted.
+    """
+
+    num_candidates: int
+    tokens: float
+    seconds: float
+    forward: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+class StepPrices:
+    """Prices of one step of `num` decoding sequences with `num_keys` keys together.
+
+    num_other_rows: rows of prompts in the same forward. Prompt rows take their time however much is
+    verified.
+    """
+
+    def __init__(self, costs: StepCosts, num: int, num_keys: int, num_other_rows: int) -> None:
+        self.num, self.num_other_rows = num, num_other_rows
+        self.plain_seconds = costs.plain(num, num_keys)
+        self._costs, self.num_keys = costs, num_keys
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens per second of a step without candidates."""
+        return self.num / self.plain_seconds
+
+    def plain_worth(self, tokens: float) -> float:
+        """Seconds that plain decoding takes for so many tokens."""
+        return tokens / self.plain_rate
+
+    def best(
+        self,
+        gains: Floats,
+        branches: Floats,
+        drafting: float,
+        *,
+        least: int = 0,
+        trust: float = 1.0,
+    ) -> Price:
+        """The number of candidates, at least `least`, with the most expected tokens per second.
+
+        All numbers are looked at, since costs have steps.
+
+        gains: [k] of each candidate, in the order in which they are taken, the probability that it
+        is kept; of which `trust` is believed. branches: [k] seconds that each adds because it
+        begins a branch. drafting: seconds of what was or will be drafted.
+        """
+        tokens = self.num + trust * np.concatenate(([0.0], np.cumsum(gains)))
+        forward = self._forward(len(gains))
+        forward[1:] += np.cumsum(branches)
+        rates = tokens[least:] / (forward[least:] + drafting)
+        found = least + int(np.argmax(rates))
+        seconds = float(forward[found])
+        return Price(found, float(tokens[found]), seconds + drafting, seconds)
+
+    def best_depth(self, survival: Floats, num_drafting: int) -> int:
+        """The depth of blocks of `num_drafting` sequences, of which only chains would be verified.
+
+        And one more: of what is drafted, not all is verified.
+
+        survival: [depth] chains that reach it, of all sequences together.
+        """
+        depths = np.arange(1, len(survival) + 1)
+        tokens = self.num + np.cumsum(survival)
+        rows = self.num + np.cumsum(survival) + num_drafting
+        seconds = self._costs.forward(rows) + self._costs.draft(num_drafting * (1 + depths))
+        return min(2 + int(np.argmax(tokens / seconds)), len(survival))
+
+    def _forward(self, num_candidates: int) -> Floats:
+        """Seconds of the target for each number of candidates from 0 on."""
+        start = self.num + self.num_other_rows
+        rows = np.arange(start, start + num_candidates + 1)
+        forward = self._costs.forward(rows, self.num_keys)
+        if self.num_other_rows:
+            forward -= forward[0] - float(self._costs.forward(self.num, self.num_keys))
+        forward = np.maximum(forward, self.plain_seconds)
+        forward[0] = self.plain_seconds
+        return forward

@@ -1,0 +1,464 @@
+"""Who drafts, what is verified, and that it never costs much: on machines whose truth is known."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from blockdraft.allocation.account import Account
+from blockdraft.allocation.allocator import Allocator
+from blockdraft.allocation.best_rate import BestRate
+from blockdraft.allocation.costs import KeyCosts, StepCosts
+from blockdraft.allocation.expectation import Trust
+from blockdraft.allocation.policy import Outcome, VerifyAll
+from blockdraft.allocation.prices import StepPrices
+from blockdraft.core.plan import NOTHING, ROOT, Proposal, Tree
+from tests.allocation_sim import (
+    Machine,
+    Result,
+    Text,
+    always,
+    best_rate,
+    make_row,
+    num_branches,
+    simulate,
+)
+
+CPU = Machine()
+STEEP = Machine(row=0.001)
+SHIPPED = (0.55, 0.6, 0.6, 0.6, 0.6)
+CODE, CHAT = (0.9,) * 15, (0.1,) * 15
+
+
+def sure(rate: float) -> float:
+    """Of a drafter that is as sure of nonsense as of the rest."""
+    return 0.7
+
+
+def lost(result: Result, num: int) -> float:
+    """Plain steps that were lost beyond a small share of the time, as the account promises."""
+    return (result.seconds - 1.015 * result.plain_seconds) / CPU.forward(num)
+
+
+def all_over_plain(machine: Machine, rates, num: int, limit: int) -> float:
+    result = simulate(VerifyAll(), machine, rates, num, limit=limit, depth=limit, seconds=5)
+    return result.over_plain
+
+
+# The best number of candidates.
+
+
+def random_tree(luck: random.Random, num: int) -> Proposal:
+    parents, probabilities = [], []
+    for node in range(num):
+        parent = luck.randrange(-1, node)
+        above = 1.0 if parent == ROOT else probabilities[parent]
+        parents.append(parent)
+        probabilities.append(above * luck.random())
+    return Proposal(Tree(tuple(range(num)), tuple(parents)), tuple(probabilities), ("sim",) * num)
+
+
+def closed_sets(tree: Tree):
+    """All sets of nodes that have each node's parent."""
+    for size in range(len(tree) + 1):
+        for nodes in itertools.combinations(range(len(tree)), size):
+            if all(tree.parents[node] in (ROOT, *nodes) for node in nodes):
+                yield nodes
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_no_choice_of_candidates_gives_more_tokens_per_second(seed, num_rows):
+    luck = random.Random(seed)
+    # Costs with steps, as where rows are filled up to a multiple.
+    multiple = luck.choice([1, 3, 4])
+    points = [(n, 0.01 + 0.004 * -(-n // multiple)) for n in range(1, 24)]
+    costs = StepCosts(points, points, [(6, luck.choice([0.0005, 0.004, 0.02]))])
+    policy = BestRate(costs, 6, 6)
+    rows = [make_row(key, 6, 6) for key in range(num_rows)]
+    assert policy.limit(rows, 0) == rows
+    drafting = policy._step.offer.drafting
+    proposals = [random_tree(luck, 6 // num_rows + 1) for _ in rows]
+    prices, policy._step.forced = policy._step.prices, {}
+    chosen = policy.choose(rows, proposals)
+    chances = [policy.calibration.probabilities(0, own, sampled=False) for own in proposals]
+
+    def rate(sets):
+        num = sum(map(len, sets))
+        seconds = float(costs.forward(num_rows + num)) if num else prices.plain_seconds
+        gained = sum(own[node] for own, nodes in zip(chances, sets, strict=True) for node in nodes)
+        return (num_rows + gained) / (max(seconds, prices.plain_seconds) + drafting)
+
+    found = [
+        [own.tree.tokens.index(token) for token in some.tree.tokens]
+        for own, some in zip(proposals, chosen, strict=True)
+    ]
+    best = max(map(rate, itertools.product(*(list(closed_sets(own.tree)) for own in proposals))))
+    assert rate(found) == pytest.approx(best)
+
+
+def test_every_number_is_looked_at():
+    # One row more is worth nothing, three more are.
+    points = [(1, 0.01), (2, 0.0138), (3, 0.0139), (4, 0.014), (6, 0.04)]
+    prices = StepPrices(StepCosts(points, points, [(6, 1e-6)]), 1, 0, 0)
+    gains = np.array([0.3, 0.3, 0.3, 0.3, 0.3])
+    nothing = np.zeros(5)
+    assert prices.best(gains, nothing, 0.0).num_candidates == 3
+    assert prices.best(gains[:1], nothing[:1], 0.0).num_candidates == 0
+    assert prices.best(gains[:1], nothing[:1], 0.0, least=1).num_candidates == 1
+    assert prices.best(gains, nothing, 0.0, trust=0.3).num_candidates == 0
+    branches = np.array([0.0, 0.0, 0.01, 0.0, 0.0])
+    assert prices.best(gains, branches, 0.0).num_candidates == 2
+
+
+def test_prompt_rows_do_not_change_what_pays():
+    forward = [(1, 0.016), (512, 0.272)]
+    costs = StepCosts(forward, forward, [(6, 0.006), (96, 0.024)])
+    gains = np.array([0.5, 0.4, 0.3, 0.2, 0.1])
+    alone, beside = (
+        StepPrices(costs, 3, 0, num).best(gains, np.zeros(5), 0.001) for num in (0, 400)
+    )
+    assert alone.num_candidates == beside.num_candidates
+    assert alone.seconds == pytest.approx(beside.seconds)
+
+
+def test_where_branches_are_dear_chains_are_verified():
+    text = Text(always(*[0.7] * 5), width=3)
+    found = {}
+    for branch in (0.0, 0.02):
+        machine = Machine(branch=branch, row=0.0001)
+        policy = best_rate(machine, 15)
+        policy.account.allows = lambda loss: True
+        row = make_row(0, 15)
+        policy.limit([row], 0)
+        proposal, _ = text.proposal(row, 0.0)
+        found[branch] = policy.choose([row], [proposal])[0]
+    assert num_branches(found[0.0]) > 3
+    assert num_branches(found[0.02]) == 0
+    assert len(found[0.02]) == 5
+
+
+def test_trees_pay_where_rows_are_cheap():
+    chain = simulate(best_rate(CPU), CPU, always(*SHIPPED), 1, seconds=6)
+    text = Text(always(*SHIPPED), width=3)
+    tree = simulate(best_rate(CPU, 15), CPU, text, 1, limit=15, seconds=6)
+    assert tree.over_plain < 0.95 * chain.over_plain
+
+
+# Never slower.
+
+
+@pytest.mark.parametrize("num", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize(
+    ("rate", "believed"), [(0.0, sure), (0.05, sure), (0.0, lambda rate: 1.0)],
+    ids=["wrong", "noise", "certain"],
+)  # fmt: skip
+def test_a_drafter_that_is_no_good_costs_next_to_nothing(rate, believed, num):
+    text = Text(always(*[rate] * 5), width=2, believed=believed)
+    result = simulate(best_rate(CPU, 10), CPU, text, num, limit=10, seconds=12)
+    assert lost(result, num) < 10
+    assert result.share_drafted < 0.15
+
+
+@pytest.mark.parametrize("num", [1, 4, 32])
+@pytest.mark.parametrize("rate", [0.2, 0.35, 0.55])
+def test_no_drafter_is_slower_than_plain(num, rate):
+    result = simulate(best_rate(CPU), CPU, always(*[rate] * 5), num, seconds=10)
+    assert lost(result, num) < 10
+
+
+@pytest.mark.parametrize("aftermath", [1.15, 1.3])
+@pytest.mark.parametrize("rate", [0.25, 0.3])
+def test_what_drafts_leave_behind_is_paid_for(rate, aftermath):
+    # A step behind drafts is slower; taken for the usual one, it makes drafting look better.
+    machine = Machine(base=0.0075, row=0.0004, draft_base=0.002, slot=0.0001, aftermath=aftermath)
+    result = simulate(best_rate(machine), machine, always(*[rate] * 5), 1, seconds=15)
+    assert result.over_plain < 1.02
+
+
+def test_a_plain_step_that_is_cheaper_than_believed_is_found_out():
+    # Believed: plain 20 ms, so that 1.6 tokens in 27 ms are a gain. In truth 16, and they are not.
+    costs = StepCosts([(1, 0.02)], [(1, 0.02), (2, 0.0202), (64, 0.045)], [(2, 0.0068)])
+    machine = Machine(row=0.0042, draft_base=0.0068, slot=0.0, project_base=0.0, project_row=0.0)
+    result = simulate(BestRate(costs, 1, 1), machine, always(0.6), 1, limit=1, depth=1, seconds=30)
+    assert result.over_plain < 1.025
+
+
+@pytest.mark.parametrize("error", [-0.25, 0.25])
+def test_a_wrong_measurement_is_overcome(error):
+    result = simulate(best_rate(CPU, error=error), CPU, always(*SHIPPED), 1, seconds=8)
+    assert result.over_plain < 0.72
+    wrong = simulate(best_rate(CPU, error=error), CPU, always(*[0.0] * 5), 1, seconds=8)
+    assert wrong.over_plain < 1.03
+
+
+def test_steps_that_cost_more_than_they_should_are_not_paid_for_long():
+    # All that is drafted comes true, and the drafts take three times as long as they were said to.
+    machine = Machine(draft_base=0.09)
+    result = simulate(best_rate(CPU), machine, always(*[0.95] * 5), 1, seconds=20)
+    assert result.over_plain < 1.03
+
+
+# Used where it pays.
+
+
+@pytest.mark.parametrize(("num", "machine", "limit"), [(1, CPU, 15), (4, CPU, 15), (32, STEEP, 15)])
+def test_a_good_drafter_is_used_where_it_pays(num, machine, limit):
+    rates = always(*[0.85] * 15)
+    best = min(1.0, *(all_over_plain(machine, rates, num, k) for k in (limit, 5, 2)))
+    policy = best_rate(machine, limit, max_depth=limit)
+    result = simulate(policy, machine, rates, num, limit=limit, depth=limit, seconds=12)
+    assert result.over_plain < 1.04 * best
+
+
+def test_a_gain_of_a_few_percent_is_found_and_kept():
+    result = simulate(best_rate(CPU), CPU, always(*SHIPPED), 4, seconds=12)
+    assert result.over_plain < 0.94
+
+
+def test_a_drafter_that_becomes_good_is_taken_up_again():
+    rates = lambda key, now: (0.8,) * 5 if now > 8 else (0.0,) * 5  # noqa: E731
+    for believed in (lambda rate: rate, sure):
+        result = simulate(best_rate(CPU), CPU, Text(rates, believed=believed), 1, seconds=24)
+        # Plain until then, and at the ratio of a drafter that was always good afterwards.
+        ideal = 8 + 16 / all_over_plain(CPU, always(*[0.8] * 5), 1, 5)
+        assert result.plain_seconds > 0.85 * ideal
+
+
+def test_a_text_that_turns_good_early_is_noticed_in_a_few_dozen_steps():
+    rates = lambda key, now: (0.8,) * 5 if now > 0.6 else (0.0,) * 5  # noqa: E731
+    result = simulate(best_rate(CPU), CPU, rates, 1, seconds=6, noise=0.0, outliers=0.0)
+    start = round(0.6 / CPU.base)
+    drafting = [i for i, nums in enumerate(result.plans) if nums[0] >= 4 and i > start]
+    assert drafting[0] - start < 120
+
+
+def test_code_drafts_and_chat_beside_it_does_not():
+    rates = lambda key, now: CODE if key == 0 else CHAT  # noqa: E731
+    result = simulate(best_rate(CPU), CPU, rates, 3, seconds=15)
+    settled = result.plans[len(result.plans) // 2 :]
+    code, *chat = (sum(nums) / len(settled) for nums in zip(*settled, strict=True))
+    assert code > 3
+    assert max(chat) < 0.7
+    assert result.over_plain < 0.95
+
+
+def test_limits_are_honored():
+    limits = [0, 1, 3, 5]
+    result = simulate(
+        best_rate(CPU), CPU, always(*[0.95] * 5), 4, limits=limits, noise=0.02, seconds=5
+    )
+    assert [max(nums) for nums in zip(*result.plans, strict=True)] == limits
+    nobody = simulate(best_rate(CPU), CPU, always(*CODE), 3, limits=[0, 0, 0], seconds=2)
+    assert {tuple(nums) for nums in nobody.plans} == {(0, 0, 0)}
+
+
+@pytest.mark.parametrize("slower", [3.0, 0.5])
+def test_another_load_of_the_machine_changes_little(slower):
+    machine = Machine(slowdown=lambda now: slower if now > 4 else 1.0)
+    result = simulate(best_rate(machine), machine, always(*SHIPPED), 1, seconds=12)
+    assert result.over_plain < 0.76
+
+
+def test_sequences_are_tried_in_turns():
+    machine = Machine(project_row=1e-7)
+    result = simulate(best_rate(machine), machine, always(*[0.0] * 5), 4, seconds=20)
+    counts = [sum(num > 0 for num in nums) for nums in zip(*result.limits[100:], strict=True)]
+    assert min(counts) > 0
+    assert max(counts) - min(counts) <= 2
+
+
+def test_deep_candidates_that_were_given_up_are_tried_again():
+    # At first nothing behind the second token is ever right, so that nobody would verify it.
+    rates = lambda key, now: (0.9,) * 5 if now > 8 else (0.9, 0.9, 0.0, 0.0, 0.0)  # noqa: E731
+    result = simulate(best_rate(STEEP), STEEP, Text(rates, believed=sure), 1, seconds=20)
+    before = [nums[0] for nums in result.plans if result.plans][200:400]
+    after = [nums[0] for nums in result.plans][-200:]
+    assert sum(before) / len(before) < 3.5
+    assert sum(after) / len(after) > 4
+
+
+def test_one_step_in_64_is_plain():
+    result = simulate(best_rate(CPU), CPU, always(*CODE), 1, seconds=40)
+    settled = [any(nums) for nums in result.limits[-1280:]]
+    assert settled.count(False) == 20
+
+
+def test_a_long_prompt_is_not_projected_for_a_few_tokens():
+    row = make_row(0, 5)
+    for lag, expected in ((100_000, 0), (100, 5)):  # two seconds, and two milliseconds
+        policy = BestRate(CPU.costs(), 5, 5, lambda row, lag=lag: lag)
+        assert policy.limit([row], 0)[0].num_draft_tokens == expected
+
+
+# Beside the simulated machine.
+
+
+def play(policy, keys, kept, num_steps):
+    """Steps in which all that is verified is kept, up to `kept`; what was verified last."""
+    nums: list[int] = []
+    for _ in range(num_steps):
+        rows = policy.limit([make_row(key, 5) for key in keys], 0)
+        chances = [[0.9**k for k in range(row.num_slots)] for row in rows]
+        proposals = [Proposal.chain([0] * len(own), "sim", own) for own in chances]
+        chosen = policy.choose(rows, proposals)
+        nums = [len(own) for own in chosen]
+        outcomes = [
+            Outcome(row, own, list(range(min(kept, len(own)))))
+            for row, own in zip(rows, chosen, strict=True)
+        ]
+        drafting = sum(row.num_draft_tokens > 0 for row in rows)
+        policy.record(
+            outcomes,
+            {"draft": CPU.draft(6 * drafting), "forward": CPU.forward(len(rows) + sum(nums))},
+        )
+    return nums
+
+
+def test_what_a_sequence_did_long_ago_is_forgotten():
+    policy = best_rate(CPU)
+    play(policy, range(2), 0, 60)
+    play(policy, range(1, 2), 5, 200)
+    known = policy._expectation(make_row(0, 5)).gains.sum()
+    play(policy, range(1, 2), 5, 400)
+    assert policy._expectation(make_row(0, 5)).gains.sum() > known + 1.0
+
+
+def test_drafts_that_do_not_come_are_not_paid_for_long():
+    policy = best_rate(CPU)
+    num_drafted = 0
+    for _ in range(400):
+        rows = policy.limit([make_row(0, 5)], 0)
+        num_drafted += rows[0].num_draft_tokens > 0
+        policy.choose(rows, [NOTHING])
+        policy.record([Outcome(rows[0], NOTHING, [])], {"draft": 0.006, "forward": 0.016})
+    assert num_drafted < 40
+
+
+def test_the_same_history_gives_the_same_plans():
+    text = Text(always(*SHIPPED), width=2)
+    first, second = (
+        simulate(best_rate(CPU, 10), CPU, text, 5, limit=10, seconds=4, seed=3) for _ in range(2)
+    )
+    assert first.plans == second.plans
+    assert first.limits == second.limits
+
+
+def test_a_step_that_failed_may_be_planned_again():
+    policy = best_rate(CPU)
+    rows = [make_row(0, 5), make_row(1, 5)]
+    assert policy.limit(rows, 0) == policy.limit(rows, 0)
+    policy.close(0)
+    policy.close(99)
+    assert policy.limit([], 64) == []
+    assert policy.choose([], []) == []
+    policy.record([], {"forward": 0.03})
+
+
+def test_steps_with_prompt_rows_teach_no_times():
+    costs = CPU.costs()
+    policy = BestRate(costs, 5, 5)
+    before = float(costs.forward(101)), float(costs.draft(6))
+    for _ in range(50):
+        row = make_row(0, 5)
+        policy.limit([row], 100)
+        policy.choose([row], [Proposal.chain([1] * 5, "sim")])
+        policy.record([Outcome(row, NOTHING, [])], {"forward": 1.0, "draft": 1.0, "project": 1.0})
+    assert (float(costs.forward(101)), float(costs.draft(6))) == before
+
+
+def test_the_account_allows_a_share_of_the_time_and_no_more():
+    account, lost, tries = Account(), 0.0, 0
+    for step in range(10_000):
+        account.open_step(0.01)
+        if account.allows_try(0.004):
+            account.book(0.004)
+            lost += 0.004
+            tries += step > 5000
+    assert 0.009 < lost / (10_000 * 0.01) < 0.011
+    assert tries > 100
+    account.book(-100.0)  # a long gain
+    account.open_step(0.01)
+    assert not account.allows(1.0)  # excuses no long loss
+    account.book(10.0)
+    assert not account.allows(-0.01)
+    assert not account.allows_try(0.0)
+
+
+def test_predictions_are_corrected_by_what_they_brought():
+    trust = Trust()
+    assert trust(1) == trust(8) == 1.0
+    for _ in range(100):
+        trust.record(8, 4.0, 2.0)
+    assert trust(8) == pytest.approx(0.5, abs=0.03)
+    assert trust(1) == 1.0
+    for _ in range(1000):
+        trust.record(8, 4.0, 0.0)
+    assert trust(8) == 0.25
+
+
+def test_what_takes_no_trees_verifies_the_first_path():
+    proposal = Proposal(Tree((1, 2, 3), (ROOT, ROOT, 0)), (0.6, 0.4, 0.3), ("sim",) * 3)
+    row = make_row(0, 5)
+    for takes_trees, expected in ((True, (1, 2, 3)), (False, (1, 3))):
+        allocator = Allocator(VerifyAll(), takes_trees=takes_trees)
+        assert allocator.plan([row], [proposal]).rows[0].tree.tokens == expected
+
+
+class Broken(VerifyAll):
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+
+    def __getattribute__(self, name):
+        if name in ("limit", "choose", "record") and name == self.place:
+            raise RuntimeError(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("place", ["limit", "choose", "record"])
+def test_what_fails_drops_proposals_and_no_request(place):
+    allocator = Allocator(Broken(place), takes_trees=True)
+    prompt = make_row(1, 0)
+    batch = [make_row(0, 5), prompt]
+    batch = allocator.limit(batch)
+    assert [row.num_draft_tokens for row in batch] == [0 if place == "limit" else 5, 0]
+    plan = allocator.plan(batch, [Proposal.chain([1], "sim"), NOTHING])
+    assert [len(own.tree) for own in plan] == [0 if place == "choose" else 1, 0]
+    allocator.record(plan, [[], []], {})
+    assert allocator.failures.num_failures == 1
+
+
+@pytest.mark.parametrize("make", [VerifyAll, lambda: best_rate(CPU)], ids=["all", "best rate"])
+def test_the_summary_says_how_much_was_verified(make):
+    policy = make()
+    empty = policy.summary()
+    assert (empty.num_passes, empty.mean_depth, empty.shares) == (0, 0.0, {})
+    result: Result = simulate(policy, CPU, always(*SHIPPED), 3, seconds=2)
+    used = [num for nums in result.plans for num in nums]
+    summary = policy.summary()
+    assert summary.num_passes == len(used)
+    assert summary.mean_depth == pytest.approx(sum(used) / len(used))
+    assert summary.shares == {k: used.count(k) / len(used) for k in sorted(set(used))}
+
+
+def test_keys_make_branches_dear():
+    costs = StepCosts(
+        [(1, 0.014)],
+        [(1, 0.014), (16, 0.02)],
+        [(6, 0.0034)],
+        [],
+        KeyCosts(key=1e-6, branch=1e-5, branch_key=3e-6),
+    )
+    text = Text(always(*[0.5] * 5), width=3)
+    found = []
+    for num_cached in (10, 5000):
+        policy = BestRate(costs, 15, 5)
+        policy.account.allows = lambda loss: True
+        row = make_row(0, 15, num_cached=num_cached)
+        policy.limit([row], 0)
+        proposal, _ = text.proposal(row, 0.0)
+        found.append(num_branches(policy.choose([row], [proposal])[0]))
+    assert found[0] > 2
+    assert found[1] == 0
