@@ -50,6 +50,17 @@ def test_a_shared_drafter_learns_what_a_whole_one_learns(tmp_path, way):
 
 
 @pytest.mark.slow
+def test_a_shared_drafter_of_dflash2(tmp_path):
+    """The selector, whose weights come together apart from the layers, learns the same."""
+    shape = {"conv_group_size": 16, "selector_rank": 8, "selector_top_k": 6}
+    config = small_config(tmp_path, **ADAMW, architecture="dflash2", **shape)
+    train(config)
+    shared, outputs = shared_run(config)
+    assert_same_run(shared.out, config.out, SUM_NOISE)
+    assert_holds_half(outputs, shared.out / "last")
+
+
+@pytest.mark.slow
 def test_muon_updates_whole_matrices(tmp_path):
     config = small_config(tmp_path, max_steps=8, tau_limit=1, tau_max_tokens=8)
     train(config)
