@@ -8,6 +8,7 @@ from blockdraft.core.failures import FailureLog
 from blockdraft.core.plan import ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.recorder import Phase
 from blockdraft.core.sequence import Batch
+from blockdraft.speculate.merge import kinds_of
 
 logger = logging.getLogger(__name__)
 
@@ -18,19 +19,30 @@ _DRAFT: tuple[Phase, ...] = ("draft", "draft_head", "guess")
 class Allocator:
     """Sets limits before anything is drafted, and plans a pass with everything that was proposed.
 
+    The controller limits what drafters with a model propose, and is told of their steps alone.
+
     `takes_trees`: of the target; where it does not, the first path of a tree is verified. An
     exception in the controller is counted, and nothing is drafted in that step.
     """
 
-    def __init__(self, controller: Controller, *, takes_trees: bool) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        takes_trees: bool,
+        free_kinds: frozenset[str] = frozenset(),
+    ) -> None:
         self.controller = controller
         self.failures = FailureLog("the controller failed; nothing is drafted", logger)
         self._takes_trees = takes_trees
+        self._free_kinds = free_kinds
 
     def limit(self, batch: Batch) -> Batch:
         """The batch, whose rows have room for drafts, with as many as each of them is worth."""
         decoding = [row for row in batch if not row.is_prompt]
-        candidates = [Candidate(row.sequence.key, row.num_draft_tokens) for row in decoding]
+        candidates = [
+            Candidate(row.sequence.key, row.for_model().num_draft_tokens) for row in decoding
+        ]
         num_prompt_rows = sum(len(row.new_ids) for row in batch if row.is_prompt)
         found = [0] * len(candidates)
         with self.failures.caught():
@@ -52,6 +64,8 @@ class Allocator:
     ) -> None:
         """Take the outcome of a step: the depth kept in each row, and where its time went."""
         with self.failures.caught():
+            if any(self._free_kinds & kinds_of(planned.proposal) for planned in plan):
+                return
             for planned, accepted in zip(plan, num_accepted, strict=True):
                 if not planned.row.is_prompt:
                     key = planned.row.sequence.key

@@ -30,6 +30,7 @@ def chat(
     repetition_penalty: options.RepetitionPenalty = _PARAMS.repetition_penalty,
     seed: options.Seed = _PARAMS.seed,
     num_draft_tokens: options.NumDraftTokens = None,
+    lookup: options.Lookup = _CONFIG.lookup,
     dtype: options.Dtype = _CONFIG.dtype,
     device: options.Device = _CONFIG.device,
     exact: options.Exact = options.EXACT,

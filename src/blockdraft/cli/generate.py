@@ -66,6 +66,7 @@ def generate(
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _CONFIG.num_threads,
     tree_nodes: options.TreeNodes = _CONFIG.tree_nodes,
+    lookup: options.Lookup = _CONFIG.lookup,
     max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
     memory: options.Memory = _CONFIG.memory,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -95,7 +96,7 @@ def _answer(
     llm: "LLM", prompt_ids: list[int], params: SamplingParams, values: Mapping[str, Any]
 ) -> None:
     """Answer, then measure what the options ask for; exit with 1 where exactness failed."""
-    if values["compare"] and llm.drafter_folder is None:
+    if values["compare"] and llm.drafter_folder is None and not llm.config.lookup:
         raise ConfigError("--compare needs a drafter, and none is known; name one with --drafter")
     # What is measured is the request that was answered.
     params = params if params.seed is not None else replace(params, seed=secrets.randbits(64))

@@ -37,6 +37,20 @@ TreeNodes = Annotated[
         show_default="chains as long as pays",
     ),
 ]
+Lookup = Annotated[
+    bool,
+    typer.Option(
+        "--lookup/--no-lookup",
+        help="Also draft what followed the same words earlier in prompt and output.",
+    ),
+]
+SharedLookup = Annotated[
+    int,
+    typer.Option(
+        metavar="TOKENS",
+        help="Look up in so many tokens of the last outputs of all requests too; 0: none.",
+    ),
+]
 NumThreads = Annotated[
     int | None,
     typer.Option(

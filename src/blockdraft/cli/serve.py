@@ -133,6 +133,8 @@ def serve(
     exact: options.Exact = options.EXACT,
     num_threads: options.NumThreads = _CONFIG.num_threads,
     tree_nodes: options.TreeNodes = _CONFIG.tree_nodes,
+    lookup: options.Lookup = _CONFIG.lookup,
+    shared_lookup: options.SharedLookup = _CONFIG.shared_lookup,
     max_concurrency: options.MaxConcurrency = _CONFIG.max_concurrency,
     memory: options.Memory = _CONFIG.memory,
     host: Host = _SERVE.host,

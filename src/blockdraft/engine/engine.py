@@ -20,13 +20,13 @@ from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.engine.failures import is_out_of_memory
 from blockdraft.engine.observer import Observer
 from blockdraft.engine.record import SampleRecord
-from blockdraft.engine.scheduler import Scheduler
+from blockdraft.engine.scheduler import Scheduler, no_free_depth
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer, Timer
 from blockdraft.measure.step_work import record_step, rows_work
 from blockdraft.models.target import Target
 from blockdraft.speculate.commit import StepOutput, commit
-from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.proposer import Proposer
 from blockdraft.speculate.verify import verify
 
@@ -41,6 +41,7 @@ _KEYS = itertools.count()
 class Engine:
     """Advances sequences step by step; a sequence is addressed by the key that `add` returns.
 
+    `free_drafters` run no model, and propose beside `drafter`.
     `controller` decides how much is drafted, all that is allowed unless given. `timer` tells where
     the time of a step goes, and what was computed in it; it and `observer` may be set between
     steps.
@@ -51,17 +52,22 @@ class Engine:
         target: Target,
         drafter: Drafter,
         *,
+        free_drafters: Ids[FreeDrafter] = (),
         controller: Controller | None = None,
         max_running: int = _DEFAULTS.max_concurrency,
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
         timer: Timer | None = None,
     ) -> None:
         self.target = target
-        self.proposer = Proposer(drafter, target.vocab_size)
+        self.proposer = Proposer(drafter, target.vocab_size, free_drafters)
         self.timer = timer or PhaseTimer(measures=False)
         self.observer: Observer | None = None
         self.failures = FailureLog("the record of a step failed; its tokens are kept", logger)
-        self.allocator = Allocator(controller or FixedDepth(), takes_trees=target.takes_trees)
+        self.allocator = Allocator(
+            controller or FixedDepth(),
+            takes_trees=target.takes_trees,
+            free_kinds=frozenset(one.kind for one in free_drafters),
+        )
         self.scheduler = Scheduler(
             target.memory,
             self._forget,
@@ -70,13 +76,14 @@ class Engine:
             max_draft_tokens=drafter.max_nodes,
             draft_context=bool(drafter.feature_layers),
         )
+        self.scheduler.free_depth = self.proposer.free_depth
         self.progress: dict[int, SampleRecord] = {}
         self._costs: StepCosts | None = None
         self._unreported: list[StepOutput] = []
 
     @property
     def drafter(self) -> Drafter:
-        """What the proposer asks."""
+        """Of those that the proposer asks, the one that may run a model."""
         return self.proposer.drafter
 
     @property
@@ -107,7 +114,7 @@ class Engine:
         """
         if self._costs is None:
             self._costs = measure_costs(self.target, self.drafter)
-        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = self.drafter.max_nodes, 0
+        self._set_depth(self.drafter.max_nodes)
         self.controller = AdaptiveDepth(self._costs, self.drafter.max_nodes)
 
     def use_fixed_depth(self, depth: int) -> None:
@@ -120,7 +127,12 @@ class Engine:
         """
         if depth < 0:
             raise ConfigError(f"depth is {depth}; give 0 for plain decoding, or more")
-        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, 0
+        self._set_depth(depth, drafts=depth > 0)
+        self.controller = FixedDepth()
+
+    def use_free_drafters_alone(self) -> None:
+        """Draft from now on only what needs no model."""
+        self._set_depth(0)
         self.controller = FixedDepth()
 
     def use_trees(self, num_nodes: int) -> None:
@@ -137,8 +149,14 @@ class Engine:
                 f"tree_nodes is {num_nodes}, and a chain of this drafter alone has {depth}; give "
                 f"{depth} or more"
             )
-        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, num_nodes
+        self._set_depth(depth, num_nodes)
         self.controller = FixedDepth()
+
+    def _set_depth(self, depth: int, tree_nodes: int = 0, *, drafts: bool = True) -> None:
+        """Of what a model drafts; without `drafts` nobody does."""
+        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, tree_nodes
+        self.scheduler.free_depth = self.proposer.free_depth if drafts else no_free_depth
+        self.proposer.joins_trees = tree_nodes > 0 and self.target.takes_trees
 
     def add(
         self,
@@ -148,6 +166,7 @@ class Engine:
         eos_ids: frozenset[int] = frozenset(),
         sample_index: int = 0,
         seed: int | None = None,
+        prediction_ids: Ids[int] = (),
         scan_stop: Callable[[int], bool] | None = None,
         constraint: Constraint | None = None,
         added_at: float | None = None,
@@ -156,7 +175,8 @@ class Engine:
 
         Without a seed, here or in `params`, 64 bits are drawn from the system. `added_at` is when
         the request came (perf_counter seconds), now unless given. `eos_ids` outside the vocabulary
-        cannot be chosen, and are left out.
+        cannot be chosen, and are left out. `prediction_ids` are those of `params`, whose text only
+        a tokenizer can read.
 
         Raises:
             RequestError: an empty prompt, a token id outside the vocabulary, or a grammar in
@@ -177,6 +197,7 @@ class Engine:
             stop_ids=params.ending_ids(eos_ids),
             token_ids=list(prompt_ids),
             num_prompt=len(prompt_ids),
+            prediction_ids=tuple(prediction_ids),
             scan_stop=None if scan_stop is None else self._timed(scan_stop),
             constraint=constraint,
         )
@@ -200,6 +221,7 @@ class Engine:
         if not prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
         self.check_ids(None, prompt_ids)
+        self._check_drafters(params)
         self.check_ids("stop_token_ids", params.stop_token_ids)
         self.check_ids("logit_bias", params.logit_bias)
         num_tokens = len(prompt_ids) + params.max_tokens
@@ -209,6 +231,30 @@ class Engine:
                     f"prompt of {len(prompt_ids)} tokens and max_tokens {params.max_tokens} exceed "
                     f"{described} tokens; shorten one of them"
                 )
+
+    def _check_drafters(self, params: SamplingParams) -> None:
+        loaded = [drafter.kind for drafter in self.proposer.drafters]
+        for kind in params.drafters or ():
+            if kind not in loaded:
+                raise RequestError(
+                    f"drafters names {kind!r}, and loaded are {', '.join(loaded)}; name some of "
+                    "them, or leave drafters out",
+                    param="drafters",
+                )
+
+    def check_prediction(self, prediction_ids: Ids[int]) -> None:
+        """Refuse a prediction that cannot be one of this target's outputs.
+
+        Raises:
+            RequestError: it is longer than any output, or has a token id outside the vocabulary.
+        """
+        if len(prediction_ids) > self.max_tokens:
+            raise RequestError(
+                f"the prediction has {len(prediction_ids)} tokens, and prompt and output have room "
+                f"for {self.max_tokens}; give the part that is expected first",
+                param="prediction",
+            )
+        self.check_ids("prediction", prediction_ids)
 
     def check_min_tokens(self, params: SamplingParams, eos_ids: frozenset[int]) -> None:
         """Refuse a `min_tokens` that forbids every token; a sample with it would end in an error.
