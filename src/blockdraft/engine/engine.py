@@ -370,7 +370,7 @@ class Engine:
 
     def _count(self, acceptance: AcceptanceStats, output: StepOutput) -> None:
         try:
-            acceptance.record(output.num_kept, output.proposal.tree, output.verdict.nodes)
+            acceptance.record(output.num_kept, output.proposal, output.verdict.nodes)
         except Exception as error:
             self.failures.note(error)
 

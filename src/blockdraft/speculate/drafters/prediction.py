@@ -27,6 +27,9 @@ _RUN_AT_START = 8
 _NEAR = 32
 """Places where a token stands that are looked at on either side of the one that was left."""
 
+_NEAR_FOR_ONE = 8
+"""A single token that is farther away says nothing."""
+
 _PRIOR = (
     0.3,
     *(0.5, 0.65, 0.75, 0.8, 0.85, 0.85, 0.9, 0.9, 0.9, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95),
@@ -65,7 +68,9 @@ class Follower:
         middle = bisect_left(places, self.place)
         near = places[max(0, middle - _NEAR) : middle + _NEAR]
         runs = [(self._run_at(place), -abs(place - self.place), place) for place in near]
-        self.run, _, place = max(runs, default=(0, 0, self.place))
+        self.run, far, place = max(runs, default=(0, 0, self.place))
+        if self.run == 1 and far < -_NEAR_FOR_ONE:
+            self.run, place = 0, self.place
         self.place = min(place + 1, len(self.token_ids))
 
     def _run_at(self, place: int) -> int:
