@@ -216,7 +216,7 @@ class LLM:
         ):
             self.samples.check(prompt_ids, own)
             seed = secrets.randbits(64) if own.seed is None else own.seed
-            prediction_ids = self.samples.prediction_ids(own)
+            prediction_ids = self.samples.prediction_ids(own.prediction)
             jobs.append(Job(index, prompt_ids, own, seed, prediction_ids=prediction_ids))
         return jobs
 

@@ -8,7 +8,7 @@ import pytest
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
-from blockdraft.speculate.drafters.prediction import Follower, PredictionDrafter
+from blockdraft.speculate.drafters.prediction import Follower, PredictionDrafter, num_as_predicted
 
 TEXT = (*range(100, 160),)
 
@@ -96,6 +96,24 @@ def test_a_prediction_is_believed_at_first_and_less_when_it_is_wrong() -> None:
         row.sequence.append(token_id)
         (proposal,) = drafter.propose([row])
     assert len(proposal) <= 1
+
+
+@pytest.mark.parametrize(
+    ("output", "num"),
+    [
+        (TEXT, 60),
+        (TEXT[:1], 1),
+        (TEXT[:7], 7),
+        ([*TEXT[:20], 7, *TEXT[21:]], 59),
+        ([*TEXT[:20], 7, 8, 9, *TEXT[20:]], 60),
+        (TEXT[30:], 30),
+        ([7, 8, 9], 0),
+        ([7, TEXT[3], 8, TEXT[5], 9], 0),  # single tokens may be there by chance
+        ([*TEXT, *TEXT], 60),
+    ],
+)
+def test_tokens_as_predicted_are_counted(output: Sequence[int], num: int) -> None:
+    assert num_as_predicted(TEXT, output) == num
 
 
 def test_each_sample_has_its_own_place() -> None:

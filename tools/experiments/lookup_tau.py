@@ -12,7 +12,7 @@ import gzip
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,7 +67,8 @@ class Asked:
     prediction: str = ""
 
 
-Way = tuple[str, Callable[[LLM], None], tuple[str, ...] | None]
+Way = tuple[str, int, tuple[str, ...] | None]
+"""Its name, the nodes of its trees or 0, and who drafts."""
 
 
 def prompts(path: Path, limit: int) -> list[Asked]:
@@ -133,21 +134,18 @@ def main() -> None:
     llm = LLM(adaptive=False, lookup=True, max_concurrency=8)
     depth = llm.engine.drafter.max_nodes
     base = SamplingParams(max_tokens=options.tokens, temperature=options.temperature, seed=5)
-    ways: list[Way] = [("lookup", lambda llm: llm.use_fixed_depth(depth), ("lookup",))]
+    ways: list[Way] = [("lookup", 0, ("lookup",))]
     for num in [0, *options.nodes]:
         shape = f"tree of {num}" if num else "chain"
 
-        def use(llm: LLM, num: int = num) -> None:
-            if num:
-                llm.use_trees(num)
-            else:
-                llm.use_fixed_depth(depth)
-
-        ways += [(f"{shape}", use, ("dflash",)), (f"{shape} + lookup", use, None)]
+        ways += [(shape, num, ("dflash",)), (f"{shape} + lookup", num, None)]
     print(f"{len(asked)} prompts, {llm.dtype}, temperature {options.temperature:g}")
     expected: list[tuple[int, ...]] = []
-    for name, use, drafters in ways:
-        use(llm)
+    for name, num, drafters in ways:
+        if num:
+            llm.use_trees(num)
+        else:
+            llm.use_fixed_depth(depth)
         found = run(llm, asked, [replace(base, drafters=drafters)] * len(asked))
         tokens = [completion.token_ids for completion in found]
         expected = expected or tokens

@@ -87,6 +87,11 @@ class Engine:
         return self.proposer.drafter
 
     @property
+    def max_draft_tokens(self) -> int:
+        """Tokens of the longest path that any of its drafters proposes by itself."""
+        return max(drafter.max_nodes for drafter in self.proposer.drafters)
+
+    @property
     def timer(self) -> Timer:
         """Times the phases of every step; whoever measures sets one that also counts work."""
         return self._timer

@@ -64,17 +64,16 @@ class Samples:
         self.engine.check_prompt(prompt_ids, params)
         self.engine.check_min_tokens(params, self.tokenizer.eos_ids)
 
-    def prediction_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        """The tokens of a request's prediction.
+    def prediction_ids(self, prediction: str | Sequence[int]) -> tuple[int, ...]:
+        """The tokens of a prediction.
 
         Raises:
             RequestError: see Engine.check_prediction; or the text is not valid Unicode.
         """
-        prediction = params.prediction
         if isinstance(prediction, str):
-            prediction = tuple(self.tokenizer.encode_continuation(prediction))
+            prediction = self.tokenizer.encode_continuation(prediction)
         self.engine.check_prediction(prediction)
-        return prediction
+        return tuple(prediction)
 
     def add(self, job: Job, sample_index: int, *, added_at: float | None = None) -> int:
         """Queue one sample of a job and return its key. See `check` for what it raises."""

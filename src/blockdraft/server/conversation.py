@@ -89,10 +89,15 @@ def _content(message: ChatMessage, place: str) -> str:
         if message.role in ("assistant", "tool", "function"):
             return message.refusal or ""
         raise RequestError(f"{place} has no content; give it", param=f"{place}.content")
-    return "".join(_part_text(part, f"{place}.content[{i}]") for i, part in enumerate(content))
+    return "".join(part_text(part, f"{place}.content[{i}]") for i, part in enumerate(content))
 
 
-def _part_text(part: str | ContentPart, place: str) -> str:
+def part_text(part: str | ContentPart, place: str) -> str:
+    """The text of a piece of content that stands at a place of the request.
+
+    Raises:
+        RequestError: it is another kind of content.
+    """
     if isinstance(part, str):
         return part
     text = part.refusal if part.type == "refusal" else part.text

@@ -80,6 +80,17 @@ class Follower:
         return next((i for i, is_same in enumerate(same) if not is_same), longest)
 
 
+def num_as_predicted(prediction_ids: Sequence[int], output_ids: Sequence[int]) -> int:
+    """Tokens of a prediction that the output has too, two or more in a row, or from the start."""
+    follower, found = Follower(prediction_ids), set[int]()
+    for token_id in output_ids:
+        follower.see(token_id)
+        if follower.run > 1:
+            start = max(0, follower.place - follower.run)
+            found.update(range(start, follower.place))
+    return len(found)
+
+
 class _Prediction:
     """The prediction of one sample, and how far its output has been compared with it."""
 
