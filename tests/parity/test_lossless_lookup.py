@@ -24,6 +24,7 @@ from blockdraft.speculate.drafters.prediction import Follower, PredictionDrafter
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import ConstantDrafter, NoisyOracleDrafter, PagedTableTarget, TableTarget
 from tests.parity.checks import Generated, generate, generate_plain
+from tests.parity.lookups import changed, check_read, free_drafters
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
 from tests.tiny import VOCAB_SIZE, tiny_drafter, tiny_target
 
@@ -37,41 +38,10 @@ PARAMS = {
 SHAPES = {"chains": 0, "trees": 24}
 
 
-def free_drafters() -> list[Any]:
-    return [PredictionDrafter(), LookupDrafter(shared_tokens=200)]
-
-
 def repetitive_table(seed: int = 0) -> TableTarget:
     """A target that says the same again and again, but not always."""
     generator = torch.Generator().manual_seed(seed)
     return TableTarget(2.5 * torch.randn((12,) * 3, generator=generator))
-
-
-def changed(token_ids: Sequence[int], draw: random.Random) -> tuple[int, ...]:
-    """A prediction of some output: most of it, with changes, gaps and something put in."""
-    found: list[int] = []
-    for token_id in token_ids:
-        kind = draw.random()
-        if kind < 0.85:
-            found.append(token_id)
-        elif kind < 0.95:
-            found += [draw.randrange(12) for _ in range(draw.randint(1, 3))]
-    return tuple(found)
-
-
-def check_read(engine: Engine) -> None:
-    """Lookup has read the committed tokens of each sequence, and nothing else."""
-    for drafter in engine.proposer.free:
-        if isinstance(drafter, LookupDrafter):
-            for key, searched in drafter._searched.items():
-                sequence = engine.progress[key].sequence
-                prompt, output = (text.automaton.token_ids for text in searched.own)
-                found = [*prompt, *output]
-                assert found == sequence.token_ids[: len(found)], "other tokens were read"
-        if isinstance(drafter, PredictionDrafter):
-            for prediction in drafter._predictions.values():
-                follower = prediction.follower
-                assert 0 <= follower.place <= len(follower.token_ids), "beyond the prediction"
 
 
 def run_checked(engine: Engine) -> None:

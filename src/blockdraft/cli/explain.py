@@ -52,6 +52,7 @@ def explain(
     choice: options.Choice = None,
     grammar: options.GrammarFile = None,
     num_draft_tokens: options.NumDraftTokens = None,
+    lookup: options.Lookup = _CONFIG.lookup,
     target: options.Target = _CONFIG.target,
     drafter: options.Drafter = str(_CONFIG.drafter),
     dtype: options.Dtype = _CONFIG.dtype,
