@@ -48,9 +48,9 @@ asan: export BLOCKDRAFT_KERNEL_FLAGS := -O1 -fsanitize=address -fno-omit-frame-p
 asan: env
 	$(BIN)/python -c "from blockdraft.kernels.cpu.build import build; print(build())"
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	$(BIN)/python -m pytest -p no:faulthandler tests/unit/test_kernels.py \
-	  tests/unit/test_head_sizes.py tests/unit/test_fused.py tests/unit/test_draft_kernels.py \
-	  tests/unit/test_backends.py
+	$(BIN)/python -m pytest -p no:faulthandler tests/unit/kernels/test_kernels.py \
+	  tests/unit/models/test_head_sizes.py tests/unit/models/test_fused.py \
+	  tests/unit/models/test_draft_kernels.py tests/unit/kernels/test_backends.py
 
 check: env
 	$(BIN)/ruff check

@@ -8,9 +8,9 @@ from torch import Tensor
 from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Constraint, Row
+from blockdraft.diagnose.explain.record import recording
+from blockdraft.diagnose.explain.round import Round
 from blockdraft.engine.engine import Engine
-from blockdraft.proof.explain.record import recording
-from blockdraft.proof.explain.round import Round
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Watch
 from blockdraft.speculate.sampler.choose import choices

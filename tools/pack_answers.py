@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from blockdraft.core.jsonl import read_jsonl
-from blockdraft.train.answer_file import Key, key_of, last_rows
-from blockdraft.train.shards import ANSWERS
+from blockdraft.data.answer_file import Key, key_of, last_rows
+from blockdraft.data.shards import ANSWERS
 
 ROWS_PER_PART = 16_384
 """About 4 MB: an answer takes 250 bytes."""

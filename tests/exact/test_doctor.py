@@ -3,8 +3,8 @@
 import pytest
 
 from blockdraft.core.config import LLMConfig
-from blockdraft.proof.doctor.examine import examine
-from blockdraft.proof.doctor.pair import read_pair
+from blockdraft.diagnose.doctor.examine import examine
+from blockdraft.diagnose.doctor.pair import read_pair
 
 
 @pytest.mark.slow

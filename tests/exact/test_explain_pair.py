@@ -4,8 +4,8 @@ import pytest
 
 from blockdraft import LLM, SamplingParams
 from blockdraft.bench.workload import BUNDLED
-from blockdraft.proof.explain.prompts import Question
-from blockdraft.proof.explain.report import encode_question, explain_all, num_different
+from blockdraft.diagnose.explain.prompts import Question
+from blockdraft.diagnose.explain.report import encode_question, explain_all, num_different
 from tests.command_line import run_json
 from tests.explain_sums import check_sums
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from blockdraft.data.dataset import Example, collate
 from blockdraft.train.blocks import Anchors, make_blocks
-from blockdraft.train.dataset import Example, collate
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.step import draft_hidden
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target

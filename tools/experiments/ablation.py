@@ -29,17 +29,17 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.files import write_whole
+from blockdraft.data.dataset import Example, collate, read_examples
+from blockdraft.data.identity import target_sha256
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import LayerKV
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.dataset import Example, collate, read_examples
 from blockdraft.train.drafter import feature_layers
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
-from blockdraft.train.identity import target_sha256
 from blockdraft.train.prepare import NUM_FEATURES, read_data
 from blockdraft.train.run_folder import LAST
 from blockdraft.train.trainer import train

@@ -20,16 +20,16 @@ from pathlib import Path
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.decode import encode_prompt, in_turn
 from blockdraft.bench.figures import groups_of
-from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.speed import Measurement
+from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt, read_workload
 from blockdraft.core.jsonl import set_name
 from blockdraft.core.request import SamplingParams
+from blockdraft.data.overlap import Overlap
+from blockdraft.data.prompts import read_prompts
 from blockdraft.llm import LLM
 from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.measure.provenance import describe_environment
-from blockdraft.train.overlap import Overlap
-from blockdraft.train.prompts import read_prompts
 
 PLAIN = "plain"
 
@@ -45,9 +45,9 @@ def read_sets(paths: Iterable[Path], limit: int, unlike: Sequence[Path]) -> list
     return chosen
 
 
-def decode(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Sample:
+def decode(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
     """One output, as it is measured."""
-    return sample_of(llm.generate(prompt_ids, params).completions[0])
+    return timed_output(llm.generate(prompt_ids, params).completions[0])
 
 
 def measure(

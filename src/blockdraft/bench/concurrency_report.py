@@ -20,11 +20,11 @@ from blockdraft.bench.decode import ADAPTIVE, Run
 from blockdraft.bench.ledger import describe_accounts
 from blockdraft.bench.never_slower import (
     NEVER_SLOWER_DEFINITIONS,
-    Pair,
-    PairFigures,
+    Turn,
+    TurnFigures,
     pair_figures,
 )
-from blockdraft.bench.report import describe_sample, empty_table, spread_cells, three_digits
+from blockdraft.bench.report import describe_output, empty_table, spread_cells, three_digits
 from blockdraft.llm import LLM
 from blockdraft.measure.setting import describe_setting
 
@@ -69,7 +69,7 @@ def concurrency_json(
     return report
 
 
-def never_slower_json(llm: LLM, config: NeverSlowerConfig, pairs: Sequence[Pair]) -> dict[str, Any]:
+def never_slower_json(llm: LLM, config: NeverSlowerConfig, pairs: Sequence[Turn]) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
     return {
         **describe_setting(llm),
@@ -95,7 +95,7 @@ def _run(run: Run) -> dict[str, Any]:
         "num_tokens": run.num_tokens,
         "tokens_per_second": run.tokens_per_second,
         "depth_use": asdict(run.depth_use),
-        "requests": [describe_sample(sample) for sample in run.samples],
+        "requests": [describe_output(sample) for sample in run.samples],
     }
 
 
@@ -121,12 +121,12 @@ def concurrency_table(title: str, rows: Sequence[PointFigures]) -> Table:
     return view
 
 
-def depth_lines(rows: Sequence[PointFigures | PairFigures]) -> list[str]:
+def depth_lines(rows: Sequence[PointFigures | TurnFigures]) -> list[str]:
     """How often each depth was used, one line for each point with adaptive depth."""
     return [
         f"adaptive, {row.concurrency} at once, drafted tokens: {_shares(row.num_passes_of_depth)}"
         for row in rows
-        if isinstance(row, PairFigures) or row.way == ADAPTIVE.name
+        if isinstance(row, TurnFigures) or row.way == ADAPTIVE.name
     ]
 
 
@@ -140,7 +140,7 @@ def keeping_up_lines(rows: Sequence[KeepingUp]) -> list[str]:
     ]
 
 
-def holding_lines(rows: Sequence[PairFigures]) -> list[str]:
+def holding_lines(rows: Sequence[TurnFigures]) -> list[str]:
     """Whether drafting is never slower, one line for each point."""
     return [
         f"{row.concurrency} at once: {row.slowdown:.3f} times the time without a drafter, "
@@ -157,7 +157,7 @@ def _shares(counts: Mapping[int, int]) -> str:
     return f"{shown} of the passes" if total else "no pass"
 
 
-def never_slower_table(title: str, rows: Sequence[PairFigures]) -> Table:
+def never_slower_table(title: str, rows: Sequence[TurnFigures]) -> Table:
     """One row per point; fits 80 columns."""
     headings = ("at\nonce", "adaptive\ntok/s", "no drafter\ntok/s", "ratio", "low-high")
     view = empty_table(title, *headings, "confi-\ndence", "tau", "depth", "same")

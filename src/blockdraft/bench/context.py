@@ -23,7 +23,7 @@ from blockdraft.bench.figures import (
 )
 from blockdraft.bench.memory import KVBytes, kv_bytes_per_token
 from blockdraft.bench.prose import Prose
-from blockdraft.bench.sample import Sample
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import ConfigError
 from blockdraft.llm import LLM
 
@@ -52,8 +52,8 @@ class ContextMeasurement:
 
     requested_len: int
     prompt_len: int
-    plain: Sample
-    drafted: Sample
+    plain: TimedOutput
+    drafted: TimedOutput
 
     @property
     def identical(self) -> bool:
@@ -117,7 +117,7 @@ class ContextBench:
 
     def _both(
         self, prompt_ids: list[int], config: ContextConfig, ways: Sequence[Way], turn: int
-    ) -> tuple[Sample, ...]:
+    ) -> tuple[TimedOutput, ...]:
         """One sample of each way, in the order of `ways`, whichever was decoded first."""
         samples = {
             way: self._decoder.run([prompt_ids], config.params, way).samples[0]

@@ -14,7 +14,7 @@ from blockdraft.bench.context import (
     context_figures,
 )
 from blockdraft.bench.prose import Prose
-from blockdraft.bench.report import describe_sample, empty_table, spread_cells, three_digits
+from blockdraft.bench.report import describe_output, empty_table, spread_cells, three_digits
 from blockdraft.llm import LLM
 from blockdraft.measure.setting import describe_setting
 
@@ -43,8 +43,8 @@ def context_json(
                 "requested_len": measured.requested_len,
                 "prompt_len": measured.prompt_len,
                 "identical": measured.identical,
-                "plain": describe_sample(measured.plain),
-                "drafted": describe_sample(measured.drafted),
+                "plain": describe_output(measured.plain),
+                "drafted": describe_output(measured.drafted),
             }
             for measured in measurements
         ],

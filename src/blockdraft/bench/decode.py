@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 from blockdraft.allocation.controller import Controller, DepthUse
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.ledger import merge_totals
-from blockdraft.bench.sample import Sample, sample_of
+from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
@@ -54,7 +54,7 @@ class Run:
     counted only where the engine measures it.
     """
 
-    samples: tuple[Sample, ...]
+    samples: tuple[TimedOutput, ...]
     wall_seconds: float
     depth_use: DepthUse
     phases: PhaseTotals = field(default_factory=PhaseTotals)
@@ -89,7 +89,7 @@ def joined(runs: Sequence[Run]) -> Run:
     )
 
 
-def total_acceptance(samples: Sequence[Sample]) -> AcceptanceStats:
+def total_acceptance(samples: Sequence[TimedOutput]) -> AcceptanceStats:
     """Counts over several outputs."""
     total = AcceptanceStats()
     for sample in samples:
@@ -129,7 +129,7 @@ class Decoder:
             generations = self.llm.generate([list(prompt) for prompt in prompts], params)
         wall_seconds = perf_counter() - start
         return Run(
-            samples=tuple(sample_of(generation.completions[0]) for generation in generations),
+            samples=tuple(timed_output(generation.completions[0]) for generation in generations),
             wall_seconds=wall_seconds,
             depth_use=engine.controller.summary(),
             phases=engine.timer.take_totals(),

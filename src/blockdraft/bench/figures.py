@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.measure.acceptance import AcceptanceStats
 
 DEFINITIONS = {
@@ -122,7 +122,7 @@ def groups_of(measurements: Sequence[Measurement]) -> dict[str, Figures]:
     return {name: figures_of(group) for name, group in groups.items()}
 
 
-def rate_of(samples: Sequence[Sample]) -> Rate:
+def rate_of(samples: Sequence[TimedOutput]) -> Rate:
     """Tokens per second over at least one output."""
     decode_seconds = sum(sample.decode_seconds for sample in samples)
     num_later = sum(len(sample.token_ids) - 1 for sample in samples)

@@ -44,7 +44,7 @@ PROBING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Turn:
     """Both sides at one point, over the same requests in turns."""
 
     concurrency: int
@@ -64,7 +64,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class PairFigures:
+class TurnFigures:
     """One point over its pairs; see NEVER_SLOWER_DEFINITIONS."""
 
     concurrency: int
@@ -96,8 +96,8 @@ class NeverSlowerBench:
         self,
         prompts: Sequence[BenchPrompt],
         config: NeverSlowerConfig,
-        on_progress: Callable[[Pair], None] = lambda pair: None,
-    ) -> list[Pair]:
+        on_progress: Callable[[Turn], None] = lambda pair: None,
+    ) -> list[Turn]:
         """Measure every point, the sides in turns, after a warm-up of each.
 
         Raises:
@@ -107,7 +107,7 @@ class NeverSlowerBench:
         encoded = [encode_prompt(self.baseline, prompt, config.params) for prompt in chosen]
         sides = [(Decoder(self.baseline), PLAIN), (Decoder(self.llm), ADAPTIVE)]
         reference: list[tuple[int, ...]] = []
-        pairs: list[Pair] = []
+        pairs: list[Turn] = []
         for concurrency in config.concurrency:
             for decoder, way in sides:
                 decoder.warm_up(encoded, config.params, way, concurrency)
@@ -122,26 +122,26 @@ class NeverSlowerBench:
                 )
                 reference = reference or runs[PLAIN].outputs[: len(encoded)]
                 num_identical = sum(run.num_equal(reference) for run in runs.values())
-                pairs.append(Pair(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
+                pairs.append(Turn(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
                 on_progress(pairs[-1])
         return pairs
 
 
-def pair_figures(pairs: Sequence[Pair]) -> list[PairFigures]:
+def pair_figures(pairs: Sequence[Turn]) -> list[TurnFigures]:
     """Figures of each point, in the order of measurement."""
-    groups: dict[int, list[Pair]] = {}
+    groups: dict[int, list[Turn]] = {}
     for pair in pairs:
         groups.setdefault(pair.concurrency, []).append(pair)
     return [_figures(group) for group in groups.values()]
 
 
-def _figures(group: Sequence[Pair]) -> PairFigures:
+def _figures(group: Sequence[Turn]) -> TurnFigures:
     adaptive, plain = [p.adaptive for p in group], [p.no_drafter for p in group]
     acceptance = total_acceptance([sample for run in adaptive for sample in run.samples])
     seconds = min(sum(run.wall_seconds for run in runs) for runs in (adaptive, plain))
     ratio = spread_of([pair.ratio for pair in group])
     slowdown, limit = 1 / ratio.median, MOST_SLOWDOWN + PROBING_SECONDS / seconds
-    return PairFigures(
+    return TurnFigures(
         concurrency=group[0].concurrency,
         num_pairs=len(group),
         seconds_per_side=seconds,

@@ -10,8 +10,8 @@ from rich.table import Table
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, Spread, groups_of
 from blockdraft.bench.ledger import Account, describe_accounts, merge_totals
-from blockdraft.bench.sample import Sample
 from blockdraft.bench.speed import Measurement
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.llm import LLM
 from blockdraft.measure.ledger import make_ledger
 from blockdraft.measure.setting import describe_setting
@@ -49,7 +49,7 @@ def accounts_of(llm: LLM, measurements: Sequence[Measurement]) -> list[Account]:
 
 
 def _prompt(measurement: Measurement) -> dict[str, Any]:
-    ways: dict[str, Sample | None] = {
+    ways: dict[str, TimedOutput | None] = {
         "plain": measurement.plain,
         "drafted": measurement.drafted,
         "transformers": measurement.transformers,
@@ -59,11 +59,11 @@ def _prompt(measurement: Measurement) -> dict[str, Any]:
         "category": measurement.prompt.category,
         "identical": measurement.identical,
         "loops": measurement.loops,
-        **{name: describe_sample(sample) for name, sample in ways.items() if sample is not None},
+        **{name: describe_output(sample) for name, sample in ways.items() if sample is not None},
     }
 
 
-def describe_sample(sample: Sample) -> dict[str, Any]:
+def describe_output(sample: TimedOutput) -> dict[str, Any]:
     """One output, for JSON."""
     described = asdict(sample)
     del described["acceptance"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
 from blockdraft.bench.decode import check_drafts, encode_prompt, in_turn
-from blockdraft.bench.sample import Sample, sample_of
 from blockdraft.bench.stock import StockGenerator
+from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
@@ -16,7 +16,7 @@ from blockdraft.measure.measuring import Meter, compute_every_prompt
 from blockdraft.measure.phases import PhaseTotals
 from blockdraft.text.kinds import loops
 
-Decode = Callable[[list[int], SamplingParams], Sample]
+Decode = Callable[[list[int], SamplingParams], TimedOutput]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Measurement:
     """One prompt, decoded in every way. `phases`: by way, if a ledger was asked for."""
 
     prompt: BenchPrompt
-    plain: Sample
-    drafted: Sample
-    transformers: Sample | None
+    plain: TimedOutput
+    drafted: TimedOutput
+    transformers: TimedOutput | None
     phases: Mapping[str, PhaseTotals] = field(default_factory=dict)
 
     @property
@@ -84,11 +84,11 @@ class SpeedBench:
             ways["transformers"] = self._stock.run
         return ways
 
-    def _plain(self, prompt_ids: list[int], params: SamplingParams) -> Sample:
+    def _plain(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
         return self._drafted(prompt_ids, replace(params, speculative=False))
 
-    def _drafted(self, prompt_ids: list[int], params: SamplingParams) -> Sample:
-        return sample_of(self.llm.generate(prompt_ids, params).completions[0])
+    def _drafted(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
+        return timed_output(self.llm.generate(prompt_ids, params).completions[0])
 
     def _check_limit(self, config: SpeedConfig) -> None:
         most, asked = self.llm.engine.drafter.max_nodes, config.num_draft_tokens
@@ -105,9 +105,9 @@ def _in_turns(
     params: SamplingParams,
     index: int,
     meter: Meter | None,
-) -> tuple[dict[str, Sample], dict[str, PhaseTotals]]:
+) -> tuple[dict[str, TimedOutput], dict[str, PhaseTotals]]:
     """One sample of each way; each is first equally often, so a slowing machine favors none."""
-    samples: dict[str, Sample] = {}
+    samples: dict[str, TimedOutput] = {}
     phases: dict[str, PhaseTotals] = {}
     for name in in_turn(list(ways), index):
         if meter is None:

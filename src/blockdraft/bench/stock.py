@@ -5,7 +5,7 @@ from time import perf_counter
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from blockdraft.bench.sample import Sample
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
 from blockdraft.models.stock import StockModel
@@ -30,10 +30,10 @@ class StockGenerator:
     def __init__(self, llm: LLM) -> None:
         self._model = StockModel(llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids)
 
-    def run(self, prompt_ids: list[int], params: SamplingParams) -> Sample:
+    def run(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
         """Decode with the same limits; see StockModel.generate."""
         clock, start = _Clock(), perf_counter()
         token_ids = self._model.generate(prompt_ids, params, clock)
         total = perf_counter() - start
         decode = clock.times[-1] - clock.times[1]
-        return Sample(token_ids=token_ids, total_seconds=total, decode_seconds=decode)
+        return TimedOutput(token_ids=token_ids, total_seconds=total, decode_seconds=decode)

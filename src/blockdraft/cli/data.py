@@ -15,7 +15,7 @@ from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.hub.catalog import DEFAULT_TARGET
 
 if TYPE_CHECKING:
-    from blockdraft.train.answer_file import DataProgress
+    from blockdraft.data.answer_file import DataProgress
 
 REPORT_SECONDS = 10.0
 BESIDE_JOIN = {"join", "output", "drop_truncated", "as_json"}
@@ -103,8 +103,8 @@ def data(
 
 
 def _join(context: typer.Context, values: Mapping[str, Any]) -> Path:
-    from blockdraft.train.data_config import DataConfig
-    from blockdraft.train.shards import join_data
+    from blockdraft.data.config import DataConfig
+    from blockdraft.data.shards import join_data
 
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
@@ -122,8 +122,8 @@ def _join(context: typer.Context, values: Mapping[str, Any]) -> Path:
 
 def _generate(values: Mapping[str, Any]) -> Path:
     from blockdraft.bench.workload import BUNDLED
-    from blockdraft.train.data import generate_data
-    from blockdraft.train.data_config import DataConfig
+    from blockdraft.data.config import DataConfig
+    from blockdraft.data.generate import generate_data
 
     chosen = {f.name: values[f.name] for f in fields(DataConfig) if f.name in values}
     for name in ("prompts", "datasets", "exclude", "temperatures"):

@@ -10,10 +10,10 @@ from blockdraft.cli.output import print_json
 from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import NO
-from blockdraft.proof.doctor.check import SIGNS, Mark, verdict
+from blockdraft.diagnose.doctor.check import SIGNS, Mark, verdict
 
 if TYPE_CHECKING:
-    from blockdraft.proof.doctor.examine import Examination
+    from blockdraft.diagnose.doctor.examine import Examination
 
 _LLM = LLMConfig()
 
@@ -49,8 +49,8 @@ def doctor(
     """
     config = options.llm_config(ctx.params)
     # They load torch: not for --help, nor for a mistyped option.
-    from blockdraft.proof.doctor.examine import examine
-    from blockdraft.proof.doctor.pair import read_pair
+    from blockdraft.diagnose.doctor.examine import examine
+    from blockdraft.diagnose.doctor.pair import read_pair
 
     pair = read_pair(config, thinking)
     with stage_progress() as on_stage:

@@ -17,9 +17,9 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.measure.provenance import describe_environment
 
 if TYPE_CHECKING:
+    from blockdraft.diagnose.explain.groups import Explained
+    from blockdraft.diagnose.explain.prompts import Question
     from blockdraft.llm import LLM
-    from blockdraft.proof.explain.groups import Explained
-    from blockdraft.proof.explain.prompts import Question
 
 _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
@@ -109,7 +109,7 @@ def _check(
 
 
 def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
-    from blockdraft.proof.explain.prompts import Question, read_questions
+    from blockdraft.diagnose.explain.prompts import Question, read_questions
 
     if (prompt is None) == (prompts is None):
         raise ConfigError(
@@ -131,7 +131,7 @@ def _explain(
     raw: bool,
     with_streams: bool,
 ) -> list["Explained"]:
-    from blockdraft.proof.explain.report import encode_question, explain_all
+    from blockdraft.diagnose.explain.report import encode_question, explain_all
 
     asked = [encode_question(llm, question, params, raw=raw) for question in questions]
     progress = Progress("explained", len(asked))
@@ -148,8 +148,8 @@ def _publish(
     as_json: bool,
 ) -> None:
     """Print and write what was asked for; exit with 1 where exactness failed."""
-    from blockdraft.proof.explain.page import render_page
-    from blockdraft.proof.explain.report import make_report, num_different
+    from blockdraft.diagnose.explain.page import render_page
+    from blockdraft.diagnose.explain.report import make_report, num_different
 
     report = make_report(explained, stall_limit)
     if html is not None:

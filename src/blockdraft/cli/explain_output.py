@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from blockdraft.proof.explain.groups import Explained, group_prompts
-from blockdraft.proof.explain.run import Explanation
-from blockdraft.proof.explain.stream import longest_rejected_run
-from blockdraft.proof.explain.sums import sum_all
-from blockdraft.proof.explain.terminal import (
+from blockdraft.diagnose.explain.groups import Explained, group_prompts
+from blockdraft.diagnose.explain.run import Explanation
+from blockdraft.diagnose.explain.stream import longest_rejected_run
+from blockdraft.diagnose.explain.sums import sum_all
+from blockdraft.diagnose.explain.terminal import (
     LEGEND,
     draft_text,
     example_lines,

@@ -16,8 +16,8 @@ from blockdraft.core.errors import INTERRUPTED, ConfigError
 from blockdraft.core.files import folder_lock
 
 if TYPE_CHECKING:
+    from blockdraft.data.config import DataConfig
     from blockdraft.train.config_file import RunFile
-    from blockdraft.train.data_config import DataConfig
     from blockdraft.train.plan import Plan
     from blockdraft.train.trainer import TrainResult
 
@@ -105,8 +105,8 @@ def _launched() -> tuple[int, int]:
 
 
 def _write_answers(run: "RunFile", config: "DataConfig", num_processes: int) -> None:
-    from blockdraft.train.data import generate_data
-    from blockdraft.train.data_history import is_answered
+    from blockdraft.data.generate import generate_data
+    from blockdraft.data.history import is_answered
     from blockdraft.train.plan import check_run
     from blockdraft.train.texts import are_written
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from blockdraft.kernels.interface import Linear, RowRule
 from blockdraft.models.fused import FusedLayer, replaced_modules
 from blockdraft.models.packed import PackedLinear, replace_forward
+from blockdraft.models.supported import decoder_layers
 
 MAX_TRIED_WORK = 2**34
 """Multiplications to spend on one shape: of a large one fewer numbers of rows are tried."""
@@ -85,6 +86,24 @@ def keep_rows_apart(model: PreTrainedModel, rule: RowRule) -> ExitStack:
             product = blocks.of(module.forward, module.weight.shape, module.weight.dtype)
             replace_forward(module, product, undo)
     return undo
+
+
+def keeps_any_rows(model: PreTrainedModel) -> bool:
+    """True if no operation of a model that `speed_up` prepared asks for a multiple of rows.
+
+    Its layers can run in one call, with the same bits as in parts, and its other weights are looked
+    up or belong to products that keep their rows.
+    """
+    layers = [vars(layer).get("forward") for layer in decoder_layers(model)]
+    if not all(isinstance(layer, FusedLayer) and layer.layer.runs_whole for layer in layers):
+        return False
+    unused = replaced_modules(model)
+    return all(
+        isinstance(module, nn.Embedding)
+        or (isinstance(own := vars(module).get("forward"), PackedLinear) and own.linear.keeps_rows)
+        for module in model.modules()
+        if module not in unused and any(p.ndim > 1 for p in module.parameters(recurse=False))
+    )
 
 
 def largest_block(product: Product, shape: torch.Size, dtype: torch.dtype, rule: RowRule) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -22,7 +23,7 @@ from blockdraft.models.exact import (
 )
 from blockdraft.models.experts import EXACT_EXPERTS, forget_row_multiple, set_row_multiple
 from blockdraft.models.fused import speed_up
-from blockdraft.models.row_blocks import keep_rows_apart
+from blockdraft.models.row_blocks import keep_rows_apart, keeps_any_rows
 from blockdraft.models.supported import check_supported, decoder_layers
 
 _OWN_SETTINGS = (
@@ -88,6 +89,8 @@ class TransformersTarget:
         if self.exact and self.rule.runs_on_vectors:
             self._undo.enter_context(keep_rows_apart(self.model, self.rule))
             self._undo.enter_context(keep_vectors_whole(self.model))
+            if self.rule.row_multiple > 1 and keeps_any_rows(self.model):
+                self.rule = replace(self.rule, row_multiple=1)
         for index in sorted(set(self.layer_ids)):
             self._hooks.append(self._capture(index))
         head = self.model.get_output_embeddings()

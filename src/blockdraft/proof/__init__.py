@@ -1,4 +1,4 @@
-"""Claims that users check themselves: proof of exactness, and the reason of each rejection.
+"""A claim that users check themselves: drafting changes nothing.
 
 How a proof goes:
 

@@ -69,7 +69,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Cases:
     """All cases of a proof, and why prompts of the corpus were left out, by their ids."""
 
     cases: tuple[Case, ...]
@@ -78,7 +78,7 @@ class Plan:
 
 def plan_cases(
     llm: LLM, corpus: Sequence[ProofPrompt], own: Sequence[ProofPrompt], config: ProofConfig
-) -> Plan:
+) -> Cases:
     """Give every prompt its settings.
 
     Prompts of the bundled corpus that the target cannot take are left out: its context may be
@@ -105,7 +105,7 @@ def plan_cases(
             cases += found
     if not cases:
         raise RequestError("the target takes no prompt of the corpus; give shorter ones: --prompts")
-    return Plan(tuple(cases), MappingProxyType(left_out))
+    return Cases(tuple(cases), MappingProxyType(left_out))
 
 
 def _check_ids(prompts: Sequence[ProofPrompt]) -> None:

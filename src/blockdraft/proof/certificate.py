@@ -48,7 +48,7 @@ def describe_proof(llm: LLM, config: ProofConfig, prompt_files: Sequence[Path]) 
 
 def make_certificate(description: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
     """The whole certificate, of a proof that has ended or of as much as there is."""
-    prompts: dict[str, ProofPrompt] = {c.prompt.id: c.prompt for c in findings.plan.cases}
+    prompts: dict[str, ProofPrompt] = {c.prompt.id: c.prompt for c in findings.chosen.cases}
     description = dict(description)
     hashes = description["hashes"] | {"prompts": hash_prompts(list(prompts.values()))}
     return {
@@ -59,14 +59,14 @@ def make_certificate(description: Mapping[str, Any], findings: Findings) -> dict
         "failures": findings.failures,
         "seconds": findings.seconds,
         "num_differences": sum(len(check.differences) for check in findings.ways),
-        "left_out": dict(findings.plan.left_out),
+        "left_out": dict(findings.chosen.left_out),
         "checks": [_check(check) for check in findings.ways],
         "draft_context": [asdict(c) | {"is_right": c.is_right} for c in findings.contexts],
         "noise": None if findings.noise is None else asdict(findings.noise),
         "controls": [asdict(control) for control in findings.controls],
         "distribution": [asdict(c) | {"is_right": c.is_right} for c in findings.distributions],
         "transformers": [asdict(agreement) for agreement in findings.agreements],
-        "cases": [_case(case, findings.plain.get(case)) for case in findings.plan.cases],
+        "cases": [_case(case, findings.plain.get(case)) for case in findings.chosen.cases],
     }
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.proof.agreement import Agreement
-from blockdraft.proof.cases import Case, Plan
+from blockdraft.proof.cases import Case, Cases
 from blockdraft.proof.context import ContextCheck
 from blockdraft.proof.controls import ControlResult
 from blockdraft.proof.differences import Difference
@@ -37,7 +37,7 @@ class WayCheck:
 class Findings:
     """Everything that is known so far. `is_whole` when nothing is left to do."""
 
-    plan: Plan
+    chosen: Cases
     plain: dict[Case, Output] = field(default_factory=dict)
     ways: list[WayCheck] = field(default_factory=list)
     contexts: list[ContextCheck] = field(default_factory=list)

@@ -58,7 +58,7 @@ class Proof:
         self._stage = ""
         self._started_at = perf_counter()
         self._done = 0.0
-        self._cases = self.findings.plan.cases
+        self._cases = self.findings.chosen.cases
         self._ways = ways_of(llm, adaptive=config.adaptive)
         several = [case for case in self._cases if len(case.prompt_ids) > 1]
         self._context_cases = greedy_cases(several, config.max_tokens, config.num_context_cases)

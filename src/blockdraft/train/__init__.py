@@ -1,16 +1,13 @@
 """A drafter's way: where a drafter comes from.
 
-1. `config_file.py` reads a run: `config.py` is the training, `data_config.py` the answers.
+1. `config_file.py` reads a run: `config.py` is the training, `data/config.py` the answers.
    `plan.py` tells what a run will be before it starts, and `texts.py` how much there will be to
    learn from; what would stop it is found here. `keys.py` prints all settings, `interrupted.py`
    says how a run goes on that was broken off. `__main__.py` is the trainer without the command
    line.
-2. `prompts.py` reads what users say, or lets the target write it; `overlap.py` leaves out what
-   overlaps a benchmark. `data.py` lets the target answer (`answers.py` in bulk, `engine_answers.py`
-   by the engine where that is not possible), turn by turn, line by line, so that nothing is lost,
-   and `shards.py` packs what is fit to learn from, with a manifest.
-3. `dataset.py` makes rows of texts: one each, or several packed, and a batch says of each token
-   which text it belongs to and where it stands in it.
+2. `data/` holds prompts, the target's answers to them, and what makes batches of those.
+3. A batch says of each token which text of its row it belongs to and where it stands in it: a row
+   holds one text, or several packed.
 4. `features.py` asks the frozen target for the states that the drafter reads, in every pass or from
    disk. The drafter sees them as it does when it drafts: `models/draft.py` is the same code.
 5. `blocks.py` lays blocks on random answer tokens, others in every pass. A slot sees the features

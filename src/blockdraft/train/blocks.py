@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockdraft.train.dataset import Batch
+from blockdraft.data.dataset import Batch
 
 
 @dataclass(frozen=True, slots=True)

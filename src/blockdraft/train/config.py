@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.train.settings import check_kinds, require, to_dict
+from blockdraft.core.settings import check_kinds, require, to_dict
 
 PositionWeights = Literal["dpace", "decay", "uniform"]
 

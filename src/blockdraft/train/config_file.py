@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.settings import from_toml
+from blockdraft.data.config import DataConfig
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.loading import resolve_device
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.data_config import DataConfig
-from blockdraft.train.settings import from_toml
 
 ANSWERS = "answers"
 """The table of a run file whose keys are those of DataConfig, and the folder below `out`."""

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockdraft.data.dataset import Batch, Example, collate
+from blockdraft.data.identity import texts_sha256
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ConcatContext
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
-from blockdraft.train.dataset import Batch, Example, collate
 from blockdraft.train.features import FrozenTarget
-from blockdraft.train.identity import texts_sha256
 
 BATCH_SEQUENCES = 32
 

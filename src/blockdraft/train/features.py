@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.files import folder_lock, full_disk_refused, reserve_disk, write_whole
+from blockdraft.data.dataset import Batch, Example, Row, collate
+from blockdraft.data.identity import texts_sha256
 from blockdraft.models.supported import decoder_layers
-from blockdraft.train.dataset import Batch, Example, Row, collate
-from blockdraft.train.identity import texts_sha256
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class StateCache:
         target: to compute what the folder lacks.
         examples: in the order of the files.
         folder: where; None computes everything anew each time.
-        target_sha256: what the target is known by, see `train.identity`.
+        target_sha256: what the target is known by, see `data.identity`.
     """
 
     def __init__(

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import get_type_hints
 
+from blockdraft.core.settings import described, plain
+from blockdraft.data.config import DataConfig
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.config_file import ANSWERS, GIVEN_BY_THE_RUN
-from blockdraft.train.data_config import DataConfig
-from blockdraft.train.settings import described, plain
 
 Kind = type[TrainConfig] | type[DataConfig]
 

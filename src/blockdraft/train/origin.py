@@ -13,14 +13,14 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import RequestError
+from blockdraft.data.identity import template_sha256
+from blockdraft.data.shards import read_manifest
 from blockdraft.engine.probe import describe_probe, encode_probe, read_probe, run_probe
 from blockdraft.models.checkpoint import read_provenance, write_provenance
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.identity import template_sha256
-from blockdraft.train.shards import read_manifest
 from blockdraft.train.true_tau import serving
 
 MIXED = "mixed"

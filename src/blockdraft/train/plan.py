@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import check_output_folder
+from blockdraft.data.config import DataConfig
+from blockdraft.data.dataset import Example
 from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DraftConfig
@@ -24,8 +26,6 @@ from blockdraft.models.loading import (
 )
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.data_config import DataConfig
-from blockdraft.train.dataset import Example
 from blockdraft.train.drafter import check_copy
 from blockdraft.train.parallel import check_sharing, launched
 from blockdraft.train.prepare import (

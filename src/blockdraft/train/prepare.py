@@ -9,22 +9,22 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.loading import check_pair, resolve_dtype
-from blockdraft.models.supported import check_supported
-from blockdraft.train.config import TrainConfig
-from blockdraft.train.dataset import (
+from blockdraft.data.dataset import (
     Example,
     count_answer_tokens,
     read_examples,
     split_held_out,
     unused_special_token,
 )
+from blockdraft.data.identity import target_sha256
+from blockdraft.data.shards import read_manifest
+from blockdraft.data.support import check_plain_head
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.loading import check_pair, resolve_dtype
+from blockdraft.models.supported import check_supported
+from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import copy_target_layers, draft_config_for, with_block_size
-from blockdraft.train.identity import target_sha256
-from blockdraft.train.shards import read_manifest
-from blockdraft.train.support import check_plain_head
 
 logger = logging.getLogger(__name__)
 

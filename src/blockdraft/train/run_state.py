@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from blockdraft.core.errors import ConfigError, DiskError
+from blockdraft.core.settings import plain
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.settings import plain
 
 MAX_COUNTED_SECONDS = 120.0
 """A longer gap between two ticks is a stopped process or a sleeping machine; so whatever may take

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.data.dataset import Batch, Row
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_attention import ScoreMask, flex_masks
 from blockdraft.models.draft_config import AttentionKind
@@ -18,7 +19,6 @@ from blockdraft.models.draft_context import ConcatContext, LayerKV
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.dataset import Batch, Row
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.loss import BlockLoss, LossVocabulary, block_loss, chunked_loss
 

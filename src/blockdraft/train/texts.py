@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.data.config import DataConfig
+from blockdraft.data.dataset import Example, is_held_out, read_examples, split_held_out
+from blockdraft.data.generate import chosen, gather_prompts, load_tokenizers
+from blockdraft.data.prompts import SELF_WRITTEN_TOKENS, Prompt, prompt_ids
+from blockdraft.data.shards import read_manifest
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.data import chosen, gather_prompts, load_tokenizers
-from blockdraft.train.data_config import DataConfig
-from blockdraft.train.dataset import Example, is_held_out, read_examples, split_held_out
 from blockdraft.train.prepare import check_same_target, read_data
-from blockdraft.train.prompts import SELF_WRITTEN_TOKENS, Prompt, prompt_ids
-from blockdraft.train.shards import read_manifest
 
 SAMPLED_PROMPTS = 200
 """Prompts that are counted in tokens; the others are taken to be like them."""

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 
 from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype, use_threads
-from blockdraft.train.blocks import sample_anchors
-from blockdraft.train.config import TrainConfig
-from blockdraft.train.dataset import (
+from blockdraft.data.dataset import (
     Row,
     collate_rows,
     count_answer_tokens,
     epoch_batches,
 )
+from blockdraft.data.identity import target_sha256, texts_sha256
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype, use_threads
+from blockdraft.train.blocks import sample_anchors
+from blockdraft.train.config import TrainConfig
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
-from blockdraft.train.identity import target_sha256, texts_sha256
 from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected

@@ -12,6 +12,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
+from blockdraft.data.dataset import Example
+from blockdraft.data.prompts import Prompt, check_template, prompt_ids, read_prompts
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.load import make_drafter, make_target
 from blockdraft.engine.probe import decode_alone
@@ -23,8 +25,6 @@ from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.text.kinds import loops
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.dataset import Example
-from blockdraft.train.prompts import Prompt, check_template, prompt_ids, read_prompts
 
 Encoded = tuple[str, tuple[int, ...]]
 """The set of a prompt, and its token ids."""

@@ -43,7 +43,7 @@ class NativeLayer:
         norm, mlp_norm = (own.weight.contiguous() for own in norms)
         query, key = (own.weight.contiguous() for own in head_norms) if head_norms else (None, None)
         held = [t for t in (norm, mlp_norm, query, key) if t is not None]
-        check_alike(*held, *(product.weight for product in products))
+        check_alike(*held, *(product.like for product in products))
         qkv, o, gate_up, down = (product.struct for product in products)
         check_sizes(norm.numel() == mlp_norm.numel() == qkv.inputs == o.outputs == down.outputs)
         check_sizes(gate_up.inputs == qkv.inputs and gate_up.outputs == 2 * down.inputs)

@@ -19,6 +19,8 @@ _SIGNATURES: dict[str, list[type]] = {
     "gate": [_FLAG, *[_ADDRESS] * 2, *[_COUNT] * 2, _FLAG],
     "attend": [_FLAG, *[_ADDRESS] * 3, *[_ADDRESS, _COUNT, _COUNT] * 3, *[_ADDRESS] * 2],
     "product_step": [_FLAG],
+    "product_panel": [],
+    "reads_narrow": [],
     "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
     "layer": [_FLAG, *[_ADDRESS] * 9],
     "words_at": [*[_ADDRESS] * 3, _COUNT, _ADDRESS],
@@ -51,6 +53,10 @@ class Library:
         self.attend = _checked(_function(loaded, "attend"))
         self.product_step = _function(loaded, "product_step")
         self.product_step.restype = _COUNT
+        self.product_panel = _function(loaded, "product_panel")
+        self.product_panel.restype = _COUNT
+        self.reads_narrow = _function(loaded, "reads_narrow")
+        self.reads_narrow.restype = _FLAG
         self.multiply = _function(loaded, "multiply")
         self.layer = _checked(_function(loaded, "layer"))
         self.words_at = _function(loaded, "words_at")
@@ -102,6 +108,7 @@ class Product(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
+        ("is_narrow", ctypes.c_int64),
     )
 
 

@@ -3,6 +3,9 @@
 A step of a few rows reads every weight once and is bound by memory; what counts is that reading
 never waits, and that a product costs little beside it. A row's sums run in the order of the inputs,
 so its bits do not depend on the rows beside it.
+
+A float32 weight whose values all fit bfloat16, as those of a checkpoint in bfloat16, is held in it:
+a narrow weight. A product widens what it reads, so it has the same bits, and half as much is read.
 """
 
 import ctypes
@@ -16,8 +19,10 @@ from blockdraft.kernels.cpu.library import Library, Product
 from blockdraft.kernels.cpu.onednn import own_bias
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_sizes
 
-PANEL = 48
-"""Outputs that lie together, as in products.h."""
+LANES = 16
+"""Outputs whose weights alternate in a narrow weight, as in products.h."""
+LOWER_HALF = 0xFFFF
+"""Bits of a float32 value that bfloat16 does not have."""
 MAX_ERROR = 64 * torch.finfo(torch.float32).eps
 """A sum may differ from torch's by this share of its absolute values, before it is rounded."""
 CHECKED_AT_ONCE = 4096
@@ -38,10 +43,17 @@ class PackedProduct:
     def __init__(self, kernels: Library, step: int, weight: Tensor, bias: Tensor | None) -> None:
         self._kernels = kernels
         self.shape, self.dtype = weight.shape, weight.dtype
-        self.weight = _in_panels(weight.detach(), step)
+        narrow = _narrow(weight.detach()) if kernels.reads_narrow() else None
+        self.is_narrow = narrow is not None
+        held = weight.detach() if narrow is None else narrow
+        self.weight = _in_panels(held, step, kernels.product_panel())
+        if self.is_narrow:
+            self.weight = _alternating(self.weight)
+        self.like = weight.new_empty(0)
+        """Of the type of rows."""
         self._bias = own_bias(bias)
         if self._bias is not None:
-            check_alike(self.weight, self._bias)
+            check_alike(self.like, self._bias)
             check_sizes(self._bias.numel() == weight.shape[0])
         self._flag = IS_BFLOAT16[weight.dtype]
         self.struct = Product(
@@ -49,6 +61,7 @@ class PackedProduct:
             None if self._bias is None else self._bias.data_ptr(),
             weight.shape[1],
             weight.shape[0],
+            self.is_narrow,
         )
         """As the kernels know it; valid as long as this object."""
         self._address = ctypes.addressof(self.struct)
@@ -62,7 +75,7 @@ class PackedProduct:
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("packed weights have no gradients")
         x, inputs = x.contiguous(), self.struct.inputs
-        check_alike(self.weight, x)
+        check_alike(self.like, x)
         check_sizes(x.shape[-1] == inputs > 0)
         output = x.new_empty((*x.shape[:-1], self.struct.outputs))
         self._kernels.multiply(
@@ -106,14 +119,34 @@ def _is_right(product: PackedProduct, weight: Tensor, bias: Tensor | None) -> bo
     return True
 
 
-def _in_panels(weight: Tensor, step: int) -> Tensor:
-    """[outputs, inputs] -> [panels, inputs / step, PANEL, step], filled up with zeros."""
+def _in_panels(weight: Tensor, step: int, panel: int) -> Tensor:
+    """[outputs, inputs] -> [panels, inputs / step, panel, step], filled up with zeros."""
     outputs, inputs = weight.shape
-    panels = weight.new_zeros(-(-outputs // PANEL), inputs // step, PANEL, step)
-    num_whole = outputs // PANEL
-    whole = weight[: num_whole * PANEL].reshape(num_whole, PANEL, inputs // step, step)
+    panels = weight.new_zeros(-(-outputs // panel), inputs // step, panel, step)
+    num_whole = outputs // panel
+    whole = weight[: num_whole * panel].reshape(num_whole, panel, inputs // step, step)
     panels[:num_whole] = whole.transpose(1, 2)
-    if rest := outputs % PANEL:
-        last = weight[num_whole * PANEL :].reshape(rest, inputs // step, step)
+    if rest := outputs % panel:
+        last = weight[num_whole * panel :].reshape(rest, inputs // step, step)
         panels[num_whole, :, :rest] = last.transpose(0, 1)
     return panels
+
+
+def _narrow(weight: Tensor) -> Tensor | None:
+    """The upper halves of float32 values, int16; None if any has bits in the lower one."""
+    if weight.dtype != torch.float32:
+        return None
+    narrow = torch.empty(weight.shape, dtype=torch.int16)
+    for start in range(0, weight.shape[0], CHECKED_AT_ONCE):
+        part = slice(start, start + CHECKED_AT_ONCE)
+        bits = weight[part].contiguous().view(torch.int32)
+        if (bits & LOWER_HALF).any():
+            return None
+        narrow[part] = bits >> 16
+    return narrow
+
+
+def _alternating(panels: Tensor) -> Tensor:
+    """[.., panel, 1], of each LANES outputs the first half in turns with the second."""
+    halves = panels.view(*panels.shape[:-2], -1, 2, LANES // 2)
+    return halves.transpose(-1, -2).contiguous().view(panels.shape)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.server.engines.config import EngineConfig, EngineName
-from blockdraft.server.engines.settings import EngineSettings, Pair
+from blockdraft.server.engines.settings import EngineSettings, PairFolders
 
 _PROBE = """
 import importlib.util, sys
@@ -41,7 +41,7 @@ class Engine:
     name: EngineName
     module: str
     entry: tuple[str, ...]
-    arguments: Callable[[EngineSettings, Pair], list[str]]
+    arguments: Callable[[EngineSettings, PairFolders], list[str]]
     environment: Callable[[EngineSettings], dict[str, str]]
     refused: Mapping[str, str]
 
@@ -65,7 +65,7 @@ class Engine:
             raise ConfigError(f"dtype is float64; {self.name} has auto, bfloat16 and float32")
         self._check_installed(settings.engine)
 
-    def command(self, settings: EngineSettings, pair: Pair) -> Command:
+    def command(self, settings: EngineSettings, pair: PairFolders) -> Command:
         """The program that serves a pair.
 
         Raises:

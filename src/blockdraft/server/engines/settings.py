@@ -12,7 +12,7 @@ from blockdraft.server.engines.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairFolders:
     """Folders of a target and its drafter, and how many tokens to draft a step.
 
     num_draft_tokens: without the anchor, so one less than the slots of a block; 0 without a
@@ -38,7 +38,7 @@ class EngineSettings:
     given: Mapping[str, str]
 
 
-def resolve_pair(settings: EngineSettings) -> Pair:
+def resolve_pair(settings: EngineSettings) -> PairFolders:
     """Find both models, and check that they belong together.
 
     Raises:
@@ -51,14 +51,14 @@ def resolve_pair(settings: EngineSettings) -> Pair:
     if drafter is None:
         if wanted is not None:
             raise ConfigError(f"num_draft_tokens is {wanted}, but there is no drafter; name one")
-        return Pair(target, None, 0)
+        return PairFolders(target, None, 0)
     most = _block_size(target, drafter) - 1
     if wanted is not None and wanted > most:
         raise ConfigError(
             f"num_draft_tokens is {wanted}; this drafter guesses at most {most} tokens a step, "
             "the slots of its block without the anchor"
         )
-    return Pair(target, drafter, wanted or most)
+    return PairFolders(target, drafter, wanted or most)
 
 
 def _block_size(target: Path, drafter: Path) -> int:

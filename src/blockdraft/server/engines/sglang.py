@@ -2,10 +2,10 @@
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.server.engines.engine import Engine, common_arguments
-from blockdraft.server.engines.settings import EngineSettings, Pair
+from blockdraft.server.engines.settings import EngineSettings, PairFolders
 
 
-def _arguments(settings: EngineSettings, pair: Pair) -> list[str]:
+def _arguments(settings: EngineSettings, pair: PairFolders) -> list[str]:
     arguments = [
         *("--model-path", str(pair.target)),
         *common_arguments(settings),

@@ -4,12 +4,12 @@ import json
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.server.engines.engine import Engine, common_arguments
-from blockdraft.server.engines.settings import EngineSettings, Pair
+from blockdraft.server.engines.settings import EngineSettings, PairFolders
 
 _GIB = 2**30
 
 
-def _arguments(settings: EngineSettings, pair: Pair) -> list[str]:
+def _arguments(settings: EngineSettings, pair: PairFolders) -> list[str]:
     serve = settings.serve
     arguments = [
         *("--model", str(pair.target)),

@@ -12,17 +12,31 @@
 #include <initializer_list>
 #include <type_traits>
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#endif
+
+// Whether this build has registers of eight lanes.
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
+#define BLOCKDRAFT_TWO_REGISTERS 1
+#include "two_registers.h"
+#else
+#define BLOCKDRAFT_TWO_REGISTERS 0
 #endif
 
 namespace blockdraft {
 
 constexpr int kLanes = 16;
 
+#if BLOCKDRAFT_TWO_REGISTERS
+typedef TwoRegisters<float> Lanes;
+typedef TwoRegisters<int32_t> Ints;
+typedef TwoRegisters<uint32_t> Bits;
+#else
 typedef float Lanes __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
+#endif
 typedef uint16_t Halves __attribute__((vector_size(32)));
 
 // The upper half of a float32.
@@ -32,7 +46,38 @@ struct BFloat16 {
 
 inline Lanes all(float x) { return x - Lanes{}; }
 
-inline Lanes select(Ints condition, Lanes yes, Lanes no) { return condition ? yes : no; }
+#if BLOCKDRAFT_TWO_REGISTERS
+template <typename T>
+TwoRegisters<T> select(Ints condition, TwoRegisters<T> yes, TwoRegisters<T> no) {
+  return {condition.low ? yes.low : no.low, condition.high ? yes.high : no.high};
+}
+
+inline Lanes load(const float* from) {
+  return {(Lanes::Register)_mm256_loadu_ps(from), (Lanes::Register)_mm256_loadu_ps(from + 8)};
+}
+
+inline void store(float* to, Lanes x) {
+  _mm256_storeu_ps(to, (__m256)x.low);
+  _mm256_storeu_ps(to + 8, (__m256)x.high);
+}
+
+inline Bits widened(Halves halves) {
+  const __m256i all_halves = (__m256i)halves;
+  return {(Bits::Register)_mm256_cvtepu16_epi32(_mm256_castsi256_si128(all_halves)),
+          (Bits::Register)_mm256_cvtepu16_epi32(_mm256_extracti128_si256(all_halves, 1))};
+}
+
+// The lower halves.
+inline Halves narrowed(Bits bits) {
+  const __m256i packed =
+      _mm256_packus_epi32((__m256i)(bits.low & 0xffffu), (__m256i)(bits.high & 0xffffu));
+  return (Halves)_mm256_permute4x64_epi64(packed, 0xd8);
+}
+#else
+template <typename T>
+T select(Ints condition, T yes, T no) {
+  return condition ? yes : no;
+}
 
 inline Lanes load(const float* from) {
   Lanes x;
@@ -40,20 +85,25 @@ inline Lanes load(const float* from) {
   return x;
 }
 
+inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof x); }
+
+inline Bits widened(Halves halves) { return __builtin_convertvector(halves, Bits); }
+
+inline Halves narrowed(Bits bits) { return __builtin_convertvector(bits, Halves); }
+#endif
+
 inline Lanes load(const BFloat16* from) {
   Halves halves;
   std::memcpy(&halves, from, sizeof halves);
-  return (Lanes)(__builtin_convertvector(halves, Bits) << 16);
+  return (Lanes)(widened(halves) << 16);
 }
-
-inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof x); }
 
 // Rounds to the nearest, ties to even, as torch does.
 inline void store(BFloat16* to, Lanes x) {
   const Bits bits = (Bits)x;
   const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const Bits quiet_nan = Bits{} + 0x7fc0u;
-  const Halves halves = __builtin_convertvector(x == x ? rounded : quiet_nan, Halves);
+  const Halves halves = narrowed(select(x == x, rounded, quiet_nan));
   std::memcpy(to, &halves, sizeof halves);
 }
 
@@ -89,6 +139,9 @@ inline void store_some(T* to, Lanes x, int64_t num) {
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #ifdef __AVX512F__
   return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif BLOCKDRAFT_TWO_REGISTERS
+  return {(Lanes::Register)_mm256_fmadd_ps((__m256)a.low, (__m256)b.low, (__m256)c.low),
+          (Lanes::Register)_mm256_fmadd_ps((__m256)a.high, (__m256)b.high, (__m256)c.high)};
 #else
   return a * b + c;
 #endif

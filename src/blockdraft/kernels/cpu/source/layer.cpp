@@ -83,11 +83,19 @@ int64_t blockdraft_product_step(int is_bfloat16) {
 #if defined(__AVX512F__) && defined(_OPENMP) && !defined(__AMX_BF16__)
   if (!is_bfloat16) return blockdraft::kStep<float>;
   return BLOCKDRAFT_HAS_PAIRS ? blockdraft::kStep<blockdraft::BFloat16> : 0;
+#elif BLOCKDRAFT_TWO_REGISTERS && defined(_OPENMP)
+  return is_bfloat16 ? 0 : blockdraft::kStep<float>;
 #else
   (void)is_bfloat16;
   return 0;
 #endif
 }
+
+// The outputs that lie side by side in a packed weight.
+int64_t blockdraft_product_panel() { return blockdraft::kPanel; }
+
+// Whether weights for float32 may be held as Narrow.
+int blockdraft_reads_narrow() { return blockdraft::kReadsNarrow; }
 
 // The product of input [num_rows, inputs] with a packed weight.
 void blockdraft_multiply(int is_bfloat16, const blockdraft::Product* product, void* output,

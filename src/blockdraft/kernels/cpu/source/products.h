@@ -1,8 +1,8 @@
 // Products of rows with a weight, the sums of every output in the order of the inputs.
 //
-// A weight lies in panels of 48 outputs. In a panel come the inputs one after another (bfloat16: two
-// by two), each with the weights of all outputs of the panel, so that a product reads it front to
-// back. What fills up the last panel is 0. The sums of a row are the same whatever rows share a
+// A weight lies in panels of a few outputs. In a panel come the inputs one after another (bfloat16:
+// two by two), each with the weights of all outputs of the panel, so that a product reads it front
+// to back. What fills up the last panel is 0. The sums of a row are the same whatever rows share a
 // call and however many threads.
 
 #pragma once
@@ -11,17 +11,53 @@
 
 namespace blockdraft {
 
+// With the weights and a value of a row, the sums of so many rows just fit the registers.
+#if BLOCKDRAFT_TWO_REGISTERS
+constexpr int kPanelLanes = 1;
+constexpr int kMaxRows = 6;
+// Panels for few rows: their sums alone would wait for each other.
+constexpr int kPanelsAtOnce = 3;
+// While the rows of a panel are computed, the next one is fetched. More rows than a few are bound by
+// arithmetic, and the processor fetches only what is read anyway.
+constexpr bool kFetchesAhead = true;
+// Whether float32 weights may be held as Narrow.
+constexpr bool kReadsNarrow = true;
+#else
 constexpr int kPanelLanes = 3;
-constexpr int64_t kPanel = kPanelLanes * kLanes;
-// With the weights and a value of a row, their sums just fit the registers.
 constexpr int kMaxRows = 8;
+constexpr int kPanelsAtOnce = 1;
+constexpr bool kFetchesAhead = false;
+constexpr bool kReadsNarrow = false;
+#endif
+constexpr int64_t kPanel = kPanelLanes * kLanes;
 
 struct Product {
   const void* weight;
   const void* bias;  // [outputs] or null
   int64_t inputs;
   int64_t outputs;
+  int64_t is_narrow;  // the weights are Narrow, or else what they are multiplied with
 };
+
+// The upper half of a float32 weight whose lower half is 0. In memory the first eight of sixteen
+// outputs alternate with the last eight, so that a 32-bit word has one of each.
+struct Narrow {
+  uint16_t bits;
+};
+
+// The weights of sixteen outputs for one step over the inputs of T.
+template <typename T>
+Lanes load_weights(const T* from) {
+  return load_words(from);
+}
+
+#if BLOCKDRAFT_TWO_REGISTERS
+inline Lanes load_weights(const Narrow* from) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return {(Lanes::Register)_mm256_slli_epi32(words, 16),
+          (Lanes::Register)_mm256_and_si256(words, _mm256_set1_epi32(-0x10000))};
+}
+#endif
 
 // Up to 16 outputs of a row; none if `num_outputs` is not positive.
 template <typename T>
@@ -35,56 +71,91 @@ void put_sums(T* to, Lanes sum, const T* bias, int64_t num_outputs) {
     store_some(to, sum, num_outputs);
 }
 
-// M rows with one panel of a weight. Loops over sums are unrolled, or they would not stay in
-// registers.
-template <typename T, int M>
-void multiply_panel(T* output, const T* rows, const T* panel, const T* bias, const Product& product,
-                    int64_t num_outputs) {
-  Lanes sums[M][kPanelLanes] = {};
+// M rows with P panels of a weight, held as W. Loops over sums are unrolled, or they would not stay
+// in registers. `ahead` is fetched meanwhile, so many bytes for an input.
+template <int M, int P, typename T, typename W>
+void multiply_panels(T* output, const T* rows, const W* panels, const T* bias,
+                     const Product& product, int64_t num_outputs, const char* ahead,
+                     int64_t fetched) {
+  constexpr int kSums = P * kPanelLanes;
+  Lanes sums[M][kSums] = {};
   for (int64_t input = 0; input < product.inputs; input += kStep<T>) {
-    Lanes weights[kPanelLanes];
+    if constexpr (kFetchesAhead && P == 1) {
+      __builtin_prefetch(ahead, 0, 2);
+      ahead += fetched;
+    }
+    Lanes weights[kSums];
 #pragma GCC unroll 8
-    for (int i = 0; i < kPanelLanes; ++i)
-      weights[i] = load_words(panel + input * kPanel + i * kLanes * kStep<T>);
+    for (int i = 0; i < kSums; ++i)
+      weights[i] = load_weights(panels + i / kPanelLanes * kPanel * product.inputs +
+                                input * kPanel + i % kPanelLanes * kLanes * kStep<T>);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const Lanes value = spread_word(rows + m * product.inputs + input);
 #pragma GCC unroll 8
-      for (int i = 0; i < kPanelLanes; ++i)
+      for (int i = 0; i < kSums; ++i)
         sums[m][i] = multiply_step<T>(value, weights[i], sums[m][i]);
     }
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int i = 0; i < kPanelLanes; ++i)
+    for (int i = 0; i < kSums; ++i)
       put_sums(output + m * product.outputs + i * kLanes, sums[m][i],
              bias == nullptr ? nullptr : bias + i * kLanes, num_outputs - i * kLanes);
+}
+
+// All rows with P panels from number `index` on.
+template <int P, typename W, typename T>
+void multiply_rows(const Product& product, T* output, const T* input, int64_t num_rows,
+                   int64_t index) {
+  constexpr int kMost = kMaxRows / P;
+  const int64_t num_blocks = (num_rows + kMost - 1) / kMost;
+  const int64_t first = index * kPanel;
+  const int64_t rest = product.outputs - first;
+  const W* panels = static_cast<const W*>(product.weight) + first * product.inputs;
+  const T* bias = static_cast<const T*>(product.bias);
+  const int64_t num_bytes = kPanel * static_cast<int64_t>(sizeof(W));
+  const int64_t fetched = (num_bytes + num_blocks - 1) / num_blocks;
+  const char* ahead = reinterpret_cast<const char*>(panels + kPanel * product.inputs);
+  // Blocks of about as many rows: few would cost nearly as much as many.
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const int64_t begin = num_rows * block / num_blocks;
+    const int64_t end = num_rows * (block + 1) / num_blocks;
+    with_constant<kMost>(end - begin, [&](auto num) {
+      multiply_panels<num, P>(output + begin * product.outputs + first,
+                              input + begin * product.inputs, panels,
+                              bias == nullptr ? nullptr : bias + first, product,
+                              rest < P * kPanel ? rest : P * kPanel,
+                              ahead + block * fetched * product.inputs, fetched);
+    });
+  }
+}
+
+template <typename W, typename T>
+void multiply_held(const Product& product, T* output, const T* input, int64_t num_rows) {
+  const int64_t num_panels = (product.outputs + kPanel - 1) / kPanel;
+  const int64_t at_once = num_rows * kPanelsAtOnce <= kMaxRows ? kPanelsAtOnce : 1;
+#pragma omp for schedule(static)
+  for (int64_t index = 0; index < num_panels; index += at_once) {
+    if (at_once > 1 && index + at_once <= num_panels) {
+      multiply_rows<kPanelsAtOnce, W>(product, output, input, num_rows, index);
+    } else {
+      const int64_t end = index + at_once < num_panels ? index + at_once : num_panels;
+      for (int64_t i = index; i < end; ++i)
+        multiply_rows<1, W>(product, output, input, num_rows, i);
+    }
+  }
 }
 
 // Shares its panels among the threads of the region that calls it.
 template <typename T>
 void multiply(const Product& product, void* output, const void* input, int64_t num_rows) {
-  const int64_t num_panels = (product.outputs + kPanel - 1) / kPanel;
-  const int64_t num_blocks = (num_rows + kMaxRows - 1) / kMaxRows;
-#pragma omp for schedule(static)
-  for (int64_t index = 0; index < num_panels; ++index) {
-    const int64_t first = index * kPanel;
-    const int64_t rest = product.outputs - first;
-    const T* panel = static_cast<const T*>(product.weight) + first * product.inputs;
-    const T* bias = static_cast<const T*>(product.bias);
-    // Blocks of about as many rows: few would cost nearly as much as many.
-    for (int64_t block = 0; block < num_blocks; ++block) {
-      const int64_t begin = num_rows * block / num_blocks;
-      const int64_t end = num_rows * (block + 1) / num_blocks;
-      with_constant<kMaxRows>(end - begin, [&](auto num) {
-        multiply_panel<T, num>(static_cast<T*>(output) + begin * product.outputs + first,
-                               static_cast<const T*>(input) + begin * product.inputs, panel,
-                               bias == nullptr ? nullptr : bias + first, product,
-                               rest < kPanel ? rest : kPanel);
-      });
-    }
-  }
+  T* to = static_cast<T*>(output);
+  const T* from = static_cast<const T*>(input);
+  if constexpr (kReadsNarrow && std::is_same_v<T, float>)
+    if (product.is_narrow) return multiply_held<Narrow>(product, to, from, num_rows);
+  multiply_held<T>(product, to, from, num_rows);
 }
 
 }  // namespace blockdraft

@@ -16,6 +16,47 @@ struct Range {
   int64_t end;
 };
 
+#if BLOCKDRAFT_TWO_REGISTERS
+inline void transpose_8(__m256 rows[8]) {
+  __m256 pairs[8], fours[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i += 4)
+#pragma GCC unroll 8
+    for (int j = 0; j < 2; ++j) {
+      fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + 2 + j], 0x44);
+      fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + 2 + j], 0xee);
+    }
+#pragma GCC unroll 8
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    rows[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  }
+}
+
+// Square by square of eight.
+inline void transpose(Lanes rows[kLanes]) {
+  float values[2][2][8][8];
+  for (int i = 0; i < 2; ++i)
+    for (int j = 0; j < 2; ++j) {
+      __m256 square[8];
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; ++k)
+        square[k] = (__m256)(j == 0 ? rows[8 * i + k].low : rows[8 * i + k].high);
+      transpose_8(square);
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; ++k) _mm256_storeu_ps(values[j][i][k], square[k]);
+    }
+  for (int j = 0; j < 2; ++j)
+    for (int k = 0; k < 8; ++k)
+      rows[8 * j + k] = {(Lanes::Register)_mm256_loadu_ps(values[j][0][k]),
+                         (Lanes::Register)_mm256_loadu_ps(values[j][1][k])};
+}
+#else
 #if defined(__clang__) || __GNUC__ >= 12
 #define BLOCKDRAFT_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -42,6 +83,7 @@ inline void transpose(Lanes rows[kLanes]) {
     for (int i = 0; i < kLanes; ++i) rows[i] = zipped[i];
   }
 }
+#endif
 
 // columns[word][key] of those keys of a tile that somebody sees; zeros for the others, which may lie
 // outside of the buffer.

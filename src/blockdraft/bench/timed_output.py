@@ -1,0 +1,42 @@
+"""What is measured of one prompt and one way to decode it."""
+
+from dataclasses import dataclass, field
+
+from blockdraft.engine.completion import Completion
+from blockdraft.measure.acceptance import AcceptanceStats
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOutput:
+    """Tokens of one output and the seconds they took.
+
+    total_seconds: from the request to the last token, the prompt's pass included.
+    decode_seconds: from the first token to the last.
+    """
+
+    token_ids: tuple[int, ...]
+    total_seconds: float
+    decode_seconds: float
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """All tokens over the total time."""
+        return len(self.token_ids) / self.total_seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens after the first over the seconds since it; 0 for a single token."""
+        later = len(self.token_ids) - 1
+        return later / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def first_token_seconds(self) -> float:
+        """From the request to its first token, waiting and the prompt's pass included."""
+        return self.total_seconds - self.decode_seconds
+
+
+def timed_output(completion: Completion) -> TimedOutput:
+    """The figures of one of our own outputs."""
+    timings = completion.timings
+    return TimedOutput(completion.token_ids, timings.total, timings.decode, completion.acceptance)

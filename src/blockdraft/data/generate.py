@@ -1,0 +1,367 @@
+"""Training data: prompts, answered by the target in bulk, one JSONL row an answer.
+
+A row is {"id", "set", "temperature", "sample", "prompt_ids", "response_ids", "finish"}. Rows are
+appended as they come, and a run that is started again goes on where it stopped. When all is
+answered, what is fit to train on is written as token shards, see `data.shards`.
+"""
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import check_output_folder, folder_lock, full_disk_refused
+from blockdraft.data.answer_file import (
+    Answered,
+    DataProgress,
+    Key,
+    PriorAnswer,
+    Report,
+    Row,
+    append_rows,
+    key_of,
+    last_rows,
+    read_answered,
+)
+from blockdraft.data.answers import Answer, Job, Writer
+from blockdraft.data.config import DataConfig
+from blockdraft.data.engine_answers import writer_for
+from blockdraft.data.history import earlier_runs, with_run
+from blockdraft.data.overlap import without_overlap
+from blockdraft.data.prompts import (
+    SELF_WRITTEN_TOKENS,
+    Prompt,
+    check_template,
+    distinct,
+    prompt_ids,
+    prompt_of_row,
+    read_prompts,
+    with_own_ids,
+    with_variants,
+)
+from blockdraft.data.self_written import read_written, write_prompts
+from blockdraft.data.shards import ANSWERS, write_manifest, write_shards
+from blockdraft.hub.resolve import resolve_model
+from blockdraft.models.loading import (
+    load_target_model,
+    resolve_device,
+    resolve_dtype,
+    target_without_weights,
+    use_threads,
+)
+from blockdraft.text.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_NOTHING_LEFT = "no usable prompt is left, without those that overlap a benchmark; give others"
+
+
+def generate_data(config: DataConfig, report: Report = lambda progress: None) -> Path:
+    """Answer everything that is not answered yet, and write the shards; returns their folder.
+
+    Raises:
+        ConfigError: prompts are missing, broken or too long, the folder holds other answers or is
+            in use, its disk is full, or no answer is fit to train on.
+        ModelError: the target cannot be loaded.
+    """
+    check_output_folder(config.output)
+    use_threads(None)
+    with folder_lock(config.output), full_disk_refused(config.output):
+        return _generate(config, report)
+
+
+def _generate(config: DataConfig, report: Report) -> Path:
+    prompts, counts = gather_prompts(config)
+    manifest = earlier_runs(config)
+    device = resolve_device(config.device)
+    folder = resolve_model(config.target)
+    stop_ids, tokenizer = load_tokenizers(config, folder, prompts)
+    answered = read_answered(config.output / ANSWERS)
+    manifest = with_run(manifest, config, folder, tokenizer)
+    _check_lengths(config, folder, prompts, tokenizer, answered)
+    _check_same_prompts(config, [*prompts, *read_written(config)], tokenizer, answered)
+    model = load_target_model(folder, resolve_dtype(config.dtype, device), device)
+    writer = writer_for(
+        model,
+        stop_ids=stop_ids,
+        slots=config.slots,
+        capacity=config.max_prompt_tokens + max(config.max_tokens, SELF_WRITTEN_TOKENS),
+        seed=config.seed,
+    )
+    write_manifest(config.output, manifest)
+    if config.num_self_written:
+        written = _self_written(config, writer, tokenizer, report, counts)
+        prompts = distinct([*prompts, *written])
+    prompts = chosen(config, prompts)
+    if not prompts:
+        raise ConfigError(_NOTHING_LEFT)
+    for turn in range(_num_turns(config, prompts)):
+        jobs = list(_jobs(prompts, turn, config, tokenizer, answered))
+        _write_answers(config, writer, jobs, answered, report)
+    if not answered:
+        raise ConfigError(
+            f"none of {len(prompts)} prompts was answered; raise max_prompt_tokens (it is "
+            f"{config.max_prompt_tokens}), or give other prompts"
+        )
+    _finish(config, manifest, counts)
+    return config.output
+
+
+def chosen(config: DataConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Those that are to be answered, in random order."""
+    shuffled = list(prompts)
+    random.Random(config.seed).shuffle(shuffled)
+    return shuffled[: config.limit]
+
+
+def _num_turns(config: DataConfig, prompts: Sequence[Prompt]) -> int:
+    return min(config.max_turns, max((len(prompt.turns) for prompt in prompts), default=0))
+
+
+def _finish(config: DataConfig, manifest: dict[str, Any], counts: dict[str, int]) -> None:
+    written = write_shards(
+        config.output,
+        (row for _, row in last_rows(config.output / ANSWERS)),
+        rows_per_shard=config.rows_per_shard,
+        drop_truncated=config.drop_truncated,
+    )
+    counts = counts | written["counts"]
+    shown = ", ".join(f"{name} {number}" for name, number in counts.items())
+    if not written["shards"]:
+        raise ConfigError(
+            f"no answer in {config.output} is fit to train on ({shown}); raise max_tokens (it is "
+            f"{config.max_tokens}), or give other prompts"
+        )
+    write_manifest(config.output, manifest | written | {"counts": counts})
+    logger.info("answers: %s", shown)
+
+
+def gather_prompts(config: DataConfig) -> tuple[list[Prompt], dict[str, int]]:
+    """The prompts of files and data sets without repeats and overlaps, and how many there were.
+
+    Raises:
+        ConfigError: one is missing, broken or empty.
+    """
+    rows = [prompt for path in config.prompts for prompt in read_prompts(path)]
+    num_without = 0
+    for name in config.datasets:
+        of_dataset, num_skipped = _read_dataset(name)
+        rows += of_dataset
+        num_without += num_skipped
+    if not rows and not config.num_self_written:
+        names = ", ".join([*map(str, config.prompts), *config.datasets])
+        raise ConfigError(f"{names} holds no prompts; give rows with messages, turns or prompt")
+    found = list(with_variants(with_own_ids(rows)))
+    prompts = distinct(found)
+    clean = without_overlap(prompts, config.exclude)
+    return clean, {
+        "prompts": len(found),
+        "rows_without_prompt": num_without,
+        "repeated_prompts": len(found) - len(prompts),
+        "overlapping_prompts": len(prompts) - len(clean),
+    }
+
+
+def _read_dataset(name: str) -> tuple[list[Prompt], int]:
+    """(the prompts of a data set, how many rows hold none): nobody can mend its rows."""
+    try:
+        from blockdraft.data.hub_datasets import read_dataset
+    except ImportError as error:
+        raise ConfigError(
+            f"the data set {name!r} needs the package datasets; pip install datasets"
+        ) from error
+    short = Path(name.partition(":")[0]).name
+    prompts, num_without, reason = [], 0, ""
+    for place, row in enumerate(read_dataset(name)):
+        try:
+            prompts.append(prompt_of_row(row, short, place, Path(name), place + 1))
+        except ConfigError as error:
+            num_without += 1
+            reason = f"{error} (its columns are {', '.join(row)})"
+    if num_without and not prompts:
+        raise ConfigError(f"data set {name!r} holds no prompts: {reason}")
+    return prompts, num_without
+
+
+def load_tokenizers(
+    config: DataConfig, folder: Path, prompts: Sequence[Prompt]
+) -> tuple[frozenset[int], PreTrainedTokenizerBase]:
+    """The ids that end an answer, and transformers' own tokenizer.
+
+    Raises:
+        ConfigError: its template cannot ask the prompts as it is told.
+        ModelError: it has no template, and not all of the prompts are plain text.
+    """
+    loaded = load_tokenizer(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if config.num_self_written or not all(prompt.is_plain for prompt in prompts):
+        check_template(tokenizer, config.thinking)
+    return loaded.eos_ids, tokenizer
+
+
+def _self_written(
+    config: DataConfig,
+    writer: Writer,
+    tokenizer: PreTrainedTokenizerBase,
+    report: Report,
+    counts: dict[str, int],
+) -> list[Prompt]:
+    """Prompts of the target's own; they are added to `counts`."""
+    written = write_prompts(config, writer, tokenizer, report)
+    clean = without_overlap(written, config.exclude)
+    counts["self_written_prompts"] = len(written)
+    counts["overlapping_self_written"] = len(written) - len(clean)
+    logger.info(
+        "self-written prompts: %d of %d came out, %d of these overlap a benchmark",
+        *(len(written), config.num_self_written, len(written) - len(clean)),
+    )
+    return clean
+
+
+def _check_lengths(
+    config: DataConfig,
+    folder: Path,
+    prompts: Sequence[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+    answered: Answered,
+) -> None:
+    """Refuse what the target has no room for, and prompts that are all too long."""
+    room = target_without_weights(folder).config.get_text_config()
+    context = getattr(room, "max_position_embeddings", 2**31)
+    if config.max_prompt_tokens + config.max_tokens > context:
+        raise ConfigError(
+            f"max_prompt_tokens {config.max_prompt_tokens} and max_tokens {config.max_tokens} are "
+            f"more than the {context} tokens of the target's context; lower one of them"
+        )
+    if config.num_self_written:
+        return
+    if not prompts:
+        raise ConfigError(_NOTHING_LEFT)
+    if answered:
+        return
+    lengths = []
+    for prompt in chosen(config, prompts):
+        lengths.append(len(prompt_ids(tokenizer, prompt, (), config.thinking)))
+        if lengths[-1] <= config.max_prompt_tokens:
+            return
+    raise ConfigError(
+        f"all of {len(lengths)} prompts hold more than max_prompt_tokens "
+        f"{config.max_prompt_tokens}, the shortest {min(lengths)} tokens; raise it, or give "
+        "shorter prompts"
+    )
+
+
+def _check_same_prompts(
+    config: DataConfig,
+    prompts: Sequence[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+    answered: Answered,
+) -> None:
+    """Refuse a folder that holds answers to others of the same names."""
+    names = {name for name, _, _ in answered}
+    begun = [prompt for prompt in prompts if prompt.id in names]
+    for turn in range(_num_turns(config, begun)):
+        for key, prompt, ids in _asked(begun, turn, config, tokenizer, answered):
+            if key not in answered:
+                continue
+            before = answered[key].prompt_ids
+            if before != ids and not _is_dated(tokenizer, prompt.turns[turn], before, ids):
+                raise ConfigError(
+                    f"{config.output} holds an answer to another prompt of the id {key[0]!r}, or "
+                    "with other thinking; give another --output, and --join the two"
+                )
+
+
+def _is_dated(
+    tokenizer: PreTrainedTokenizerBase, said: str, one: Sequence[int], other: Sequence[int]
+) -> bool:
+    """True if two prompts may be one of two days: they end alike from what the user said on.
+
+    Some templates write today's date into every prompt.
+    """
+    if "strftime_now" not in str(tokenizer.chat_template):
+        return False
+    before, now = tokenizer.decode(one), tokenizer.decode(other)
+    _, found, end = now.rpartition(said.strip())
+    return bool(found) and before.endswith(found + end)
+
+
+def _asked(
+    prompts: Sequence[Prompt],
+    turn: int,
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    answered: Answered,
+) -> Iterator[tuple[Key, Prompt, tuple[int, ...]]]:
+    """Turn `turn` (from 0) of each conversation that got that far: (key, prompt, its tokens)."""
+    for prompt in prompts:
+        for temperature, sample in _samples(config, prompt):
+            keys = [(_turn_id(prompt, t), temperature, sample) for t in range(turn + 1)]
+            before = [answered[key].response_ids for key in keys[:-1] if key in answered]
+            if len(prompt.turns) <= turn or len(before) < turn or not all(before):
+                continue
+            said = [tokenizer.decode(ids, skip_special_tokens=True) for ids in before if ids]
+            yield keys[-1], prompt, prompt_ids(tokenizer, prompt, said, config.thinking)
+
+
+def _samples(config: DataConfig, prompt: Prompt) -> Iterator[tuple[float, int]]:
+    """The (temperature, sample) of each answer to a prompt."""
+    temperatures = config.temperatures
+    if config.mix_temperatures:
+        draw = random.Random(f"{config.seed}/{prompt.id}")
+        temperatures = (draw.choice(temperatures),)
+    for temperature in temperatures:
+        for sample in range(config.samples if temperature > 0 else 1):
+            yield temperature, sample
+
+
+def _jobs(
+    prompts: Sequence[Prompt],
+    turn: int,
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    answered: Answered,
+) -> Iterator[Job]:
+    """What is to be answered, and what was cut off at fewer tokens than are asked for now."""
+    num_skipped = 0
+    for key, prompt, ids in _asked(prompts, turn, config, tokenizer, answered):
+        if key in answered and not answered[key].is_cut_below(config.max_tokens):
+            continue
+        if len(ids) > config.max_prompt_tokens:
+            num_skipped += 1
+            continue
+        name, temperature, sample = key
+        yield Job(
+            id=name,
+            set=prompt.set,
+            prompt_ids=ids,
+            max_tokens=config.max_tokens,
+            temperature=temperature,
+            sample=sample,
+        )
+    if num_skipped:
+        logger.warning("prompts left out as too long: %d; raise max_prompt_tokens", num_skipped)
+
+
+def _turn_id(prompt: Prompt, turn: int) -> str:
+    """A later turn is a variant of its prompt: they are held out together."""
+    return prompt.id if turn == 0 else f"{prompt.id}+turn{turn + 1}"
+
+
+def _write_answers(
+    config: DataConfig, writer: Writer, jobs: Sequence[Job], answered: Answered, report: Report
+) -> None:
+    progress = DataProgress("answers", len(jobs), 0, 0, 0.0, Counter())
+    path = config.output / ANSWERS
+    for row in append_rows(path, writer.write(jobs), _to_row, progress, report):
+        answered[key_of(row)] = PriorAnswer.of(row)
+
+
+def _to_row(answer: Answer) -> Row:
+    return asdict(answer.job) | {"response_ids": answer.response_ids, "finish": answer.finish}

@@ -1,0 +1,44 @@
+"""What a target and texts are known by: the answers of one target are not those of another."""
+
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from blockdraft.data.dataset import Example
+
+
+def target_sha256(folder: Path) -> str:
+    """Hash of a model folder's config and weights, whatever the folder is called."""
+    digest = hashlib.sha256()
+    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+        digest.update(path.name.encode())
+        digest.update(bytes.fromhex(file_sha256(path)))
+    return digest.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file, read once a process unless it changes."""
+    status = path.stat()
+    return _file_sha256(path.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache
+def _file_sha256(path: Path, size: int, changed_at: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of the chat template."""
+    return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+
+
+def texts_sha256(examples: Iterable[Example]) -> str:
+    """Hash of the tokens of examples, in their order."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(repr((example.prompt_ids, example.response_ids)).encode())
+    return digest.hexdigest()

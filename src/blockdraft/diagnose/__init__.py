@@ -1,0 +1,1 @@
+"""Why drafting is not faster: `explain` looks at what was rejected, `doctor` at the pair."""

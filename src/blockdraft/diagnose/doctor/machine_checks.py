@@ -1,0 +1,110 @@
+"""Whether there is enough machine for the pair, and whether it is free."""
+
+import os
+import platform
+
+import torch
+
+from blockdraft.core import machine
+from blockdraft.core.config import LLMConfig
+from blockdraft.diagnose.doctor.check import Check
+from blockdraft.diagnose.doctor.pair import Pair
+from blockdraft.kernels.backends import backend_for, kernels_state
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_config import DraftConfig
+
+GIB = 2**30
+BUSY = 0.3
+"""Cores that others may keep busy without being mentioned."""
+
+
+def threads_check(config: LLMConfig) -> Check:
+    """Threads against the cores that the scheduler gives this process."""
+    name, cores = "threads", machine.num_cpus()
+    threads = _num_threads(config)
+    found = f"{threads} threads, {cores} cores" + _quota(cores)
+    if threads > cores:
+        remedy = f"give --threads {cores}: threads that wait for each other take all the time"
+        return Check(name, "out", found, remedy)
+    if threads <= cores // 3 and config.num_threads is None:
+        remedy = "give --threads, or unset OMP_NUM_THREADS"
+        return Check(name, "warning", found, remedy)
+    return Check(name, "ok", found)
+
+
+def _num_threads(config: LLMConfig) -> int:
+    """As LLM sets them."""
+    return config.num_threads or min(torch.get_num_threads(), machine.num_cpus())
+
+
+def _quota(cores: int) -> str:
+    of_machine = os.cpu_count() or cores
+    return f" of the machine's {of_machine} (container or affinity)" if cores < of_machine else ""
+
+
+def busy_check(config: LLMConfig, busy: float | None) -> Check:
+    """Cores that other programs use while this one waits."""
+    name, cores = "other programs", machine.num_cpus()
+    if busy is None:
+        return Check(name, "unknown", "the system does not say what else runs")
+    found = f"{busy:.1f} of {cores} cores busy"
+    left = max(1, round(cores - busy))
+    if busy > BUSY and _num_threads(config) > cores - busy:
+        fewer = f", or give --threads {left}" if _num_threads(config) > left else ""
+        remedy = f"end them{fewer}; speed suffers, acceptance does not"
+        return Check(name, "warning", found, remedy)
+    return Check(name, "ok", found)
+
+
+def memory_check(pair: Pair) -> Check:
+    """Free memory against the weights and the keys and values that were asked for."""
+    name, free = "memory", _free_bytes(pair)
+    if free is None:
+        return Check(name, "unknown", "the system does not say what is free")
+    needed = needed_bytes(pair)
+    found = f"{needed / GIB:.1f} GiB needed for weights{_kv(pair)}, {free / GIB:.1f} GiB free"
+    if needed > free:
+        remedy = "end other programs, lower --memory, or take a smaller target"
+        return Check(name, "out", found, remedy)
+    return Check(name, "ok", found)
+
+
+def _kv(pair: Pair) -> str:
+    return f", {pair.config.memory:g} of them for keys and values" if pair.config.memory else ""
+
+
+def needed_bytes(pair: Pair) -> float:
+    """Weights of both, twice where they are packed on a CPU, and the K/V memory if it is given."""
+    numbers = sum(int(weight.numel()) for weight in pair.target.parameters())
+    if pair.refusal is None:
+        with torch.device("meta"):
+            drafter = DraftModel(DraftConfig(**pair.fields))
+        numbers += sum(weight.numel() for weight in drafter.parameters())
+    copies = 2 if backend_for(pair.dtype, pair.device).packs else 1
+    kv = (pair.config.memory or 0.0) * GIB
+    return float(numbers * pair.dtype.itemsize * copies) + kv
+
+
+def _free_bytes(pair: Pair) -> int | None:
+    if torch.device(pair.device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info(pair.device)
+        return int(free)
+    return machine.free_memory_bytes()
+
+
+def kernels_check(pair: Pair) -> Check:
+    """What the steps between matrix products run on, and whether the CPU knows the precision."""
+    name = "kernels"
+    if torch.device(pair.device).type != "cpu":
+        return Check(name, "ok", f"torch's, on {pair.device}")
+    if not backend_for(pair.dtype, pair.device).in_hardware:
+        return Check(
+            name,
+            "warning",
+            f"this CPU ({platform.machine()}) does not multiply bfloat16 in hardware",
+            "give --dtype float32, which is faster here",
+        )
+    runs, why_not, remedy = kernels_state()
+    if not runs:
+        return Check(name, "warning", f"{why_not}: steps take longer", remedy)
+    return Check(name, "ok", "compiled for this CPU")

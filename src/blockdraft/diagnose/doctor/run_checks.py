@@ -1,0 +1,114 @@
+"""What shows only when the pair runs: the reuse of prompts, and what drafting gains."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.request import SamplingParams
+from blockdraft.diagnose.doctor.check import Check
+from blockdraft.diagnose.doctor.pair import Pair
+from blockdraft.engine.engine import Engine
+from blockdraft.engine.probe import MAX_TOKENS, decode_alone
+from blockdraft.engine.record import SampleRecord
+from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.proof.cases import Case
+from blockdraft.proof.context import ContextCheck, check_context
+from blockdraft.proof.corpus import ProofPrompt
+
+REUSED_PAGES = 2
+TOLERANCE = 0.15
+"""How far tau of a category may stay behind what is expected: five answers of 64 tokens, other
+roundings than where it was measured, and so other words."""
+USELESS_TAU = 1.1
+"""Less than a tenth of a token a pass is what chance gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """The same prompt, computed and then taken from memory; and the draft context behind it."""
+
+    num_reused: int
+    fresh: AcceptanceStats
+    reused: AcceptanceStats
+    context: ContextCheck
+
+
+def measure_reuse(
+    engine: Engine, token_ids: Sequence[int], eos_ids: frozenset[int]
+) -> Reuse | None:
+    """Decode a prompt twice, the second time from memory; nothing may be running.
+
+    None for a target that reuses nothing, or where the tokens or the context are too few.
+    """
+    memory = engine.target.memory
+    num_tokens = REUSED_PAGES * PAGE_SIZE + 2
+    room = engine.max_tokens - num_tokens
+    if not isinstance(memory, Pages) or len(token_ids) < num_tokens or room < 1:
+        return None
+    prompt_ids = tuple(token_ids[:num_tokens])
+    params = SamplingParams(max_tokens=min(MAX_TOKENS, room), ignore_eos=True)
+    engine.use_fixed_depth(engine.drafter.max_nodes)
+    with _reusing(memory):
+        fresh = decode_alone(engine, prompt_ids, params, eos_ids)
+        again = decode_alone(engine, prompt_ids, params, eos_ids)
+        prompt = ProofPrompt("reuse", "reuse", "")
+        context = check_context(engine, Case(prompt, prompt_ids, "greedy", params))
+    return Reuse(_num_reused(again), fresh.acceptance, again.acceptance, context)
+
+
+def _num_reused(record: SampleRecord) -> int:
+    return record.sequence.num_reused
+
+
+@contextmanager
+def _reusing(memory: Pages) -> Iterator[None]:
+    before, memory.reuse = memory.reuse, True
+    try:
+        yield
+    finally:
+        memory.reuse = before
+
+
+def reuse_check(engine: Engine, reuse: Reuse | None) -> Check:
+    """Features that are missing behind a prompt from memory: the output is right, tau is not."""
+    name = "prefix reuse"
+    if not isinstance(engine.target.memory, Pages):
+        return Check(name, "ok", "this target reuses no prompts")
+    if reuse is None:
+        return Check(name, "unknown", "the context is too short to try it")
+    if not reuse.num_reused:
+        return Check(name, "unknown", "the second request took nothing from memory")
+    fresh, again = reuse.fresh.acceptance_length, reuse.reused.acceptance_length
+    deviation = f"draft context off by {reuse.context.deviation:.1%}"
+    found = f"tau {again:.2f} with {reuse.num_reused} tokens from memory, {fresh:.2f} without"
+    if not reuse.context.is_right or again < (1 - TOLERANCE) * fresh:
+        remedy = "features were lost: please report it; until then send prompts that differ"
+        return Check(name, "out", f"{found}; {deviation}", remedy)
+    return Check(name, "ok", f"{found}; {deviation}")
+
+
+def tau_checks(pair: Pair, measured: Mapping[str, AcceptanceStats]) -> list[Check]:
+    """A line for each category of the bundled prompts."""
+    expected = pair.fact("expected", "tau")
+    known = expected if isinstance(expected, Mapping) else {}
+    return [_tau_check(name, stats, known.get(name)) for name, stats in measured.items()]
+
+
+def _tau_check(category: str, stats: AcceptanceStats, expected: object) -> Check:
+    name, tau = f"tau, {category}", stats.acceptance_length
+    if not isinstance(expected, int | float) or expected <= 0:
+        if tau < USELESS_TAU:
+            return Check(
+                name,
+                "out",
+                f"{tau:.2f}: next to nothing is accepted",
+                "the lines above say why, or the drafter is not one for this target",
+            )
+        return Check(name, "unknown", f"{tau:.2f}; the drafter does not say what to expect")
+    change = round(tau / expected - 1, 2) + 0.0  # no "-0%"
+    found = f"{tau:.2f}, expected {expected:.2f} ({change:+.0%})"
+    if tau < (1 - TOLERANCE) * expected:
+        remedy = "mend the lines that are out; if none is, get target and drafter again"
+        return Check(name, "out", found, remedy)
+    return Check(name, "ok", found)

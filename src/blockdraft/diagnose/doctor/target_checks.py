@@ -1,0 +1,178 @@
+"""Whether the target is that of the training, and is asked in the same way."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from blockdraft.core.config import Thinking
+from blockdraft.diagnose.doctor.check import Check
+from blockdraft.diagnose.doctor.pair import Pair
+from blockdraft.models.fingerprint import weights_sha256
+from blockdraft.proof.fingerprint import hash_text
+from blockdraft.text.tokenizer import Tokenizer, thinking_options
+
+_MIXED = "mixed"
+_DIGITS: Mapping[str, int] = {
+    "float8_e4m3fn": 4,
+    "float8_e5m2": 3,
+    "bfloat16": 8,
+    "float16": 11,
+    "float32": 24,
+    "float64": 53,
+}
+"""Significant binary digits of a precision."""
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"} | {
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+"""As safetensors calls them."""
+
+
+def weights_check(pair: Pair) -> Check:
+    """Quantized, fine-tuned, merged: the features of such a target are not those learned."""
+    name, trained = "target weights", pair.fact("target", "weights_sha256")
+    method = _quantization(pair)
+    what = f"quantized ({method})" if method else f"{_type_of(pair)}, not quantized"
+    if trained is None:
+        return Check(
+            name,
+            "unknown",
+            f"{what}; the drafter does not say which weights it was trained with",
+            "if tau is low: run the very target that its card names, not quantized, not tuned",
+        )
+    found = weights_sha256(pair.target_folder)
+    if found == trained:
+        return Check(name, "ok", f"those that the drafter was trained with ({found[:12]})")
+    return Check(
+        name,
+        "out",
+        f"{what}; hash {found[:12]}, and the drafter was trained with {trained[:12]}: quantized, "
+        "fine-tuned, merged or another revision",
+        "use the target it was trained with, or train on with this one's answers (init_from)",
+    )
+
+
+def _quantization(pair: Pair) -> str | None:
+    config = getattr(pair.target.config, "quantization_config", None)
+    if config is None:
+        return None
+    values = config if isinstance(config, Mapping) else config.to_dict()
+    return str(values.get("quant_method", "unknown method"))
+
+
+def _type_of(pair: Pair) -> str:
+    return f"{type(pair.target).__name__} of {pair.target_config.num_hidden_layers} layers"
+
+
+def template_check(pair: Pair) -> Check:
+    """The chat template against the one in which the training answers were asked for."""
+    name, tokenizer = "chat template", pair.tokenizer
+    if pair.fact("target", "weights_sha256") is None and not pair.fact("target", "template_sha256"):
+        return Check(
+            name,
+            "unknown",
+            "the drafter does not say in which template its answers were made",
+            "if tau is low: use the template of the target's original folder",
+        )
+    trained = pair.fact("target", "template_sha256")
+    found = hash_text(tokenizer.chat_template) if tokenizer.has_chat_template else None
+    if found == trained:
+        said = f"that of the training ({found[:12]})" if found else "none, as in training"
+        return Check(name, "ok", said)
+    return Check(
+        name,
+        "out",
+        f"{_short(found)}, and the drafter was trained with {_short(trained)}",
+        "copy chat_template.jinja and tokenizer_config.json of the target it was trained with",
+    )
+
+
+def _short(digest: str | None) -> str:
+    return digest[:12] if digest else "none"
+
+
+def thinking_check(pair: Pair) -> Check:
+    """Thinking on or off, as the pair will be asked, against how the drafter was trained."""
+    name, tokenizer = "thinking", pair.tokenizer
+    if not tokenizer.has_thinking_switch:
+        return Check(name, "ok", "the chat template has no switch for it")
+    default = default_thinking(tokenizer)
+    asked = default if pair.thinking == "template" else pair.thinking
+    trained = pair.known_thinking
+    if trained is None:
+        return Check(
+            name,
+            "unknown",
+            f"asked with thinking {asked}; the drafter does not say how it was trained",
+            "compare the tau below with those of --thinking on and --thinking off",
+        )
+    trained = default if trained == "template" else trained
+    if trained in (asked, _MIXED):
+        return Check(name, "ok", f"{asked}; trained: {trained}")
+    switch = "false" if trained == "off" else "true"
+    return Check(
+        name,
+        "out",
+        f"asked with thinking {asked}, and the drafter was trained with it {trained}",
+        f'ask with "chat_template_kwargs": {{"enable_thinking": {switch}}}, or use a drafter that '
+        f"was trained with thinking {asked}",
+    )
+
+
+def default_thinking(tokenizer: Tokenizer) -> str:
+    """What a template does that is told nothing: "on", "off", or "template" if that is neither."""
+
+    def written(thinking: Thinking) -> list[int]:
+        turn = [{"role": "user", "content": "Hi"}]
+        return tokenizer.encode_chat(turn, thinking_options(thinking))
+
+    plain = written("template")
+    likes = [told for told in ("on", "off") if written(told) == plain]
+    return likes[0] if len(likes) == 1 else "template"
+
+
+def precision_check(pair: Pair) -> Check:
+    """The precision of the run, and of the drafter's file, against that of the training."""
+    name, run = "precision", str(pair.dtype).removeprefix("torch.")
+    stored, broken = _stored_precision(pair)
+    if broken:
+        return Check(
+            name,
+            "out",
+            f"{broken} of the drafter holds values that are no numbers (inf or nan)",
+            "a conversion to float16 does that: get the original file",
+        )
+    trained = str(pair.fact("target", "dtype") or pair.fact("config", "dtype") or "auto")
+    source = "trained in"
+    if trained not in _DIGITS:
+        trained, source = stored, "its file is in"
+    for what, have in (("the drafter's file is in", stored), ("it runs in", run)):
+        if _DIGITS.get(have, 0) < _DIGITS.get(trained, 0):
+            return Check(
+                name,
+                "out",
+                f"{what} {have}, {source} {trained}: its weights and the features are rounded",
+                f"give --dtype {trained}" if have == run else "get the original file",
+            )
+    return Check(name, "ok", f"runs in {run}, {source} {trained}")
+
+
+def _stored_precision(pair: Pair) -> tuple[str, str | None]:
+    """(the coarsest precision in the drafter's file, the first tensor that holds inf or nan)."""
+    coarsest, broken = "float64", None
+    for path in sorted(pair.drafter_folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for tensor_name in file.keys():  # noqa: SIM118 - it is no mapping
+                kind = str(file.get_slice(tensor_name).get_dtype())
+                dtype = _NAMES.get(kind, kind)
+                if _DIGITS.get(dtype, 0) < _DIGITS[coarsest]:
+                    coarsest = dtype
+                if broken is None and not _is_finite(file.get_tensor(tensor_name)):
+                    broken = tensor_name
+    return coarsest, broken
+
+
+def _is_finite(tensor: Any) -> bool:
+    return bool(torch.isfinite(tensor.float()).all())

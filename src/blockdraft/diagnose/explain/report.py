@@ -1,0 +1,100 @@
+"""Explaining one prompt or many, and the report of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blockdraft.core.errors import RequestError
+from blockdraft.core.request import SamplingParams
+from blockdraft.diagnose.explain.groups import Explained, group_prompts, main_kind
+from blockdraft.diagnose.explain.prompts import Question
+from blockdraft.diagnose.explain.run import check_explains, explain
+from blockdraft.diagnose.explain.stream import stream_both
+from blockdraft.diagnose.explain.sums import sum_all
+from blockdraft.llm import LLM
+from blockdraft.measure.measuring import compute_every_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question as token ids. `before` is the text that its answer goes on from, if it does."""
+
+    question: Question
+    prompt_ids: list[int]
+    before: str = ""
+
+
+def encode_question(llm: LLM, question: Question, params: SamplingParams, *, raw: bool) -> Asked:
+    """As a user's turn; as it is with `raw`, or where the target has no chat template.
+
+    Raises:
+        RequestError: it cannot be answered with these parameters; names the prompt.
+    """
+    is_raw = raw or not llm.tokenizer.has_chat_template
+    try:
+        if is_raw:
+            ids = llm.tokenizer.encode(question.text)
+        else:
+            ids = llm.tokenizer.encode_chat([{"role": "user", "content": question.text}])
+        llm.engine.check_prompt(ids, params)
+    except RequestError as error:
+        raise RequestError(f"prompt {question.id}: {error}") from error
+    return Asked(question, ids, question.text if is_raw else "")
+
+
+def explain_all(
+    llm: LLM,
+    asked: Sequence[Asked],
+    params: SamplingParams,
+    *,
+    with_streams: bool,
+    on_done: Callable[[Explained], None] = lambda _: None,
+) -> list[Explained]:
+    """Explain prompts one after another, each with the seed of `params`; one sample each.
+
+    With streams each prompt is answered three times: recorded, and timed with drafts and without.
+    No prompt is reused any more afterwards.
+
+    Raises:
+        ConfigError: there is no drafter.
+    """
+    check_explains(llm)
+    compute_every_prompt(llm.engine)
+    explained = []
+    for one in asked:
+        explained.append(_explain_one(llm, one, params, with_streams))
+        on_done(explained[-1])
+    return explained
+
+
+def _explain_one(llm: LLM, asked: Asked, params: SamplingParams, with_streams: bool) -> Explained:
+    question = asked.question
+    (explanation,) = explain(
+        llm, asked.prompt_ids, params, prompt=question.text, before=asked.before
+    )
+    seeded = replace(params, seed=explanation.completion.seed)
+    return Explained(
+        id=question.id,
+        category=question.category or main_kind(explanation),
+        explanation=explanation,
+        streams=stream_both(llm, asked.prompt_ids, seeded) if with_streams else None,
+    )
+
+
+def num_different(explained: Sequence[Explained]) -> int:
+    """Prompts whose tokens were not the same recorded, drafted and plain, as far as streamed."""
+    return sum(
+        one.streams is not None
+        and {one.streams.drafted.token_ids, one.streams.plain.token_ids}
+        != {one.explanation.completion.token_ids}
+        for one in explained
+    )
+
+
+def make_report(explained: Sequence[Explained], stall_limit: float | None) -> dict[str, Any]:
+    """Plain values for JSON: all prompts, their sums, and their categories."""
+    return {
+        "prompts": [one.to_dict(stall_limit) for one in explained],
+        "sums": sum_all(one.explanation.sums for one in explained).to_dict(),
+        "groups": [group.to_dict() for group in group_prompts(explained)],
+    }

@@ -1,0 +1,207 @@
+import gzip
+import io
+import json
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from blockdraft.bench.config import SpeedConfig
+from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
+from blockdraft.bench.report import LEGEND, table
+from blockdraft.bench.speed import Measurement, SpeedBench
+from blockdraft.bench.timed_output import TimedOutput
+from blockdraft.bench.workload import (
+    BUNDLED,
+    BenchPrompt,
+    first_of_each_category,
+    read_workload,
+)
+from blockdraft.cli.main import app
+from blockdraft.core.errors import BlockdraftError, ConfigError, RequestError
+from blockdraft.core.plan import Proposal
+from blockdraft.llm import LLM
+from blockdraft.measure.acceptance import AcceptanceStats
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    return str(tiny_target_folder(root)), str(tiny_drafter_folder(root))
+
+
+@pytest.fixture(scope="module")
+def llm(pair):
+    return LLM(*pair, dtype="float32")
+
+
+def stats(*committed):
+    result = AcceptanceStats()
+    for num_tokens in committed:
+        result.record(num_tokens, Proposal.chain([0] * 5, "test"), range(num_tokens - 1))
+    return result
+
+
+def measurement(category, num_tokens, plain_s, drafted_s, *, looping=False, identical=True):
+    ids = tuple([1] * num_tokens if looping else range(num_tokens))
+    drafted = TimedOutput(ids, drafted_s, drafted_s / 2, stats(*[2] * (num_tokens // 2)))
+    plain = TimedOutput(ids if identical else ids[:-1], plain_s, plain_s / 2)
+    return Measurement(BenchPrompt("1", category, "x"), plain, drafted, TimedOutput(ids, 8.0, 4.0))
+
+
+def test_bundled_prompts_are_four_of_each_kind():
+    prompts = read_workload(BUNDLED)
+    assert len({prompt.id for prompt in prompts}) == 16
+    kinds = [prompt.category for prompt in first_of_each_category(prompts, 2)]
+    assert kinds == ["math"] * 2 + ["code"] * 2 + ["chat"] * 2 + ["rewriting"] * 2
+
+
+def test_rows_may_hold_turns_or_a_prompt_and_be_compressed(tmp_path):
+    rows = [{"id": 7, "category": "c", "turns": ["one", "two"]}, {"prompt": "three"}]
+    path = tmp_path / "some.jsonl.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    assert read_workload(path) == [
+        BenchPrompt("7", "c", "one"),
+        BenchPrompt("some-2", "some", "three"),
+    ]
+    assert len(read_workload(path, limit=1)) == 1
+
+
+def test_a_limit_counts_rows_not_lines(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_text('\n\n{"prompt": "a"}\n\n{"prompt": "b"}\n{"prompt": "c"}\n', encoding="utf-8")
+    assert [prompt.text for prompt in read_workload(path, limit=2)] == ["a", "b"]
+
+
+BAD_ROWS = ["", "{", '{"turns": []}', '{"turns": "hello"}', '{"prompt": " "}', "[1]", '{"a": 1}']
+
+
+@pytest.mark.parametrize("text", BAD_ROWS)
+def test_bad_rows_are_refused(tmp_path, text):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"bad\.jsonl"):
+        read_workload(path)
+
+
+def test_totals_are_the_headline_and_prompts_give_the_spread():
+    groups = groups_of(
+        [
+            measurement("a", 10, 4.0, 1.0),
+            measurement("a", 30, 4.0, 4.0, identical=False),
+            measurement("b", 40, 2.0, 1.0, looping=True),
+        ]
+    )
+    assert list(groups) == ["a", "b", ALL, WITHOUT_LOOPS]
+    both = groups["a"]
+    assert both.plain.tokens_per_second == pytest.approx(39 / 8)
+    assert both.drafted.tokens_per_second == pytest.approx(40 / 5)
+    assert both.drafted.decode_tokens_per_second == pytest.approx(38 / 2.5)
+    assert both.speedup_over_plain == pytest.approx(8 / (39 / 8))
+    assert both.speedup_over_transformers == pytest.approx(8 / (40 / 16))
+    assert both.per_prompt_speedup[1] == pytest.approx((4 + 30 / 29) / 2)
+    assert (both.num_identical, both.num_prompts, both.num_looping) == (1, 2, 0)
+    assert both.acceptance_length == 2.0
+    assert groups[ALL].num_looping == 1
+    assert groups[WITHOUT_LOOPS].num_prompts == 2
+
+
+def test_every_definition_is_a_figure():
+    rates = {"tokens_per_second", "decode_tokens_per_second"}
+    assert set(DEFINITIONS) - rates <= set(Figures.__dataclass_fields__)
+
+
+def test_the_table_fits_80_columns():
+    console = Console(width=80, file=io.StringIO())
+    straight = [measurement("rewriting", 10, 0.04, 0.01)] * 16
+    console.print(table("title", groups_of(straight)))
+    text = console.file.getvalue()
+    assert "4.00-4.00" in text
+    assert "16/16" in text
+    assert "…" not in text
+    assert WITHOUT_LOOPS not in text
+    console.print(table("title", groups_of([*straight, measurement("a", 40, 2, 1, looping=True)])))
+    assert WITHOUT_LOOPS in console.file.getvalue()
+    assert max(map(len, LEGEND.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_every_way_decodes_every_prompt(llm, temperature):
+    bench = SpeedBench(llm)
+    config = SpeedConfig(max_tokens=12, temperature=temperature, num_draft_tokens=2)
+    prompts = read_workload(BUNDLED)[:3]
+    seen = []
+    results = bench.run(prompts, config, seen.append)
+    assert results == seen
+    for result in results:
+        assert result.identical
+        assert result.transformers is not None
+        assert 0 < result.drafted.decode_seconds <= result.drafted.total_seconds
+        assert 0 < result.transformers.decode_seconds <= result.transformers.total_seconds
+        assert max(result.drafted.acceptance.histogram) <= 3
+        if temperature == 0.0:
+            assert result.transformers.token_ids == result.plain.token_ids
+
+
+def test_more_draft_tokens_than_the_drafters_are_refused(llm):
+    prompts = read_workload(BUNDLED)[:1]
+    with pytest.raises(
+        ConfigError, match="num_draft_tokens is 6, and the drafter proposes 5 at most"
+    ):
+        SpeedBench(llm, with_transformers=False).run(prompts, SpeedConfig(num_draft_tokens=6))
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm, monkeypatch):
+    bench = SpeedBench(llm, with_transformers=False)
+    monkeypatch.setattr(bench, "_drafted", None)
+    prompts = [*read_workload(BUNDLED)[:1], BenchPrompt("long", "c", "x" * 600)]
+    with pytest.raises(RequestError, match="prompt long of c"):
+        bench.run(prompts, SpeedConfig(max_tokens=6))
+
+
+def test_a_bench_needs_a_drafter(pair):
+    with pytest.raises(ConfigError, match="no drafter"):
+        SpeedBench(LLM(pair[0], None, dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_draft_tokens": 0}, {"max_tokens": 0}, {"temperature": -1.0}]
+)
+def test_bad_options_are_refused(options):
+    with pytest.raises(BlockdraftError):
+        _ = SpeedConfig(**options).params
+
+
+def test_speed_writes_a_whole_report(pair, tmp_path):
+    output = tmp_path / "report.json"
+    options = ["--target", pair[0], "--drafter", pair[1], "--dtype", "float32"]
+    options += ["--limit", "2", "--max-tokens", "6", "--no-transformers", "--output", str(output)]
+    result = CliRunner().invoke(app, ["bench", "speed", "--prompts", str(BUNDLED), *options])
+    assert result.exit_code == 0, result.output
+    assert "math" in result.stdout
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert {"command", "git_commit", "versions", "machine", "threads", "definitions"} <= set(report)
+    assert report["config"]["dtype"] == "float32"
+    (run,) = report["runs"]
+    assert run["figures"][ALL]["num_identical"] == 2
+    assert [prompt["id"] for prompt in run["prompts"]] == ["math-1", "math-2"]
+    assert run["figures"][ALL]["transformers"] is None
+
+
+def test_a_report_that_could_not_be_written_is_refused_at_once(tmp_path):
+    for output in (tmp_path, tmp_path / "none" / "report.json"):
+        result = CliRunner().invoke(app, ["bench", "demo", "--output", str(output)])
+        assert result.exit_code == 2
+        assert "cannot write" in result.stderr
+
+
+def test_the_demo_fails_if_an_output_differs(pair, monkeypatch):
+    monkeypatch.setattr(Measurement, "identical", property(lambda self: False))
+    options = ["--target", pair[0], "--drafter", pair[1], "--dtype", "float32"]
+    options += ["--per-kind", "1", "--max-tokens", "4", "--no-transformers", "--json"]
+    result = CliRunner().invoke(app, ["bench", "demo", *options])
+    assert result.exit_code == 1
+    temperatures = [run["config"]["temperature"] for run in json.loads(result.stdout)["runs"]]
+    assert temperatures == [0.0, 0.7]

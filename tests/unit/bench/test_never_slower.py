@@ -1,0 +1,219 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from blockdraft.bench.bad_drafters import make_bad
+from blockdraft.bench.concurrency_report import (
+    NEVER_SLOWER_LEGEND,
+    holding_lines,
+    never_slower_table,
+)
+from blockdraft.bench.config import NeverSlowerConfig
+from blockdraft.bench.figures import Spread
+from blockdraft.bench.never_slower import (
+    NEVER_SLOWER_DEFINITIONS,
+    NeverSlowerBench,
+    TurnFigures,
+    pair_figures,
+)
+from blockdraft.bench.workload import BenchPrompt
+from blockdraft.cli import options
+from blockdraft.cli.main import app
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.plan import Proposal
+from blockdraft.llm import LLM
+from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
+
+PROMPTS = [BenchPrompt(name, name[0], name) for name in ("a1", "b1")]
+
+
+@pytest.fixture
+def sides(monkeypatch):
+    """An LLM and one without a drafter, on one clock."""
+    llm, baseline = FakeLLM(), FakeLLM(drafter_folder=None)
+    monkeypatch.setattr("blockdraft.bench.decode.perf_counter", lambda: llm.now + baseline.now)
+    return llm, baseline
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return LLM(str(tiny_target_folder(tmp_path)), str(tiny_drafter_folder(tmp_path)))
+
+
+def test_each_side_of_a_point_has_its_seconds_in_whole_sets(sides):
+    config = NeverSlowerConfig(concurrency=(2,), seconds=30, pairs=3, max_tokens=41)
+    pairs = NeverSlowerBench(*sides).run(PROMPTS, config)
+    # A set takes 0.5 s + 40 x 0.1 s without a drafter, and 2.1 s with one; 10 s are needed.
+    assert [len(pair.no_drafter.samples) for pair in pairs] == [2 * 5] * 3
+    assert [len(pair.adaptive.samples) for pair in pairs] == [2 * 5] * 3
+    (row,) = pair_figures(pairs)
+    assert row.seconds_per_side == pytest.approx(3 * 10.5)
+    assert row.ratio == Spread(*[pytest.approx(4.5 / 2.1)] * 3)
+    assert row.slowdown == pytest.approx(2.1 / 4.5)
+    assert row.limit == pytest.approx(1.03 + 1 / 31.5)
+    assert (row.holds, row.confidence) == (True, 0.75)
+    assert (row.num_pairs, row.num_outputs, row.num_identical) == (3, 60, 60)
+    assert (row.acceptance_length, row.mean_depth) == (2.0, 3.0)
+    assert pairs[0].adaptive.phases.num_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_token", "text"),
+    [(0.1029, "times the time without a drafter, 1.277 allowed"), (0.13, "1.277 allowed: SLOWER")],
+)
+def test_whether_drafting_is_slower_is_told(sides, monkeypatch, seconds_per_token, text):
+    monkeypatch.setitem(SECONDS_PER_TOKEN, "adaptive", seconds_per_token)
+    config = NeverSlowerConfig(concurrency=(2,), seconds=4, pairs=1, max_tokens=41)
+    rows = pair_figures(NeverSlowerBench(*sides).run(PROMPTS, config))
+    # One set of 0.5 s + 40 tokens at 0.1 s without a drafter; a second of probing in 4.5 or less.
+    limit = 1.03 + 1 / min(4.5, 0.5 + 40 * seconds_per_token)
+    assert rows[0].limit == pytest.approx(limit)
+    assert rows[0].holds == (rows[0].slowdown <= limit) == ("SLOWER" not in text)
+    (line,) = holding_lines(rows)
+    assert line.endswith(text.replace("1.277", f"{limit:.3f}"))
+
+
+def test_the_sides_take_turns_and_only_one_drafts(sides):
+    llm, baseline = sides
+    order = []
+    for name, side in zip(("adaptive", "none"), sides, strict=True):
+        generate = side.generate
+        side.generate = lambda *args, name=name, generate=generate: (
+            order.append(name),
+            generate(*args),
+        )[1]
+    config = NeverSlowerConfig(concurrency=(1,), seconds=0.1, pairs=3, max_tokens=5)
+    NeverSlowerBench(llm, baseline).run(PROMPTS, config)
+    warm_up, timed = order[:2], order[2:]
+    assert sorted(warm_up) == ["adaptive", "none"]
+    assert timed == ["none", "adaptive", "adaptive", "none", "none", "adaptive"]
+    assert {call[0] for call in llm.calls} == {"adaptive"}
+    assert {call[0] for call in baseline.calls} == {0}
+
+
+def test_every_definition_is_a_figure():
+    rates = {"tokens_per_second"}
+    assert set(NEVER_SLOWER_DEFINITIONS) - rates <= set(TurnFigures.__dataclass_fields__)
+
+
+def test_the_table_fits_80_columns():
+    wide, ratio = Spread(1234.5, 1200.4, 1300.6), Spread(0.987, 0.95, 12.3)
+    row = TurnFigures(
+        *(
+            32,
+            5,
+            61.0,
+            wide,
+            wide,
+            ratio,
+            1.013,
+            1.047,
+            True,
+            0.9375,
+            12.34,
+            15.0,
+            {15: 9},
+            3200,
+            3200,
+        ),
+    )
+    console = Console(width=80, file=io.StringIO())
+    console.print(never_slower_table("title", [row]))
+    text = console.file.getvalue()
+    assert len(text.splitlines()) == 7
+    assert "0.987 0.950-12.300" in text
+    assert "…" not in text
+    assert max(map(len, NEVER_SLOWER_LEGEND.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"concurrency": ()}, "concurrency is empty"),
+        ({"pairs": 0}, "pairs is 0"),
+        ({"seconds": 0.0}, "seconds is 0"),
+        ({"seconds": float("nan")}, "seconds is nan"),
+    ],
+)
+def test_bad_options_are_refused(options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        NeverSlowerConfig(**options)
+
+
+def test_a_drafter_is_needed(sides):
+    with pytest.raises(ConfigError, match="no drafter"):
+        NeverSlowerBench(sides[1], sides[1])
+    with pytest.raises(ConfigError, match="no drafter to make noise"):
+        make_bad(sides[1], "noise")
+
+
+def guesses_of(llm):
+    """What the drafter of a pair hands on when its model guesses 3, 5 and the last token."""
+    last = llm.engine.target.vocab_size - 1
+    proposals = [Proposal.chain(guess, "fake") for guess in ([3, 5, last], [])]
+    llm.engine.drafter.propose = lambda rows: proposals
+    return last
+
+
+def guesses(llm):
+    """What reaches the target."""
+    return [list(proposal.tree.tokens) for proposal in llm.engine.drafter.propose([])]
+
+
+def test_wrong_moves_every_guess_to_the_next_token(pair):
+    guesses_of(pair)
+    make_bad(pair, "wrong")
+    assert guesses(pair) == [[4, 6, 0], []]
+
+
+def test_noise_replaces_every_guess_and_keeps_their_number(pair):
+    last = guesses_of(pair)
+    make_bad(pair, "noise")
+    drawn = [guesses(pair) for _ in range(50)]
+    assert all([len(guess) for guess in block] == [3, 0] for block in drawn)
+    tokens = [token_id for block in drawn for token_id in block[0]]
+    assert len(set(tokens)) > 30
+    assert all(0 <= token_id <= last for token_id in tokens)
+
+
+@pytest.mark.parametrize("fault", ["no", "wrong"])
+def test_the_command_loads_both_sides(monkeypatch, sides, tmp_path, fault):
+    llm, baseline = sides
+    made_bad, loaded = [], []
+
+    def load(config):
+        loaded.append(config.drafter)
+        return llm if config.drafts else baseline
+
+    monkeypatch.setattr(options, "load_llm", load)
+    monkeypatch.setattr(
+        "blockdraft.bench.bad_drafters.make_bad", lambda llm, fault: made_bad.append((llm, fault))
+    )
+    output = tmp_path / "report.json"
+    arguments = ["--concurrency", "1,2", "--seconds", "0.5", "--pairs", "2", "--max-tokens", "5"]
+    arguments += ["--bad-drafter", fault, "--output", str(output)]
+    result = CliRunner().invoke(app, ["bench", "never-slower", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "2 requests of at most 5 tokens" in result.stdout
+    assert loaded == ["auto", None]
+    assert made_bad == ([] if fault == "no" else [(llm, "wrong")])
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert report["bad_drafter"] == fault
+    assert [row["concurrency"] for row in report["figures"]] == [1, 2]
+    assert len(report["pairs"]) == 4
+    assert report["pairs"][0]["adaptive"]["requests"][0]["token_ids"]
+
+
+def test_an_output_that_differs_fails(monkeypatch, sides):
+    llm, baseline = sides
+    llm.broken = ("adaptive",)
+    monkeypatch.setattr(options, "load_llm", lambda c: llm if c.drafts else baseline)
+    arguments = ["--concurrency", "1", "--seconds", "0.5", "--pairs", "1", "--max-tokens", "5"]
+    result = CliRunner().invoke(app, ["bench", "never-slower", "--json", *arguments])
+    assert result.exit_code == 1
+    (row,) = json.loads(result.stdout)["figures"]
+    assert (row["num_identical"], row["num_outputs"]) == (1, 2)

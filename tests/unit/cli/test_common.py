@@ -1,0 +1,243 @@
+"""What all commands share: exit statuses, the log, completion; and what `env` prints."""
+
+import errno
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+import typer
+
+from blockdraft.cli.main import app
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import (
+    DISK_FAILED,
+    FAILED,
+    INTERRUPTED,
+    MISTAKE,
+    NETWORK_FAILED,
+    OUTPUT_CLOSED,
+    ConfigError,
+    ContextTooLong,
+    DiskError,
+    EngineDead,
+    ModelError,
+    NetworkError,
+    Overloaded,
+    exit_status,
+)
+from blockdraft.data.config import DataConfig
+from blockdraft.models import loading
+from blockdraft.train.config import TrainConfig
+from tests.command_line import refusal, run, run_json
+from tests.tiny import tiny_target_folder
+
+STATUSES = [
+    (ConfigError("x"), MISTAKE),
+    (ModelError("x"), MISTAKE),
+    (ContextTooLong("x"), MISTAKE),
+    (NetworkError("x"), NETWORK_FAILED),
+    (ConnectionResetError("x"), NETWORK_FAILED),
+    (TimeoutError("x"), NETWORK_FAILED),
+    (socket.gaierror("x"), NETWORK_FAILED),
+    (DiskError("x"), DISK_FAILED),
+    (OSError(errno.ENOSPC, "full"), DISK_FAILED),
+    (PermissionError("x"), DISK_FAILED),
+    (EngineDead("x"), FAILED),
+    (Overloaded("x", retry_after=1), FAILED),
+    (ValueError("x"), FAILED),
+    (KeyboardInterrupt(), INTERRUPTED),
+    (BrokenPipeError(), OUTPUT_CLOSED),
+]
+
+
+@pytest.mark.parametrize(("error", "status"), STATUSES, ids=lambda value: type(value).__name__)
+def test_every_error_has_its_exit_status(error, status):
+    assert exit_status(error) == status
+
+
+def test_statuses_differ():
+    statuses = (MISTAKE, NETWORK_FAILED, DISK_FAILED, FAILED, INTERRUPTED, OUTPUT_CLOSED)
+    assert len({0, 1, *statuses}) == 2 + len(statuses)
+    help_text = " ".join(run("--help").stdout.split())
+    assert "3 the network failed; 4 the disk failed" in help_text
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (NetworkError("no network"), NETWORK_FAILED),
+        (OSError(errno.ENOSPC, "no room", "/x"), DISK_FAILED),
+        (EngineDead("it died"), FAILED),
+        (KeyboardInterrupt(), INTERRUPTED),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_command_that_fails_says_so_on_one_line(error, status, monkeypatch):
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr("blockdraft.cli.models.resolve_model", fail)
+    found = run("models", "path", "x")
+    assert (found.exit_code, found.stdout) == (status, "")
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("blockdraft: ")
+    assert (str(error) or "interrupted") in line
+
+
+def test_a_cache_that_cannot_be_written_is_a_failure_of_the_disk(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BLOCKDRAFT_CACHE", str(tmp_path / "file"))
+    found = run("models", "path", "smollm2-135m")
+    assert found.exit_code == DISK_FAILED
+    assert "cannot write the model cache" in found.stderr
+
+
+def program(code, *arguments, **variables):
+    """Run the command line in a process of its own, after `code`."""
+    code = f"import sys; sys.argv = ['blockdraft', *{arguments!r}]\n{code}\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", "from blockdraft.cli.main import main\n" + code],
+        capture_output=True,
+        text=True,
+        env=os.environ | variables,
+    )
+
+
+def test_a_fault_of_ours_is_no_answer_no():
+    spoil = "import blockdraft.cli.models as models\nmodels.CATALOG = None"
+    found = program(spoil, "models", "list")
+    assert found.returncode == FAILED
+    assert "Traceback" in found.stderr
+    assert "`blockdraft env`" in found.stderr
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly():
+    leave = "import os\nread, write = os.pipe(); os.close(read); os.dup2(write, 1)"
+    found = program(leave, "models", "list", "--json")
+    assert (found.returncode, found.stderr) == (OUTPUT_CLOSED, "")
+
+
+def commands(command=None, words=()):
+    """The words of every command, and the command."""
+    command = command or typer.main.get_command(app)
+    if not hasattr(command, "commands"):
+        yield words, command
+        return
+    for name, inner in command.commands.items():
+        yield from commands(inner, (*words, name))
+
+
+@pytest.mark.parametrize(("words", "command"), list(commands()), ids=lambda value: str(value))
+def test_every_command_takes_v_and_q(words, command):
+    spelled = {spelling for option in command.params for spelling in option.opts}
+    assert {"-v", "--verbose", "-q", "--quiet"} <= spelled
+
+
+def test_verbose_shows_where_an_error_arises_and_quiet_drops_notices(monkeypatch):
+    from blockdraft.hub import resolve
+
+    def notice(name):
+        resolve.logger.info("a notice")
+        raise ModelError("no such model")
+
+    monkeypatch.setattr("blockdraft.cli.models.resolve_model", notice)
+    assert run("models", "path", "x").stderr.splitlines() == [
+        "blockdraft: a notice",
+        "blockdraft: no such model",
+    ]
+    assert run("models", "path", "-q", "x").stderr == "blockdraft: no such model\n"
+    verbose = run("models", "path", "-v", "x").stderr
+    assert "INFO blockdraft.hub.resolve: a notice" in verbose
+    assert "Traceback" in verbose
+    assert "contradict" in refusal("models", "path", "-v", "-q", "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("blockdraft ", {"generate", "prove", "env", "bench", "models"}),
+        ("blockdraft bench ", {"speed", "demo", "concurrency"}),
+        ("blockdraft generate --max-t", {"--max-tokens"}),
+    ],
+)
+def test_completion_offers_commands_and_loads_no_model_library(words, offered):
+    at_exit = (
+        "import atexit; heavy = {'torch', 'transformers', 'numpy'}\n"
+        "atexit.register(lambda: print(*(heavy & set(sys.modules)), file=sys.stderr))"
+    )
+    asked = {"_TYPER_COMPLETE_ARGS": words, "COMP_WORDS": words}
+    asked["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+    found = program(at_exit, _BLOCKDRAFT_COMPLETE="complete_bash", **asked)
+    assert offered <= set(found.stdout.split())
+    assert found.stderr.strip() == ""
+
+
+def test_completion_can_be_installed():
+    assert "--install-completion" in run("--help").stdout
+
+
+def test_env_tells_a_bug_report_what_it_needs(monkeypatch, without_kernels):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("BLOCKDRAFT_KERNELS", "off")
+    found = run_json("env")
+    assert {"blockdraft", "commit", "python", "torch", "transformers", "llguidance"} <= set(
+        found["versions"]
+    )
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["cpu"]["cores"] >= 1
+    assert found["memory_bytes"] > 0
+    assert found["torch"]["no_kernels_because"].startswith("BLOCKDRAFT_KERNELS=off")
+    assert found["torch"]["kernels"]["bfloat16"]["used"] is False
+    assert found["environment"]["BLOCKDRAFT_KERNELS"] == "off"
+    people = run("env").stdout
+    assert torch.__version__ in people
+    assert "hf_secret" not in people + json.dumps(found)
+
+
+def test_env_reports_a_broken_installation(monkeypatch):
+    monkeypatch.setitem(sys.modules, "blockdraft.kernels.backends", None)
+    assert "ModuleNotFoundError" in run_json("env")["torch"]["error"]
+
+
+@pytest.fixture
+def no_choice():
+    loading._chosen_device.cache_clear()
+    yield
+    loading._chosen_device.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "reason", "device", "said"),
+    [
+        (False, None, "cpu", "cpu, as CUDA finds no GPU"),
+        (True, "no kernel image", "cpu", "cpu, as the GPU is not usable (no kernel image)"),
+        (True, None, "cuda", "cuda, H200"),
+    ],
+)
+def test_the_chosen_device_is_said_once(
+    has_gpu, reason, device, said, no_choice, monkeypatch, caplog
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+    monkeypatch.setattr(loading, "_unusable_because", lambda name: reason)
+    monkeypatch.setattr(logging.getLogger("blockdraft"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="blockdraft"):
+        assert [loading.resolve_device("auto") for _ in range(2)] == [device] * 2
+    assert caplog.messages == [f"device auto: {said}"]
+
+
+def test_auto_is_the_default_everywhere(no_choice, tmp_path):
+    kinds = (LLMConfig, TrainConfig, DataConfig)
+    assert [kind.__dataclass_fields__["device"].default for kind in kinds] == ["auto"] * 3
+    for words, command in commands():
+        defaults = [option.default for option in command.params if option.name == "device"]
+        assert set(defaults) <= {"auto"}, words
+    pair = ["--target", tiny_target_folder(tmp_path), "--drafter", "none", "--max-tokens", 2]
+    assert "blockdraft: device auto: " in run("generate", *pair, "abc").stderr
+    loading._chosen_device.cache_clear()
+    assert "device auto" not in run("generate", *pair, "-q", "abc").stderr

@@ -1,0 +1,95 @@
+"""Settings of a training run: what is refused, and how."""
+
+from pathlib import Path
+
+import pytest
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.train.config_file import read_run, resolve_run
+
+NEEDED = ["target=t", "data=a.jsonl", "out=o"]
+
+
+def test_values_are_read_as_in_toml():
+    config = read_run(None, [*NEEDED, "lr=1", 'data=["a", "b"]', "position_weights=decay"]).train
+    assert config.lr == 1
+    assert config.data == (Path("a"), Path("b"))
+    assert config.position_weights == "decay"
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("position_weights=foo", "'foo'; it must be one of dpace, decay, uniform"),
+        ("dtype=float64", "one of bfloat16, float32"),
+        ("block_size=3.5", "3.5; it must be a whole number"),
+        ("block_size=true", "a whole number"),
+        ("seed=abc", "'abc'; it must be a whole number"),
+        ("seed=-1", "at least 0"),
+        ("out=5", "5; it must be a path"),
+        ("data=5", "each a path"),
+        ("init_from=[]", "a path or unset"),
+        ("threads=0", "above 0"),
+        ("mask_token_id=-1", "at least 0"),
+        ("lr=nan", "a finite number"),
+        ("lr=fast", "a finite number"),
+        ("device=1", "text"),
+        ("max_minutes=soon", "a finite number or unset"),
+        ("blocksize=3", "did you mean block_size"),
+        ("answers.sample=3", "did you mean answers.samples"),
+        ("answers.target=x", "'answers.target' is unknown"),
+        ("answer.samples=3", "the only table is answers"),
+        ("tensorboard=1", "true or false"),
+        ("pack_len=100", "at least max_len, 1024"),
+        ("optimizer=sgd", "one of muon, adamw"),
+        ("lr", "has no value"),
+        ("shard_target=true", "tau_limit is 4, and real decoding needs the whole target"),
+        ("device_map=auto", "set tau_limit=0"),
+        ("device_map=cuda:7", "one of auto, balanced, balanced_low_0, sequential or unset"),
+    ],
+)
+def test_a_bad_setting_is_refused(setting, reason):
+    with pytest.raises(ConfigError) as error:
+        read_run(None, [*NEEDED, setting])
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_flex_attention_is_refused_on_a_cpu(device, monkeypatch):
+    monkeypatch.setattr("blockdraft.train.config_file.resolve_device", lambda name: "cpu")
+    with pytest.raises(ConfigError, match="no gradient on a CPU"):
+        resolve_run([*NEEDED, "attention=flex", f"device={device}"])
+
+
+def test_a_file_and_what_wins_over_it(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'target = "t"\nout = "o"\nlr = 1e-3\nseed = 4\n'
+        '[answers]\nprompts = ["p.jsonl"]\nsamples = 2\n',
+        encoding="utf-8",
+    )
+    run = read_run(path, ["lr=0.5", "answers.samples=3", "answers.temperatures=0"])
+    assert (run.train.lr, run.train.seed) == (0.5, 4)
+    assert run.train.data == (Path("o/answers"),)
+    assert run.answers is not None
+    assert run.answers.output == Path("o/answers")
+    assert run.answers.target == "t"
+    assert (run.answers.samples, run.answers.temperatures) == (3, (0,))
+    assert run.answers.prompts == (Path("p.jsonl"),)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"lack target, data \(or answers.prompts"):
+        read_run(None, ["out=o"])
+    path = tmp_path / "run.toml"
+    path.write_text("lr =", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"run\.toml.*TOML"):
+        read_run(path, [])
+
+
+def test_every_recipe_and_example_can_be_read():
+    root = Path(__file__).parents[3]
+    files = [*root.glob("recipes/*/*.toml"), *root.glob("examples/*.toml")]
+    assert len(files) >= 2
+    for path in files:
+        read_run(path, [])

@@ -1,0 +1,91 @@
+"""The target's features on disk: what is kept is what would be computed."""
+
+import torch
+
+from blockdraft.data.dataset import Example, collate
+from blockdraft.train.features import FrozenTarget, StateCache
+from tests.tiny import LAYER_IDS, tiny_target
+
+
+def states_examples() -> list[Example]:
+    return [
+        Example(id=str(n), set="s", prompt_ids=(1, 2, 3 + n), response_ids=tuple(range(9, 15 + n)))
+        for n in range(4)
+    ]
+
+
+def test_cached_states_equal_computed_ones(tmp_path):
+    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
+    cache = StateCache(target, examples, tmp_path / "cache", "tiny")
+    cache.get([[2]], collate([examples[2]]))
+    rows = [[1], [2], [3]]
+    batch = collate([examples[i] for (i,) in rows])
+    computed = StateCache(target, examples, None, "tiny").get(rows, batch)
+    for _ in range(2):
+        cached = cache.get(rows, batch)
+        for number, (index,) in enumerate(rows):
+            length = len(examples[index])
+            torch.testing.assert_close(
+                cached[number, :length], computed[number, :length], atol=1e-3, rtol=1e-3
+            )
+
+
+def test_a_cache_of_other_examples_is_not_read(tmp_path, monkeypatch):
+    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
+    batch = collate(examples[:2])
+    StateCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
+
+    calls = []
+    states = target.states
+    monkeypatch.setattr(target, "states", lambda ids: calls.append(len(ids)) or states(ids))
+    StateCache(target, examples, tmp_path, "tiny").get([[0], [1]], batch)
+    assert calls == []
+    StateCache(target, examples[1:], tmp_path, "tiny").get([[0], [1]], collate(examples[1:3]))
+    assert calls == [2]
+
+
+def test_a_cache_of_another_target_is_not_read(tmp_path, monkeypatch):
+    """The target in a folder may be replaced: its weights are what counts."""
+    examples = states_examples()
+    batch = collate(examples[:2])
+    for key in ("one", "two"):
+        target, calls = FrozenTarget(tiny_target(), LAYER_IDS), []
+        states = target.states
+        monkeypatch.setattr(target, "states", lambda ids, s=states, c=calls: c.append(1) or s(ids))
+        StateCache(target, examples, tmp_path, key).get([[0], [1]], batch)
+        assert calls == [1]
+
+
+def test_a_cache_grows_with_the_examples(tmp_path, monkeypatch):
+    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
+    first = StateCache(target, examples[:2], tmp_path, "tiny").get(
+        [[0], [1]], collate(examples[:2])
+    )
+    calls = []
+    states = target.states
+    monkeypatch.setattr(target, "states", lambda ids: calls.append(len(ids)) or states(ids))
+    grown = StateCache(target, examples, tmp_path, "tiny")
+    assert grown.missing() == [2, 3]
+    again = grown.get([[0], [1]], collate(examples[:2]))
+    assert torch.equal(first, again)
+    assert calls == []
+    more = grown.get([[3]], collate(examples[3:]))
+    torch.testing.assert_close(more, target.states(collate(examples[3:]).token_ids))
+
+
+def test_a_cache_takes_its_disk_at_once(tmp_path):
+    """What is mapped cannot be told later that there is no room."""
+    target, examples = FrozenTarget(tiny_target(), LAYER_IDS), states_examples()
+    StateCache(target, examples, tmp_path, "tiny")
+    num_tokens = sum(map(len, examples))
+    taken = (tmp_path / "states.bin").stat().st_blocks * 512
+    assert taken >= num_tokens * (len(LAYER_IDS) + 1) * target.hidden_size * 4
+
+
+def test_a_cache_of_another_precision_is_not_read(tmp_path):
+    examples = states_examples()
+    batch = collate(examples[:1])
+    for dtype in (torch.bfloat16, torch.float32):
+        target = FrozenTarget(tiny_target(dtype=dtype), LAYER_IDS)
+        cached = StateCache(target, examples, tmp_path, "tiny").get([[0]], batch)
+        torch.testing.assert_close(cached, target.states(batch.token_ids))

@@ -1,0 +1,125 @@
+"""Ctrl-C ends a run in one line that says how it goes on; and the trainer's other ways to end."""
+
+import json
+import re
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from blockdraft.cli.main import app
+from blockdraft.core.errors import INTERRUPTED
+from blockdraft.data import generate as data
+from blockdraft.data.config import DataConfig
+from blockdraft.models.draft import DraftModel
+from blockdraft.train import trainer
+from blockdraft.train.__main__ import main
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.config_file import read_run
+from blockdraft.train.keys import describe_keys
+from tests.tiny import TEXT_VOCAB_SIZE
+from tests.train_runs import small_config
+
+
+@pytest.fixture
+def config(tmp_path):
+    return small_config(tmp_path, save_steps=3, mask_token_id=TEXT_VOCAB_SIZE - 1)
+
+
+def settings_of(config):
+    values = config.to_dict().items()
+    return [f"{name}={'none' if v is None else json.dumps(v)}" for name, v in values]
+
+
+def interrupt_at(monkeypatch, last):
+    step = trainer._Run._next_step
+
+    def interrupted(run):
+        if run.step == last:
+            raise KeyboardInterrupt
+        step(run)
+
+    monkeypatch.setattr(trainer._Run, "_next_step", interrupted)
+
+
+def interrupt_answers(monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data, "_write_answers", interrupted)
+
+
+@pytest.mark.parametrize(
+    ("last", "line"),
+    [
+        (1, "interrupted before a state was saved; the same command trains from the beginning"),
+        (5, "interrupted; the same command goes on from step 3"),
+    ],
+)
+def test_a_run_that_is_broken_off_says_where_it_goes_on(config, monkeypatch, capsys, last, line):
+    interrupt_at(monkeypatch, last)
+    assert main(settings_of(config)) == INTERRUPTED
+    assert capsys.readouterr().err.splitlines()[-1] == f"blockdraft: {line}"
+    result = CliRunner().invoke(app, ["train", *settings_of(config), f"out={config.out}2"])
+    assert result.exit_code == INTERRUPTED
+    assert result.stderr.splitlines()[-1] == f"blockdraft: {line}"
+
+
+def test_answers_that_are_broken_off(config, tmp_path, monkeypatch):
+    interrupt_answers(monkeypatch)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n{"prompt": "two"}\n', encoding="utf-8")
+    output = tmp_path / "answers"
+    for arguments in (
+        ["data", "--target", config.target, "--output", output, "--prompts", prompts],
+        ["train", *settings_of(config), f"answers.prompts={prompts}"],
+    ):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == INTERRUPTED, result.output
+        assert "the same command goes on with the answers that are missing" in result.stderr
+    assert output.exists()
+
+
+def test_the_trainer_alone_plans_and_writes_the_untrained_drafter(config, capsys):
+    assert main([*settings_of(config)[:4], "--plan", *settings_of(config)[4:]]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"]["expected"] == 10
+    assert not config.out.exists()
+    assert main(["--dry-run", *settings_of(config)]) == 0
+    folder = capsys.readouterr().out.strip()
+    assert folder.endswith("run/untrained")
+    assert DraftModel.from_pretrained(folder).config.block_size == 4
+
+
+@pytest.mark.parametrize("option", ["--help", "--nonsense"])
+def test_options_of_the_trainer_alone_are_no_files(capsys, option):
+    with pytest.raises(SystemExit) as ended:
+        main([option])
+    assert ended.value.code == (0 if option == "--help" else 2)
+    said = capsys.readouterr()
+    assert "usage: python -m blockdraft.train" in said.out + said.err
+
+
+def test_the_keys_are_those_of_a_run_with_their_defaults(tmp_path, capsys):
+    """What is printed is a run file, but for the three keys that have no default."""
+    assert main(["--keys"]) == 0
+    text = describe_keys()
+    assert capsys.readouterr().out == text
+    assert CliRunner().invoke(app, ["train", "--keys"]).stdout == text
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    given = ["target=a", "out=b", "data=c"]
+    run = read_run(path, given)
+    train = TrainConfig(target=run.train.target, data=run.train.data, out=run.train.out)
+    assert run.train == train
+    assert run.answers is None
+    told = tomllib.loads(text)
+    assert told.keys() == train.to_dict().keys() - {"target", "out", "data"}
+    assert "# of the prompts; their answers judge the drafter.\nheld_out_share = " in text
+    assert '"muon"  # one of muon, adamw' in text
+    # A "#" without a space hides a key.
+    path.write_text(re.sub(r"^#(?! |\w+ =$)", "", text, flags=re.M), encoding="utf-8")
+    answers = read_run(path, [*given, "answers.num_self_written=1"]).answers
+    assert answers == DataConfig(
+        output=answers.output, target="a", dtype=train.dtype, num_self_written=1
+    )
+    assert tomllib.loads(path.read_text())["answers"]["temperatures"] == [0.7]
