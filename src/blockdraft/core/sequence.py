@@ -26,6 +26,10 @@ class Constraint(Protocol):
         """
         ...
 
+    def num_allowed(self, output_ids: list[int], ahead: list[int]) -> int:
+        """How many of the tokens `ahead` may follow the output, one behind the other."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:

@@ -27,7 +27,7 @@ class Proposer:
     is expected to bring as much as a draft of the model, the model does not draft.
     What fails for a batch is done again row by row, so that only the row at fault goes without.
     `vocab_size` is the target's: no other token may reach it. `joins_trees`: proposals of several
-    drafters become one tree; if not, the best of all their paths.
+    drafters become one tree; if not, the best of all their paths. Free drafters propose chains.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, free: Items[FreeDrafter] = ()) -> None:
@@ -62,8 +62,9 @@ class Proposer:
             rows = [row for row in drafting if drafter.serves(row.sequence)]
             rows = [row.within(drafter.max_nodes) for row in rows]
             for row, proposal in self._ask(drafter, rows):
-                if proposal:
-                    found[row.sequence.key].append(proposal)
+                allowed = self._allowed(row, proposal)
+                if allowed:
+                    found[row.sequence.key].append(allowed)
         self._ask_model([row for row in drafting if row.num_model_tokens], found)
         return [self._joined(row, found[row.sequence.key]) for row in batch]
 
@@ -80,6 +81,18 @@ class Proposer:
             if self.free:
                 self._slot_rates.note(row, proposal)
             beside.append(self._slot_rates.rated(row, proposal) if beside else proposal)
+
+    def _allowed(self, row: Row, chain: Proposal) -> Proposal:
+        """What a grammar does not refuse; a model has applied it already."""
+        constraint = row.sequence.constraint
+        if constraint is None or not chain:
+            return chain
+        try:
+            num = constraint.num_allowed(row.sequence.output_ids, list(chain.tree.tokens))
+        except Exception as error:
+            self.failures.note(error)
+            return NOTHING
+        return chain.only(range(num))
 
     def _is_served(self, row: Row, proposals: list[Proposal]) -> bool:
         """True if the free proposals are expected to bring as much as the model's."""
