@@ -38,47 +38,55 @@ class Automaton:
         # the last such place for the longest suffixes of a text, and some place for the others.
         self._ends = [0]
         self._whole = START
-        for token_id in token_ids:
-            self.append(token_id)
+        self.extend(token_ids)
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def append(self, token_id: int) -> None:
         """Let the text grow by a token."""
-        lengths, links, following, ends = self._lengths, self._links, self._next, self._ends
-        num = len(self.token_ids)
-        # What ends here has a token behind it from now on.
-        state, num_left = links[self._whole], _NUM_REFRESHED
-        while state > START and num_left:
-            ends[state] = num
-            state, num_left = links[state], num_left - 1
-        self.token_ids.append(token_id)
-        new, state = len(lengths), self._whole
-        self._add_state(num + 1, START, {}, num + 1)
-        self._whole = new
-        while state != _NO_STATE and token_id not in following[state]:
-            following[state][token_id] = new
-            state = links[state]
-        if state == _NO_STATE:
-            return
-        found = following[state][token_id]
-        if lengths[found] == lengths[state] + 1:
-            links[new] = found
-            return
-        # The shorter of the found substrings now end at one place more than the longer ones.
-        clone = len(lengths)
-        self._add_state(lengths[state] + 1, links[found], following[found].copy(), ends[found])
-        links[found] = links[new] = clone
-        while state != _NO_STATE and following[state].get(token_id) == found:
-            following[state][token_id] = clone
-            state = links[state]
+        self.extend((token_id,))
 
-    def _add_state(self, length: int, link: int, following: dict[int, int], end: int) -> None:
-        self._lengths.append(length)
-        self._links.append(link)
-        self._next.append(following)
-        self._ends.append(end)
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Let the text grow; a long prompt is read at once, so nothing is looked up twice here."""
+        text, lengths, links, following = self.token_ids, self._lengths, self._links, self._next
+        ends, whole = self._ends, self._whole
+        for token_id in token_ids:
+            num = len(text)
+            # What ends here has a token behind it from now on.
+            state, num_left = links[whole], _NUM_REFRESHED
+            while state > START and num_left:
+                ends[state] = num
+                state = links[state]
+                num_left -= 1
+            text.append(token_id)
+            new, state = len(lengths), whole
+            lengths.append(num + 1)
+            links.append(START)
+            following.append({})
+            ends.append(num + 1)
+            whole = new
+            while state != _NO_STATE and token_id not in following[state]:
+                following[state][token_id] = new
+                state = links[state]
+            if state == _NO_STATE:
+                continue
+            found = following[state][token_id]
+            length = lengths[state] + 1
+            if lengths[found] == length:
+                links[new] = found
+                continue
+            # The shorter of the found substrings now end at one place more than the longer ones.
+            clone = len(lengths)
+            lengths.append(length)
+            links.append(links[found])
+            following.append(following[found].copy())
+            ends.append(ends[found])
+            links[found] = links[new] = clone
+            while state != _NO_STATE and following[state].get(token_id) == found:
+                following[state][token_id] = clone
+                state = links[state]
+        self._whole = whole
 
     def repeated(self) -> Match:
         """The longest suffix of the text that also stands earlier in it."""

@@ -28,7 +28,7 @@ MAX_MATCH = 16
 LEAST_PROBABILITY = 0.1
 """A row of the target's forward is worth more elsewhere, or not computed at all."""
 MAX_INDEXED = 32_768
-"""Tokens of a prompt that are searched, its last ones: some 400 bytes each."""
+"""Tokens of a prompt that are searched, its last ones: some 500 bytes each."""
 
 _PRIOR = (
     *(0.0,) * LEAST_MATCH,
@@ -53,8 +53,7 @@ class SharedTexts:
         if len(self.halves[0]) + len(token_ids) >= self._half:
             self.halves = (Automaton(), self.halves[0])
             self.version += 1
-        for token_id in [*token_ids[-self._half + 1 :], _BETWEEN_TEXTS]:
-            self.halves[0].append(token_id)
+        self.halves[0].extend([*token_ids[-self._half + 1 :], _BETWEEN_TEXTS])
 
 
 _BETWEEN_TEXTS = -1
