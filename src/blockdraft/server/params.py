@@ -9,8 +9,7 @@ from typing import Any
 from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
-from blockdraft.server.conversation import part_text
-from blockdraft.server.protocol import ChatRequest, CompletionRequest, Prediction, Sampling
+from blockdraft.server.protocol import ChatRequest, CompletionRequest, Sampling
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's; SamplingParams' own default is greedy."""
@@ -98,26 +97,6 @@ def completion_params(
         logprobs=request.logprobs,
         prompt_logprobs=bool(request.echo) and request.logprobs is not None,
         grammar=grammar,
-    )
-
-
-def prediction_text(prediction: Prediction | None) -> str:
-    """What the answer is expected to be; empty if nothing is.
-
-    Raises:
-        RequestError: it is not text.
-    """
-    if prediction is None:
-        return ""
-    if prediction.type != "content":
-        raise RequestError(
-            f"prediction has the type {prediction.type!r:.40}; give content", param="prediction"
-        )
-    if isinstance(prediction.content, str):
-        return prediction.content
-    return "".join(
-        part_text(part, f"prediction.content.{index}")
-        for index, part in enumerate(prediction.content)
     )
 
 

@@ -15,7 +15,12 @@ from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.engine.samples import Job
 from blockdraft.server.calls import CallFinder
 from blockdraft.server.config import ServeConfig
-from blockdraft.server.conversation import speaks_of_tools, template_messages, template_options
+from blockdraft.server.conversation import (
+    prediction_text,
+    speaks_of_tools,
+    template_messages,
+    template_options,
+)
 from blockdraft.server.errors import blaming, unknown_model
 from blockdraft.server.harmony import HarmonyParser
 from blockdraft.server.metrics import Metrics
@@ -23,7 +28,6 @@ from blockdraft.server.params import (
     chat_params,
     completion_params,
     is_echo_alone,
-    prediction_text,
 )
 from blockdraft.server.parts import AnswerParser, MarkedParser
 from blockdraft.server.pieces import Answer, Echo
