@@ -171,7 +171,8 @@ class GrammarState:
     def num_allowed(self, output_ids: list[int], ahead: list[int]) -> int:
         """How many of the tokens `ahead` may follow the output, one behind the other; no masks.
 
-        The end of the answer is none of them. All, where the parser fails: `allowed` says so, when a token is chosen.
+        The end of the answer is none of them. All, where the parser fails: `allowed` says so when a
+        token is chosen.
         """
         self._move_to(output_ids, ahead)
         if self._matcher.is_error():
