@@ -13,6 +13,8 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 
+KIND = "sim"
+"""The source of what is drafted."""
 Rates = Callable[[int, float], Sequence[float]]
 """Acceptance by position, each given that all before were accepted, of a sequence at a time."""
 Believed = Callable[[float], float]
@@ -81,7 +83,7 @@ class Text:
                     chances.append(chance)
                     beliefs.append(above * min(self.believed(chance), 1.0))
             parent, above = first, beliefs[first]
-        sources = ("sim",) * len(tokens)
+        sources = (KIND,) * len(tokens)
         return Proposal(Tree(tuple(tokens), tuple(parents)), tuple(beliefs), sources), chances
 
 
@@ -121,7 +123,7 @@ def make_row(key: int, limit: int, depth: int = 5, *, num_cached: int = 1, **par
 def best_rate(
     machine: Machine, max_nodes: int = 5, error: float = 0.0, max_depth: int = 5
 ) -> BestRate:
-    return BestRate(machine.costs(error), max_nodes, max_depth)
+    return BestRate(machine.costs(error), max_nodes, max_depth, model_kind=KIND)
 
 
 def always(*rates: float) -> Rates:
@@ -183,7 +185,7 @@ def simulate(
         policy._lag = lambda row: lag[row.sequence.key]
     rows = [make_row(key, most, depth) for key, most in enumerate(asked)]
     while result.seconds < seconds:
-        drafting = policy.limit(rows, 0)
+        drafting = [row.for_model() for row in policy.limit(rows, 0)]
         found = [row.num_draft_tokens for row in drafting]
         result.limits.append(found)
         slowdown = machine.slowdown(result.seconds)

@@ -10,7 +10,7 @@ from blockdraft.bench import decode
 from blockdraft.cache.memory import Unlimited
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ContextTooLong
-from blockdraft.core.plan import NO_NODES, Proposal
+from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.engine.completion import Completion, Generation, Timings
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer
@@ -90,10 +90,10 @@ class FakeLLM:
         stats = AcceptanceStats()
         for _ in range((num_tokens - 1) // 2):
             if self.depth:
-                stats.record(2, Proposal.chain([0, 0, 0], "fake").tree, [0])
+                stats.record(2, Proposal.chain([0, 0, 0], "fake"), [0])
             else:
-                stats.record(1, NO_NODES, [])
-                stats.record(1, NO_NODES, [])
+                stats.record(1, NOTHING, [])
+                stats.record(1, NOTHING, [])
         total = self._seconds(num_tokens)
         timings = Timings(FIRST_TOKEN_SECONDS, total - FIRST_TOKEN_SECONDS, total, 0.0)
         completion = Completion(0, tuple(ids), "", "length", 0, None, stats, timings)

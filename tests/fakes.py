@@ -39,10 +39,7 @@ class FakeDrafter:
         return 0
 
     def propose(self, rows: Rows) -> list[Proposal]:
-        return [
-            Proposal.chain(self.guess(row.sequence, row.num_draft_tokens), self.kind)
-            for row in rows
-        ]
+        return [Proposal.chain(self.guess(row.sequence, row.num_slots), self.kind) for row in rows]
 
     def guess(self, sequence: Sequence, num: int) -> list[int]:
         raise NotImplementedError

@@ -56,6 +56,8 @@ class LLM:
         memory: float | None = _DEFAULTS.memory,
         adaptive: bool = _DEFAULTS.adaptive,
         tree_nodes: int | None = _DEFAULTS.tree_nodes,
+        lookup: bool = _DEFAULTS.lookup,
+        shared_lookup: int = _DEFAULTS.shared_lookup,
         num_threads: int | None = _DEFAULTS.num_threads,
         recheck: bool = _DEFAULTS.recheck,
     ) -> None:
@@ -70,6 +72,8 @@ class LLM:
             memory=memory,
             adaptive=adaptive,
             tree_nodes=tree_nodes,
+            lookup=lookup,
+            shared_lookup=shared_lookup,
             num_threads=num_threads,
             recheck=recheck,
         )
@@ -231,7 +235,8 @@ class LLM:
         ):
             self.samples.check(prompt_ids, own)
             seed = secrets.randbits(64) if own.seed is None else own.seed
-            jobs.append(Job(index, prompt_ids, own, seed))
+            prediction_ids = self.samples.prediction_ids(own.prediction)
+            jobs.append(Job(index, prompt_ids, own, seed, prediction_ids=prediction_ids))
         return jobs
 
     def _collect(self, jobs: list[Job]) -> list[Generation]:

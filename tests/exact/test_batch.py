@@ -80,7 +80,13 @@ def alone(num_tokens: int, index: int) -> tuple[Crowd, Bits]:
 def make_policy(name: str, target: PagedTarget, drafter: Drafter) -> Policy:
     if name == "fixed":
         return VerifyAll()
-    return BestRate(measure_costs(target, drafter), 15, drafter.max_nodes, drafter.lag)
+    return BestRate(
+        measure_costs(target, drafter),
+        15,
+        drafter.max_nodes,
+        drafter.lag,
+        model_kind=drafter.kind,
+    )
 
 
 def check_crowd(

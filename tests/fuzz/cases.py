@@ -91,7 +91,8 @@ class EngineShape:
     """How the requests are run together.
 
     `accuracies`: a block of the oracle is right with one of these chances a slot. `depths`: the
-    most that is drafted, the next of them every few steps.
+    most that is drafted, the next of them every few steps. `looks_up`: what is looked up and
+    predicted is drafted beside it, some predictions right and some not.
     """
 
     drafter: Literal["oracle", "dflash", "dflash2"]
@@ -100,6 +101,7 @@ class EngineShape:
     num_pages: int
     max_running: int
     prefill_chunk: int
+    looks_up: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +244,7 @@ def _draw_engine(
         num_pages=max(9, few if draw.random() < chance_of_few_pages else ample),
         max_running=draw.choice((1, 2, 5, 16, 16)),
         prefill_chunk=draw.choice((33, 77, 96, 100, 512, 10_000)),
+        looks_up=draw.random() < 0.4,
     )
 
 

@@ -1,5 +1,6 @@
 """Runs a case: every sample alone and plainly, then all of them together, drafted."""
 
+import random
 import traceback
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -27,6 +28,7 @@ from tests.fuzz.internals import (
     stock_logits,
 )
 from tests.fuzz.oracle import ErringOracle
+from tests.parity.lookups import changed, check_read, free_drafters
 
 SampleId = tuple[int, int]
 """Which request, and which of its samples."""
@@ -123,11 +125,13 @@ class _Run:
         self.answers: dict[SampleId, Answer] = {}
         self._keys: dict[SampleId, int] = {}
 
-    def add(self, index: int, asked: Asked, sample_index: int) -> int:
+    def add(
+        self, index: int, asked: Asked, sample_index: int, prediction: tuple[int, ...] = ()
+    ) -> int:
         """Ask for a sample; returns its key."""
         seed = asked.params.seed
         assert seed is not None
-        job = Job(index, list(asked.prompt), asked.params, seed)
+        job = Job(index, list(asked.prompt), asked.params, seed, prediction_ids=prediction)
         key = self.samples.add(job, sample_index)
         self._keys[index, sample_index] = key
         self.answers[index, sample_index] = Answer(self.recorder.follow(key))
@@ -181,6 +185,7 @@ def _together(
     engine = Engine(
         target,
         drafter,
+        free_drafters=free_drafters() if case.engine.looks_up else (),
         max_running=case.engine.max_running,
         prefill_chunk=case.engine.prefill_chunk,
     )
@@ -212,15 +217,20 @@ def _run_round(case: Case, run: _Run, alone: dict[SampleId, Answer]) -> int:
             index = late.pop(0)
             begun[index] = step
             for sample_index in range(case.requests[index].params.n):
-                key = run.add(index, case.requests[index], sample_index)
+                known = alone[index, sample_index].token_ids
+                prediction = ()
+                if case.engine.looks_up and index % 3:
+                    prediction = changed(known, random.Random(f"{case.seed} {index}"))
+                key = run.add(index, case.requests[index], sample_index, prediction)
                 if isinstance(engine.drafter, ErringOracle):
-                    engine.drafter.known[key] = alone[index, sample_index].token_ids
+                    engine.drafter.known[key] = known
         for index, first in begun.items():
             if case.requests[index].aborted_after == step - first:
                 num_aborted += run.abort(index)
         if run.is_open:
             run.step()
             check_pages(engine.target)
+            check_read(engine)
         elif not late:
             return num_aborted
     raise AssertionError(f"not at its end after {most_steps} steps")

@@ -92,6 +92,9 @@ class _Step:
     price: Price | None = None
     predicted: float = 0.0
     has_proposals: bool = False
+    """Of the model; where other drafters have enough to propose it is not asked."""
+    is_mixed: bool = False
+    """Other drafters have proposed too."""
 
 
 @dataclass(slots=True)
@@ -105,8 +108,10 @@ class _Known:
 class BestRate:
     """Takes the candidates that give the most tokens per second, and none where that is best.
 
-    max_nodes, max_depth: the most candidates of a sequence, and on its longest path. lag: tokens
-    whose features a drafter would have to project before it drafts for a row.
+    max_nodes, max_depth: the most candidates that a model proposes for a sequence, and on its
+    longest path. lag: tokens whose features it would have to project before it drafts for a row.
+    model_kind: its name as a source. What other drafters propose costs nothing to propose: it is
+    chosen among all candidates, but decides nothing before.
     """
 
     def __init__(
@@ -115,10 +120,12 @@ class BestRate:
         max_nodes: int,
         max_depth: int,
         lag: Callable[[Row], int] = lambda row: 0,
+        *,
+        model_kind: str,
     ) -> None:
         self.calibration = Calibration()
         self.account = Account()
-        self._costs, self._lag = costs, lag
+        self._costs, self._lag, self._model_kind = costs, lag, model_kind
         self._max_nodes, self._max_depth = max_nodes, max_depth
         self._of_all: dict[bool, Expectation] = {}
         self._known: dict[int, _Known] = {}
@@ -140,14 +147,14 @@ class BestRate:
         prices = StepPrices(self._costs, len(rows), num_keys, num_other_rows)
         self.account.open_step(prices.plain_seconds)
         self._step = step = _Step(prices)
-        able = [row for row in rows if row.num_draft_tokens > 0]
+        able = [own for own in (row.for_model() for row in rows) if own.num_draft_tokens > 0]
         step.is_idle = not able or self._is_resting(able)
         if not step.is_idle and not self.account.wants_control:
             self._decide(step, able)
         keys = [] if step.offer is None else step.offer.keys
         depth = 0 if step.offer is None else step.offer.depth
         return [
-            row.limited(row.num_draft_tokens, depth) if row.sequence.key in keys else row.limited(0)
+            row.limited(row.num_model_tokens, depth) if row.sequence.key in keys else row.limited(0)
             for row in rows
         ]
 
@@ -246,7 +253,9 @@ class BestRate:
         if step is None or (step.offer is None and not any(proposals)):
             self._use.count([NOTHING] * len(rows))
             return [NOTHING] * len(rows)
-        step.has_proposals = any(map(bool, proposals))
+        sources = {name for proposal in proposals for name in proposal.sources}
+        step.has_proposals = any(self._model_kind in name for name in sources)
+        step.is_mixed = any(self._model_kind not in name for name in sources)
         order = self._order(rows, proposals, step.forced)
         step.price = self._best(step, order)
         branches = order.branches[: step.price.num_candidates].sum()
@@ -273,7 +282,7 @@ class BestRate:
         return step.prices.best(
             order.gains,
             order.branches,
-            0.0 if step.offer is None else step.offer.drafting,
+            step.offer.drafting if step.offer is not None and step.has_proposals else 0.0,
             least=min(sum(step.forced.values()), len(order.nodes)),
             trust=self._trust_of_choices(step.prices.num),
         )
@@ -325,6 +334,8 @@ class BestRate:
         indices = np.array(order.rows)
         for index, row in enumerate(rows):
             if row.sequence.key not in step.offer.keys:
+                continue
+            if any(self._model_kind not in name for name in proposals[index].sources):
                 continue
             own = np.flatnonzero(indices == index)
             of_all = self._for_all(row)
@@ -382,7 +393,7 @@ class BestRate:
                 num_kept += len(outcome.kept_nodes)
         num = step.prices.num
         self._trust_of_choices.record(num, step.predicted, num_kept)
-        if step.offer is not None and not step.forced:
+        if step.offer is not None and not (step.forced or step.is_mixed):
             self._trust_of_limits.record(num, step.offer.predicted, num_kept)
         return num_kept
 

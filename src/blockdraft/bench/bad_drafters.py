@@ -30,7 +30,7 @@ def make_bad(llm: LLM, fault: Fault) -> None:
     propose, shift = drafter.propose, shifts[fault]
 
     def propose_badly(rows: Sequence[Row]) -> list[Proposal]:
-        return [_shifted(proposal, shift, vocab_size, fault) for proposal in propose(rows)]
+        return [_shifted(proposal, shift, vocab_size, drafter.kind) for proposal in propose(rows)]
 
     drafter.propose = propose_badly  # type: ignore[method-assign]
 

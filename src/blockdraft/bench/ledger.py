@@ -56,7 +56,8 @@ def decode_accounted(llm: LLM, prompt_ids: list[int], params: SamplingParams) ->
     compute_every_prompt(llm.engine)
     seed = secrets.randbits(64) if params.seed is None else params.seed
     asked = replace(params, seed=seed)
-    drafts = llm.drafter_folder is not None and params.max_draft_tokens != 0
+    drafts = llm.drafter_folder is not None or llm.config.lookup or bool(params.prediction)
+    drafts = drafts and params.max_draft_tokens != 0
     ways = [asked, replace(asked, speculative=False)] if drafts else [asked]
     for way in ways:
         num_tokens = min(WARM_UP_TOKENS, way.max_tokens)

@@ -61,6 +61,7 @@ WithTransformers = Annotated[
         "max_concurrency",
         "tree_nodes",
         "recheck",
+        "shared_lookup",
     )
 )
 def speed(
@@ -98,6 +99,7 @@ def speed(
         "max_concurrency",
         "tree_nodes",
         "recheck",
+        "shared_lookup",
     )
 )
 def demo(

@@ -45,6 +45,8 @@ Prompts = Annotated[
         "max_concurrency",
         "tree_nodes",
         "recheck",
+        "lookup",
+        "shared_lookup",
     )
 )
 def concurrency(
@@ -140,6 +142,8 @@ def _measure_concurrency(
         "max_concurrency",
         "tree_nodes",
         "recheck",
+        "lookup",
+        "shared_lookup",
     )
 )
 def never_slower(

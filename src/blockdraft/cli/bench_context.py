@@ -29,6 +29,8 @@ _CONTEXT = ContextConfig()
         "max_concurrency",
         "tree_nodes",
         "recheck",
+        "lookup",
+        "shared_lookup",
     )
 )
 def context(

@@ -22,6 +22,7 @@ _PARAMS = SamplingParams()
     without=(
         "max_concurrency",
         "tree_nodes",
+        "shared_lookup",
     )
 )
 @options.sampling(

@@ -30,6 +30,8 @@ _COLORS: Mapping[Mark, str] = {
         "max_concurrency",
         "tree_nodes",
         "recheck",
+        "lookup",
+        "shared_lookup",
     )
 )
 def doctor(

@@ -30,6 +30,7 @@ _PARAMS = SamplingParams()
         "memory",
         "max_concurrency",
         "tree_nodes",
+        "shared_lookup",
     )
 )
 @options.sampling(

@@ -36,7 +36,7 @@ _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
 
 
-@options.models()
+@options.models(without=("shared_lookup",))
 @options.sampling()
 def generate(
     ctx: typer.Context,
@@ -71,7 +71,7 @@ def _answer(
     llm: "LLM", prompt_ids: list[int], params: SamplingParams, values: Mapping[str, Any]
 ) -> None:
     """Answer, then measure what the options ask for; exit with 1 where exactness failed."""
-    if values["compare"] and llm.drafter_folder is None:
+    if values["compare"] and llm.drafter_folder is None and not llm.config.lookup:
         raise ConfigError("--compare needs a drafter, and none is known; name one with --drafter")
     # What is measured is the request that was answered.
     params = params if params.seed is not None else replace(params, seed=secrets.randbits(64))

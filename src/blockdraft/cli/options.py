@@ -44,6 +44,20 @@ TreeNodes = Annotated[
         show_default="15",
     ),
 ]
+Lookup = Annotated[
+    bool,
+    typer.Option(
+        "--lookup/--no-lookup",
+        help="Also draft what followed the same words earlier in prompt and output.",
+    ),
+]
+SharedLookup = Annotated[
+    int,
+    typer.Option(
+        metavar="TOKENS",
+        help="Look up in so many tokens of the last outputs of all requests too; 0: none.",
+    ),
+]
 NumThreads = Annotated[
     int | None,
     typer.Option(
@@ -144,6 +158,8 @@ models = Fields(
         "memory": Memory,
         "max_concurrency": MaxConcurrency,
         "tree_nodes": TreeNodes,
+        "lookup": Lookup,
+        "shared_lookup": SharedLookup,
         "recheck": Recheck,
     },
     {f.name: getattr(_CONFIG, f.name) for f in fields(LLMConfig)}

@@ -38,6 +38,8 @@ _COLORS: Mapping[Mark, str] = {"ok": "green", "failed": "bold red", "note": "dim
     without=(
         "tree_nodes",
         "recheck",
+        "lookup",
+        "shared_lookup",
     )
 )
 def prove(

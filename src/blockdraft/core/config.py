@@ -30,6 +30,8 @@ class LLMConfig:
     drafted.
     tree_nodes: tokens that a step drafts as a tree: a whole block and branches where the drafter is
     unsure. None is 15 with `adaptive`, and chains without.
+    lookup: also draft what followed the same words earlier in prompt and output; without a drafter
+    that alone. shared_lookup: in so many tokens of the last outputs of all requests too.
     recheck: test the kernels and time the steps again, instead of taking what an earlier start of
     the same models on this machine found out.
     num_threads: of the whole process; None leaves torch's setting, but for no more than the cores
@@ -49,6 +51,8 @@ class LLMConfig:
     memory: float | None = None
     adaptive: bool = True
     tree_nodes: int | None = None
+    lookup: bool = False
+    shared_lookup: int = 0
     num_threads: int | None = None
     recheck: bool = False
 
@@ -59,7 +63,16 @@ class LLMConfig:
                 raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
         if self.memory is not None and not 0 < self.memory < math.inf:
             raise ConfigError(f"memory is {self.memory!r}; give a number of GiB above 0")
-        if self.tree_nodes is not None and not self.drafts:
+        if not isinstance(self.shared_lookup, int) or self.shared_lookup < 0:
+            raise ConfigError(
+                f"shared_lookup is {self.shared_lookup!r}; give a number of tokens, 0 for none"
+            )
+        if self.shared_lookup and not self.lookup:
+            raise ConfigError(
+                f"shared_lookup is {self.shared_lookup}, and lookup is off; switch it on, or leave "
+                "out shared_lookup"
+            )
+        if self.tree_nodes is not None and not self.names_drafter:
             raise ConfigError(
                 f"tree_nodes is {self.tree_nodes}, but there is no drafter; name one, or leave out "
                 "tree_nodes"
@@ -68,4 +81,9 @@ class LLMConfig:
     @property
     def drafts(self) -> bool:
         """False if plain decoding was asked for."""
+        return self.names_drafter or self.lookup
+
+    @property
+    def names_drafter(self) -> bool:
+        """True if a model drafts."""
         return self.drafter not in (None, "none")

@@ -22,6 +22,9 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 filter nothing. `logprobs` asks for the
     log-probability of each token and of that many most likely ones. `speculative` is True for as
     many drafted tokens as the drafter gives, False for plain decoding, or the most a step drafts.
+    `drafters` are the kinds of loaded drafters that may propose, all if None; () is plain decoding.
+    `prediction` is what the output is expected to be, in whole or in part, as text or token ids: it
+    is drafted from, and changes no output.
     `prompt_logprobs` asks for the same of the prompt's tokens, which are then all computed.
 
     With a `grammar` the answer belongs to it as a whole, unless `max_tokens`, a stop string or a
@@ -50,6 +53,8 @@ class SamplingParams:
     speculative: bool | int = True
     grammar: Grammar | None = None
     prompt_logprobs: bool = False
+    prediction: str | tuple[int, ...] = ()
+    drafters: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_count("max_tokens", self.max_tokens, 1)
@@ -76,6 +81,9 @@ class SamplingParams:
             _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(self.speculative, bool):
             _check_count("speculative", self.speculative, 0)
+        if self.drafters is not None:
+            self._take("drafters", _checked_drafters(self.drafters))
+        self._take("prediction", _checked_prediction(self.prediction))
         _check_grammar(self.grammar, self.ignore_eos)
         if self.prompt_logprobs and self.logprobs is None:
             raise RequestError("prompt_logprobs needs logprobs, 0 or more", param="logprobs")
@@ -115,9 +123,37 @@ class SamplingParams:
     @property
     def max_draft_tokens(self) -> int | None:
         """The most tokens a step may draft; None leaves it to the drafter."""
+        if self.drafters == ():
+            return 0
         if self.speculative is True:
             return None
         return int(self.speculative)
+
+
+def _checked_drafters(kinds: object) -> tuple[str, ...]:
+    if isinstance(kinds, str) or not isinstance(kinds, Iterable):
+        raise RequestError(
+            f"drafters is {kinds!r}; give a tuple of kinds, such as ('lookup',)", param="drafters"
+        )
+    names = tuple(kinds)
+    for name in names:
+        if not isinstance(name, str):
+            raise RequestError(f"drafters holds {name!r}; give names of kinds", param="drafters")
+    return names
+
+
+def _checked_prediction(prediction: object) -> str | tuple[int, ...]:
+    if isinstance(prediction, str):
+        return prediction
+    if not isinstance(prediction, Iterable) or isinstance(prediction, Mapping | bytes):
+        raise RequestError(
+            f"prediction is {prediction!r:.60}; give a text or a list of token ids",
+            param="prediction",
+        )
+    token_ids = tuple(prediction)
+    for token_id in token_ids:
+        _check_count("prediction", token_id, 0, described="an id in prediction")
+    return token_ids
 
 
 def _check_grammar(grammar: object, ignore_eos: bool) -> None:

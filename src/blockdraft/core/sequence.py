@@ -26,6 +26,10 @@ class Constraint(Protocol):
         """
         ...
 
+    def num_allowed(self, output_ids: list[int], ahead: list[int]) -> int:
+        """How many of the tokens `ahead` may follow the output, one behind the other."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -39,9 +43,10 @@ class Sequence:
     `scan_stop` is told every committed token and says whether it completes a stop string.
     `constraint` is there if the parameters hold a grammar.
     `num_reused` tokens of the prompt were taken over from earlier sequences, and `num_scored` have
-    got their log-probability, if that was asked for. `has_lost_context`: the drafter has failed to
-    take its features, and may not draft for it any more. `is_open_to_drafter`: the drafter has been
-    told that it runs.
+    got their log-probability, if that was asked for. `prediction_ids` are what the request expects
+    of its output. `lost_drafters` are the kinds that have failed to take what was committed, and
+    may not draft for it any more; `has_lost_context`: the one that reads features is among them.
+    `is_open_to_drafter`: the drafters have been told that it runs.
     """
 
     key: int
@@ -51,6 +56,7 @@ class Sequence:
     stop_ids: frozenset[int]
     token_ids: list[int]
     num_prompt: int
+    prediction_ids: tuple[int, ...] = ()
     scan_stop: Callable[[int], bool] | None = None
     constraint: Constraint | None = None
     num_cached: int = 0
@@ -59,6 +65,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     has_lost_context: bool = False
+    lost_drafters: set[str] = field(default_factory=set)
     is_open_to_drafter: bool = False
     prompt_ids: frozenset[int] = field(init=False)
     output_counts: Counter[int] = field(default_factory=Counter)
@@ -89,8 +96,14 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """False for plain decoding: no features, no draft context."""
+        """False where no model drafts: no features, no draft context."""
         return self.params.max_draft_tokens != 0 and not self.has_lost_context
+
+    def allows(self, kind: str) -> bool:
+        """True if a drafter of this kind may propose for it."""
+        params = self.params
+        is_chosen = params.drafters is None or kind in params.drafters
+        return params.max_draft_tokens != 0 and is_chosen and kind not in self.lost_drafters
 
     def append(self, token_id: int) -> None:
         """Append one committed token and decide whether the sequence ends with it."""
@@ -121,7 +134,8 @@ class Row:
 
     `new_ids` are committed tokens that the caches lack: a chunk of the prompt, or the anchor alone.
     `num_draft_tokens` is the most candidates that may be verified behind them, and `max_depth`, if
-    it is less, the longest path of them.
+    it is less, the longest path of them. A drafter that runs a model may propose no more than
+    `num_model_tokens`, on paths of `max_model_depth`; a proposal of others may be longer.
     A row that does not reach the sequence's end gets no choice, and drafts nothing; nor does any
     other row of a prompt, or of what a preempted sequence computes again.
     """
@@ -131,6 +145,8 @@ class Row:
     num_draft_tokens: int
     is_prompt: bool = False
     max_depth: int = sys.maxsize
+    num_model_tokens: int = sys.maxsize
+    max_model_depth: int = sys.maxsize
 
     @property
     def num_slots(self) -> int:
@@ -142,12 +158,24 @@ class Row:
         """True if the row reaches the sequence's end, so that a token is chosen."""
         return self.sequence.num_cached + len(self.new_ids) == len(self.sequence.token_ids)
 
-    def limited(self, num_draft_tokens: int, max_depth: int = sys.maxsize) -> "Row":
-        """The same with room for so many candidates, on paths of at most `max_depth`."""
-        max_depth = min(max_depth, self.max_depth)
-        if num_draft_tokens == self.num_draft_tokens and max_depth == self.max_depth:
+    def limited(self, num_model_tokens: int, max_model_depth: int = sys.maxsize) -> "Row":
+        """The same with so many candidates of a model at most, on paths of at most so many."""
+        max_model_depth = min(max_model_depth, self.max_model_depth)
+        if (num_model_tokens, max_model_depth) == (self.num_model_tokens, self.max_model_depth):
             return self
-        return replace(self, num_draft_tokens=num_draft_tokens, max_depth=max_depth)
+        return replace(self, num_model_tokens=num_model_tokens, max_model_depth=max_model_depth)
+
+    def for_model(self) -> "Row":
+        """As a drafter that runs a model sees it."""
+        return replace(
+            self,
+            num_draft_tokens=min(self.num_draft_tokens, self.num_model_tokens),
+            max_depth=min(self.max_depth, self.max_model_depth),
+        )
+
+    def within(self, num_draft_tokens: int) -> "Row":
+        """The same with room for no more than so many candidates."""
+        return replace(self, num_draft_tokens=min(self.num_draft_tokens, num_draft_tokens))
 
 
 Batch = list[Row]

@@ -172,6 +172,10 @@ class AsyncEngine:
         """See Engine.check_ids."""
         self._engine.check_ids(param, token_ids)
 
+    def prediction_ids(self, prediction: str) -> tuple[int, ...]:
+        """See Samples.prediction_ids; it takes as long as for a prompt, in any thread."""
+        return self._samples.prediction_ids(prediction)
+
     def compile_grammar(self, grammar: Grammar) -> CompiledGrammar:
         """See Grammars.compile; a new one takes a while, and it may be called in any thread."""
         return self._samples.grammars.compile(grammar)

@@ -33,7 +33,8 @@ class Completion:
     what went wrong, and the tokens are those before it. `logprobs` are None unless asked for.
     `num_reused_tokens` of the prompt were not computed, because an earlier request had done so.
     `prompt_logprobs`, if asked for, begin with the second token of the prompt: the first has none.
-    `stop_string` is the one that ended it, if one did.
+    `stop_string` is the one that ended it, if one did. Of the tokens of a prediction the output has
+    `num_predicted_tokens`, and not the other `num_unpredicted_tokens`; None without a prediction.
     """
 
     index: int
@@ -48,6 +49,8 @@ class Completion:
     num_reused_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     stop_string: str | None = None
+    num_predicted_tokens: int | None = None
+    num_unpredicted_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

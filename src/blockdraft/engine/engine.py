@@ -21,13 +21,13 @@ from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.engine.failures import is_out_of_memory
 from blockdraft.engine.observer import Observer
 from blockdraft.engine.record import SampleRecord
-from blockdraft.engine.scheduler import Scheduler
+from blockdraft.engine.scheduler import Scheduler, no_free_depth
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer, Timer
 from blockdraft.measure.step_work import record_step, rows_work
 from blockdraft.models.target import Target
 from blockdraft.speculate.commit import StepOutput, commit
-from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.proposer import Proposer
 from blockdraft.speculate.verify import verify
 
@@ -45,6 +45,7 @@ _KEYS = itertools.count()
 class Engine:
     """Advances sequences step by step; a sequence is addressed by the key that `add` returns.
 
+    `free_drafters` run no model, and propose beside `drafter`.
     `policy` decides how much is drafted, all that is allowed unless given. `timer` tells where
     the time of a step goes, and what was computed in it; it and `observer` may be set between
     steps.
@@ -55,13 +56,14 @@ class Engine:
         target: Target,
         drafter: Drafter,
         *,
+        free_drafters: Ids[FreeDrafter] = (),
         policy: Policy | None = None,
         max_running: int = _DEFAULTS.max_concurrency,
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
         timer: Timer | None = None,
     ) -> None:
         self.target = target
-        self.proposer = Proposer(drafter, target.vocab_size)
+        self.proposer = Proposer(drafter, target.vocab_size, free_drafters)
         self.timer = timer or PhaseTimer(measures=False)
         self.observer: Observer | None = None
         self.failures = FailureLog("the record of a step failed; its tokens are kept", logger)
@@ -74,14 +76,20 @@ class Engine:
             max_draft_tokens=drafter.max_nodes,
             draft_context=bool(drafter.feature_layers),
         )
+        self.scheduler.free_depth = self.proposer.free_depth
         self.progress: dict[int, SampleRecord] = {}
         self._costs: StepCosts | None = None
         self._unreported: list[StepOutput] = []
 
     @property
     def drafter(self) -> Drafter:
-        """What the proposer asks."""
+        """Of those that the proposer asks, the one that may run a model."""
         return self.proposer.drafter
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Tokens of the longest path that any of its drafters proposes by itself."""
+        return max(drafter.max_nodes for drafter in self.proposer.drafters)
 
     @property
     def timer(self) -> Timer:
@@ -108,8 +116,10 @@ class Engine:
             self._costs = measure_costs(self.target, self.drafter)
         depth = self.drafter.max_nodes
         num_nodes = max(depth, DEFAULT_TREE_NODES if tree_nodes is None else tree_nodes)
-        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, num_nodes
-        self.allocator.policy = BestRate(self._costs, num_nodes, depth, self.drafter.lag)
+        self._set_depth(depth, num_nodes)
+        self.allocator.policy = BestRate(
+            self._costs, num_nodes, depth, self.drafter.lag, model_kind=self.drafter.kind
+        )
 
     def use_fixed_depth(self, depth: int) -> None:
         """Draft `depth` tokens a step from now on where a request allows it, 0 for plain decoding.
@@ -121,7 +131,12 @@ class Engine:
         """
         if depth < 0:
             raise ConfigError(f"depth is {depth}; give 0 for plain decoding, or more")
-        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, 0
+        self._set_depth(depth, drafts=depth > 0)
+        self.allocator.policy = VerifyAll()
+
+    def use_free_drafters_alone(self) -> None:
+        """Draft from now on only what needs no model."""
+        self._set_depth(0)
         self.allocator.policy = VerifyAll()
 
     def use_trees(self, num_nodes: int) -> None:
@@ -138,8 +153,14 @@ class Engine:
                 f"tree_nodes is {num_nodes}, and a chain of this drafter alone has {depth}; give "
                 f"{depth} or more"
             )
-        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, num_nodes
+        self._set_depth(depth, num_nodes)
         self.allocator.policy = VerifyAll()
+
+    def _set_depth(self, depth: int, tree_nodes: int = 0, *, drafts: bool = True) -> None:
+        """Of what a model drafts; without `drafts` nobody does."""
+        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, tree_nodes
+        self.scheduler.free_depth = self.proposer.free_depth if drafts else no_free_depth
+        self.proposer.joins_trees = tree_nodes > 0 and self.target.takes_trees
 
     def add(
         self,
@@ -149,6 +170,7 @@ class Engine:
         eos_ids: frozenset[int] = frozenset(),
         sample_index: int = 0,
         seed: int | None = None,
+        prediction_ids: Ids[int] = (),
         scan_stop: Callable[[int], bool] | None = None,
         constraint: Constraint | None = None,
         added_at: float | None = None,
@@ -157,7 +179,8 @@ class Engine:
 
         Without a seed, here or in `params`, 64 bits are drawn from the system. `added_at` is when
         the request came (perf_counter seconds), now unless given. `eos_ids` outside the vocabulary
-        cannot be chosen, and are left out.
+        cannot be chosen, and are left out. `prediction_ids` are those of `params`, whose text only
+        a tokenizer can read.
 
         Raises:
             RequestError: an empty prompt, a token id outside the vocabulary, or a grammar in
@@ -178,6 +201,7 @@ class Engine:
             stop_ids=params.ending_ids(eos_ids),
             token_ids=list(prompt_ids),
             num_prompt=len(prompt_ids),
+            prediction_ids=tuple(prediction_ids),
             scan_stop=None if scan_stop is None else self._timed(scan_stop),
             constraint=constraint,
         )
@@ -201,10 +225,35 @@ class Engine:
         if not prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
         self.check_ids(None, prompt_ids)
+        self._check_drafters(params)
         self.check_ids("stop_token_ids", params.stop_token_ids)
         self.check_ids("logit_bias", params.logit_bias)
         for described, limit in self._limits().items():
             check_length(len(prompt_ids), params, described, limit)
+
+    def _check_drafters(self, params: SamplingParams) -> None:
+        loaded = [drafter.kind for drafter in self.proposer.drafters]
+        for kind in params.drafters or ():
+            if kind not in loaded:
+                raise RequestError(
+                    f"drafters names {kind!r}, and loaded are {', '.join(loaded)}; name some of "
+                    "them, or leave drafters out",
+                    param="drafters",
+                )
+
+    def check_prediction(self, prediction_ids: Ids[int]) -> None:
+        """Refuse a prediction that cannot be one of this target's outputs.
+
+        Raises:
+            RequestError: it is longer than any output, or has a token id outside the vocabulary.
+        """
+        if len(prediction_ids) > self.max_tokens:
+            raise RequestError(
+                f"the prediction has {len(prediction_ids)} tokens, and prompt and output have room "
+                f"for {self.max_tokens}; give the part that is expected first",
+                param="prediction",
+            )
+        self.check_ids("prediction", prediction_ids)
 
     def check_min_tokens(self, params: SamplingParams, eos_ids: frozenset[int]) -> None:
         """Refuse a `min_tokens` that forbids every token; a sample with it would end in an error.
@@ -320,7 +369,7 @@ class Engine:
 
     def _count(self, acceptance: AcceptanceStats, output: StepOutput) -> None:
         try:
-            acceptance.record(output.num_kept, output.proposal.tree, output.verdict.nodes)
+            acceptance.record(output.num_kept, output.proposal, output.verdict.nodes)
         except Exception as error:
             self.failures.note(error)
 

@@ -19,9 +19,11 @@ from blockdraft.models.loading import load_target_model
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged, layer_shapes
 from blockdraft.models.sequential import SequentialTarget
-from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
+from blockdraft.speculate.drafters.lookup import LookupDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
+from blockdraft.speculate.drafters.prediction import PredictionDrafter
 
 SHARE_OF_MEMORY = 0.25
 MIN_PAGES = 9
@@ -71,6 +73,7 @@ def _load(
     engine = Engine(
         target,
         drafter,
+        free_drafters=free_drafters(config),
         max_running=config.max_concurrency,
         prefill_chunk=config.prefill_chunk,
     )
@@ -120,6 +123,14 @@ def make_drafter(target: PagedTarget | SequentialTarget, checkpoint: Checkpoint 
         return NoDrafter()
     pages = target.memory if isinstance(target, PagedTarget) else None
     return checkpoint.drafter(target.model, pages)
+
+
+def free_drafters(config: LLMConfig) -> list[FreeDrafter]:
+    """Those that need no checkpoint; a prediction is used whoever else drafts."""
+    found: list[FreeDrafter] = [PredictionDrafter()]
+    if config.lookup:
+        found.append(LookupDrafter(shared_tokens=config.shared_lookup))
+    return found
 
 
 def _num_pages(config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint | None) -> int:

@@ -6,6 +6,7 @@ from blockdraft.core.sequence import Sequence
 from blockdraft.engine.completion import Completion, Round, Timings
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.speculate.commit import StepOutput
+from blockdraft.speculate.drafters.prediction import num_as_predicted
 from blockdraft.speculate.verify import TokenLogprobs
 from blockdraft.text.detokenizer import Detokenizer
 
@@ -103,7 +104,10 @@ class SampleRecord:
         sequence, text = self.sequence, self.text
         assert sequence.finish_reason is not None
         assert text is not None
-        params = sequence.params
+        params, prediction_ids = sequence.params, sequence.prediction_ids
+        num_predicted = None
+        if prediction_ids:
+            num_predicted = num_as_predicted(prediction_ids, sequence.output_ids)
         return Completion(
             index=sequence.sample_index,
             token_ids=tuple(sequence.output_ids),
@@ -117,6 +121,10 @@ class SampleRecord:
             num_reused_tokens=sequence.num_reused,
             prompt_logprobs=tuple(text.prompt_logprobs) if params.prompt_logprobs else None,
             stop_string=text.detokenizer.stop_string,
+            num_predicted_tokens=num_predicted,
+            num_unpredicted_tokens=(
+                None if num_predicted is None else len(prediction_ids) - num_predicted
+            ),
         )
 
     def _timings(self) -> Timings:

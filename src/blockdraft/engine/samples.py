@@ -33,6 +33,7 @@ class Job:
     seed: int
     shown_ids: frozenset[int] = frozenset()
     grammar: CompiledGrammar | None = None
+    prediction_ids: tuple[int, ...] = ()
 
 
 class Samples:
@@ -63,6 +64,17 @@ class Samples:
         self.engine.check_prompt(prompt_ids, params)
         self.engine.check_min_tokens(params, self.tokenizer.eos_ids)
 
+    def prediction_ids(self, prediction: str | Sequence[int]) -> tuple[int, ...]:
+        """The tokens of a prediction.
+
+        Raises:
+            RequestError: see Engine.check_prediction; or the text is not valid Unicode.
+        """
+        if isinstance(prediction, str):
+            prediction = self.tokenizer.encode_continuation(prediction)
+        self.engine.check_prediction(prediction)
+        return tuple(prediction)
+
     def add(self, job: Job, sample_index: int, *, added_at: float | None = None) -> int:
         """Queue one sample of a job and return its key. See `check` for what it raises."""
         params = job.params
@@ -81,6 +93,7 @@ class Samples:
                 eos_ids=self.tokenizer.eos_ids,
                 sample_index=sample_index,
                 seed=job.seed,
+                prediction_ids=job.prediction_ids,
                 scan_stop=text.push,
                 constraint=None if params.grammar is None else self.grammars.start(params.grammar),
                 added_at=added_at,

@@ -14,6 +14,11 @@ MIN_CHUNK = 32
 logger = logging.getLogger(__name__)
 
 
+def no_free_depth(sequence: Sequence) -> int:
+    """Nothing is proposed without a model."""
+    return 0
+
+
 class Scheduler:
     """Continuous batching, first come, first served: each running sequence is in every step.
 
@@ -24,9 +29,9 @@ class Scheduler:
     one chunk. When the memory is
     full the sequence that came last is preempted: `release` forgets what was computed of it, it
     goes back to the head of the queue, and its tokens are computed again later. `draft_context`
-    says whether the drafter keeps one; what is reused must then hold it. Candidates are chains of
-    at most `max_draft_tokens`, or trees of so deep paths and of at most `tree_nodes`, if that is
-    more than 0.
+    says whether the drafter keeps one; what is reused must then hold it. Candidates of a drafter
+    that runs a model are chains of at most `max_draft_tokens`, or trees of so deep paths and of at
+    most `tree_nodes`, if that is more than 0. `free_depth` says how deep the others may propose.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Scheduler:
         self.max_draft_tokens = max_draft_tokens
         self.draft_context = draft_context
         self.tree_nodes = 0
+        self.free_depth: Callable[[Sequence], int] = no_free_depth
         self.num_preempted = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -148,13 +154,21 @@ class Scheduler:
         new_ids = sequence.token_ids[start : start + chunk]
         if sequence.is_prefilling:
             return Row(sequence, new_ids, 0, is_prompt=True)
-        if not sequence.may_draft:
-            return Row(sequence, new_ids, 0)
         # The bonus takes the last place, so no draft can be kept there.
         num_left = sequence.params.max_tokens - sequence.num_output - 1
-        depth = min(self.max_draft_tokens, num_left)
-        limit = self._draft_limit(sequence, max(depth, self.tree_nodes) if depth > 0 else depth)
-        return Row(sequence, new_ids, limit, max_depth=depth)
+        model_depth = min(self.max_draft_tokens, num_left) if sequence.may_draft else 0
+        depth = max(model_depth, min(self.free_depth(sequence), num_left))
+        if depth <= 0:
+            return Row(sequence, new_ids, 0)
+        num_model_tokens = max(model_depth, self.tree_nodes) if model_depth > 0 else 0
+        return Row(
+            sequence,
+            new_ids,
+            self._draft_limit(sequence, max(depth, num_model_tokens)),
+            max_depth=depth,
+            num_model_tokens=num_model_tokens,
+            max_model_depth=model_depth,
+        )
 
     def _draft_limit(self, sequence: Sequence, limit: int) -> int:
         """The most candidates to verify of it, at most `limit`; room is reserved for them."""

@@ -67,7 +67,7 @@ def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
     Raises:
         ModelError: see `resolve_model`.
     """
-    if config.drafter is None or not config.drafts:
+    if config.drafter is None or not config.names_drafter:
         return None
     if config.drafter != "auto":
         return resolve_model(config.drafter)

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from blockdraft.core.plan import Tree
+from blockdraft.core.plan import Proposal
+from blockdraft.speculate.merge import sources_of
 
 
 @dataclass(slots=True)
@@ -16,7 +17,8 @@ class AcceptanceStats:
     `drafted[i]` and `accepted[i]` count how often depth i (from 0) held candidates, and how often
     the target kept one; their ratio is the acceptance rate of the position. `drafted_at[i, r]` and
     `accepted_at[i, r]` count the candidates of rank r among their siblings there. `outcomes[d, a]`
-    is the number of passes that verified d candidates and kept a path of a.
+    is the number of passes that verified d candidates and kept a path of a. `drafted_by[source]`
+    and `accepted_by[source]` count candidates by who proposed them, several drafters included.
     """
 
     num_passes: int = 0
@@ -27,9 +29,12 @@ class AcceptanceStats:
     drafted_at: Counter[tuple[int, int]] = field(default_factory=Counter)
     accepted_at: Counter[tuple[int, int]] = field(default_factory=Counter)
     outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    drafted_by: Counter[str] = field(default_factory=Counter)
+    accepted_by: Counter[str] = field(default_factory=Counter)
 
-    def record(self, num_tokens: int, tree: Tree, nodes: Sequence[int]) -> None:
+    def record(self, num_tokens: int, proposal: Proposal, nodes: Sequence[int]) -> None:
         """Count one pass: what it committed, what it verified, and the path that was kept."""
+        tree = proposal.tree
         self.num_passes += 1
         self.num_tokens += num_tokens
         self.histogram[num_tokens] += 1
@@ -43,6 +48,9 @@ class AcceptanceStats:
         for depth, node in enumerate(nodes):
             self.accepted[depth] += 1
             self.accepted_at[places[node]] += 1
+            self.accepted_by[proposal.sources[node]] += 1
+        for source in proposal.sources:
+            self.drafted_by[source] += 1
 
     def add(self, other: "AcceptanceStats") -> None:
         """Add another sequence's counts."""
@@ -54,6 +62,8 @@ class AcceptanceStats:
         self.drafted_at.update(other.drafted_at)
         self.accepted_at.update(other.accepted_at)
         self.outcomes.update(other.outcomes)
+        self.drafted_by.update(other.drafted_by)
+        self.accepted_by.update(other.accepted_by)
 
     @property
     def acceptance_length(self) -> float:
@@ -69,6 +79,14 @@ class AcceptanceStats:
     def num_accepted(self) -> int:
         """Candidates that were kept."""
         return self.accepted_at.total()
+
+    def num_drafted_by(self, kind: str) -> int:
+        """Verified candidates that a kind of drafter proposed, alone or beside others."""
+        return sum(num for name, num in self.drafted_by.items() if kind in sources_of(name))
+
+    def num_accepted_by(self, kind: str) -> int:
+        """Of those the ones that were kept."""
+        return sum(num for name, num in self.accepted_by.items() if kind in sources_of(name))
 
     @property
     def acceptance_rate(self) -> float:
@@ -112,6 +130,10 @@ class AcceptanceStats:
             "acceptance_rate": self.acceptance_rate,
             "per_position": self.per_position,
             "per_rank": {str(rank): rate for rank, rate in self.per_rank.items()},
+            "per_source": {
+                name: {"num_drafted": num, "num_accepted": self.accepted_by[name]}
+                for name, num in sorted(self.drafted_by.items())
+            },
             "mean_depth": self.mean_depth,
             "num_passes_of_depth": {str(k): n for k, n in self.num_passes_of_depth.items()},
             "histogram": {str(k): self.histogram[k] for k in sorted(self.histogram)},

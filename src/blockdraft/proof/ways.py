@@ -11,10 +11,13 @@ from blockdraft.engine.completion import Chunk, Completion
 from blockdraft.llm import LLM
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.proof.cases import Case
+from blockdraft.speculate.drafters.lookup import LookupDrafter
 from blockdraft.speculate.verify import TokenLogprobs
 
 TREE_SIZE = 3
 """Nodes of a tree over those of a chain."""
+
+_SHARED_TOKENS = 4096
 
 Depth = Literal["none", "whole blocks", "trees", "adaptive"]
 
@@ -26,6 +29,7 @@ class Way:
     num_chunks: pieces of the prompt. together: all cases at once, each begun a step after the one
     before; otherwise one by one. from_memory: what an earlier run has computed of a prompt is taken
     over. least_prompt: shorter prompts would be run as any other way runs them, and are not.
+    looks_up: what is looked up in prompts and outputs is drafted too.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Way:
     together: bool = False
     from_memory: bool = False
     least_prompt: int = 1
+    looks_up: bool = False
 
 
 PLAIN = Way("plain", "no drafts, alone, the prompt in one chunk", depth="none")
@@ -48,6 +53,13 @@ FROM_MEMORY = Way(
     least_prompt=PAGE_SIZE + 1,
 )
 TREES = Way("trees", "drafted as trees, all cases at once", depth="trees", together=True)
+LOOKUP = Way(
+    "lookup",
+    "drafted as trees, what is looked up merged into them, all cases at once",
+    depth="trees",
+    together=True,
+    looks_up=True,
+)
 ADAPTIVE = Way("adaptive", "drafted as deep as pays, alone", depth="adaptive")
 
 
@@ -74,7 +86,7 @@ def ways_of(llm: LLM, *, adaptive: bool) -> list[Way]:
 
     Memory is shared by requests that run in pages only.
     """
-    found = [DRAFTED, BATCHED, CHUNKS, TREES]
+    found = [DRAFTED, BATCHED, CHUNKS, TREES, LOOKUP]
     if isinstance(llm.engine.target.memory, Pages):
         found.append(FROM_MEMORY)
     if adaptive:
@@ -98,7 +110,7 @@ def run(
     else:
         llm.use_fixed_depth(depth)
     llm.engine.scheduler.max_running = llm.config.max_concurrency
-    with _reusing(llm, way.from_memory):
+    with _reusing(llm, way.from_memory), _looking_up(llm, way.looks_up):
         return (_run_together if way.together else _run_alone)(llm, cases, way, done)
 
 
@@ -139,6 +151,18 @@ def _reusing(llm: LLM, wanted: bool) -> Iterator[None]:
     yield
     if isinstance(memory, Pages):
         memory.reuse = False
+
+
+@contextmanager
+def _looking_up(llm: LLM, wanted: bool) -> Iterator[None]:
+    """Let lookup draft beside the model, also where it was not asked for."""
+    proposer = llm.engine.proposer
+    before = proposer.free
+    if wanted:
+        # For itself: it is to learn from these cases alone.
+        proposer.free = (LookupDrafter(shared_tokens=_SHARED_TOKENS),)
+    yield
+    proposer.free = before
 
 
 def _stream(llm: LLM, case: Case, way: Way) -> Iterator[Chunk]:

@@ -4,7 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blockdraft.core.errors import RequestError
-from blockdraft.server.protocol import CalledFunction, ChatMessage, ContentPart, MadeCall
+from blockdraft.server.protocol import (
+    CalledFunction,
+    ChatMessage,
+    ContentPart,
+    MadeCall,
+    Prediction,
+)
 from blockdraft.text.tokenizer import THINKING_SWITCH, Tokenizer
 
 EFFORT = "reasoning_effort"
@@ -90,6 +96,26 @@ def _content(message: ChatMessage, place: str) -> str:
             return message.refusal or ""
         raise RequestError(f"{place} has no content; give it", param=f"{place}.content")
     return "".join(_part_text(part, f"{place}.content[{i}]") for i, part in enumerate(content))
+
+
+def prediction_text(prediction: Prediction | None) -> str:
+    """What the answer is expected to be; empty if nothing is.
+
+    Raises:
+        RequestError: it is not text.
+    """
+    if prediction is None:
+        return ""
+    if prediction.type != "content":
+        raise RequestError(
+            f"prediction has the type {prediction.type!r:.40}; give content", param="prediction"
+        )
+    if isinstance(prediction.content, str):
+        return prediction.content
+    return "".join(
+        _part_text(part, f"prediction.content.{index}")
+        for index, part in enumerate(prediction.content)
+    )
 
 
 def _part_text(part: str | ContentPart, place: str) -> str:

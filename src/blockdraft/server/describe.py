@@ -44,7 +44,7 @@ class PromptDetails(BaseModel):
 
 
 class OutputDetails(BaseModel):
-    """Drafted tokens that the target kept, and that it did not."""
+    """Tokens of the prediction, or drafted ones, that are in the answer, and that are not."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int

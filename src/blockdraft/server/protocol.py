@@ -106,6 +106,21 @@ class ShapeFields(StructuredFields):
     response_format: ResponseFormat | None = None
 
 
+class ContentPart(Fields):
+    """A piece of a message; server/conversation.py knows which types have text."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Prediction(Fields):
+    """What the answer is expected to be, so that it can be drafted from."""
+
+    type: str = "content"
+    content: str | list[str | ContentPart]
+
+
 class Sampling(ShapeFields):
     """The fields that chat and text completions share."""
 
@@ -137,6 +152,7 @@ class Sampling(ShapeFields):
     speculative: bool | int | None = None
 
     # Without effect on the text.
+    prediction: Prediction | None = None
     user: Any = None
     metadata: Any = None
     store: Any = None
@@ -144,18 +160,9 @@ class Sampling(ShapeFields):
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
-    prediction: Any = None
     priority: Any = None
     request_id: Any = None
     guided_decoding_backend: Any = None
-
-
-class ContentPart(Fields):
-    """A piece of a message; server/conversation.py knows which types have text."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
 
 
 class CalledFunction(Fields):

@@ -141,13 +141,18 @@ Form = ChatForm | CompletionForm
 def usage(jobs: Sequence[Job], num_tokens: int, completions: Iterable[Completion]) -> Json:
     """Tokens of the prompts and of all answers, and how the drafts fared.
 
-    Every drafted token is either accepted or rejected. A prompt counts once, however many samples
-    it has; its cached tokens are those that an earlier request has computed.
+    Of a request with a prediction its tokens are accepted if they are in the answer, and rejected
+    if they are not; of others this tells of the drafted tokens. A prompt counts once, however many
+    samples it has; its cached tokens are those that an earlier request has computed.
     """
     num_prompt = sum(len(job.prompt_ids) for job in jobs)
     done = list(completions)
-    num_drafted = sum(c.acceptance.drafted.total() for c in done)
-    num_accepted = sum(c.acceptance.accepted.total() for c in done)
+    if any(job.prediction_ids for job in jobs):
+        num_accepted = sum(c.num_predicted_tokens or 0 for c in done)
+        num_rejected = sum(c.num_unpredicted_tokens or 0 for c in done)
+    else:
+        num_accepted = sum(c.acceptance.accepted.total() for c in done)
+        num_rejected = sum(c.acceptance.drafted.total() for c in done) - num_accepted
     first = [c for c in done if c.index == 0]
     return {
         "prompt_tokens": num_prompt,
@@ -156,7 +161,7 @@ def usage(jobs: Sequence[Job], num_tokens: int, completions: Iterable[Completion
         "prompt_tokens_details": {"cached_tokens": sum(c.num_reused_tokens for c in first)},
         "completion_tokens_details": {
             "accepted_prediction_tokens": num_accepted,
-            "rejected_prediction_tokens": num_drafted - num_accepted,
+            "rejected_prediction_tokens": num_rejected,
         },
     }
 

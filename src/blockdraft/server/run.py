@@ -50,7 +50,7 @@ def make_service(llm: LLM, config: ServeConfig) -> Service:
         name=name,
         root=llm.config.target,
         fingerprint=_fingerprint(llm, drafter),
-        max_draft_tokens=llm.engine.drafter.max_nodes,
+        max_draft_tokens=llm.engine.max_draft_tokens,
         created=int(time.time()),
     )
     metrics = Metrics(name, model.max_draft_tokens)

@@ -15,11 +15,20 @@ from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.engine.samples import Job
 from blockdraft.server.calls import CallFinder
 from blockdraft.server.config import ServeConfig
-from blockdraft.server.conversation import speaks_of_tools, template_messages, template_options
+from blockdraft.server.conversation import (
+    prediction_text,
+    speaks_of_tools,
+    template_messages,
+    template_options,
+)
 from blockdraft.server.errors import blaming, unknown_model
 from blockdraft.server.harmony import HarmonyParser
 from blockdraft.server.metrics import Metrics
-from blockdraft.server.params import chat_params, completion_params, is_echo_alone
+from blockdraft.server.params import (
+    chat_params,
+    completion_params,
+    is_echo_alone,
+)
 from blockdraft.server.parts import AnswerParser, MarkedParser
 from blockdraft.server.pieces import Answer, Echo
 from blockdraft.server.preparing import Preparing
@@ -78,6 +87,7 @@ class _Chat:
     prompt_ids: list[int]
     toolbox: Toolbox | None
     thinks: bool | None
+    prediction_ids: tuple[int, ...]
 
 
 class Service:
@@ -128,7 +138,13 @@ class Service:
             with_logprobs=bool(request.logprobs),
             with_ids=bool(request.return_token_ids),
         )
-        jobs = _jobs([chat.prompt_ids], [params], compiled, shown_ids=self._marks)
+        jobs = _jobs(
+            [chat.prompt_ids],
+            [params],
+            compiled,
+            shown_ids=self._marks,
+            prediction_ids=chat.prediction_ids,
+        )
         parser = partial(self._answer_parser, chat.toolbox, chat.thinks)
         return self._start(request, caller, form, jobs, parser=parser)
 
@@ -136,7 +152,11 @@ class Service:
         """To be called in a thread."""
         toolbox = read_toolbox(request, self.tokenizer)
         prompt_ids = self.chat_encoder(request, toolbox)()
-        return _Chat(prompt_ids, toolbox, self._thinks(prompt_ids))
+        return _Chat(prompt_ids, toolbox, self._thinks(prompt_ids), self._read_prediction(request))
+
+    def _read_prediction(self, request: Sampling) -> tuple[int, ...]:
+        """To be called in a thread."""
+        return self.engine.prediction_ids(prediction_text(request.prediction))
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> Session:
         """Start to continue texts.
@@ -147,8 +167,9 @@ class Service:
         self.check_model(request.model)
         num = self._num_samples(request.n, _num_prompts(request.prompt))
         with self.engine.hold(num):
-            prompts = await self.preparing.prompt(
-                lambda: self._read_prompts(request.prompt), caller.client
+            prompts, prediction_ids = await self.preparing.prompt(
+                lambda: (self._read_prompts(request.prompt), self._read_prediction(request)),
+                caller.client,
             )
             shape, compiled = await self._shape(request, caller)
         # Nothing is awaited from here on, so the room that was held is still there.
@@ -173,7 +194,7 @@ class Service:
         if request.echo:
             alone = is_echo_alone(request)
             echoes = [Echo(self.tokenizer.decode(ids), alone) for ids in prompts]
-        jobs = _jobs(prompts, params, compiled)
+        jobs = _jobs(prompts, params, compiled, prediction_ids=prediction_ids)
         return self._start(request, caller, form, jobs, echoes=echoes)
 
     def chat_encoder(
@@ -331,6 +352,7 @@ def _jobs(
     params: Sequence[SamplingParams],
     grammar: CompiledGrammar | None,
     shown_ids: frozenset[int] = frozenset(),
+    prediction_ids: tuple[int, ...] = (),
 ) -> list[Job]:
     return [
         Job(
@@ -340,6 +362,7 @@ def _jobs(
             secrets.randbits(64) if one.seed is None else one.seed,
             shown_ids=shown_ids,
             grammar=grammar,
+            prediction_ids=prediction_ids,
         )
         for index, (ids, one) in enumerate(zip(prompts, params, strict=True))
     ]

@@ -1,54 +1,136 @@
-"""Asks the drafter, and keeps what goes wrong with it away from the requests."""
+"""Asks the drafters, and keeps what goes wrong with them away from the requests."""
 
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from functools import partial
 
 from torch import Tensor
 
 from blockdraft.core.failures import FailureLog
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Batch, Row, Sequence
-from blockdraft.speculate.drafters.base import Drafter
+from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
+from blockdraft.speculate.merge import best_path, merge
+from blockdraft.speculate.slot_rates import SlotRates
 
 logger = logging.getLogger(__name__)
 
+Found = dict[int, list[Proposal]]
+"""What was proposed so far, by the key of the sequence."""
+
 
 class Proposer:
-    """Runs a drafter; an exception in it drops proposals, is counted, and ends no request.
+    """Runs drafters; an exception in one drops its proposals, is counted, and ends no request.
 
+    `drafter` may run a model; those in `free` run none, and propose first. Where what they propose
+    is expected to bring as much as a draft of the model, the model does not draft.
     What fails for a batch is done again row by row, so that only the row at fault goes without.
-    `vocab_size` is the target's: no other token may reach it.
+    `vocab_size` is the target's: no other token may reach it. `joins_trees`: proposals of several
+    drafters become one tree; if not, the best of all their paths. Free drafters propose chains.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+    def __init__(self, drafter: Drafter, vocab_size: int, free: Items[FreeDrafter] = ()) -> None:
         self.drafter = drafter
+        self.free = tuple(free)
+        self.joins_trees = False
         self.failures = FailureLog("the drafter failed; its proposals are dropped", logger)
         self._vocab_size = vocab_size
+        self._slot_rates = SlotRates()
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """All, in the order in which they propose."""
+        return (*self.free, self.drafter)
+
+    def free_depth(self, sequence: Sequence) -> int:
+        """Tokens of the longest path that is proposed for a sequence without a model."""
+        serving = (
+            drafter.max_nodes
+            for drafter in self.free
+            if drafter.serves(sequence) and sequence.allows(drafter.kind)
+        )
+        return max(serving, default=0)
 
     def propose(self, batch: Batch) -> list[Proposal]:
-        """What to verify of each row; nothing where none may be drafted, or the drafter fails."""
+        """What to verify of each row; nothing where none may be drafted, or the drafters fail."""
         for row in batch:
             self._open_once(row)
-        drafting = [row for row in batch if row.num_draft_tokens and row.sequence.may_draft]
-        found = self._proposed(drafting)
-        if found is None:
-            alone = [self._proposed([row]) for row in drafting]
-            found = [NOTHING if own is None else own[0] for own in alone]
-        proposals = dict(zip((row.sequence.key for row in drafting), found, strict=True))
-        return [proposals.get(row.sequence.key, NOTHING) for row in batch]
+        found: Found = {row.sequence.key: [] for row in batch}
+        drafting = [row for row in batch if row.num_draft_tokens]
+        for drafter in self.free:
+            rows = [row for row in drafting if drafter.serves(row.sequence)]
+            rows = [row.within(drafter.max_nodes) for row in rows]
+            for row, proposal in self._ask(drafter, rows):
+                allowed = self._allowed(row, proposal)
+                if allowed:
+                    found[row.sequence.key].append(allowed)
+        self._ask_model([row for row in drafting if row.num_model_tokens], found)
+        return [self._joined(row, found[row.sequence.key]) for row in batch]
+
+    def _ask_model(self, rows: list[Row], found: Found) -> None:
+        """Always asked, without rows too: what must not wait any longer is caught up with then."""
+        if self.free:
+            for row in rows:
+                self._slot_rates.learn(row)
+            rows = [row for row in rows if not self._is_served(row, found[row.sequence.key])]
+        for row, proposal in self._ask(self.drafter, [row.for_model() for row in rows]):
+            beside = found[row.sequence.key]
+            if not proposal:
+                continue
+            if self.free:
+                self._slot_rates.note(row, proposal)
+            beside.append(self._slot_rates.rated(row, proposal) if beside else proposal)
+
+    def _allowed(self, row: Row, chain: Proposal) -> Proposal:
+        """What a grammar does not refuse; a model has applied it already."""
+        constraint = row.sequence.constraint
+        if constraint is None or not chain:
+            return chain
+        try:
+            num = constraint.num_allowed(row.sequence.output_ids, list(chain.tree.tokens))
+        except Exception as error:
+            self.failures.note(error)
+            return NOTHING
+        return chain.only(range(num))
+
+    def _is_served(self, row: Row, proposals: list[Proposal]) -> bool:
+        """True if the free proposals are expected to bring as much as the model's."""
+        free = sum(best_path(proposals, row.num_slots).probabilities)
+        return free > 0.0 and free >= self._slot_rates.expected(row, row.for_model().num_slots)
+
+    def _ask(self, drafter: Drafter, rows: list[Row]) -> list[tuple[Row, Proposal]]:
+        """What a drafter proposes for those of the rows that it may draft for."""
+        rows = [row for row in rows if row.sequence.allows(drafter.kind)]
+        proposals = self._proposed(drafter, rows)
+        if proposals is None:
+            alone = [self._proposed(drafter, [row]) for row in rows]
+            proposals = [NOTHING if own is None else own[0] for own in alone]
+        return list(zip(rows, proposals, strict=True))
+
+    def _joined(self, row: Row, proposals: list[Proposal]) -> Proposal:
+        """One proposal of all; no more nodes than the largest of them has."""
+        if len(proposals) <= 1:
+            return proposals[0] if proposals else NOTHING
+        if self.joins_trees:
+            return merge(proposals, max(map(len, proposals)))
+        return best_path(proposals, row.num_slots)
 
     def _open_once(self, row: Row) -> None:
         sequence = row.sequence
         if not sequence.is_open_to_drafter:
-            has_opened = self._succeeds(lambda: self.drafter.open(row, sequence.num_cached))
+            has_opened = [
+                self._succeeds(partial(drafter.open, row, sequence.num_cached))
+                for drafter in self.drafters
+            ]
             sequence.is_open_to_drafter = True  # not before: an interrupted step is made again
-            if not has_opened:
-                self._lose_context(row)
+            for drafter, is_open in zip(self.drafters, has_opened, strict=True):
+                if not is_open:
+                    self._lose(row, drafter)
 
-    def _proposed(self, rows: Items[Row]) -> list[Proposal] | None:
+    def _proposed(self, drafter: Drafter, rows: Items[Row]) -> list[Proposal] | None:
         try:
-            proposals = self.drafter.propose(rows)
+            proposals = drafter.propose(rows)
             for row, proposal in zip(rows, proposals, strict=True):
                 self._check(row, proposal)
         except Exception as error:
@@ -72,18 +154,26 @@ class Proposer:
                 )
 
     def committed(self, row: Row, token_ids: Items[int], features: Tensor | None) -> None:
-        """See Drafter.committed. A sequence whose features are lost is not drafted for any more."""
-        if not self._succeeds(lambda: self.drafter.committed(row, token_ids, features)):
-            self._lose_context(row)
+        """See Drafter.committed. A drafter that fails here drafts no more for the sequence."""
+        for drafter in self.drafters:
+            given = features if drafter is self.drafter else None
+            has_failed = drafter.kind in row.sequence.lost_drafters
+            tell = partial(drafter.committed, row, token_ids, given)
+            if not has_failed and not self._succeeds(tell):
+                self._lose(row, drafter)
 
-    def _lose_context(self, row: Row) -> None:
-        row.sequence.has_lost_context = True
-        self._succeeds(lambda: self.drafter.close(row.sequence.key))
+    def _lose(self, row: Row, drafter: Drafter) -> None:
+        row.sequence.lost_drafters.add(drafter.kind)
+        if drafter is self.drafter:
+            row.sequence.has_lost_context = True
+        self._succeeds(partial(drafter.close, row.sequence.key))
 
     def close(self, sequence: Sequence) -> None:
-        """See Drafter.close; the drafter may be told of the sequence again."""
+        """See Drafter.close; the drafters may be told of the sequence again."""
         sequence.is_open_to_drafter = False
-        self._succeeds(lambda: self.drafter.close(sequence.key))
+        self._slot_rates.close(sequence.key)
+        for drafter in self.drafters:
+            self._succeeds(partial(drafter.close, sequence.key))
 
     def _succeeds(self, run: Callable[[], None]) -> bool:
         try:

@@ -168,6 +168,18 @@ class GrammarState:
             raise RequestError("no token of the target's vocabulary continues the grammar")
         return mask
 
+    def num_allowed(self, output_ids: list[int], ahead: list[int]) -> int:
+        """How many of the tokens `ahead` may follow the output, one behind the other; no masks.
+
+        The end of the answer is none of them. All, where the parser fails: `allowed` says so when a
+        token is chosen.
+        """
+        self._move_to(output_ids, ahead)
+        if self._matcher.is_error():
+            self._reset()
+            return len(ahead)
+        return len(self._behind) if self._num_committed == len(output_ids) else 0
+
     def _mask_behind(self, output_ids: list[int], ahead: list[int]) -> Mask | None:
         """The mask without checks: it means nothing if the parser has failed."""
         if not self._move_to(output_ids, ahead):

@@ -114,6 +114,16 @@ class Tokenizer:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Token ids of a text that stands behind others.
+
+        Raises:
+            RequestError: it is not valid Unicode.
+        """
+        _check_unicode(text)
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        return ids
+
     def count(self, text: str) -> int:
         """The number of tokens of a text."""
         return len(self.backend.encode(text, add_special_tokens=False).ids)

@@ -15,6 +15,7 @@ from blockdraft.allocation.policy import Outcome, VerifyAll
 from blockdraft.allocation.prices import StepPrices
 from blockdraft.core.plan import NOTHING, ROOT, Proposal, Tree
 from tests.allocation_sim import (
+    KIND,
     Machine,
     Result,
     Text,
@@ -56,7 +57,7 @@ def random_tree(luck: random.Random, num: int) -> Proposal:
         above = 1.0 if parent == ROOT else probabilities[parent]
         parents.append(parent)
         probabilities.append(above * luck.random())
-    return Proposal(Tree(tuple(range(num)), tuple(parents)), tuple(probabilities), ("sim",) * num)
+    return Proposal(Tree(tuple(range(num)), tuple(parents)), tuple(probabilities), (KIND,) * num)
 
 
 def closed_sets(tree: Tree):
@@ -75,9 +76,10 @@ def test_no_choice_of_candidates_gives_more_tokens_per_second(seed, num_rows):
     multiple = luck.choice([1, 3, 4])
     points = [(n, 0.01 + 0.004 * -(-n // multiple)) for n in range(1, 24)]
     costs = StepCosts(points, points, [(6, luck.choice([0.0005, 0.004, 0.02]))])
-    policy = BestRate(costs, 6, 6)
+    policy = BestRate(costs, 6, 6, model_kind=KIND)
     rows = [make_row(key, 6, 6) for key in range(num_rows)]
-    assert policy.limit(rows, 0) == rows
+    limited = [row.for_model() for row in policy.limit(rows, 0)]
+    assert [(row.num_draft_tokens, row.max_depth) for row in limited] == [(6, 6)] * num_rows
     drafting = policy._step.offer.drafting
     proposals = [random_tree(luck, 6 // num_rows + 1) for _ in rows]
     prices, policy._step.forced = policy._step.prices, {}
@@ -181,7 +183,15 @@ def test_a_plain_step_that_is_cheaper_than_believed_is_found_out():
     # Believed: plain 20 ms, so that 1.6 tokens in 27 ms are a gain. In truth 16, and they are not.
     costs = StepCosts([(1, 0.02)], [(1, 0.02), (2, 0.0202), (64, 0.045)], [(2, 0.0068)])
     machine = Machine(row=0.0042, draft_base=0.0068, slot=0.0, project_base=0.0, project_row=0.0)
-    result = simulate(BestRate(costs, 1, 1), machine, always(0.6), 1, limit=1, depth=1, seconds=30)
+    result = simulate(
+        BestRate(costs, 1, 1, model_kind=KIND),
+        machine,
+        always(0.6),
+        1,
+        limit=1,
+        depth=1,
+        seconds=30,
+    )
     assert result.over_plain < 1.025
 
 
@@ -288,8 +298,8 @@ def test_one_step_in_64_is_plain():
 def test_a_long_prompt_is_not_projected_for_a_few_tokens():
     row = make_row(0, 5)
     for lag, expected in ((100_000, 0), (100, 5)):  # two seconds, and two milliseconds
-        policy = BestRate(CPU.costs(), 5, 5, lambda row, lag=lag: lag)
-        assert policy.limit([row], 0)[0].num_draft_tokens == expected
+        policy = BestRate(CPU.costs(), 5, 5, lambda row, lag=lag: lag, model_kind=KIND)
+        assert policy.limit([row], 0)[0].for_model().num_draft_tokens == expected
 
 
 # Beside the simulated machine.
@@ -299,9 +309,9 @@ def play(policy, keys, kept, num_steps):
     """Steps in which all that is verified is kept, up to `kept`; what was verified last."""
     nums: list[int] = []
     for _ in range(num_steps):
-        rows = policy.limit([make_row(key, 5) for key in keys], 0)
+        rows = [row.for_model() for row in policy.limit([make_row(key, 5) for key in keys], 0)]
         chances = [[0.9**k for k in range(row.num_slots)] for row in rows]
-        proposals = [Proposal.chain([0] * len(own), "sim", own) for own in chances]
+        proposals = [Proposal.chain([0] * len(own), KIND, own) for own in chances]
         chosen = policy.choose(rows, proposals)
         nums = [len(own) for own in chosen]
         outcomes = [
@@ -330,7 +340,7 @@ def test_drafts_that_do_not_come_are_not_paid_for_long():
     num_drafted = 0
     for _ in range(400):
         rows = policy.limit([make_row(0, 5)], 0)
-        num_drafted += rows[0].num_draft_tokens > 0
+        num_drafted += rows[0].for_model().num_draft_tokens > 0
         policy.choose(rows, [NOTHING])
         policy.record([Outcome(rows[0], NOTHING, [])], {"draft": 0.006, "forward": 0.016})
     assert num_drafted < 40
@@ -358,12 +368,12 @@ def test_a_step_that_failed_may_be_planned_again():
 
 def test_steps_with_prompt_rows_teach_no_times():
     costs = CPU.costs()
-    policy = BestRate(costs, 5, 5)
+    policy = BestRate(costs, 5, 5, model_kind=KIND)
     before = float(costs.forward(101)), float(costs.draft(6))
     for _ in range(50):
         row = make_row(0, 5)
         policy.limit([row], 100)
-        policy.choose([row], [Proposal.chain([1] * 5, "sim")])
+        policy.choose([row], [Proposal.chain([1] * 5, KIND)])
         policy.record([Outcome(row, NOTHING, [])], {"forward": 1.0, "draft": 1.0, "project": 1.0})
     assert (float(costs.forward(101)), float(costs.draft(6))) == before
 
@@ -399,7 +409,7 @@ def test_predictions_are_corrected_by_what_they_brought():
 
 
 def test_what_takes_no_trees_verifies_the_first_path():
-    proposal = Proposal(Tree((1, 2, 3), (ROOT, ROOT, 0)), (0.6, 0.4, 0.3), ("sim",) * 3)
+    proposal = Proposal(Tree((1, 2, 3), (ROOT, ROOT, 0)), (0.6, 0.4, 0.3), (KIND,) * 3)
     row = make_row(0, 5)
     for takes_trees, expected in ((True, (1, 2, 3)), (False, (1, 3))):
         allocator = Allocator(VerifyAll(), takes_trees=takes_trees)
@@ -423,8 +433,8 @@ def test_what_fails_drops_proposals_and_no_request(place):
     prompt = make_row(1, 0)
     batch = [make_row(0, 5), prompt]
     batch = allocator.limit(batch)
-    assert [row.num_draft_tokens for row in batch] == [0 if place == "limit" else 5, 0]
-    plan = allocator.plan(batch, [Proposal.chain([1], "sim"), NOTHING])
+    assert [row.for_model().num_draft_tokens for row in batch] == [0 if place == "limit" else 5, 0]
+    plan = allocator.plan(batch, [Proposal.chain([1], KIND), NOTHING])
     assert [len(own.tree) for own in plan] == [0 if place == "choose" else 1, 0]
     allocator.record(plan, [[], []], {})
     assert allocator.failures.num_failures == 1
@@ -454,7 +464,7 @@ def test_keys_make_branches_dear():
     text = Text(always(*[0.5] * 5), width=3)
     found = []
     for num_cached in (10, 5000):
-        policy = BestRate(costs, 15, 5)
+        policy = BestRate(costs, 15, 5, model_kind=KIND)
         policy.account.allows = lambda loss: True
         row = make_row(0, 15, num_cached=num_cached)
         policy.limit([row], 0)

@@ -185,7 +185,7 @@ def test_a_speedup_is_taken_within_a_repeat(llm, monkeypatch):
 def test_depths_are_counted_from_the_drafted_slots():
     stats = AcceptanceStats()
     for depth in (0, 0, 3, 3, 3, 5):
-        stats.record(1, Proposal.chain([0] * depth, "test").tree, [])
+        stats.record(1, Proposal.chain([0] * depth, "test"), [])
     assert stats.num_passes_of_depth == {0: 2, 3: 3, 5: 1}
     assert AcceptanceStats().num_passes_of_depth == {}
 

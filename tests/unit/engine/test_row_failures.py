@@ -164,7 +164,12 @@ def plant_anywhere(llm: Any, place: str, planted: Planted, stack: ExitStack) -> 
 def calibrated(engine: Any) -> BestRate:
     """A policy that drafts all the time, on a machine that computes candidates for nothing."""
     free = StepCosts([(1, 1.0)], [(1, 1.0)], [(1, 1e-6)])
-    policy = BestRate(free, engine.drafter.max_nodes, engine.drafter.max_nodes)
+    policy = BestRate(
+        free,
+        engine.drafter.max_nodes,
+        engine.drafter.max_nodes,
+        model_kind=engine.drafter.kind,
+    )
     policy.account.allows = lambda loss: True  # type: ignore[method-assign]
     return policy
 

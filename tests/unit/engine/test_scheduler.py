@@ -171,7 +171,7 @@ def test_the_policy_is_asked_about_the_sequences_that_decode() -> None:
     assert [row.num_draft_tokens for row in rows] == [7, 3, 0, 0]
     rows = allocator.limit(rows)
     assert policy.asked == [([(0, 7), (1, 3), (2, 0)], 40)]
-    assert [row.num_draft_tokens for row in rows] == [3, 1, 0, 0]
+    assert [row.for_model().num_draft_tokens for row in rows] == [3, 1, 0, 0]
     assert [row.is_prompt for row in rows] == [False, False, False, True]
 
 

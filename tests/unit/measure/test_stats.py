@@ -8,7 +8,7 @@ PASSES = [(4, 3, 3), (1, 3, 0), (2, 3, 2), (1, 0, 0)]
 
 
 def record_chain(stats: AcceptanceStats, num_tokens: int, num_drafted: int, kept: int) -> None:
-    stats.record(num_tokens, Proposal.chain([0] * num_drafted, "test").tree, range(kept))
+    stats.record(num_tokens, Proposal.chain([0] * num_drafted, "test"), range(kept))
 
 
 def make_stats() -> AcceptanceStats:
@@ -43,15 +43,16 @@ def test_adding_is_recording_both() -> None:
     assert both.to_dict()["num_accepted"] == 10
 
 
-TREE = Tree((5, 6, 7, 8, 9), (-1, -1, 1, 1, 3))
+SOURCES = ("dflash", "dflash+lookup", "lookup", "dflash", "dflash")
+PROPOSAL = Proposal(Tree((5, 6, 7, 8, 9), (-1, -1, 1, 1, 3)), (0.5,) * 5, SOURCES)
 """Two first tokens; behind the second two more, and behind the second of them one."""
 
 
 def test_trees_are_counted_by_depth_and_rank() -> None:
     stats = AcceptanceStats()
-    stats.record(4, TREE, [1, 3, 4])
-    stats.record(2, TREE, [0])
-    stats.record(1, TREE, [])
+    stats.record(4, PROPOSAL, [1, 3, 4])
+    stats.record(2, PROPOSAL, [0])
+    stats.record(1, PROPOSAL, [])
     assert stats.drafted_at == {(0, 0): 3, (0, 1): 3, (1, 0): 3, (1, 1): 3, (2, 0): 3}
     assert stats.accepted_at == {(0, 0): 1, (0, 1): 1, (1, 1): 1, (2, 0): 1}
     # A depth counts once, however many candidates it has.
@@ -63,6 +64,22 @@ def test_trees_are_counted_by_depth_and_rank() -> None:
     assert (stats.num_drafted, stats.num_accepted, stats.mean_depth) == (15, 4, 3.0)
     assert stats.num_passes_of_depth == {3: 3}
     assert stats.to_dict()["per_rank"] == {"0": pytest.approx(2 / 9), "1": pytest.approx(1 / 3)}
+
+
+def test_candidates_are_counted_by_those_who_proposed_them() -> None:
+    stats = AcceptanceStats()
+    stats.record(4, PROPOSAL, [1, 3, 4])
+    stats.record(1, PROPOSAL, [])
+    assert stats.drafted_by == {"dflash": 6, "dflash+lookup": 2, "lookup": 2}
+    assert stats.accepted_by == {"dflash": 2, "dflash+lookup": 1}
+    assert (stats.num_drafted_by("dflash"), stats.num_accepted_by("dflash")) == (8, 3)
+    assert (stats.num_drafted_by("lookup"), stats.num_accepted_by("lookup")) == (4, 1)
+    assert stats.num_drafted_by("look") == 0
+    assert stats.to_dict()["per_source"] == {
+        "dflash": {"num_drafted": 6, "num_accepted": 2},
+        "dflash+lookup": {"num_drafted": 2, "num_accepted": 1},
+        "lookup": {"num_drafted": 2, "num_accepted": 0},
+    }
 
 
 def test_chains_have_one_rank() -> None:

@@ -283,3 +283,23 @@ def test_a_grammar_that_somebody_holds_is_not_compiled_again(tokenizer):
         own.compile(Grammar.json_schema({"const": number}))
     assert own.find(grammar) is held
     assert own.start(grammar)._compiled is held
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_tokens_ahead_are_allowed_as_far_as_the_masks_say(grammars, tokenizer, name):
+    draw, state, output = random.Random(3), grammars.start(GRAMMARS[name]), []
+    for _ in range(12):
+        ahead: list[int] = []
+        ids = set(allowed_ids(state, output)) - tokenizer.eos_ids
+        while len(ahead) < 5 and ids:
+            ahead.append(draw.choice(sorted(ids)))
+            ids = set(allowed_ids(state, output, ahead)) - tokenizer.eos_ids
+        num = len(ahead)
+        wrong = next(i for i in range(TEXT_VOCAB_SIZE) if i not in ids)
+        assert state.num_allowed(output, ahead) == num
+        assert state.num_allowed(output, [*ahead, wrong, *ahead]) == num
+        # The parser has not lost its place.
+        assert allowed_ids(state, output) == allowed_ids(grammars.start(GRAMMARS[name]), output)
+        if not ahead:
+            return
+        output.append(ahead[0])

@@ -13,6 +13,7 @@ from blockdraft.diagnose.explain.round import Rejection, Round
 from blockdraft.engine.engine import Engine
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Watchable
+from blockdraft.speculate.merge import sources_of
 from blockdraft.speculate.verify import Verdict, rows_of
 
 
@@ -22,15 +23,20 @@ class _Pending:
 
     start: int
     drafted_ids: tuple[int, ...]
+    sources: tuple[str, ...]
     is_prompt: bool
     stop_ids: frozenset[int]
     rejection: Rejection | None
 
 
 class Recorder:
-    """Keeps the rounds of every sequence; a step that is made again counts once."""
+    """Keeps the rounds of every sequence; a step that is made again counts once.
 
-    def __init__(self) -> None:
+    `watched` is the kind of the drafter whose thoughts are shown.
+    """
+
+    def __init__(self, watched: str) -> None:
+        self._watched = watched
         self._thoughts: dict[int, Tensor] = {}
         self._pending: dict[int, _Pending] = {}
         self._rounds: dict[int, list[Round]] = {}
@@ -53,18 +59,26 @@ class Recorder:
         for planned, own, verdict in zip(plan, rows_of(plan, logits), verdicts, strict=True):
             row, tree = planned.row, planned.tree
             # Of a tree, the way that was kept and what would have followed it first.
-            draft = [tree.tokens[node] for node in tree.through(verdict.nodes)]
+            path = tree.through(verdict.nodes)
+            draft = [tree.tokens[node] for node in path]
+            sources = [planned.proposal.sources[node] for node in path]
             self._pending[row.sequence.key] = _Pending(
                 start=row.sequence.num_output,
                 drafted_ids=tuple(draft),
                 is_prompt=row.is_prompt,
                 stop_ids=row.sequence.stop_ids,
-                rejection=self._rejection(row, draft, own, verdict),
+                sources=tuple(sources),
+                rejection=self._rejection(row, draft, sources, own, verdict),
             )
         self._thoughts.clear()
 
     def _rejection(
-        self, row: Row, draft: list[int], logits: Tensor, verdict: Verdict
+        self,
+        row: Row,
+        draft: list[int],
+        sources: list[str],
+        logits: Tensor,
+        verdict: Verdict,
     ) -> Rejection | None:
         """logits: [1 + nodes, V]."""
         place = verdict.num_accepted
@@ -73,7 +87,10 @@ class Recorder:
         last = verdict.nodes[-1] if verdict.nodes else ROOT
         if verdict.error is not None:
             return Rejection(place, draft[place], "other", None)
-        thoughts = self._thoughts.get(row.sequence.key)
+        # Who looks up has no thoughts, and the model may have drafted something else.
+        thoughts = None
+        if self._watched in sources_of(sources[place]):
+            thoughts = self._thoughts.get(row.sequence.key)
         slot = Slot(
             sequence=row.sequence,
             ahead=draft[:place],
@@ -97,6 +114,7 @@ class Recorder:
                 Round(
                     start=pending.start,
                     drafted_ids=pending.drafted_ids,
+                    sources=pending.sources,
                     token_ids=tuple(output.token_ids),
                     num_kept=num_kept,
                     is_prompt=pending.is_prompt,
@@ -125,7 +143,8 @@ def _with_end(pending: _Pending, output: StepOutput, num_kept: int) -> Rejection
 @contextmanager
 def recording(engine: Engine) -> Iterator[Recorder]:
     """Record what an engine does inside. Nothing may be running at either end."""
-    recorder, drafter = Recorder(), engine.drafter
+    drafter = engine.drafter
+    recorder = Recorder(drafter.kind)
     engine.observer = recorder
     if isinstance(drafter, Watchable):
         drafter.watch = recorder.guessed

@@ -65,6 +65,7 @@ class Round:
     `start` is the place in the output of the first token that it committed, `num_kept` how many of
     `token_ids` were drafts; a last one that is none was the target's own. `is_prompt` marks the
     pass over the prompt, or over what a preempted sequence computed again: it drafts nothing.
+    `sources` are the kinds of drafters that proposed each draft.
     """
 
     start: int
@@ -73,6 +74,7 @@ class Round:
     num_kept: int
     is_prompt: bool
     rejection: Rejection | None
+    sources: tuple[str, ...] = ()
 
     @property
     def num_tested(self) -> int:

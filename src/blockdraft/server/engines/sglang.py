@@ -48,6 +48,8 @@ SGLANG = Engine(
         "num_threads": "set OMP_NUM_THREADS",
         "memory": "it counts a share of the device's memory; add `-- --mem-fraction-static SHARE`",
         "tree_nodes": "it drafts chains with this drafter; leave it out",
+        "lookup": "it drafts with one method at a time; leave it out",
+        "shared_lookup": "it drafts with one method at a time; leave it out",
         "max_waiting": "add `-- --max-queued-requests NUMBER`",
         "request_seconds": "its requests have no such limit; leave it out",
         "drain_seconds": "it ends running requests in its own way; leave it out",

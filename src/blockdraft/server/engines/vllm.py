@@ -54,6 +54,8 @@ VLLM = Engine(
         "device": "it computes where it was built for; install the build for that device",
         "num_threads": "on a CPU set VLLM_CPU_OMP_THREADS_BIND, such as 0-3",
         "tree_nodes": "it drafts chains with this drafter; leave it out",
+        "lookup": "it drafts with one method at a time; leave it out",
+        "shared_lookup": "it drafts with one method at a time; leave it out",
         "max_waiting": "its queue has no limit; leave it out",
         "request_seconds": "its requests have no time limit; leave it out",
         "max_body": "its requests have no limit of size; leave it out",

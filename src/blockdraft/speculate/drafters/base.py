@@ -8,6 +8,7 @@ from torch import Tensor
 
 from blockdraft.core.plan import Proposal
 from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Sequence as Sample
 
 Watch = Callable[[list[Row], Tensor], None]
 """Is shown the rows that draft and the logits [rows, slots, V] behind their guesses; tokens that
@@ -70,6 +71,14 @@ class Drafter(Protocol):
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine."""
+        ...
+
+
+class FreeDrafter(Drafter, Protocol):
+    """A drafter that runs no model: it proposes first, and for whom it can."""
+
+    def serves(self, sample: Sample) -> bool:
+        """False if there can be no proposal for a sequence, and no room is needed for one."""
         ...
 
 

@@ -1,0 +1,161 @@
+"""Drafts from a prediction: what the request itself expects of its output.
+
+The prediction is followed from its start. Where the target chooses another token, the output is
+found in it again: at the longest run of tokens that ends like the output, the one nearest to the
+place where it was left. Where there is none, one token is taken to stand for another.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from blockdraft.core.plan import NOTHING, Proposal
+from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.speculate.drafters.base import DraftCost
+from blockdraft.speculate.drafters.rates import Rates, RequestRates
+
+MAX_PREDICTED_TOKENS = 16
+"""Of a proposal."""
+MAX_RUN = 16
+"""Longer runs of right tokens count like this one."""
+LEAST_PROBABILITY = 0.1
+"""A row of the target's forward is worth more elsewhere, or not computed at all."""
+_RUN_AT_START = 8
+"""Nothing is written yet, and a prediction is given because it is believed."""
+_NEAR = 32
+"""Places where a token stands that are looked at on either side of the one that was left."""
+
+_NEAR_FOR_ONE = 8
+"""A single token that is farther away says nothing."""
+
+_PRIOR = (
+    0.3,
+    *(0.5, 0.65, 0.75, 0.8, 0.85, 0.85, 0.9, 0.9, 0.9, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95),
+)
+"""Before anything is learned: that the next token is right behind a run of so many right ones."""
+
+
+class Follower:
+    """Where in a prediction an output stands; `place` is that of the token expected next."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.token_ids = token_ids
+        self.place = 0
+        self.run = _RUN_AT_START
+        self._written: list[int] = []
+        self._places: dict[int, list[int]] = {}
+        for place, token_id in enumerate(token_ids):
+            self._places.setdefault(token_id, []).append(place)
+
+    def expected(self, num: int) -> Sequence[int]:
+        """At most `num` tokens; none behind the end."""
+        return self.token_ids[self.place : self.place + num]
+
+    def see(self, token_id: int) -> None:
+        """Take the next token of the output."""
+        self._written.append(token_id)
+        if list(self.expected(1)) == [token_id]:
+            self.place += 1
+            self.run = min(self.run + 1, MAX_RUN)
+        else:
+            self._find(token_id)
+
+    def _find(self, token_id: int) -> None:
+        """Go on behind the longest run that ends with this token, or behind the token expected."""
+        places = self._places.get(token_id, [])
+        middle = bisect_left(places, self.place)
+        near = places[max(0, middle - _NEAR) : middle + _NEAR]
+        runs = [(self._run_at(place), -abs(place - self.place), place) for place in near]
+        self.run, far, place = max(runs, default=(0, 0, self.place))
+        if self.run == 1 and far < -_NEAR_FOR_ONE:
+            self.run, place = 0, self.place
+        self.place = min(place + 1, len(self.token_ids))
+
+    def _run_at(self, place: int) -> int:
+        """How many tokens up to a place are the last ones written."""
+        longest = min(MAX_RUN, place + 1, len(self._written))
+        same = (self.token_ids[place - i] == self._written[-1 - i] for i in range(longest))
+        return next((i for i, is_same in enumerate(same) if not is_same), longest)
+
+
+def num_as_predicted(prediction_ids: Sequence[int], output_ids: Sequence[int]) -> int:
+    """Tokens of a prediction that the output has too, two or more in a row, or from the start."""
+    follower, found = Follower(prediction_ids), set[int]()
+    for token_id in output_ids:
+        follower.see(token_id)
+        if follower.run > 1:
+            start = max(0, follower.place - follower.run)
+            found.update(range(start, follower.place))
+    return len(found)
+
+
+class _Prediction:
+    """The prediction of one sample, and how far its output has been compared with it."""
+
+    def __init__(self, follower: Follower, rates: RequestRates) -> None:
+        self.follower = follower
+        self.rates = rates
+        self.num_seen = 0
+
+    def see(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            for expected in self.follower.expected(1):
+                self.rates.record(self.follower.run, expected == token_id)
+            self.follower.see(token_id)
+        self.num_seen += len(token_ids)
+
+    def proposal(self, num: int, kind: str) -> Proposal:
+        tokens = self.follower.expected(num)
+        run = self.follower.run
+        path = self.rates.path([min(run + index, MAX_RUN) for index in range(len(tokens))])
+        num_likely = sum(probability >= LEAST_PROBABILITY for probability in path)
+        if not num_likely:
+            return NOTHING
+        return Proposal.chain(tokens[:num_likely], kind, path[:num_likely])
+
+
+class PredictionDrafter:
+    """Proposes what the request's own prediction says comes next; for others nothing."""
+
+    kind = "prediction"
+    feature_layers: tuple[int, ...] = ()
+    bytes_per_token = 0.0
+    cost = DraftCost()
+
+    def __init__(self, max_nodes: int = MAX_PREDICTED_TOKENS) -> None:
+        self.max_nodes = max_nodes
+        self._rates = Rates(_PRIOR)
+        self._predictions: dict[int, _Prediction] = {}
+
+    def serves(self, sample: Sample) -> bool:
+        """See FreeDrafter.serves: those with a prediction."""
+        return bool(sample.prediction_ids)
+
+    def open(self, row: Row, num_reused: int) -> None:
+        """See Drafter.open. The output is compared when a proposal is wanted."""
+
+    def lag(self, row: Row) -> int:
+        """See Drafter.lag: nothing that would take a forward."""
+        return 0
+
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        """See Drafter.propose: one chain each, or nothing where the prediction is over."""
+        return [self._propose(row) for row in rows]
+
+    def _propose(self, row: Row) -> Proposal:
+        sample = row.sequence
+        known = self._predictions.get(sample.key)
+        if known is None:
+            known = _Prediction(Follower(sample.prediction_ids), self._rates.of_request())
+            self._predictions[sample.key] = known
+        known.see(sample.token_ids[sample.num_prompt + known.num_seen :])
+        return known.proposal(row.num_slots, self.kind)
+
+    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
+        """See Drafter.committed. The sequence itself has the tokens."""
+
+    def close(self, key: int) -> None:
+        """See Drafter.close."""
+        self._predictions.pop(key, None)

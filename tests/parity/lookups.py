@@ -1,0 +1,40 @@
+"""Drafters that run no model, predictions for them, and what must be true of them."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from blockdraft.engine.engine import Engine
+from blockdraft.speculate.drafters.lookup import LookupDrafter
+from blockdraft.speculate.drafters.prediction import PredictionDrafter
+
+
+def free_drafters() -> list[Any]:
+    return [PredictionDrafter(), LookupDrafter(shared_tokens=200)]
+
+
+def changed(token_ids: Sequence[int], draw: random.Random) -> tuple[int, ...]:
+    """A prediction of some output: most of it, with changes, gaps and something put in."""
+    found: list[int] = []
+    for token_id in token_ids:
+        kind = draw.random()
+        if kind < 0.85:
+            found.append(token_id)
+        elif kind < 0.95:
+            found += [draw.randrange(12) for _ in range(draw.randint(1, 3))]
+    return tuple(found)
+
+
+def check_read(engine: Engine) -> None:
+    """Lookup has read the committed tokens of each sequence, and nothing else."""
+    for drafter in engine.proposer.free:
+        if isinstance(drafter, LookupDrafter):
+            for key, searched in drafter._searched.items():
+                sequence = engine.progress[key].sequence
+                prompt, output = (text.automaton.token_ids for text in searched.own)
+                found = [*prompt, *output]
+                assert found == sequence.token_ids[: len(found)], "other tokens were read"
+        if isinstance(drafter, PredictionDrafter):
+            for prediction in drafter._predictions.values():
+                follower = prediction.follower
+                assert 0 <= follower.place <= len(follower.token_ids), "beyond the prediction"
