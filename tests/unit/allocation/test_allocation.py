@@ -179,6 +179,21 @@ def test_what_drafts_leave_behind_is_paid_for(rate, aftermath):
     assert result.over_plain < 1.02
 
 
+def test_a_plain_step_behind_drafts_is_booked_and_not_learned_from():
+    policy, row = best_rate(CPU), make_row(0, 5)
+    assert play(policy, [0], 5, 1) == [5]
+    plain, credit = policy._costs.plain(1), policy.account.credit
+    slow = {"forward": 1.2 * plain}
+    for num_steps, behind in ((1, True), (4, False)):
+        for _ in range(num_steps):
+            policy.limit([row.limited(0)], 0)
+            policy.choose([row], [NOTHING])
+            policy.record([Outcome(row, NOTHING, [])], slow)
+        assert (policy.account.credit < credit - 0.1 * plain) == behind
+        assert (policy._costs.plain(1) == plain) == behind
+        credit = policy.account.credit
+
+
 def test_a_plain_step_that_is_cheaper_than_believed_is_found_out():
     # Believed: plain 20 ms, so that 1.6 tokens in 27 ms are a gain. In truth 16, and they are not.
     costs = StepCosts([(1, 0.02)], [(1, 0.02), (2, 0.0202), (64, 0.045)], [(2, 0.0068)])
