@@ -91,9 +91,15 @@ def _passes(test: Callable[[], None]) -> bool:
 
 
 def make_target(
-    config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint | None
+    config: LLMConfig,
+    model: PreTrainedModel,
+    checkpoint: Checkpoint | None,
+    *,
+    keep_weights: bool = False,
 ) -> PagedTarget | SequentialTarget:
     """The target, with memory for itself and a drafter.
+
+    Weights that are packed are freed, unless `keep_weights` says that somebody else needs them.
 
     Raises:
         ConfigError: see `load_engine`.
@@ -102,9 +108,8 @@ def make_target(
     layer_ids = () if checkpoint is None else checkpoint.feature_layers
     try:
         pages = Pages(_num_pages(config, model, checkpoint))
-        # Nobody else holds the model, so its weights need not be in memory twice.
         return PagedTarget(
-            model, pages, layer_ids=layer_ids, exact=config.exact, keep_weights=False
+            model, pages, layer_ids=layer_ids, exact=config.exact, keep_weights=keep_weights
         )
     except NotPaged as reason:
         name = type(model).__name__

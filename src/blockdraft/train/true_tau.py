@@ -121,7 +121,8 @@ def serving(model: PreTrainedModel, drafter: DraftModel) -> Iterator[Engine]:
     copy.draft_vocabulary = drafter.draft_vocabulary
     checkpoint = DFlashCheckpoint(copy.eval())
     try:
-        target = make_target(LLMConfig(max_concurrency=1), model, checkpoint)
+        # The run goes on with the same weights.
+        target = make_target(LLMConfig(max_concurrency=1), model, checkpoint, keep_weights=True)
     except ModelError as error:
         raise ModelError(f"{error}; or set tau_limit=0, without real decoding") from error
     with target.released_after():

@@ -25,7 +25,7 @@ from blockdraft.train.config import TrainConfig
 from blockdraft.train.optimizer import DraftOptimizer, lr_share
 from blockdraft.train.run_state import RunClock
 from blockdraft.train.trainer import train
-from blockdraft.train.true_tau import RealDecoding, TrueTau, prompts_to_decode
+from blockdraft.train.true_tau import RealDecoding, TrueTau, prompts_to_decode, serving
 from tests.parity.checks import generate_plain
 from tests.tiny import (
     CONTEXT,
@@ -369,3 +369,12 @@ def test_a_long_evaluation_counts_in_full(config, monkeypatch):
     train(dataclasses.replace(config, max_steps=1))
     state = torch.load(config.out / "state.pt", weights_only=True)
     assert state["seconds"] == 2000  # of the evaluations before the first step and after the last
+
+
+def test_real_decoding_leaves_the_target_as_it_was():
+    model = tiny_target()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with serving(model, tiny_drafter()):
+        pass
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
