@@ -91,6 +91,10 @@ def test_free_memory_of_an_older_container(tmp_path):
 
 
 def test_busy_cores_are_those_that_this_process_may_use(tmp_path, monkeypatch):
+    own = iter([3.0, 3.0, 3.0, 3.25, 0.0, 0.0])
+    monkeypatch.setattr("blockdraft.core.machine.process_time", lambda: next(own))
+    clock = iter([0.0, 0.5, 0.0, 1.0, 0.0, 1.0])
+    monkeypatch.setattr("blockdraft.core.machine.perf_counter", lambda: next(clock))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2}, raising=False)
     path = tmp_path / "stat"
 
@@ -106,4 +110,6 @@ def test_busy_cores_are_those_that_this_process_may_use(tmp_path, monkeypatch):
     write((100, 100), (100, 100), (100, 100))
     monkeypatch.setattr(module, "sleep", pass_time)
     assert busy_cores(proc=tmp_path) == pytest.approx(0.5)
+    write((100, 100), (100, 100), (100, 100))
+    assert busy_cores(proc=tmp_path) == pytest.approx(0.25)  # what we did ourselves is ours
     assert busy_cores(proc=tmp_path / "none") is None
