@@ -208,8 +208,9 @@ def test_options_that_conflict_are_refused(options, reason):
 
 
 def test_the_command_line_bounds_trees():
-    assert llm_config({"exact": "on", "tree_nodes": 15}) == LLMConfig(tree_nodes=15)
-    assert llm_config({"exact": "on", "tree_nodes": None}) == LLMConfig()
+    given = {"exact": "on", "recheck": False}
+    assert llm_config({**given, "tree_nodes": 15}) == LLMConfig(tree_nodes=15)
+    assert llm_config({**given, "tree_nodes": None}) == LLMConfig()
 
 
 def test_trees_are_drafted_as_they_pay_unless_asked_otherwise(tmp_path):
