@@ -30,7 +30,7 @@ VICTIMS_OWN = ("mask", "noise", "logprobs", "scan", "close", "read", "keep", "pu
 """What fails for one request only, and ends it if it is asked for."""
 HARMLESS = (
     *("open", "propose", "committed", "close_drafter", "long_draft", "wild_draft"),
-    *("limits", "choose", "record", "calibration", "close_policy", "acceptance", "observer"),
+    *("limit", "choose", "record", "calibration", "close_policy", "acceptance", "observer"),
 )
 """What may fail for all requests, and ends none."""
 
@@ -144,7 +144,7 @@ def plant_anywhere(llm: Any, place: str, planted: Planted, stack: ExitStack) -> 
             raise Boom
 
         stack.enter_context(patch.object(engine.drafter, "close", close))
-    elif place in ("limits", "choose", "record"):
+    elif place in ("limit", "choose", "record"):
         put(engine.allocator.policy, place)
     elif place == "calibration":
         stack.enter_context(patch.object(engine.allocator, "policy", calibrated(engine)))
