@@ -62,7 +62,7 @@ def read_until(process, pattern):
 
 def test_it_is_waited_for_and_its_command_is_told(serving):
     with serving(delay=1.5) as (process, fake):
-        told = read_until(process, r"blockdraft: running (.+)")[1].split()
+        told = read_until(process, r"^blockdraft: [-0-9]+ [:,0-9]+ INFO running (.+)")[1].split()
         match = read_until(process, r"vllm serves on http://127\.0\.0\.1:(\d+), ready after (\d+)")
         assert int(match[2]) >= 1
         record = fake.record()
@@ -132,7 +132,7 @@ def test_an_engine_that_ends_early_takes_its_exit_status_along(serving):
 def test_the_key_is_not_told(serving, monkeypatch):
     monkeypatch.setenv("BLOCKDRAFT_API_KEY", "very-secret")
     with serving() as (process, fake):
-        told = read_until(process, r"blockdraft: running (.+)")[1]
+        told = read_until(process, r"^blockdraft: [-0-9]+ [:,0-9]+ INFO running (.+)")[1]
         assert told.startswith("VLLM_API_KEY=... ")
         read_until(process, "vllm serves")
         process.send_signal(signal.SIGTERM)
