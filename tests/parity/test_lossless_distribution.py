@@ -70,10 +70,10 @@ class SiblingDrafter(RandomDrafter):
     """Several tokens for the next position."""
 
     def propose(self, rows: Ids[Row]) -> list[Proposal]:
-        return [self._siblings(proposal) for proposal in super().propose(rows)]
+        return [self._siblings(row) for row in rows]
 
-    def _siblings(self, chain: Proposal) -> Proposal:
-        tokens = tuple(dict.fromkeys(chain.tree.tokens))
+    def _siblings(self, row: Row) -> Proposal:
+        tokens = tuple(dict.fromkeys(self.guess(row.sequence, row.num_draft_tokens)))
         tree = Tree(tokens, (ROOT,) * len(tokens))
         return Proposal(tree, (1.0,) * len(tree), (self.kind,) * len(tree))
 

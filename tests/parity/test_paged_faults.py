@@ -27,6 +27,12 @@ from tests.tiny import tiny_drafter, tiny_target
 Patch = pytest.MonkeyPatch
 
 
+def fills_rows() -> bool:
+    """True if rows of the target under test must come in multiples."""
+    target = PagedTarget(tiny_target("llama", dtype=torch.float32), Pages(FEW))
+    return target.rule.row_multiple > 1
+
+
 def fill_rows_in_a_real_page(patch: Patch) -> None:
     """Rows that only fill up a forward write where the first sequence begins."""
     real = PagedTarget._filled
@@ -131,6 +137,8 @@ def test_the_check_passes_without_a_fault(num_pages: int) -> None:
     ],
 )
 def test_the_check_finds(fault: Any, monkeypatch: Patch) -> None:
+    if fault is fill_rows_in_a_real_page and not fills_rows():
+        pytest.skip("kernels of this machine compute any number of rows")
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="differs from its lone run"):
         check_crowd("llama", torch.float32, "noisy", Pages(AMPLE), chunk=37)

@@ -53,7 +53,7 @@ def test_the_second_start_tests_nothing_and_answers_the_same(folders, counted, d
     with caplog.at_level(logging.INFO, logger="blockdraft"):
         first = answer(LLM(*folders, dtype=dtype))
         assert counted[0] == "invariance"
-        assert counted.count("costs") == 3
+        assert "costs" in counted
         assert caplog.text.count("testing the kernels") == 1
         counted.clear()
         assert answer(LLM(*folders, dtype=dtype)) == first

@@ -83,7 +83,7 @@ class InputFusion(DraftModel):
         mask = x.new_full((num_tokens, num_tokens), float("-inf")).triu(1)[None, None]
         *earlier, last = self.draft_layers()
         for index, layer in enumerate(earlier):
-            x = layer(x, rotation, seen, index, mask)
+            x = layer(x, rotation, seen, index, mask, num_tokens)
         # Of the last one nothing else is read.
         seen.extend(len(earlier), *last.context_keys_values(last.input_layernorm(x), rotation))
         return seen.context_kv

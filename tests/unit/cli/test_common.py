@@ -154,7 +154,10 @@ def commands(command=None, words=()):
         yield from commands(inner, (*words, name))
 
 
-WITHOUT_OPTION = {"prefill_chunk", "adaptive", "speculative", "grammar", "prompt_logprobs"}
+WITHOUT_OPTION = {
+    *("prefill_chunk", "adaptive", "speculative", "grammar", "prompt_logprobs"),
+    *("prediction", "drafters"),
+}
 """Fields that no option sets, or several do."""
 
 

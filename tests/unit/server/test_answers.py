@@ -167,7 +167,7 @@ def test_metrics_of_a_request_have_vllm_s_schema(server):
     assert sum(i * n for i, n in enumerate(found["acceptance_histogram"])) == accepted
     by_length = found["acceptance_histogram_by_draft_length"]
     assert sum(map(sum, by_length.values())) == steps
-    assert found["num_spec_tokens"] == 5
+    assert found["num_spec_tokens"] == 16  # a prediction may be that long
     drafted = sum(int(length) * sum(counts) for length, counts in by_length.items())
     assert drafted == found["num_draft_tokens"]
     assert server.chat(speculative=False).json()["metrics"]["speculative_decoding"] is None

@@ -305,7 +305,7 @@ def test_a_body_that_is_no_request_is_refused(server, body):
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
 def test_another_kind_of_body_is_refused(server, kind):
     response = server.client.post(TEXT, content=b"prompt=abc", headers={"content-type": kind})
-    assert error_of(response, 400)["code"] == "invalid_json"
+    assert "send Content-Type: application/json" in error_of(response, 415)["message"]
 
 
 def test_an_unknown_model_is_not_found(server):

@@ -50,7 +50,7 @@ def test_input_fusion_leaves_out_only_what_nobody_reads(fusion):
     mask = torch.full((7, 7), float("-inf")).triu(1)[None, None]
     seen = ablation._Seen()
     for index, layer in enumerate(fusion.draft_layers()):
-        x = layer(x, rotation, seen, index, mask)
+        x = layer(x, rotation, seen, index, mask, 7)
     for one, other in zip(seen.context_kv, project(fusion, features), strict=True):
         torch.testing.assert_close(one, other)
 

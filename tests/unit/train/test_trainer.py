@@ -71,7 +71,7 @@ def test_a_run_leaves_a_drafter_with_its_history(config, caplog):
     assert "held out: tau" in caplog.text
     page = (config.out / "index.html").read_text(encoding="utf-8")
     assert "<polyline" in page
-    assert "http" not in page
+    assert "://" not in page
 
 
 def test_the_best_drafter_by_true_tau_is_kept(config, monkeypatch):
