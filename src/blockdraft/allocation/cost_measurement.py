@@ -74,7 +74,7 @@ def _context_costs(target: Target, drafter: Drafter) -> tuple[KeyCosts, list[tup
 
     One row, a chain and a tree of as many nodes are timed behind one token, and behind a context.
     """
-    num_keys = min(NUM_KEYS, target.max_context - max(FORWARD_ROWS))
+    num_keys = max(1, min(NUM_KEYS, target.max_context - max(FORWARD_ROWS)))
     other, sequence = _sequences(2)
     sequence.token_ids *= num_keys
     trees = [NOTHING, _chain(NUM_BRANCHES), _star(NUM_BRANCHES)]
