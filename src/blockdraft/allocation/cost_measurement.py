@@ -7,7 +7,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from blockdraft.allocation.costs import KeyCosts, StepCosts
+from blockdraft.allocation.costs import NO_KEY_COSTS, KeyCosts, StepCosts
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import NOTHING, ROOT, ForwardPlan, PlannedRow, Proposal, Tree
 from blockdraft.core.remembered import once
@@ -25,6 +25,8 @@ NUM_BRANCHES = 15
 """Of a tree, one node each."""
 NUM_KEYS = 256
 """Of the context behind which keys and branches are measured; fewer if the target takes fewer."""
+FEWEST_KEYS = 32
+"""What fewer add is lost in the noise."""
 _KEYS = range(-100, -100 + max(DRAFT_SEQUENCES))
 """Those of the engine are not negative."""
 
@@ -74,7 +76,9 @@ def _context_costs(target: Target, drafter: Drafter) -> tuple[KeyCosts, list[tup
 
     One row, a chain and a tree of as many nodes are timed behind one token, and behind a context.
     """
-    num_keys = max(1, min(NUM_KEYS, target.max_context - max(FORWARD_ROWS)))
+    num_keys = min(NUM_KEYS, target.max_context - max(FORWARD_ROWS))
+    if num_keys < FEWEST_KEYS:
+        return NO_KEY_COSTS, []
     other, sequence = _sequences(2)
     sequence.token_ids *= num_keys
     trees = [NOTHING, _chain(NUM_BRANCHES), _star(NUM_BRANCHES)]
