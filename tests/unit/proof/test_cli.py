@@ -148,6 +148,7 @@ def test_a_replay_gives_the_same_outputs(pair, tmp_path):
     assert now["proof"]["seed"] == 7
 
 
+@pytest.mark.slow
 def test_a_replay_says_what_is_another(pair, folders, tmp_path):
     path = tmp_path / "c.json"
     assert prove("--quick", *pair, "--output", path).exit_code == 0

@@ -225,6 +225,7 @@ def test_what_does_not_end_in_time_is_told_so(llm, gate):
         assert error_of(whole.result(), 503)["code"] == "engine_dead"
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once(llm, gate):
     with running_server(llm) as server:
         cut_off = in_background(server)
