@@ -59,9 +59,12 @@ def test_input_fusion_leaves_out_only_what_nobody_reads(fusion):
 def test_input_fusion_is_another_drafter_than_injection(fusion):
     plain = tiny_drafter(num_hidden_layers=3, layer_types=["full_attention"] * 3)
     features = features_of(fusion)
-    for (k, _), (other, _) in zip(project(fusion, features), project(plain, features), strict=True):
+    for layer, ((k, _), (other, _)) in enumerate(
+        zip(project(fusion, features), project(plain, features), strict=True)
+    ):
         assert k.shape == other.shape
-        assert not torch.allclose(k, other)
+        # The first layer reads the same features in both, but for rounding.
+        assert layer == 0 or not torch.allclose(k, other)
 
 
 def settings(tmp_path: Path, **changes):
