@@ -13,7 +13,6 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import TargetOutput
-from blockdraft.speculate.drafters.base import DraftCost
 
 Rows = IdSequence[Row]
 Ids = IdSequence[int]
@@ -26,8 +25,6 @@ class FakeDrafter:
 
     kind = "fake"
     feature_layers: tuple[int, ...] = ()
-    bytes_per_token = 0.0
-    cost = DraftCost()
 
     def __init__(self, max_draft_tokens: int) -> None:
         self.max_nodes = max_draft_tokens

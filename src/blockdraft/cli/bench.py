@@ -56,14 +56,7 @@ WithTransformers = Annotated[
 
 @app.command()
 @with_verbosity
-@options.models(
-    without=(
-        "max_concurrency",
-        "tree_nodes",
-        "recheck",
-        "shared_lookup",
-    )
-)
+@options.models(without=options.FIXED)
 def speed(
     ctx: typer.Context,
     prompts: Annotated[list[Path], typer.Option(help="JSONL file of prompts. Repeatable.")],
@@ -94,14 +87,7 @@ def speed(
 
 @app.command()
 @with_verbosity
-@options.models(
-    without=(
-        "max_concurrency",
-        "tree_nodes",
-        "recheck",
-        "shared_lookup",
-    )
-)
+@options.models(without=options.FIXED)
 def demo(
     ctx: typer.Context,
     per_kind: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = DEMO_PER_KIND,

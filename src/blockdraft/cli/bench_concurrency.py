@@ -40,15 +40,7 @@ Prompts = Annotated[
 ]
 
 
-@options.models(
-    without=(
-        "max_concurrency",
-        "tree_nodes",
-        "recheck",
-        "lookup",
-        "shared_lookup",
-    )
-)
+@options.models(without=(*options.FIXED, "lookup"))
 def concurrency(
     ctx: typer.Context,
     concurrency: Points = show_points(_CONCURRENCY.concurrency),
@@ -137,15 +129,7 @@ def _measure_concurrency(
         raise typer.Exit(NO)
 
 
-@options.models(
-    without=(
-        "max_concurrency",
-        "tree_nodes",
-        "recheck",
-        "lookup",
-        "shared_lookup",
-    )
-)
+@options.models(without=(*options.FIXED, "lookup"))
 def never_slower(
     ctx: typer.Context,
     concurrency: Points = show_points(_NEVER_SLOWER.concurrency),

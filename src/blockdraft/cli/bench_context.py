@@ -24,15 +24,7 @@ _LLM = LLMConfig()
 _CONTEXT = ContextConfig()
 
 
-@options.models(
-    without=(
-        "max_concurrency",
-        "tree_nodes",
-        "recheck",
-        "lookup",
-        "shared_lookup",
-    )
-)
+@options.models(without=(*options.FIXED, "lookup"))
 def context(
     ctx: typer.Context,
     lengths: Annotated[

@@ -25,15 +25,7 @@ _COLORS: Mapping[Mark, str] = {
 }
 
 
-@options.models(
-    without=(
-        "max_concurrency",
-        "tree_nodes",
-        "recheck",
-        "lookup",
-        "shared_lookup",
-    )
-)
+@options.models(without=(*options.FIXED, "lookup"))
 def doctor(
     ctx: typer.Context,
     quick: Annotated[

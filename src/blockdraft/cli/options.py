@@ -146,6 +146,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _CONFIG, _PARAMS = LLMConfig(), SamplingParams()
 
+FIXED = ("max_concurrency", "tree_nodes", "recheck", "shared_lookup")
+"""Fields of LLMConfig that commands which measure or examine set themselves."""
+
 models = Fields(
     "Models and machine",
     {

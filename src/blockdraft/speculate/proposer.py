@@ -70,15 +70,17 @@ class Proposer:
 
     def _ask_model(self, rows: list[Row], found: Found) -> None:
         """Always asked, without rows too: what must not wait any longer is caught up with then."""
-        if self.free:
-            for row in rows:
+        # Only where others propose too must the model's guesses be weighed against theirs.
+        contested = {row.sequence.key for row in rows if self.free_depth(row.sequence)}
+        for row in rows:
+            if row.sequence.key in contested:
                 self._slot_rates.learn(row)
-            rows = [row for row in rows if not self._is_served(row, found[row.sequence.key])]
+        rows = [row for row in rows if not self._is_served(row, found[row.sequence.key])]
         for row, proposal in self._ask(self.drafter, [row.for_model() for row in rows]):
             beside = found[row.sequence.key]
             if not proposal:
                 continue
-            if self.free:
+            if row.sequence.key in contested:
                 self._slot_rates.note(row, proposal)
             beside.append(self._slot_rates.rated(row, proposal) if beside else proposal)
 

@@ -20,7 +20,6 @@ from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate import verify as verify_module
 from blockdraft.speculate.commit import StepOutput, commit
-from blockdraft.speculate.drafters.base import DraftCost
 from blockdraft.speculate.proposer import Proposer
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler.choose import Walk
@@ -38,8 +37,6 @@ class Recorder(Unlimited):
     kind = "recorder"
     feature_layers: tuple[int, ...] = (0,)
     max_nodes = 4
-    bytes_per_token = 0.0
-    cost = DraftCost()
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

@@ -1,7 +1,6 @@
 """What the engine needs of a drafter."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -15,29 +14,16 @@ Watch = Callable[[list[Row], Tensor], None]
 the drafter cannot guess have -inf. A row may use fewer slots than there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftCost:
-    """What a proposal costs beside the target's pass.
-
-    num_forwards: of the drafter, for a proposal of `max_nodes`: one for a block, one a level of a
-    tree, none for a drafter that looks things up.
-    """
-
-    num_forwards: int = 0
-
-
 class Drafter(Protocol):
     """Proposes the tokens that the target will choose; whatever it proposes, output is the same.
 
     kind: its name in the table of kinds. feature_layers: of the target, whose outputs it wants; ()
-    if none. max_nodes: of its longest path. bytes_per_token: of its own cache, for the memory plan.
+    if none. max_nodes: of its longest path.
     """
 
     kind: str
     feature_layers: tuple[int, ...]
     max_nodes: int
-    bytes_per_token: float
-    cost: DraftCost
 
     def open(self, row: Row, num_reused: int) -> None:
         """A sequence begins, or begins again, behind `num_reused` tokens of the prefix cache.

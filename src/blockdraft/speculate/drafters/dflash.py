@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.errors import RequestError
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
@@ -21,7 +20,7 @@ from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.packed import linear_of, packed_copy, plain_linears
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.waiting_features import Waiting
-from blockdraft.speculate.drafters.base import DraftCost, Watch
+from blockdraft.speculate.drafters.base import Watch
 from blockdraft.speculate.drafters.branches import Marginals, Successors, best_first, slots_of
 from blockdraft.speculate.sampler.choose import Walk, argmax_ids, choose
 from blockdraft.speculate.sampler.logits import Place, processed
@@ -49,7 +48,6 @@ class DFlashDrafter:
     """
 
     kind = "dflash"
-    cost = DraftCost(num_forwards=1)
 
     def __init__(
         self,
@@ -73,9 +71,6 @@ class DFlashDrafter:
         self._head = linear_of(lm_head_weight)
         self.max_nodes = model.config.block_size - 1
         self.feature_layers = model.config.target_layer_ids
-        self.bytes_per_token = (
-            PagedContexts.page_bytes(model.config, model.fc.weight.dtype) / PAGE_SIZE
-        )
         self.watch: Watch | None = None
         self.recorder: Recorder = NO_RECORDER
         self._known: dict[int, _Context] = {}

@@ -14,7 +14,6 @@ from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.speculate.drafters.automaton import NO_MATCH, Automaton, Match
-from blockdraft.speculate.drafters.base import DraftCost
 from blockdraft.speculate.drafters.rates import Rates, RequestRates
 
 MAX_LOOKUP_TOKENS = 16
@@ -164,8 +163,6 @@ class LookupDrafter:
 
     kind = "lookup"
     feature_layers: tuple[int, ...] = ()
-    bytes_per_token = 0.0
-    cost = DraftCost()
 
     def __init__(self, *, shared_tokens: int = 0, max_nodes: int = MAX_LOOKUP_TOKENS) -> None:
         self.max_nodes = max_nodes

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
-from blockdraft.speculate.drafters.base import DraftCost
 
 
 class NoDrafter:
@@ -15,8 +14,6 @@ class NoDrafter:
     kind = "none"
     feature_layers: tuple[int, ...] = ()
     max_nodes = 0
-    bytes_per_token = 0.0
-    cost = DraftCost()
 
     def open(self, row: Row, num_reused: int) -> None:
         """Nothing to prepare."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
-from blockdraft.speculate.drafters.base import DraftCost
 from blockdraft.speculate.drafters.rates import Rates, RequestRates
 
 MAX_PREDICTED_TOKENS = 16
@@ -121,8 +120,6 @@ class PredictionDrafter:
 
     kind = "prediction"
     feature_layers: tuple[int, ...] = ()
-    bytes_per_token = 0.0
-    cost = DraftCost()
 
     def __init__(self, max_nodes: int = MAX_PREDICTED_TOKENS) -> None:
         self.max_nodes = max_nodes

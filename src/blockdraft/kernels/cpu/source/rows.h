@@ -8,9 +8,6 @@
 
 namespace blockdraft {
 
-// Less work than this is done before other threads would have woken up.
-constexpr int64_t kMinParallelValues = 1 << 15;
-
 template <typename T>
 float inverse_rms(const T* row, int64_t size, float eps) {
   Lanes squares{};
