@@ -7,9 +7,10 @@ _FIRST_STEPS, _MOST_STEPS = 8.0, 32.0
 _TRY_SHARE = 1 / 2
 """A step that is expected to lose takes at most so much of the credit. The rest is for steps that
 are expected to gain, and have bad luck."""
-_FIRST_CONTROL, _CONTROL_STEPS = 8, 126
-"""After so many drafted steps come two plain ones, of which the second is learned from: in the end
-one step in 64 is plain, so that the cost of plain decoding stays known, and at first more are."""
+_FIRST_CONTROL, _CONTROL_STEPS = 4, 126
+"""After so many drafted steps come two plain ones, of which the second is learned from. Each time
+it is after twice as many, until one step in 64 is plain: the cost of plain decoding must be known
+soon, and stay known, since all is compared with it."""
 
 
 class Account:

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sizes
 from contextlib import contextmanager
+from itertools import zip_longest
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
 from blockdraft.allocation.costs import NO_KEY_COSTS, KeyCosts, StepCosts
 from blockdraft.core.errors import ModelError
@@ -20,15 +21,18 @@ from blockdraft.speculate.drafters.none import NoDrafter
 FORWARD_ROWS = (1, 2, 4, 8, 16, 32, 64)
 PLAIN_SEQUENCES = (1, 2, 4, 8)
 DRAFT_SEQUENCES = (1, 2, 8)
-"""A second on two cores; what is beyond is extrapolated, and then learned."""
+"""Two seconds on two cores; what is beyond is extrapolated, and then learned."""
 NUM_BRANCHES = 15
 """Of a tree, one node each."""
 NUM_KEYS = 256
 """Of the context behind which keys and branches are measured; fewer if the target takes fewer."""
 FEWEST_KEYS = 32
 """What fewer add is lost in the noise."""
-_KEYS = range(-100, -100 + max(DRAFT_SEQUENCES))
+_KEYS = range(-100, -99 + max(PLAIN_SEQUENCES))
 """Those of the engine are not negative."""
+
+_Size = TypeVar("_Size")
+_Part = Literal["plain", "forward", "draft"]
 
 
 def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
@@ -39,13 +43,16 @@ def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
 
 def _measure(target: Target, drafter: Drafter) -> list[Any]:
     """What `StepCosts` takes, as JSON has it."""
-    forward_points = _forward_points(target)
     key_costs, project_points = _context_costs(target, drafter)
-    sequences = _sequences(len(_KEYS))
-    with _opened(target, drafter, sequences):
+    longest, *sequences = _sequences(len(_KEYS))
+    with (
+        _opened(target, NoDrafter(), [longest], max(FORWARD_ROWS)),
+        _opened(target, drafter, sequences),
+    ):
         rows = [Row(sequence, [0], drafter.max_nodes) for sequence in sequences]
+        # Of a sequence that has drafted all rows but one; the logits of all are computed.
+        long_row = Row(longest, [0], 0)
         plain = [PlannedRow(row) for row in rows]
-        plain_points = measure_points(lambda num: _forward(target, plain[:num]), PLAIN_SEQUENCES)
         output = target.forward(ForwardPlan(plain))
         for planned, features in zip(plain, output.features, strict=True):
             target.keep(planned, [])
@@ -54,21 +61,34 @@ def _measure(target: Target, drafter: Drafter) -> list[Any]:
             planned.row.sequence.token_ids.append(0)
             planned.row.sequence.num_cached = 1
         drafter.propose(rows)  # catches up with the features, which is no part of a draft
-        sequence_points = measure_points(lambda num: drafter.propose(rows[:num]), DRAFT_SEQUENCES)
+        runs: dict[_Part, Callable[[int], object]] = {
+            "plain": lambda num: _forward(target, plain[:num]),
+            "forward": lambda num: _forward(target, [PlannedRow(long_row, _chain(num - 1))]),
+            "draft": lambda num: drafter.propose(rows[:num]),
+        }
+        points = measure_points(lambda run: runs[run[0]](run[1]), list(_runs()))
+    plain_points, forward_points, draft_points = (
+        [(num, seconds) for (part, num), seconds in points if part == wanted]
+        for wanted in get_args(_Part)
+    )
     num_slots = 1 + drafter.max_nodes
-    draft_points = [(num * num_slots, seconds) for num, seconds in sequence_points]
+    draft_points = [(num * num_slots, seconds) for num, seconds in draft_points]
     keys = [key_costs.key, key_costs.branch, key_costs.branch_key]
     return [plain_points, forward_points, draft_points, project_points, keys]
 
 
-def _forward_points(target: Target) -> list[tuple[int, float]]:
-    (sequence,) = _sequences(1)
-    with _opened(target, NoDrafter(), [sequence], max(FORWARD_ROWS)):
-        # The sequence has drafted all rows but one; the logits of all are computed.
-        row = Row(sequence, [0], 0)
-        return measure_points(
-            lambda num: _forward(target, [PlannedRow(row, _chain(num - 1))]), FORWARD_ROWS
-        )
+def _runs() -> Iterator[tuple[_Part, int]]:
+    """All that is timed, in the order of a round.
+
+    Plain steps follow each other, while forwards and drafts take turns, as in decoding: weights
+    that were read last are read faster.
+    """
+    for num in PLAIN_SEQUENCES:
+        yield "plain", num
+    for num, num_drafting in zip_longest(FORWARD_ROWS, DRAFT_SEQUENCES):
+        yield "forward", num
+        if num_drafting is not None:
+            yield "draft", num_drafting
 
 
 def _context_costs(target: Target, drafter: Drafter) -> tuple[KeyCosts, list[tuple[int, float]]]:
@@ -164,17 +184,17 @@ def _opened(
 
 
 def measure_points(
-    run: Callable[[int], object],
-    sizes: Sizes[int],
+    run: Callable[[_Size], object],
+    sizes: Sizes[_Size],
     *,
-    rounds: int = 3,
+    rounds: int = 5,
     clock: Callable[[], float] = perf_counter,
-) -> list[tuple[int, float]]:
+) -> list[tuple[_Size, float]]:
     """Median seconds of `run(size)` for each size.
 
     The sizes take turns, so that a busy moment of the machine falls on all of them.
     """
-    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    seconds: dict[_Size, list[float]] = {size: [] for size in sizes}
     for _ in range(rounds):
         for size in sizes:
             start = clock()

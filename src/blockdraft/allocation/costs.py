@@ -17,8 +17,12 @@ _LARGEST_SURPRISE = 0.25
 """A measurement counts as at most this much off, relatively: one outlier moves little."""
 _LEVEL_GAIN = 0.04
 """Share of a surprise by which all costs of a curve move: a busier machine, longer contexts."""
+_FIRST_PLAIN = 8
+"""From so many plain steps is learned what the measurement at load left out."""
 _SLOWDOWN_GAIN, _MOST_SLOWER = 0.25, 4.0
 """Share, of the logarithm, by which all costs follow what slows target and drafter alike."""
+_LEAST_SLOWER = 1.2
+"""What slows both by less may be noise, or costs that were measured wrongly."""
 _SMALLEST_WEIGHT = 4.0
 """Measurements that a knot's cost counts for when it is calibrated, or has not been met lately."""
 _KEPT_WEIGHT = 1 - 1 / 64
@@ -115,6 +119,7 @@ class StepCosts:
         key_costs: KeyCosts = NO_KEY_COSTS,
     ) -> None:
         self._plain = CostCurve(plain_points)
+        self._num_plain = 0
         self._forward = CostCurve(forward_points)
         self._draft = CostCurve(draft_points)
         self._project = CostCurve(project_points) if project_points else None
@@ -122,8 +127,8 @@ class StepCosts:
 
     def plain(self, num_sequences: int, num_keys: int = 0) -> float:
         """A step that drafts nothing, of sequences with so many keys together."""
-        level = self._forward.level
-        return level * (self._plain.at(num_sequences) + self._key_costs.key * num_keys)
+        keys = self._plain.level * self._key_costs.key * num_keys
+        return self._forward.level * (self._plain.at(num_sequences) + keys)
 
     def forward(self, num_rows: ArrayLike, num_keys: int = 0) -> Floats:
         """A target forward of so many rows, with all that a step does beside the draft."""
@@ -152,6 +157,9 @@ class StepCosts:
         """Learn from a step that drafted nothing."""
         off = seconds / self.plain(num_sequences, num_keys)
         surprise = self._plain.record_shape(num_sequences, off * self._plain.at(num_sequences))
+        self._num_plain += 1
+        if self._num_plain <= _FIRST_PLAIN:
+            self._plain.level *= 1 + surprise / (1 + self._num_plain)
         self._forward.move_level(surprise)
 
     def record_forward(self, num_rows: int, expected: float, seconds: float) -> None:
@@ -170,6 +178,8 @@ class StepCosts:
         """
         slower = min(forward, draft) if min(forward, draft) > 1 else min(1.0, max(forward, draft))
         slower = min(max(slower, 1 / _MOST_SLOWER), _MOST_SLOWER)
+        if 1 / _LEAST_SLOWER < slower < _LEAST_SLOWER:
+            return 1.0
         self._forward.level *= slower**_SLOWDOWN_GAIN
         return slower
 
