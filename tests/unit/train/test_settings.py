@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Muon
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -16,7 +17,7 @@ from blockdraft.core.jsonl import read_jsonl
 from blockdraft.data.shards import read_manifest
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.loading import load_target_model
-from blockdraft.train.optimizer import DraftOptimizer
+from blockdraft.train.optimizer import DraftOptimizer, Float32Muon
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
 from blockdraft.train.untrained import write_untrained
@@ -156,3 +157,23 @@ def test_a_run_asks_no_prompts_of_the_bundled_benchmark(config, tmp_path):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["plan"]["answers"]["expected"] == 4
+
+
+def test_both_forms_of_muon_give_the_same_updates_but_for_rounding():
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(shape, generator=generator) for shape in ((24, 16), (16, 40))]
+    forms = []
+    for form in (Muon, Float32Muon):
+        matrices = [nn.Parameter(matrix.clone()) for matrix in drawn]
+        optimizer = form(matrices, lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        for step in range(3):
+            for matrix in matrices:
+                matrix.grad = torch.sin(matrix.detach() * (step + 1))
+            optimizer.step()
+        forms.append((matrices, optimizer.state_dict()))
+    (theirs, their_state), (ours, our_state) = forms
+    for before, one, other in zip(drawn, theirs, ours, strict=True):
+        moved = (one - before).abs().mean()
+        assert (one - other).abs().mean() < 0.02 * moved  # bfloat16 has 8 bits
+    assert our_state.keys() == their_state.keys()
+    Muon(ours, lr=0.1).load_state_dict(our_state)
