@@ -141,7 +141,7 @@ class TrainConfig:
     tensorboard: bool = False
     seed: int = 0
     device: str = "auto"
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int | None = None
     shard_target: bool = False
     shard_drafter: bool = False

@@ -21,7 +21,7 @@ def test_values_are_read_as_in_toml():
     ("setting", "reason"),
     [
         ("position_weights=foo", "'foo'; it must be one of dpace, decay, uniform"),
-        ("dtype=float64", "one of bfloat16, float32"),
+        ("dtype=float64", "one of auto, bfloat16, float32"),
         ("block_size=3.5", "3.5; it must be a whole number"),
         ("block_size=true", "a whole number"),
         ("seed=abc", "'abc'; it must be a whole number"),
