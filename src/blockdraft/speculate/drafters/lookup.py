@@ -31,9 +31,10 @@ MAX_INDEXED = 32_768
 
 _PRIOR = (
     *(0.0,) * LEAST_MATCH,
-    *(0.3, 0.45, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.8, 0.85, 0.85, 0.9, 0.9, 0.9, 0.9),
+    *(0.4, 0.55, 0.65, 0.7, 0.75, 0.78, 0.8, 0.83, 0.83, 0.85, 0.85, 0.87, 0.87, 0.9, 0.95),
 )
-"""Before anything is learned: that the next token is the one behind a match of so many tokens."""
+"""Before anything is learned: that the next token is the one behind a match of so many tokens. As
+counted on 700 of the default target's answers to varied prompts, in prompts and in outputs."""
 
 
 class SharedTexts:
