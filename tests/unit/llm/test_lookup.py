@@ -32,7 +32,8 @@ def test_lookup_beside_a_drafter_changes_no_answer(folders, plain, options, aske
     for _ in range(2):  # the second time there is something to share
         found = [one.completions[0] for one in llm.generate(PROMPTS, params(**asked))]
         assert [one.token_ids for one in found] == plain(asked)
-    assert sum(one.acceptance.num_drafted_by("lookup") for one in found) > 0
+    if not options.get("adaptive"):  # which verifies what pays on this machine
+        assert sum(one.acceptance.num_drafted_by("lookup") for one in found) > 0
     assert llm.engine.proposer.failures.num_failures == 0
     assert_nothing_left(llm)
 
