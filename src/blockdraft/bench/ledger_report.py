@@ -7,7 +7,7 @@ from rich.table import Table
 from blockdraft.bench.ledger import Account
 from blockdraft.bench.report import empty_table, three_digits
 from blockdraft.core.recorder import Line
-from blockdraft.measure.ledger import Ledger, LedgerLine
+from blockdraft.measure.ledger import Ledger, LedgerLine, SourceUse
 
 LINE_LABELS: dict[Line, str] = {
     "schedule": "scheduling",
@@ -103,6 +103,8 @@ def figure_lines(account: Account) -> list[str]:
         f"target rows per token {ledger.rows_per_token:.2f}, {ledger.wasted_share:.0%} wasted, "
         f"tau {ledger.acceptance_length:.2f}"
     ]
+    if len(ledger.sources) > 1:
+        lines.append("candidates of " + ", ".join(map(_source_cell, ledger.sources)))
     margin = account.margin
     if margin is not None:
         lines.append(
@@ -122,6 +124,10 @@ def figure_lines(account: Account) -> list[str]:
     if waited:
         lines.append(f"of the time, {waited / 1e6:,.1f} ms were waiting for the device")
     return lines
+
+
+def _source_cell(use: SourceUse) -> str:
+    return f"{use.name} {use.num_verified:,}, {use.num_kept / use.num_verified:.0%} kept"
 
 
 def _mib(num_bytes: int) -> str:

@@ -1,5 +1,6 @@
 """What the loop, the target and the drafter tell whoever measures them. No torch."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self, runtime_checkable
@@ -88,6 +89,10 @@ class Recorder(Protocol):
         """Count work."""
         ...
 
+    def count(self, verified: Iterable[str], kept: Iterable[str]) -> None:
+        """Count candidates: the source of each that was verified, and of each that was kept."""
+        ...
+
     def hold(self, *, context: int, waiting: int) -> None:
         """Tokens in the draft context, and with features that wait to enter it, right now."""
         ...
@@ -115,6 +120,9 @@ class NoRecorder:
         return _NOTHING
 
     def add(self, line: Line, work: Work) -> None:
+        """Nothing is counted."""
+
+    def count(self, verified: Iterable[str], kept: Iterable[str]) -> None:
         """Nothing is counted."""
 
     def hold(self, *, context: int, waiting: int) -> None:

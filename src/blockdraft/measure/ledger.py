@@ -65,6 +65,7 @@ LEDGER_DEFINITIONS = {
     "break_even_tau": "the tau at which drafted decoding would take as long per token as plain "
     "decoding did: time per pass over time per plain token, all without prefill, draft_prefill and "
     "waiting",
+    "sources": "candidates verified, and kept before a cut at a stop, by who proposed them",
     "margin": "acceptance_length over break_even_tau, less 1: what drafting gains in decoding",
     "overall_margin": "plain over drafted time per token, less 1, with prompts and all",
     "memory": "bytes that only drafting needs; the two last are the most at any time",
@@ -102,6 +103,15 @@ class DraftMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceUse:
+    """Candidates of one source; its name joins those that proposed the same ones."""
+
+    name: str
+    num_verified: int
+    num_kept: int
+
+
+@dataclass(frozen=True, slots=True)
 class Margin:
     """Drafted against plain decoding of the same requests; see LEDGER_DEFINITIONS."""
 
@@ -117,6 +127,7 @@ class Ledger:
     lines: tuple[LedgerLine, ...]
     num_steps: int
     memory: DraftMemory
+    sources: tuple[SourceUse, ...] = ()
 
     @property
     def wall_nanoseconds(self) -> int:
@@ -196,6 +207,10 @@ class Ledger:
             "rows_per_token": self.rows_per_token,
             "wasted_share": self.wasted_share,
             "remainder_share": self.remainder_share,
+            "sources": {
+                use.name: {"num_verified": use.num_verified, "num_kept": use.num_kept}
+                for use in self.sources
+            },
             "lines": {line.name: _describe(line) for line in self.lines},
             "memory": asdict(self.memory) | {"total": self.memory.total},
         }
@@ -226,7 +241,10 @@ def make_ledger(totals: PhaseTotals, engine: Measurable) -> Ledger:
         passed = times.get(name, 0)
         waited = _waited(totals, name, passed)
         lines.append(LedgerLine(name, passed, work, rate.flops(work), rate.num_bytes(work), waited))
-    return Ledger(tuple(lines), totals.num_steps, _memory(totals, engine))
+    sources = tuple(
+        SourceUse(name, num, totals.kept[name]) for name, num in sorted(totals.verified.items())
+    )
+    return Ledger(tuple(lines), totals.num_steps, _memory(totals, engine), sources)
 
 
 def line_rates(engine: Measurable) -> dict[Line, Rates]:

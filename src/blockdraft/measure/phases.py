@@ -10,7 +10,7 @@ rows. That is an attribution: a forward of half the rows would take more than ha
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -38,7 +38,8 @@ class PhaseTotals:
     `nanoseconds` sum to the wall time of the steps, and of phases entered between steps.
     `split_nanoseconds` are what lines have of the phases in SPLITS. `waited` is the part of
     `nanoseconds` in which the host waited for the device, 0 on a CPU. `work` is what was counted.
-    The last two are the most tokens at any time in the draft context, and waiting to enter it.
+    `verified` and `kept` count candidates by source. The last two are the most tokens at any time
+    in the draft context, and waiting to enter it.
     """
 
     num_steps: int = 0
@@ -47,6 +48,8 @@ class PhaseTotals:
     split_nanoseconds: Counter[Line] = field(default_factory=Counter)
     waited: Counter[Phase] = field(default_factory=Counter)
     work: dict[Line, Work] = field(default_factory=dict)
+    verified: Counter[str] = field(default_factory=Counter)
+    kept: Counter[str] = field(default_factory=Counter)
     most_context: int = 0
     most_waiting: int = 0
 
@@ -86,6 +89,8 @@ class PhaseTotals:
         self.waited.update(other.waited)
         for line, work in other.work.items():
             self.add(line, work)
+        self.verified.update(other.verified)
+        self.kept.update(other.kept)
         self.most_context = max(self.most_context, other.most_context)
         self.most_waiting = max(self.most_waiting, other.most_waiting)
 
@@ -168,6 +173,11 @@ class PhaseTimer:
         """See Recorder.add."""
         self._totals.add(line, work)
         self._step_rows[line] += work.rows
+
+    def count(self, verified: Iterable[str], kept: Iterable[str]) -> None:
+        """See Recorder.count."""
+        self._totals.verified.update(verified)
+        self._totals.kept.update(kept)
 
     def hold(self, *, context: int, waiting: int) -> None:
         """See Recorder.hold."""

@@ -23,6 +23,14 @@ class Committed(Protocol):
     def num_siblings_kept(self) -> int:
         """Of it, nodes that were not the first child of their parent."""
 
+    @property
+    def sources(self) -> Sequence[str]:
+        """Who proposed each verified candidate."""
+
+    @property
+    def kept_sources(self) -> Sequence[str]:
+        """Of them those that the target agreed with."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
@@ -91,6 +99,7 @@ def record_step(
                 forwards=num_forwards * num / num_all,
             )
             recorder.add(line, work)
+        recorder.count(output.sources, output.kept_sources)
     num_passes = sum(not rows.is_prompt for rows in planned)
     recorder.add("bonus", Work(sequences=num_passes))
     recorder.add("prefill", Work(sequences=len(planned) - num_passes))

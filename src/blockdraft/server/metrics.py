@@ -88,6 +88,12 @@ class Metrics:
         self._pass_tokens = self._counter(
             "blockdraft:decode_tokens", "Tokens that these passes committed; tau is their ratio."
         ).labels(one)
+        self._source_drafted = self._counter(
+            "blockdraft:draft_tokens", "Verified candidates of ended samples, by source.", "source"
+        )
+        self._source_accepted = self._counter(
+            "blockdraft:accepted_tokens", "Of them those that were kept, by source.", "source"
+        )
         self._tag_passes = self._counter(
             "blockdraft:tag_decode_passes", "Passes of finished requests, by tag.", "tag"
         )
@@ -216,6 +222,10 @@ class Metrics:
         tag = self._known_tag(tag)
         self._tag_passes.labels(self._model, tag).inc(completion.acceptance.num_passes)
         self._tag_tokens.labels(self._model, tag).inc(completion.acceptance.num_tokens)
+        for source, num in completion.acceptance.drafted_by.items():
+            self._source_drafted.labels(self._model, source).inc(num)
+            num_accepted = completion.acceptance.accepted_by[source]
+            self._source_accepted.labels(self._model, source).inc(num_accepted)
 
     def count_aborted(self, num_samples: int) -> None:
         """So many samples were given up by their client, or by us."""

@@ -59,6 +59,18 @@ class StepOutput:
         return sum(ranks[node] > 0 for node in self.verdict.nodes) if self.proposal else 0
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Who proposed each candidate that was verified."""
+        return self.proposal.sources
+
+    @property
+    def kept_sources(self) -> list[str]:
+        """Of them those that the target agreed with, before any cut at a stop."""
+        if not self.proposal:
+            return []
+        return [self.proposal.sources[node] for node in self.verdict.nodes]
+
+    @property
     def num_accepted(self) -> int:
         """The depth that the target agreed with, before any cut at a stop."""
         return self.verdict.num_accepted if self.proposal else 0

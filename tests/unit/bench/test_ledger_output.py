@@ -1,5 +1,6 @@
 """Ledgers as tables, JSON and pictures, and the options that ask for them."""
 
+import dataclasses
 import io
 import json
 import re
@@ -11,7 +12,7 @@ from blockdraft.bench.ledger import Account, decode_accounted, describe_accounts
 from blockdraft.bench.ledger_page import _round_step, render_page
 from blockdraft.bench.ledger_report import LINE_LABELS, figure_lines, ledger_table
 from blockdraft.core.recorder import Work
-from blockdraft.measure.ledger import DraftMemory, Ledger, LedgerLine
+from blockdraft.measure.ledger import DraftMemory, Ledger, LedgerLine, SourceUse
 from blockdraft.measure.phases import LINES
 from tests.command_line import refusal, run, run_json
 from tests.small_llm import params
@@ -69,6 +70,14 @@ def test_the_table_has_a_row_for_each_line_and_their_sum():
     assert rows["sum"][:4] == ["60.0", "100.0", "%", "6.000"]
     assert rows["sum"][-1] == "10.000"
     assert "plain:" not in shown(ledger_table(ACCOUNTS[1]))
+
+
+def test_several_sources_are_told_apart():
+    sources = (SourceUse("dflash", 1200, 300), SourceUse("lookup", 20, 15))
+    told = figure_lines(Account("drafted", dataclasses.replace(DRAFTED, sources=sources)))
+    assert "candidates of dflash 1,200, 25% kept, lookup 20, 75% kept" in told
+    alone = figure_lines(Account("drafted", dataclasses.replace(DRAFTED, sources=sources[:1])))
+    assert not any(line.startswith("candidates of") for line in alone)
 
 
 def test_figures_are_told_in_words():

@@ -45,6 +45,10 @@ def test_a_ledger_accounts_for_every_row_and_token(llm):
         passes + drafted
     )
     assert ledger.acceptance_length == pytest.approx(ledger.num_decoded / passes)
+    assert sum(use.num_verified for use in ledger.sources) == sum(
+        output.acceptance.num_drafted for output in outputs
+    )
+    assert [use.name for use in ledger.sources] == ["dflash"]
     assert ledger.rows_per_token == pytest.approx((passes + drafted) / ledger.num_decoded)
     assert lines["draft_prefill"].work.rows == NUM_PROMPT
     assert lines["draft"].work.sequences == sum(bool(n) for n in _depths(outputs))
