@@ -174,7 +174,7 @@ def test_acceptance_is_counted_by_tag(llm):
         assert tokens == {"tag=code": 46, "tag=prose": 23, "tag=none": 23}
         drafted = found["blockdraft:draft_tokens_total", "source=dflash"]
         assert found["blockdraft:accepted_tokens_total", "source=dflash"] <= drafted
-        assert 0 < drafted == found["vllm:spec_decode_num_draft_tokens_total", ""]
+        assert 0 < drafted == found["vllm:spec_decode_num_draft_tokens_total",]
         for number in range(2 * MAX_TAGS):
             headers = {"x-blockdraft-tag": f"tag{number}"}
             server.client.post(CHAT, json=chat_body(max_tokens=2), headers=headers)
