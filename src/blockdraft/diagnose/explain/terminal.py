@@ -156,7 +156,7 @@ def groups_table(groups: Sequence[Group]) -> Table:
     """Categories of prompts, the one that loses most first."""
     table = Table(title="by kind of prompt", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
-    for name in ("prompts", "tau", "tau, less that of all", "rate", "speed-up"):
+    for name in ("prompts", "tau", "tau against all", "rate", "speed-up"):
         table.add_column(name, justify="right")
     table.add_column("commonest causes")
     for group in groups:
