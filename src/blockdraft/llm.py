@@ -80,7 +80,7 @@ class LLM:
         self._load(config)
 
     @classmethod
-    def of(cls, config: LLMConfig, check: Callable[[Outline], None] | None = None) -> Self:
+    def of(cls, config: LLMConfig, check: Callable[[Outline], object] | None = None) -> Self:
         """Load what a configuration asks for.
 
         `check` is called before any weights are read, and may refuse what cannot be answered.
@@ -89,7 +89,7 @@ class LLM:
         llm._load(config, check)
         return llm
 
-    def _load(self, config: LLMConfig, check: Callable[[Outline], None] | None = None) -> None:
+    def _load(self, config: LLMConfig, check: Callable[[Outline], object] | None = None) -> None:
         self.config = config
         use_threads(config.num_threads)
         self.device = resolve_device(config.device)

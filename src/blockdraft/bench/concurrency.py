@@ -13,7 +13,7 @@ from blockdraft.bench.decode import (
     Run,
     Way,
     check_drafts,
-    encode_prompt,
+    encode_prompts,
     fixed,
     run_in_turns,
     total_acceptance,
@@ -116,7 +116,7 @@ class ConcurrencyBench:
             RequestError: a prompt cannot be decoded; known before anything is measured.
         """
         chosen = mixed_prompts(prompts, config.requests_per_point)
-        encoded = [encode_prompt(self.llm, prompt, config.params) for prompt in chosen]
+        encoded = encode_prompts(self.llm, chosen, config.params)
         ways, decoder = ways_of(config), Decoder(self.llm)
         reference: list[tuple[int, ...]] = []
         done: list[PointRun] = []

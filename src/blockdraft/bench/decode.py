@@ -20,6 +20,8 @@ from blockdraft.llm import LLM
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.measure.phases import PhaseTotals
+from blockdraft.text.outline import Check, Outline
+from blockdraft.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -203,21 +205,37 @@ def check_drafts(llm: LLM) -> None:
         raise ConfigError("there is no drafter to measure; name one with --drafter")
 
 
-def encode_prompt(llm: LLM, prompt: BenchPrompt, params: SamplingParams) -> list[int]:
+def encode_prompt(
+    tokenizer: Tokenizer, check: Check, prompt: BenchPrompt, params: SamplingParams
+) -> list[int]:
     """Token ids of a prompt, as a user's turn where the target has a chat template.
 
     Raises:
         RequestError: it cannot be decoded with these parameters; names the prompt.
     """
     try:
-        if llm.tokenizer.has_chat_template:
-            ids = llm.tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+        if tokenizer.has_chat_template:
+            ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
         else:
-            ids = llm.tokenizer.encode(prompt.text)
-        llm.engine.check_prompt(ids, params)
+            ids = tokenizer.encode(prompt.text)
+        check(ids, params)
     except RequestError as error:
         raise RequestError(f"prompt {prompt.id} of {prompt.category}: {error}") from error
     return ids
+
+
+def encode_prompts(
+    llm: LLM, prompts: Sequence[BenchPrompt], params: SamplingParams
+) -> list[list[int]]:
+    """Of a loaded model; see `encode_prompt`."""
+    check = llm.engine.check_prompt
+    return [encode_prompt(llm.tokenizer, check, prompt, params) for prompt in prompts]
+
+
+def check_prompts(outline: Outline, prompts: Sequence[BenchPrompt], params: SamplingParams) -> None:
+    """Refuse what `encode_prompts` would refuse, as far as it is known before weights are read."""
+    for prompt in prompts:
+        encode_prompt(outline.tokenizer, outline.check, prompt, params)
 
 
 def in_turn(items: Sequence[T], turn: int) -> list[T]:

@@ -10,7 +10,7 @@ from blockdraft.bench.decode import (
     Decoder,
     Run,
     check_drafts,
-    encode_prompt,
+    encode_prompts,
     run_in_turns,
     total_acceptance,
 )
@@ -104,7 +104,7 @@ class NeverSlowerBench:
             RequestError: a prompt cannot be decoded; known before anything is measured.
         """
         chosen = mixed_prompts(prompts, config.requests_per_point)
-        encoded = [encode_prompt(self.baseline, prompt, config.params) for prompt in chosen]
+        encoded = encode_prompts(self.baseline, chosen, config.params)
         sides = [(Decoder(self.baseline), PLAIN), (Decoder(self.llm), ADAPTIVE)]
         reference: list[tuple[int, ...]] = []
         pairs: list[Turn] = []

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
-from blockdraft.bench.decode import check_drafts, encode_prompt, in_turn
+from blockdraft.bench.decode import check_drafts, encode_prompts, in_turn
 from blockdraft.bench.stock import StockGenerator
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
@@ -62,7 +62,7 @@ class SpeedBench:
             RequestError: a prompt cannot be decoded; known before anything is measured.
         """
         self._check_limit(config)
-        encoded = [encode_prompt(self.llm, prompt, config.params) for prompt in prompts]
+        encoded = encode_prompts(self.llm, prompts, config.params)
         ways = self._ways(config)
         warm_up = replace(config.params, max_tokens=min(WARM_UP_TOKENS, config.max_tokens))
         for decode in ways.values():

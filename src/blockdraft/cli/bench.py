@@ -22,6 +22,7 @@ from blockdraft.cli.bench_output import (
     Progress,
     check_before_loading,
     headline,
+    load_for_prompts,
     publish,
 )
 from blockdraft.cli.ledger_output import (
@@ -118,7 +119,7 @@ def _measure(
     for config in configs:
         config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
-    llm = options.load_llm(llm_config)
+    llm = load_for_prompts(llm_config, workload, [config.params for config in configs])
     from rich.console import Console
 
     from blockdraft.bench.figures import groups_of

@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 import typer
 
 from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
-from blockdraft.bench.workload import BUNDLED, BenchPrompt, read_workload
+from blockdraft.bench.workload import BUNDLED, BenchPrompt, mixed_prompts, read_workload
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
     Output,
     Progress,
     check_before_loading,
     headline,
+    load_for_prompts,
     parse_points,
     publish,
     show_points,
@@ -96,7 +97,9 @@ def _measure_concurrency(
 ) -> None:
     config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
-    llm = options.load_llm(llm_config)
+    llm = load_for_prompts(
+        llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
+    )
     from rich.console import Console
 
     from blockdraft.bench import concurrency_report as report
@@ -173,7 +176,9 @@ def _measure_never_slower(
 ) -> None:
     config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
-    llm = options.load_llm(llm_config)
+    llm = load_for_prompts(
+        llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
+    )
     baseline = options.load_llm(replace(llm_config, drafter=None))
     from rich.console import Console
 

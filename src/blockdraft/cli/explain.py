@@ -19,7 +19,10 @@ from blockdraft.measure.provenance import describe_environment
 if TYPE_CHECKING:
     from blockdraft.diagnose.explain.groups import Explained
     from blockdraft.diagnose.explain.prompts import Question
+    from blockdraft.diagnose.explain.report import Asked
     from blockdraft.llm import LLM
+    from blockdraft.text.outline import Check
+    from blockdraft.text.tokenizer import Tokenizer
 
 _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
@@ -69,8 +72,15 @@ def explain(
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     _check(config, params, stream=stream, stall_ms=stall_ms, html=html)
     questions = _questions(prompt, prompts)
-    llm = options.load_llm(config)
-    explained = _explain(llm, questions, params, raw=raw, with_streams=stream)
+
+    def encode(tokenizer: "Tokenizer", check: "Check") -> list["Asked"]:
+        from blockdraft.diagnose.explain.report import encode_question
+
+        return [encode_question(tokenizer, check, one, params, raw=raw) for one in questions]
+
+    llm = options.load_llm(config, lambda outline: encode(outline.tokenizer, outline.check))
+    asked = encode(llm.tokenizer, llm.engine.check_prompt)
+    explained = _explain(llm, asked, params, with_streams=stream)
     stall_limit = None if stall_ms is None else stall_ms / 1000
     _publish(llm, explained, params, stall_limit, html, as_json)
 
@@ -112,16 +122,10 @@ def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
 
 
 def _explain(
-    llm: "LLM",
-    questions: list["Question"],
-    params: SamplingParams,
-    *,
-    raw: bool,
-    with_streams: bool,
+    llm: "LLM", asked: list["Asked"], params: SamplingParams, *, with_streams: bool
 ) -> list["Explained"]:
-    from blockdraft.diagnose.explain.report import encode_question, explain_all
+    from blockdraft.diagnose.explain.report import explain_all
 
-    asked = [encode_question(llm, question, params, raw=raw) for question in questions]
     progress = Progress("explained", len(asked))
     advance = progress.advance if len(asked) > 1 else lambda _: None
     return explain_all(llm, asked, params, with_streams=with_streams, on_done=advance)

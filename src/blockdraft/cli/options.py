@@ -282,7 +282,7 @@ def llm_config(values: Mapping[str, Any]) -> LLMConfig:
     return LLMConfig(**chosen | {"exact": values["exact"] == "on"})
 
 
-def load_llm(config: LLMConfig, check: Callable[["Outline"], None] | None = None) -> "LLM":
+def load_llm(config: LLMConfig, check: Callable[["Outline"], object] | None = None) -> "LLM":
     """Load what the options ask for; `check` may refuse the request before weights are read."""
     LOG.info("loading %s", config.target)
     # A wrong name is refused before the libraries are imported, which takes seconds.
