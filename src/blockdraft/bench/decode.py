@@ -31,19 +31,19 @@ _LEAST_REQUESTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How deep to draft, in tokens a step; 0 is plain decoding."""
+    """The most candidates of a step; 0 is plain decoding."""
 
     name: str
-    depth: int | Literal["adaptive"]
+    num_draft_tokens: int | Literal["adaptive"]
 
 
 PLAIN = Way("plain", 0)
 ADAPTIVE = Way("adaptive", "adaptive")
 
 
-def fixed(depth: int) -> Way:
-    """Always draft as many tokens."""
-    return Way(f"fixed {depth}", depth)
+def fixed(num_draft_tokens: int) -> Way:
+    """Always verify as many candidates."""
+    return Way(f"fixed {num_draft_tokens}", num_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def total_acceptance(samples: Sequence[TimedOutput]) -> AcceptanceStats:
 class Decoder:
     """Decodes sets of requests with one LLM, which it leaves as its last run set it.
 
-    No prompt is reused. What adaptive depth has learned stays from run to run, as in a server,
+    No prompt is reused. What adaptive drafting has learned stays from run to run, as in a server,
     also where other ways come in between.
     """
 
@@ -124,7 +124,7 @@ class Decoder:
         self._use(way)
         if way == PLAIN:
             # Beyond depth 0, the drafter is not even told what the target has read.
-            params = replace(params, speculative=False)
+            params = replace(params, num_draft_tokens=0)
         engine.timer.take_totals()
         start = perf_counter()
         with engine.timer.phase("stream"):
@@ -149,10 +149,10 @@ class Decoder:
         self.run(prompts[:concurrency], short, way, concurrency)
 
     def _use(self, way: Way) -> None:
-        if way.depth != "adaptive":
-            self.llm.use_fixed_depth(way.depth)
+        if way.num_draft_tokens != "adaptive":
+            self.llm.use_fixed_drafting(way.num_draft_tokens)
             return
-        self.llm.use_adaptive_depth()
+        self.llm.use_adaptive_drafting()
         if self._learned is not None:
             self.llm.engine.allocator.policy = self._learned
         self._learned = self.llm.engine.allocator.policy

@@ -55,8 +55,12 @@ def concurrency(
     ] = _CONCURRENCY.num_requests,
     repeats: Annotated[int, typer.Option(help="Runs of each way.")] = _CONCURRENCY.repeats,
     num_draft_tokens: Annotated[
-        int, typer.Option(help="Candidates that the fixed way verifies in every step.")
-    ] = _CONCURRENCY.fixed,
+        int | None,
+        typer.Option(
+            help="Most candidates to verify a step where they are fixed, the anchor not counted.",
+            show_default=str(_CONCURRENCY.num_draft_tokens),
+        ),
+    ] = None,
     max_tokens: options.MaxTokens = _CONCURRENCY.max_tokens,
     temperature: options.Temperature = _CONCURRENCY.temperature,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _CONCURRENCY.seed,
@@ -65,7 +69,7 @@ def concurrency(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time the same requests, few or many at once: plain, with fixed and with adaptive depth.
+    """Time the same requests, few or many at once: plain, with fixed and with adaptive drafting.
 
     Closed loop: every point runs all requests to completion, and the next one starts when one has
     ended. Exits with 1 if any output differs from plain decoding although exactness was asked for.
@@ -75,7 +79,9 @@ def concurrency(
         concurrency=parse_points("concurrency", concurrency),
         num_requests=requests,
         repeats=repeats,
-        fixed=num_draft_tokens,
+        num_draft_tokens=(
+            _CONCURRENCY.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
+        ),
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
@@ -149,7 +155,7 @@ def never_slower(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time adaptive depth against an engine without a drafter, in alternating pairs.
+    """Time adaptive drafting against an engine without a drafter, in alternating pairs.
 
     Greedy. The target is loaded twice. Exits with 1 if any output differs although exactness was
     asked for; being slower is a result, not a failure.

@@ -21,7 +21,6 @@ _PARAMS = SamplingParams()
 @options.models(
     without=(
         "max_concurrency",
-        "tree_nodes",
         "shared_lookup",
     )
 )
@@ -29,6 +28,7 @@ _PARAMS = SamplingParams()
     without=(
         "n",
         "logprobs",
+        "prediction",
     )
 )
 def chat(

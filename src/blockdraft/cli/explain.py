@@ -32,7 +32,6 @@ _PARAMS = SamplingParams()
     without=(
         "memory",
         "max_concurrency",
-        "tree_nodes",
         "shared_lookup",
     )
 )
@@ -40,6 +39,7 @@ _PARAMS = SamplingParams()
     without=(
         "n",
         "logprobs",
+        "prediction",
     )
 )
 def explain(
@@ -70,7 +70,7 @@ def explain(
     """Show what was drafted in every round, what was kept, and why the rest was rejected."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
-    _check(config, params, stream=stream, stall_ms=stall_ms, html=html)
+    _check(config, stream=stream, stall_ms=stall_ms, html=html)
     questions = _questions(prompt, prompts)
 
     def encode(tokenizer: "Tokenizer", check: "Check") -> list["Asked"]:
@@ -87,14 +87,13 @@ def explain(
 
 def _check(
     config: LLMConfig,
-    params: SamplingParams,
     *,
     stream: bool,
     stall_ms: float | None,
     html: Path | None,
 ) -> None:
     """Refuse at once what would fail only after the models have been loaded."""
-    if not config.drafts or params.max_draft_tokens == 0:
+    if not config.drafts:
         raise ConfigError(
             "there are no drafts to explain; name a drafter, and leave --num-draft-tokens above 0"
         )

@@ -37,7 +37,7 @@ _COLORS: Mapping[Mark, str] = {"ok": "green", "failed": "bold red", "note": "dim
 
 @options.models(
     without=(
-        "tree_nodes",
+        *options.DRAFTED,
         "recheck",
         "lookup",
         "shared_lookup",

@@ -47,7 +47,7 @@ SGLANG = Engine(
         "device": "add `-- --device NAME`",
         "num_threads": "set OMP_NUM_THREADS",
         "memory": "it counts a share of the device's memory; add `-- --mem-fraction-static SHARE`",
-        "tree_nodes": "it drafts chains with this drafter; leave it out",
+        "draft_depth": "it drafts chains with this drafter; give --num-draft-tokens",
         "lookup": "it drafts with one method at a time; leave it out",
         "shared_lookup": "it drafts with one method at a time; leave it out",
         "max_waiting": "add `-- --max-queued-requests NUMBER`",
