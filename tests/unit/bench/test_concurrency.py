@@ -44,7 +44,7 @@ def llm(monkeypatch):
 
 
 def run_cli(monkeypatch, llm, *arguments):
-    monkeypatch.setattr(options, "load_llm", lambda config: llm)
+    monkeypatch.setattr(options, "load_llm", lambda config, check=None: llm)
     return CliRunner().invoke(app, ["bench", "concurrency", *map(str, arguments)])
 
 

@@ -198,7 +198,7 @@ def test_the_command_loads_both_sides(monkeypatch, sides, tmp_path, fault):
     llm, baseline = sides
     made_bad, loaded = [], []
 
-    def load(config):
+    def load(config, check=None):
         loaded.append(config.drafter)
         return llm if config.drafts else baseline
 
@@ -224,7 +224,7 @@ def test_the_command_loads_both_sides(monkeypatch, sides, tmp_path, fault):
 def test_an_output_that_differs_fails(monkeypatch, sides):
     llm, baseline = sides
     llm.broken = ("adaptive",)
-    monkeypatch.setattr(options, "load_llm", lambda c: llm if c.drafts else baseline)
+    monkeypatch.setattr(options, "load_llm", lambda c, check=None: llm if c.drafts else baseline)
     arguments = ["--concurrency", "1", "--seconds", "0.5", "--pairs", "1", "--max-tokens", "5"]
     result = CliRunner().invoke(app, ["bench", "never-slower", "--json", *arguments])
     assert result.exit_code == 1

@@ -43,7 +43,13 @@ class Elements(HTMLParser):
 def report(llm):
     params = SamplingParams(max_tokens=12, temperature=1.0, seed=2, ignore_eos=True)
     asked = [
-        encode_question(llm, Question(text[:30], None, text), params, raw=i % 2 == 0)
+        encode_question(
+            llm.tokenizer,
+            llm.engine.check_prompt,
+            Question(text[:30], None, text),
+            params,
+            raw=i % 2 == 0,
+        )
         for i, text in enumerate(NASTY)
     ]
     return make_report(explain_all(llm, asked, params, with_streams=True), None)
