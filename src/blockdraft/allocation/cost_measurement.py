@@ -16,9 +16,8 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.base import Drafter
-from blockdraft.speculate.drafters.none import NoDrafter
 
-FORWARD_ROWS = (1, 2, 4, 8, 16, 32, 64)
+FORWARD_ROWS = (1, 2, 4, 8, 16, 32, 48)
 PLAIN_SEQUENCES = (1, 2, 4, 8)
 DRAFT_SEQUENCES = (1, 2, 8)
 """Two seconds on two cores; what is beyond is extrapolated, and then learned."""
@@ -28,7 +27,7 @@ NUM_KEYS = 256
 """Of the context behind which keys and branches are measured; fewer if the target takes fewer."""
 FEWEST_KEYS = 32
 """What fewer add is lost in the noise."""
-_KEYS = range(-100, -99 + max(PLAIN_SEQUENCES))
+_KEYS = range(-100, -100 + max(PLAIN_SEQUENCES))
 """Those of the engine are not negative."""
 
 _Size = TypeVar("_Size")
@@ -44,10 +43,11 @@ def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
 def _measure(target: Target, drafter: Drafter) -> list[Any]:
     """What `StepCosts` takes, as JSON has it."""
     key_costs, project_points = _context_costs(target, drafter)
-    longest, *sequences = _sequences(len(_KEYS))
+    sequences = _sequences(len(_KEYS))
+    longest, *others = sequences
     with (
-        _opened(target, NoDrafter(), [longest], max(FORWARD_ROWS)),
-        _opened(target, drafter, sequences),
+        _opened(target, drafter, [longest], 1 + max(FORWARD_ROWS)),
+        _opened(target, drafter, others),
     ):
         rows = [Row(sequence, [0], drafter.max_nodes) for sequence in sequences]
         # Of a sequence that has drafted all rows but one; the logits of all are computed.
