@@ -197,10 +197,9 @@ Lanes load_words(const T* from, int64_t num = kLanes) {
 
 #if BLOCKDRAFT_TWO_REGISTERS
 inline Lanes::Register add_pairs(Lanes::Register a, Lanes::Register b, Lanes::Register c) {
-  __m256i sum = _mm256_add_epi32((__m256i)c, _mm256_madd_epi16((__m256i)a, (__m256i)b));
   // Left alone, compilers make all products of a step first, and have no registers for the sums.
-  asm volatile("" : "+x"(sum));
-  return (Lanes::Register)sum;
+  asm volatile("vpaddd %1, %0, %0" : "+x"(c) : "x"(_mm256_madd_epi16((__m256i)a, (__m256i)b)));
+  return c;
 }
 
 // The int32 values in the lanes.
