@@ -94,10 +94,10 @@ struct Operand {
 // sums are unrolled, or they would not stay in registers. `ahead` is fetched meanwhile, so many
 // bytes for a step over the inputs.
 template <int M, int P, typename W, typename O, typename T, typename Value>
-void multiply_panels(const Product& product, O* output, const Operand<T, Value>& input, int64_t row,
+void multiply_panels(const Product& product, O* output, const Operand<T, Value>& operand, int64_t row,
                      int64_t first, const char* ahead, int64_t fetched) {
   constexpr int kSums = P * kPanelLanes;
-  const T* rows = input.rows + row * product.inputs;
+  const T* rows = operand.rows + row * product.inputs;
   const W* panels = static_cast<const W*>(product.weight) + first * product.inputs;
   Lanes sums[M][kSums] = {};
   for (int64_t input = 0; input < product.inputs; input += kStep<T>) {
@@ -125,14 +125,14 @@ void multiply_panels(const Product& product, O* output, const Operand<T, Value>&
     for (int i = 0; i < kSums; ++i) {
       const int64_t place = first + i * kLanes;
       put_sums(output + (row + m) * product.outputs + place,
-               input.value(sums[m][i], row + m, place), bias == nullptr ? nullptr : bias + place,
+               operand.value(sums[m][i], row + m, place), bias == nullptr ? nullptr : bias + place,
                product.outputs - place);
     }
 }
 
 // All rows with P panels from number `index` on.
 template <int P, typename W, typename O, typename T, typename Value>
-void multiply_rows(const Product& product, O* output, const Operand<T, Value>& input,
+void multiply_rows(const Product& product, O* output, const Operand<T, Value>& operand,
                    int64_t num_rows, int64_t index) {
   constexpr int kMost = kMaxRows / P;
   const int64_t num_blocks = (num_rows + kMost - 1) / kMost;
@@ -146,25 +146,25 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& i
     const int64_t begin = num_rows * block / num_blocks;
     const int64_t end = num_rows * (block + 1) / num_blocks;
     with_constant<kMost>(end - begin, [&](auto num) {
-      multiply_panels<num, P, W>(product, output, input, begin, first,
+      multiply_panels<num, P, W>(product, output, operand, begin, first,
                                  ahead + block * fetched * (product.inputs / kStep<T>), fetched);
     });
   }
 }
 
 template <typename W, typename O, typename T, typename Value>
-void multiply_held(const Product& product, O* output, const Operand<T, Value>& input,
+void multiply_held(const Product& product, O* output, const Operand<T, Value>& operand,
                    int64_t num_rows) {
   const int64_t num_panels = (product.outputs + kPanel - 1) / kPanel;
   const int64_t at_once = num_rows * kPanelsAtOnce <= kMaxRows ? kPanelsAtOnce : 1;
 #pragma omp for schedule(static)
   for (int64_t index = 0; index < num_panels; index += at_once) {
     if (at_once > 1 && index + at_once <= num_panels) {
-      multiply_rows<kPanelsAtOnce, W>(product, output, input, num_rows, index);
+      multiply_rows<kPanelsAtOnce, W>(product, output, operand, num_rows, index);
     } else {
       const int64_t end = index + at_once < num_panels ? index + at_once : num_panels;
       for (int64_t i = index; i < end; ++i)
-        multiply_rows<1, W>(product, output, input, num_rows, i);
+        multiply_rows<1, W>(product, output, operand, num_rows, i);
     }
   }
 }
