@@ -61,15 +61,15 @@ class FakeLLM:
         monkeypatch.setattr(decode, "perf_counter", lambda: self.now)
         return self
 
-    def use_fixed_depth(self, depth):
-        self.depth = depth
+    def use_fixed_drafting(self, num_draft_tokens):
+        self.depth = num_draft_tokens
 
-    def use_adaptive_depth(self):
+    def use_adaptive_drafting(self):
         self.depth = "adaptive"
         self.engine.allocator = fake_allocator()
 
     def generate(self, prompts, params):
-        assert params.speculative == (self.depth != 0)
+        assert (params.num_draft_tokens == 0) == (self.depth == 0)
         at_once = self.engine.scheduler.max_running
         self.calls.append((self.depth, at_once, prompts, params.max_tokens))
         generations = []

@@ -1,4 +1,8 @@
-"""Requests as clients send them, and what each must get. The bodies are theirs to the letter."""
+"""Requests as clients send them, and what each must get. The bodies are theirs to the letter.
+
+Those of LangChain, LlamaIndex and litellm that name a version were logged between client and
+server: langchain-openai 1.7.3, llama-index-llms-openai-like 0.8.1, litellm 1.106.2, openai 2.54.0.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +25,14 @@ WEATHER: Json = {
         "parameters": SCHEMA,
     },
 }
+OPEN_WEATHER = {
+    **WEATHER,
+    "function": {
+        **WEATHER["function"],
+        "parameters": {k: v for k, v in SCHEMA.items() if k != "additionalProperties"},
+    },
+}
+"""As clients describe a Python function: other arguments are not ruled out."""
 STRICT_WEATHER = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
 FORCED = {"type": "function", "function": {"name": "get_weather"}}
 AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "Trip", "schema": SCHEMA}}
@@ -339,14 +351,48 @@ OPENAI = [
 ]
 
 LANGCHAIN = [
-    Sent("langchain: invoke", {"stream": False, "n": 1, "temperature": 0.7, "stop": None}),
+    Sent("langchain 1.7: invoke", {"max_completion_tokens": 8, "stream": False}),
     Sent(
-        "langchain: a tool loop",
+        "langchain 1.7: invoke with log-probabilities",
+        {
+            "messages": [{"content": "Be brief.", "role": "system"}, USER],
+            "logprobs": True,
+            "max_completion_tokens": 8,
+            "seed": 1,
+            "stop": ["zzz"],
+            "stream": False,
+            "temperature": 0.0,
+            "top_logprobs": 2,
+        },
+        Accepted(reads=("Be brief.",)),
+    ),
+    Sent(
+        "langchain 1.7: stream",
+        {
+            "max_completion_tokens": 8,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    Sent(
+        "langchain 1.7: a tool that must be called",
+        {
+            "max_completion_tokens": 200,
+            "stream": True,
+            "tool_choice": "required",
+            "tools": [WEATHER],
+        },
+        CALL,
+    ),
+    Sent(
+        "langchain 1.7: a tool loop",
         {
             "messages": turns(
-                {"role": "assistant", "content": None, "tool_calls": [called()]}, result()
+                {"content": None, "role": "assistant", "tool_calls": [called()]}, result()
             ),
-            "tools": [WEATHER],
+            "max_completion_tokens": 8,
+            "stream": False,
+            "tools": [OPEN_WEATHER],
         },
         Accepted(reads=(ARGUMENTS, "sunny")),
     ),
@@ -366,26 +412,109 @@ LANGCHAIN = [
         Accepted(reads=("Rome.", "plain text")),
     ),
     Sent(
-        "langchain: structured by a tool",
-        {"tools": [WEATHER], "tool_choice": FORCED, "parallel_tool_calls": False},
+        "langchain 1.7: structured by a tool",
+        {
+            "max_completion_tokens": 200,
+            "parallel_tool_calls": False,
+            "stream": False,
+            "tool_choice": FORCED,
+            "tools": [{**WEATHER, "function": {**WEATHER["function"], "description": ""}}],
+        },
         CALL,
     ),
-    Sent("langchain: json mode", {"response_format": {**AS_SCHEMA}, "temperature": 0.0}, JSON),
+    Sent(
+        "langchain 1.7: structured by a schema",
+        {
+            "max_completion_tokens": 200,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "schema": {**SCHEMA, "title": "Trip"},
+                    "name": "Trip",
+                    "strict": True,
+                },
+            },
+            "stream": True,
+        },
+        JSON,
+    ),
+    Sent(
+        "langchain 1.7: json mode",
+        {"max_completion_tokens": 8, "response_format": {"type": "json_object"}, "stream": False},
+    ),
+    Sent(
+        "langchain 1.7: strict tools and a format",
+        {
+            "max_completion_tokens": 200,
+            "parallel_tool_calls": False,
+            "response_format": AS_SCHEMA,
+            "stream": False,
+            "tools": [STRICT_WEATHER],
+        },
+        Accepted("call or json"),
+    ),
+    Sent(
+        "langchain 1.7: a text completion",
+        {
+            "prompt": "Once",
+            "frequency_penalty": 0,
+            "logprobs": None,
+            "n": 1,
+            "presence_penalty": 0,
+            "seed": None,
+            "stream": True,
+            "temperature": 0.7,
+            "top_p": 1,
+        },
+    ),
 ]
 
 LLAMAINDEX = [
+    Sent("llamaindex 0.8: chat", {"stream": False, "temperature": 0.1}),
     Sent(
-        "llamaindex: a function agent",
+        "llamaindex 0.8: a function agent",
+        {
+            "messages": [{"role": "system", "content": "Be brief."}, USER],
+            "parallel_tool_calls": True,
+            "stream": True,
+            "temperature": 0.1,
+            "tool_choice": "auto",
+            "tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": False}}],
+        },
+        Accepted("text", reads=("Be brief.",)),
+    ),
+    Sent(
+        "llamaindex 0.8: a tool loop",
+        {
+            "messages": turns(
+                {"role": "assistant", "content": None, "tool_calls": [called()]}, result()
+            ),
+            "parallel_tool_calls": False,
+            "stream": False,
+            "temperature": 0.1,
+            "tool_choice": "auto",
+            "tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": False}}],
+        },
+        Accepted("text", reads=(ARGUMENTS, "sunny")),
+    ),
+    Sent(
+        "llamaindex 0.8: structured by a tool",
+        {
+            "parallel_tool_calls": False,
+            "stream": False,
+            "temperature": 0.1,
+            "tool_choice": "required",
+            "tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": False}}],
+        },
+        CALL,
+    ),
+    Sent(
+        "llamaindex: a result in parts",
         {
             "messages": turns(
                 {"role": "assistant", "content": "", "tool_calls": [called()]},
                 result([{"type": "text", "text": "sunny"}], name="get_weather"),
             ),
-            "tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": False}}],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
         },
         Accepted(reads=(ARGUMENTS, "sunny")),
     ),
@@ -402,6 +531,27 @@ LLAMAINDEX = [
 ]
 
 LITELLM = [
+    Sent(
+        "litellm 1.106: a tool loop",
+        {
+            "messages": turns(
+                {
+                    "role": "assistant",
+                    "tool_calls": [called()],
+                    "provider_specific_fields": {"refusal": None},
+                },
+                result(name="get_weather"),
+            ),
+            "tools": [WEATHER],
+        },
+        Accepted(reads=(ARGUMENTS, "sunny"), reads_not=("provider_specific_fields",)),
+    ),
+    Sent(
+        "litellm 1.106: a tool that must be called, as of hosted_vllm",
+        {"stream": False, "tool_choice": "required", "tools": [WEATHER]},
+        CALL,
+    ),
+    Sent("litellm 1.106: reasoning effort, as of hosted_vllm", {"reasoning_effort": "low"}),
     Sent(
         "litellm: an answer, sent back",
         {

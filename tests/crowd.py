@@ -101,27 +101,29 @@ def paged_pair(
 
 
 class LogitsRecorder:
-    """A target that keeps the logits [V] by which each position of each sequence was chosen.
-
-    A position that was rejected is computed again, and then overwritten here.
-    """
+    """A target that keeps the logits [V] by which each position of each sequence was chosen."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.vocab_size, self.max_context = target.vocab_size, target.max_context
         self.memory, self.takes_trees = target.memory, target.takes_trees
         self.logits: dict[tuple[int, int], Tensor] = {}
+        self._last: dict[int, tuple[int, Tensor]] = {}
+        """Of each sequence the last forward's logits, and the position behind its anchor."""
 
     def forward(self, plan: ForwardPlan) -> TargetOutput:
         output = self.target.forward(plan)
         for planned, own in zip(plan, rows_of(plan, output.logits), strict=True):
             row = planned.row
-            assert planned.tree.is_chain
-            first = row.sequence.num_cached + len(row.new_ids)
-            self.logits |= {(row.sequence.key, first + i): found for i, found in enumerate(own)}
+            self._last[row.sequence.key] = row.sequence.num_cached + len(row.new_ids), own
         return output
 
     def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
+        key = planned.row.sequence.key
+        first, logits = self._last.pop(key)
+        if len(logits):  # not of a prompt that goes on
+            path = [0, *(1 + node for node in nodes)]
+            self.logits |= {(key, first + i): logits[place] for i, place in enumerate(path)}
         self.target.keep(planned, nodes)
 
     def truncate(self, key: int, length: int) -> None:

@@ -56,7 +56,8 @@ class LLM:
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
         memory: float | None = _DEFAULTS.memory,
         adaptive: bool = _DEFAULTS.adaptive,
-        tree_nodes: int | None = _DEFAULTS.tree_nodes,
+        num_draft_tokens: int | None = _DEFAULTS.num_draft_tokens,
+        draft_depth: int | None = _DEFAULTS.draft_depth,
         lookup: bool = _DEFAULTS.lookup,
         shared_lookup: int = _DEFAULTS.shared_lookup,
         num_threads: int | None = _DEFAULTS.num_threads,
@@ -73,7 +74,8 @@ class LLM:
             prefill_chunk=prefill_chunk,
             memory=memory,
             adaptive=adaptive,
-            tree_nodes=tree_nodes,
+            num_draft_tokens=num_draft_tokens,
+            draft_depth=draft_depth,
             lookup=lookup,
             shared_lookup=shared_lookup,
             num_threads=num_threads,
@@ -82,7 +84,7 @@ class LLM:
         self._load(config)
 
     @classmethod
-    def of(cls, config: LLMConfig, check: Callable[[Outline], None] | None = None) -> Self:
+    def of(cls, config: LLMConfig, check: Callable[[Outline], object] | None = None) -> Self:
         """Load what a configuration asks for.
 
         `check` is called before any weights are read, and may refuse what cannot be answered.
@@ -91,7 +93,7 @@ class LLM:
         llm._load(config, check)
         return llm
 
-    def _load(self, config: LLMConfig, check: Callable[[Outline], None] | None = None) -> None:
+    def _load(self, config: LLMConfig, check: Callable[[Outline], object] | None = None) -> None:
         self.config = config
         use_threads(config.num_threads)
         self.device = resolve_device(config.device)
@@ -108,17 +110,15 @@ class LLM:
         grammars = Grammars(self.tokenizer, self.engine.target.vocab_size)
         self.samples = Samples(self.engine, self.tokenizer, grammars)
 
-    def use_adaptive_depth(self) -> None:
-        """See Engine.use_adaptive_depth."""
-        self.engine.use_adaptive_depth(self.config.tree_nodes)
+    def use_adaptive_drafting(self) -> None:
+        """See Engine.use_adaptive_drafting; the limits are those of the configuration."""
+        self.engine.use_adaptive_drafting(self.config.num_draft_tokens, self.config.draft_depth)
 
-    def use_fixed_depth(self, depth: int) -> None:
-        """See Engine.use_fixed_depth."""
-        self.engine.use_fixed_depth(depth)
-
-    def use_trees(self, num_nodes: int) -> None:
-        """See Engine.use_trees."""
-        self.engine.use_trees(num_nodes)
+    def use_fixed_drafting(
+        self, num_draft_tokens: int | None = None, draft_depth: int | None = None
+    ) -> None:
+        """See Engine.use_fixed_drafting."""
+        self.engine.use_fixed_drafting(num_draft_tokens, draft_depth)
 
     def measured(self) -> AbstractContextManager[Meter]:
         """Account for all that runs inside: time, work and memory, line by line.

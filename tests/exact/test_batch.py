@@ -45,7 +45,7 @@ def requests(num_tokens: int) -> tuple[Request, ...]:
     chosen[1] = (preface * (1 + LONG // len(preface)))[:LONG]
     found = []
     for index, prompt in enumerate(chosen):
-        sampling = [{}, {"temperature": 0.7, "top_p": 0.9}, {"speculative": 3}][index % 3]
+        sampling = [{}, {"temperature": 0.7, "top_p": 0.9}, {"num_draft_tokens": 3}][index % 3]
         params = SamplingParams(
             max_tokens=num_tokens + index, ignore_eos=True, seed=index, logprobs=1, **sampling
         )

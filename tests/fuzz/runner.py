@@ -240,9 +240,9 @@ def _use_depth(engine: Engine, depth: int, *, has_trees: bool) -> None:
     """Chains, or trees of as many nodes. An oracle makes trees of its own."""
     most = engine.drafter.max_nodes
     if has_trees and depth > most and not isinstance(engine.drafter, ErringOracle):
-        engine.use_trees(depth)
+        engine.use_fixed_drafting(depth)
     else:
-        engine.use_fixed_depth(depth)
+        engine.use_fixed_drafting(depth)
 
 
 def _most_steps(asked: Asked) -> int:

@@ -46,9 +46,9 @@ def requests() -> tuple[Request, ...]:
     options: list[dict[str, Any]] = [
         {},
         {"temperature": 1.0, "top_p": 0.9},
-        {"speculative": 3},
+        {"num_draft_tokens": 3},
         {"temperature": 0.8, "repetition_penalty": 1.2},
-        {"speculative": False},
+        {"num_draft_tokens": 0},
     ]
     return tuple(
         Request(

@@ -138,7 +138,7 @@ def check_proposals(way: Way, num_nodes: int | None, **params: Any) -> None:
         assert isinstance(drafter, DFlash2Drafter)
         engine = Engine(target, drafter)
         if num_nodes is not None:
-            engine.use_trees(num_nodes)
+            engine.use_fixed_drafting(num_nodes)
         real, oracle, seen = drafter.propose, Oracle(drafter, model, target), []
 
         def propose(rows: Sequence[Row]) -> list[Proposal]:
@@ -224,7 +224,7 @@ def test_output_is_plain_decoding(way: Way, name: str, num_nodes: int | None) ->
 
     def use_trees(engine: Engine, key: int) -> None:
         if num_nodes is not None:
-            engine.use_trees(num_nodes)
+            engine.use_fixed_drafting(num_nodes)
 
     with make_target(way, tiny_target()).released_after() as target:
         drafter = make_dflash(target, tiny_drafter(block_size=BLOCK, dflash2=DFLASH2))
@@ -237,7 +237,7 @@ def test_output_is_plain_decoding(way: Way, name: str, num_nodes: int | None) ->
 
         drafter.propose = propose
         found = generate(target, drafter, PROMPT, params, after_step=use_trees)
-        plain = generate(target, drafter, PROMPT, replace(params, speculative=False))
+        plain = generate(target, drafter, PROMPT, replace(params, num_draft_tokens=0))
     assert found == plain
     assert trees[-1][1].sources[0] == "dflash2"
     for row, proposal in trees[1:]:
@@ -280,12 +280,12 @@ def test_the_targets_own_logits_are_accepted(params: dict[str, Any]) -> None:
 def test_a_grammar_that_forbids_every_candidate(tmp_path: Any) -> None:
     """Drafts still follow the grammar, and the output is plain decoding's."""
     drafter = tiny_drafter_folder(tmp_path, block_size=BLOCK, dflash2=DFLASH2)
-    llm = load_llm((target_folder(tmp_path), drafter), tree_nodes=15)
+    llm = load_llm((target_folder(tmp_path), drafter), num_draft_tokens=15)
     grammar = Grammar.regex("(ab|cd|[a-f ]){10,30}")
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=2, grammar=grammar)
     found = llm.generate("the abc", params).completions[0]
     assert llm.engine.proposer.failures.num_failures == 0
-    llm.use_fixed_depth(0)
+    llm.use_fixed_drafting(0)
     assert llm.generate("the abc", params).completions[0].token_ids == found.token_ids
     assert any(rank for _, rank in found.acceptance.drafted_at)
     assert found.acceptance.num_accepted
@@ -300,5 +300,5 @@ def test_logits_that_are_no_numbers_harm_nobody() -> None:
                     model.norm.weight.fill_(bad)
                 options = SamplingParams(max_tokens=12, **{"seed": 3, **params})
                 found = generate(target, make_dflash(target, model), PROMPT, options)
-                plain = replace(options, speculative=False)
+                plain = replace(options, num_draft_tokens=0)
                 assert found == generate(target, make_dflash(target, model), PROMPT, plain)

@@ -33,7 +33,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 def check_drafted_equals_plain(llm: LLM, name: str) -> None:
     params = replace(SamplingParams(grammar=LIST), **SETTINGS[name])
     drafted = llm.generate("abc", params).completions[0]
-    plain = llm.generate("abc", replace(params, speculative=False)).completions[0]
+    plain = llm.generate("abc", replace(params, num_draft_tokens=0)).completions[0]
     found, expected = (drafted.token_ids, drafted.error), (plain.token_ids, plain.error)
     assert found == expected, "drafted differs from plain"
     assert drafted.acceptance.num_passes < drafted.acceptance.num_tokens

@@ -62,8 +62,8 @@ def requests(kind: str) -> tuple[Request, ...]:
             {},
             {"temperature": 1.0, "top_p": 0.9},
             {"temperature": 0.8, "repetition_penalty": 1.2, "min_tokens": 4},
-            {"frequency_penalty": 0.5, "speculative": 2},
-            {"temperature": 1.0, "speculative": False},
+            {"frequency_penalty": 0.5, "num_draft_tokens": 2},
+            {"temperature": 1.0, "num_draft_tokens": 0},
         ][index % 5]
         # Half of them outgrow a page while they are decoded.
         num_prompt = draw.choice([1, 6, 33, 70]) if index % 2 else PAGE_SIZE - 3

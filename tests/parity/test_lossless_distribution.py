@@ -90,7 +90,7 @@ def test_the_engine_draws_the_same_samples_with_trees() -> None:
                 PROMPT,
                 params,
                 sample_index=index,
-                after_step=lambda engine, _: engine.use_trees(5),
+                after_step=lambda engine, _: engine.use_fixed_drafting(5),
             )
             assert result.token_ids == sample(table, params, index, draft_likeliest(table))
             num_kept += result.acceptance.accepted_at[0, 1]

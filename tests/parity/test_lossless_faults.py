@@ -183,7 +183,7 @@ def check_shared_context(drafter_type: type[DFlashDrafter] = DFlashDrafter) -> N
     drafter = new_drafter(target, drafter_type)
     params = SamplingParams(max_tokens=12)
     prompts = [list(range(num)) for num in (59, 70, 58)]
-    plain = replace(params, speculative=False)
+    plain = replace(params, num_draft_tokens=0)
     check_together_equals_alone(target, drafter, oracle, prompts[1:2], plain)
     scheduler: Scheduler | None = None
 

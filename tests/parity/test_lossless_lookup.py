@@ -78,7 +78,7 @@ def _with_trees(init: Callable[..., None], num_nodes: int) -> Callable[..., None
     def wrapped(engine: Engine, *args: Any, **options: Any) -> None:
         init(engine, *args, **options)
         if num_nodes:
-            engine.use_trees(num_nodes)
+            engine.use_fixed_drafting(num_nodes)
 
     return wrapped
 
@@ -135,8 +135,8 @@ def crowd_requests() -> list[Request]:
     options: list[dict[str, Any]] = [
         {},
         {"temperature": 0.7},
-        {"speculative": False},
-        {"speculative": 2},
+        {"num_draft_tokens": 0},
+        {"num_draft_tokens": 2},
         {"drafters": ("lookup",)},
         {"drafters": ()},
     ]
@@ -319,7 +319,7 @@ def run_merging() -> None:
     plain = generate_plain(target, prompt, params).token_ids
     model = NoisyOracleDrafter(5, 12, chance=0.5)
     engine = Engine(target, model, free_drafters=free_drafters())
-    engine.use_trees(24)
+    engine.use_fixed_drafting(24)
     real, num = proposer_module.merge, 0
 
     def merging(proposals: Sequence[Proposal], num_nodes: int) -> Proposal:

@@ -43,9 +43,9 @@ SINGLE: dict[str, dict[str, Any]] = {
     "sampled_logprobs": {"logprobs": 0, "temperature": 1.0, "top_k": 3},
     "stop_token_ids": {"stop_token_ids": tuple(range(30, 40))},
     "ignore_eos": {"ignore_eos": True},
-    "plain": {"speculative": False},
-    "one_draft": {"speculative": 1},
-    "three_drafts": {"speculative": 3, "temperature": 1.0},
+    "plain": {"num_draft_tokens": 0},
+    "one_draft": {"num_draft_tokens": 1},
+    "three_drafts": {"num_draft_tokens": 3, "temperature": 1.0},
     "seed_of_64_bits": {"temperature": 1.0, "seed": 2**64 - 1},
 }
 

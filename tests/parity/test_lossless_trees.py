@@ -157,8 +157,8 @@ def crowd_requests() -> list[Request]:
         {},
         {"temperature": 1.0},
         {"temperature": 0.8, "repetition_penalty": 1.2},
-        {"speculative": False},
-        {"speculative": 3},
+        {"num_draft_tokens": 0},
+        {"num_draft_tokens": 3},
         {"presence_penalty": 0.5},
     ]
     return [

@@ -14,7 +14,7 @@ MEMORY = 0.5
 
 @lru_cache
 def default_llm() -> LLM:
-    """As `blockdraft serve` loads it: the default target and drafter, exact, adaptive depth.
+    """As `blockdraft serve` loads it: the default target and drafter, exact, adaptive drafting.
 
     With so little memory for keys and values that a crowd fills it.
     """

@@ -117,7 +117,7 @@ def expected_texts(requests: list[Asked]) -> dict[str, str]:
     with running_server(default_llm(), patience=None, request_seconds=3600.0) as server:
         for asked in requests:
             if asked.leaves_after is None and key_of(asked) not in found:
-                plain = {**asked.body, "stream": False, "speculative": False}
+                plain = {**asked.body, "stream": False, "num_draft_tokens": 0}
                 answer = server.post(CHAT, **plain).json()
                 found[key_of(asked)] = answer["choices"][0]["message"]["content"]
     return found

@@ -45,7 +45,7 @@ def test_logprobs_and_samples(client):
 
 
 def test_our_own_fields_go_into_the_extra_body(client):
-    plain = ask(client, extra_body={"speculative": False, "top_k": 50})
+    plain = ask(client, extra_body={"num_draft_tokens": 0, "top_k": 50})
     drafted = ask(client, extra_body={"top_k": 50})
     assert plain.choices[0].message.content == drafted.choices[0].message.content
     assert plain.usage.completion_tokens_details.rejected_prediction_tokens == 0

@@ -14,7 +14,7 @@ PATIENCE = 120_000.0
 """Milliseconds."""
 KEY = "a-key-of-this-test"
 DEPTH = 4
-"""Drafted every round: by adaptive depth a loaded machine may not draft at all."""
+"""Drafted every round: by adaptive drafting a loaded machine may not draft at all."""
 WATCH = """() => {
     window.numCharactersSeen = [];
     new MutationObserver(() => {
@@ -36,10 +36,10 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def url():
     llm = default_llm()
-    llm.use_fixed_depth(DEPTH)
+    llm.use_fixed_drafting(DEPTH)
     with running_server(llm, api_keys=(KEY,), max_waiting=256) as server:
         yield server.url
-    llm.use_adaptive_depth()
+    llm.use_adaptive_drafting()
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_tokens_arrive_and_rounds_tell_what_was_drafted(page):
 
 
 def test_what_a_round_was_is_told_in_sight_however_long_the_text_is(page):
-    answer_with(page, lambda speculative: "A\n" * 200)
+    answer_with(page, lambda is_drafted: "A\n" * 200)
     ask(page, "B")
     wait_for_end(page)
     page.locator(".text").focus()
@@ -114,7 +114,7 @@ def test_what_a_round_was_is_told_in_sight_however_long_the_text_is(page):
 
 def test_a_phone_need_not_scroll_sideways(page):
     page.set_viewport_size({"width": 390, "height": 844})
-    answer_with(page, lambda speculative: "A" * 500)
+    answer_with(page, lambda is_drafted: "A" * 500)
     page.get_by_text("Side by side").click()
     ask(page, "B" * 500)
     wait_for_end(page)
@@ -138,10 +138,10 @@ def test_both_ways_side_by_side_give_the_same_text(page):
 
 
 def answer_with(page, text_of):
-    """Let the page get one round of `text_of(speculative)` in place of a model's answer."""
+    """Let the page get one round of `text_of(is_drafted)` in place of a model's answer."""
 
     def fulfill(route):
-        text = text_of(json.loads(route.request.post_data)["speculative"])
+        text = text_of(json.loads(route.request.post_data).get("num_draft_tokens") != 0)
         one = {"tokens": [text], "num_drafted": 0, "num_accepted": 0, "follows_stall": True}
         event = {"choices": [{"index": 0, "delta": {"content": text}, "rounds": [one]}]}
         body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
@@ -152,7 +152,7 @@ def answer_with(page, text_of):
 
 def test_text_is_never_markup(page):
     text = "<img src=x onerror=\"document.title='gone'\"><script>document.title='gone'</script>"
-    answer_with(page, lambda speculative: text)
+    answer_with(page, lambda is_drafted: text)
     ask(page, text)
     wait_for_end(page)
     assert page.locator(".text").inner_text() == page.locator(".asked").inner_text() == text
@@ -162,7 +162,7 @@ def test_text_is_never_markup(page):
 
 
 def test_texts_that_differ_are_told_apart(page):
-    answer_with(page, lambda speculative: "abc" if speculative else "abd")
+    answer_with(page, lambda is_drafted: "abc" if is_drafted else "abd")
     page.get_by_text("Side by side").click()
     ask(page, "Hello")
     verdict = page.locator(".verdict.different")

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from blockdraft.bench.config import WARM_UP_TOKENS
-from blockdraft.bench.decode import encode_prompt, in_turn
+from blockdraft.bench.decode import encode_prompts, in_turn
 from blockdraft.bench.figures import groups_of
 from blockdraft.bench.speed import Measurement
 from blockdraft.bench.timed_output import TimedOutput, timed_output
@@ -54,7 +54,7 @@ def measure(
     llms: Mapping[str, LLM], prompts: Sequence[BenchPrompt], params: SamplingParams
 ) -> dict[str, list[Measurement]]:
     """Every prompt, with every drafter and with the LLM that has none, which is PLAIN."""
-    encoded = [encode_prompt(llms[PLAIN], prompt, params) for prompt in prompts]
+    encoded = encode_prompts(llms[PLAIN], prompts, params)
     for llm in llms.values():
         decode(llm, encoded[0], replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens)))
     rows: dict[str, list[Measurement]] = {name: [] for name in llms if name != PLAIN}

@@ -137,7 +137,7 @@ def _measure(llm: LLM, temperature: float, *, with_grammar: bool) -> str:
         num_passes += found.acceptance.num_passes
         num_json += _is_json(found.text)
         if with_grammar:
-            plain = _ask(llm, prompt, replace(params, speculative=False))
+            plain = _ask(llm, prompt, replace(params, num_draft_tokens=0))
             assert plain.token_ids == found.token_ids, prompt
     return f"tau {num_tokens / num_passes:.2f}, JSON {num_json} of {len(ASKED)}"
 

@@ -143,15 +143,15 @@ def main() -> None:
     expected: list[tuple[int, ...]] = []
     for name, num, drafters in ways:
         if num:
-            llm.use_trees(num)
+            llm.use_fixed_drafting(num)
         else:
-            llm.use_fixed_depth(depth)
+            llm.use_fixed_drafting(depth)
         found = run(llm, asked, [replace(base, drafters=drafters)] * len(asked))
         tokens = [completion.token_ids for completion in found]
         expected = expected or tokens
         assert tokens == expected, "other tokens than before"
         tell(name, asked, found)
-    llm.use_fixed_depth(depth)
+    llm.use_fixed_drafting(depth)
     given: dict[str, list[str | tuple[int, ...]]] = {
         "the text to edit": [one.prediction for one in asked],
         "0.9 right, 3 places": [changed(own, 0.1, 3) for own in expected],

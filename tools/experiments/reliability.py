@@ -86,7 +86,7 @@ def main() -> None:
         file, _, step = given.partition(":")
         rows = read_workload(Path(file))[:: int(step or 1)][: options.limit]
         prompts += [[{"role": "user", "content": row.text}] for row in rows]
-    llm = LLM(adaptive=False, tree_nodes=options.nodes, max_concurrency=len(prompts))
+    llm = LLM(adaptive=False, num_draft_tokens=options.nodes, max_concurrency=len(prompts))
     print(f"{len(prompts)} prompts, {llm.dtype}")
     for temperature in options.temperature:
         judge = llm.engine.observer = Judge()

@@ -34,9 +34,9 @@ def main() -> None:
         expected = None
         for num_nodes in [0, *options.nodes]:
             if num_nodes:
-                llm.use_trees(num_nodes)
+                llm.use_fixed_drafting(num_nodes)
             else:
-                llm.use_fixed_depth(llm.engine.drafter.max_nodes)
+                llm.use_fixed_drafting()
             params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=5)
             chats = [[{"role": "user", "content": text}] for _, text in prompts]
             found = [generation.completions[0] for generation in llm.chat(chats, params)]

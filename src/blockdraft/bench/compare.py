@@ -32,7 +32,7 @@ def compare(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Comparis
     """Warm up both ways, then time both. `params` ask for one sample and for drafting."""
     seed = secrets.randbits(64) if params.seed is None else params.seed
     drafted = replace(params, seed=seed)
-    plain = replace(drafted, speculative=False)
+    plain = replace(drafted, num_draft_tokens=0)
     for way in (plain, drafted):
         num_tokens = min(WARM_UP_TOKENS, way.max_tokens)
         warm_up = replace(way, max_tokens=num_tokens, min_tokens=min(num_tokens, way.min_tokens))

@@ -13,7 +13,7 @@ from blockdraft.bench.decode import (
     Run,
     Way,
     check_drafts,
-    encode_prompt,
+    encode_prompts,
     fixed,
     run_in_turns,
     total_acceptance,
@@ -38,7 +38,7 @@ CONCURRENCY_DEFINITIONS = {
     "what is left of the concurrency after prompt passes and emptying ends",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
     "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
-    "adaptive depth has learned stays from run to run",
+    "adaptive drafting has learned stays from run to run",
     "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
     "num_identical": "outputs that equal those of the first plain run at the first point",
     "over_best": "adaptive over the faster of the other ways at that point, by medians; repeat by "
@@ -47,7 +47,7 @@ CONCURRENCY_DEFINITIONS = {
 }
 
 LEAST_OVER_BEST = 0.97
-"""Adaptive depth is to be within 3 % of the best way that does not adapt."""
+"""Adaptive drafting is to be within 3 % of the best way that does not adapt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PointFigures:
 
 @dataclass(frozen=True, slots=True)
 class KeepingUp:
-    """Adaptive depth against the best other way at one point; see CONCURRENCY_DEFINITIONS."""
+    """Adaptive drafting against the best other way at one point; see CONCURRENCY_DEFINITIONS."""
 
     concurrency: int
     best: str
@@ -88,13 +88,13 @@ class KeepingUp:
 
     @property
     def keeps_up(self) -> bool:
-        """True if adaptive depth is nowhere near slower."""
+        """True if adaptive drafting is nowhere near slower."""
         return self.over_best.median >= LEAST_OVER_BEST
 
 
 def ways_of(config: ConcurrencyConfig) -> list[Way]:
     """What is compared."""
-    return [PLAIN, fixed(config.fixed), ADAPTIVE]
+    return [PLAIN, fixed(config.num_draft_tokens), ADAPTIVE]
 
 
 class ConcurrencyBench:
@@ -116,7 +116,7 @@ class ConcurrencyBench:
             RequestError: a prompt cannot be decoded; known before anything is measured.
         """
         chosen = mixed_prompts(prompts, config.requests_per_point)
-        encoded = [encode_prompt(self.llm, prompt, config.params) for prompt in chosen]
+        encoded = encode_prompts(self.llm, chosen, config.params)
         ways, decoder = ways_of(config), Decoder(self.llm)
         reference: list[tuple[int, ...]] = []
         done: list[PointRun] = []
@@ -148,7 +148,7 @@ def point_figures(runs: Sequence[PointRun]) -> list[PointFigures]:
 
 
 def keeping_up(runs: Sequence[PointRun]) -> list[KeepingUp]:
-    """How adaptive depth does against the best other way, point by point."""
+    """How adaptive drafting does against the best other way, point by point."""
     return [_keeping_up(point, ways) for point, ways in _by_point(runs).items()]
 
 

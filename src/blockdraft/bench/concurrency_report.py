@@ -37,7 +37,7 @@ drafted per target pass. same: outputs that equal those of plain decoding at the
 first point."""
 
 NEVER_SLOWER_LEGEND = """\
-ratio: tokens per second with adaptive depth over those of an engine without a
+ratio: tokens per second with adaptive drafting over those of an engine without a
 drafter, pair by pair; below 1 is slower. Allowed are 1.03 times the time, and a
 second of trying. Medians and low-high over the pairs.
 tau: tokens per target pass. depth: tokens drafted per target pass. same:
@@ -122,7 +122,7 @@ def concurrency_table(title: str, rows: Sequence[PointFigures]) -> Table:
 
 
 def depth_lines(rows: Sequence[PointFigures | TurnFigures]) -> list[str]:
-    """How often each depth was used, one line for each point with adaptive depth."""
+    """How often each depth was used, one line for each point with adaptive drafting."""
     return [
         f"adaptive, {row.concurrency} at once, drafted tokens: {_shares(row.num_passes_of_depth)}"
         for row in rows
@@ -131,7 +131,7 @@ def depth_lines(rows: Sequence[PointFigures | TurnFigures]) -> list[str]:
 
 
 def keeping_up_lines(rows: Sequence[KeepingUp]) -> list[str]:
-    """How adaptive depth does against the best other way, one line for each point."""
+    """How adaptive drafting does against the best other way, one line for each point."""
     return [
         f"adaptive, {row.concurrency} at once: {row.over_best.median:.2f} times {row.best}, "
         f"{row.over_best.low:.2f}-{row.over_best.high:.2f}"

@@ -11,7 +11,7 @@ WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedConfig:
-    """How to decode. `num_draft_tokens`: most candidates a step; None: the drafter's.
+    """How to decode.
 
     `ledger` also accounts for the time of every step, for which a GPU has to be waited for.
     """
@@ -19,22 +19,14 @@ class SpeedConfig:
     max_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
-    num_draft_tokens: int | None = None
     with_transformers: bool = True
     ledger: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_draft_tokens is not None:
-            _check_positive("num_draft_tokens", self.num_draft_tokens)
 
     @property
     def params(self) -> SamplingParams:
         """The drafted request."""
         return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            seed=self.seed,
-            speculative=True if self.num_draft_tokens is None else self.num_draft_tokens,
+            max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
         )
 
 
@@ -43,15 +35,15 @@ class ConcurrencyConfig:
     """Several requests at once.
 
     Each point of `concurrency` runs the same `num_requests` requests to completion, with at most
-    that many at once; None is as many as the largest point. `fixed` is the depth, in drafted
-    tokens, of the way that always drafts as many. `ledger` also accounts for the time of every
+    that many at once; None is as many as the largest point. `num_draft_tokens` are the
+    candidates of the way that always verifies as many. `ledger` also accounts for the time of every
     step, for which a GPU has to be waited for.
     """
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     num_requests: int | None = None
     repeats: int = 3
-    fixed: int = 15
+    num_draft_tokens: int = 15
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0
@@ -60,7 +52,7 @@ class ConcurrencyConfig:
     def __post_init__(self) -> None:
         _check_points("concurrency", self.concurrency)
         _check_positive("repeats", self.repeats)
-        _check_positive("fixed", self.fixed)
+        _check_positive("num_draft_tokens", self.num_draft_tokens)
         if self.num_requests is not None:
             _check_positive("requests", self.num_requests)
 
@@ -79,7 +71,7 @@ class ConcurrencyConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeverSlowerConfig:
-    """Adaptive depth against an engine without a drafter, in pairs of runs.
+    """Adaptive drafting against an engine without a drafter, in pairs of runs.
 
     Each side of a point of `concurrency` runs for at least `seconds` in all, `seconds / pairs` in
     each pair, and both the same whole sets of requests, which are as many as the largest point.
@@ -111,19 +103,19 @@ class NeverSlowerConfig:
 class ContextConfig:
     """Long prompts: `passages` pieces of a text, cut to each of `lengths` tokens.
 
-    `fixed` is the depth in drafted tokens; None adapts it.
+    `num_draft_tokens` candidates are verified in every step; None: as many as pay.
     """
 
     lengths: tuple[int, ...] = (512, 2048, 4096, 8192)
     passages: int = 3
-    fixed: int | None = None
+    num_draft_tokens: int | None = None
     max_tokens: int = 128
 
     def __post_init__(self) -> None:
         _check_points("lengths", self.lengths)
         _check_positive("passages", self.passages)
-        if self.fixed is not None:
-            _check_positive("fixed", self.fixed)
+        if self.num_draft_tokens is not None:
+            _check_positive("num_draft_tokens", self.num_draft_tokens)
 
     @property
     def params(self) -> SamplingParams:

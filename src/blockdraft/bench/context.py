@@ -38,7 +38,7 @@ CONTEXT_DEFINITIONS = {
     "first_token_seconds": "from the request to its first token, median over the passages",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
     "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
-    "adaptive depth has learned stays from run to run",
+    "adaptive drafting has learned stays from run to run",
     "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
     "kv_bytes": "keys and values of prompt and output: layers x key-value heads x head size x 2 x "
     "bytes of a number x tokens, without pages that are partly empty",
@@ -104,7 +104,8 @@ class ContextBench:
         """
         lengths = {wanted: self._fitting(wanted, config) for wanted in config.lengths}
         passages = self._passages(prose, config.passages, max(lengths.values()))
-        ways = [PLAIN, ADAPTIVE if config.fixed is None else fixed(config.fixed)]
+        most = config.num_draft_tokens
+        ways = [PLAIN, ADAPTIVE if most is None else fixed(most)]
         measurements: list[ContextMeasurement] = []
         for wanted, length in lengths.items():
             for way in ways:

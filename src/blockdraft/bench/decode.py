@@ -20,6 +20,8 @@ from blockdraft.llm import LLM
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.measure.phases import PhaseTotals
+from blockdraft.text.outline import Check, Outline
+from blockdraft.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -29,19 +31,19 @@ _LEAST_REQUESTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How deep to draft, in tokens a step; 0 is plain decoding."""
+    """The most candidates of a step; 0 is plain decoding."""
 
     name: str
-    depth: int | Literal["adaptive"]
+    num_draft_tokens: int | Literal["adaptive"]
 
 
 PLAIN = Way("plain", 0)
 ADAPTIVE = Way("adaptive", "adaptive")
 
 
-def fixed(depth: int) -> Way:
-    """Always draft as many tokens."""
-    return Way(f"fixed {depth}", depth)
+def fixed(num_draft_tokens: int) -> Way:
+    """Always verify as many candidates."""
+    return Way(f"fixed {num_draft_tokens}", num_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def total_acceptance(samples: Sequence[TimedOutput]) -> AcceptanceStats:
 class Decoder:
     """Decodes sets of requests with one LLM, which it leaves as its last run set it.
 
-    No prompt is reused. What adaptive depth has learned stays from run to run, as in a server,
+    No prompt is reused. What adaptive drafting has learned stays from run to run, as in a server,
     also where other ways come in between.
     """
 
@@ -122,7 +124,7 @@ class Decoder:
         self._use(way)
         if way == PLAIN:
             # Beyond depth 0, the drafter is not even told what the target has read.
-            params = replace(params, speculative=False)
+            params = replace(params, num_draft_tokens=0)
         engine.timer.take_totals()
         start = perf_counter()
         with engine.timer.phase("stream"):
@@ -147,10 +149,10 @@ class Decoder:
         self.run(prompts[:concurrency], short, way, concurrency)
 
     def _use(self, way: Way) -> None:
-        if way.depth != "adaptive":
-            self.llm.use_fixed_depth(way.depth)
+        if way.num_draft_tokens != "adaptive":
+            self.llm.use_fixed_drafting(way.num_draft_tokens)
             return
-        self.llm.use_adaptive_depth()
+        self.llm.use_adaptive_drafting()
         if self._learned is not None:
             self.llm.engine.allocator.policy = self._learned
         self._learned = self.llm.engine.allocator.policy
@@ -203,21 +205,37 @@ def check_drafts(llm: LLM) -> None:
         raise ConfigError("there is no drafter to measure; name one with --drafter")
 
 
-def encode_prompt(llm: LLM, prompt: BenchPrompt, params: SamplingParams) -> list[int]:
+def encode_prompt(
+    tokenizer: Tokenizer, check: Check, prompt: BenchPrompt, params: SamplingParams
+) -> list[int]:
     """Token ids of a prompt, as a user's turn where the target has a chat template.
 
     Raises:
         RequestError: it cannot be decoded with these parameters; names the prompt.
     """
     try:
-        if llm.tokenizer.has_chat_template:
-            ids = llm.tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+        if tokenizer.has_chat_template:
+            ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
         else:
-            ids = llm.tokenizer.encode(prompt.text)
-        llm.engine.check_prompt(ids, params)
+            ids = tokenizer.encode(prompt.text)
+        check(ids, params)
     except RequestError as error:
         raise RequestError(f"prompt {prompt.id} of {prompt.category}: {error}") from error
     return ids
+
+
+def encode_prompts(
+    llm: LLM, prompts: Sequence[BenchPrompt], params: SamplingParams
+) -> list[list[int]]:
+    """Of a loaded model; see `encode_prompt`."""
+    check = llm.engine.check_prompt
+    return [encode_prompt(llm.tokenizer, check, prompt, params) for prompt in prompts]
+
+
+def check_prompts(outline: Outline, prompts: Sequence[BenchPrompt], params: SamplingParams) -> None:
+    """Refuse what `encode_prompts` would refuse, as far as it is known before weights are read."""
+    for prompt in prompts:
+        encode_prompt(outline.tokenizer, outline.check, prompt, params)
 
 
 def in_turn(items: Sequence[T], turn: int) -> list[T]:

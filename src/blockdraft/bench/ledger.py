@@ -58,7 +58,7 @@ def decode_accounted(llm: LLM, prompt_ids: list[int], params: SamplingParams) ->
     asked = replace(params, seed=seed)
     drafts = llm.drafter_folder is not None or llm.config.lookup or bool(params.prediction)
     drafts = drafts and params.max_draft_tokens != 0
-    ways = [asked, replace(asked, speculative=False)] if drafts else [asked]
+    ways = [asked, replace(asked, num_draft_tokens=0)] if drafts else [asked]
     for way in ways:
         num_tokens = min(WARM_UP_TOKENS, way.max_tokens)
         warm_up = replace(way, max_tokens=num_tokens, min_tokens=min(num_tokens, way.min_tokens))

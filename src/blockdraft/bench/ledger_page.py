@@ -27,6 +27,7 @@ _KINDS: Mapping[Line, str] = {
     "prefill": "target",
     "accepted": "target",
     "bonus": "target",
+    "siblings": "wasted",
     "wasted": "wasted",
 }
 """What bars are colored by; every other line is the host's."""
@@ -101,7 +102,7 @@ def _picture(account: Account, scale: float) -> _Picture:
         bars.append(_bar(index, label, kind, (begin, length, scale), f"{share:.1%}"))
         begin += length
     total = (0.0, _per_token(ledger), scale)
-    bars.append(_bar(len(lines), "sum", "host", total, f"{ledger.num_tokens} tokens"))
+    bars.append(_bar(len(lines), "sum", "host", total, f"over {ledger.num_tokens} tokens"))
     return _Picture(
         title=account.title,
         figures=figure_lines(account),

@@ -1,4 +1,4 @@
-"""Adaptive depth against an engine without a drafter: the worst that drafting may cost."""
+"""Adaptive drafting against an engine without a drafter: the worst that drafting may cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from blockdraft.bench.decode import (
     Decoder,
     Run,
     check_drafts,
-    encode_prompt,
+    encode_prompts,
     run_in_turns,
     total_acceptance,
 )
@@ -25,7 +25,7 @@ NEVER_SLOWER_DEFINITIONS = {
     "of every turn included; over the pairs: median, lowest, highest",
     "ratio": "adaptive over no drafter, pair by pair; within one the sides take turns: "
     "median, lowest, highest",
-    "slowdown": "seconds per token with adaptive depth over those without a drafter: 1 over the "
+    "slowdown": "seconds per token with adaptive drafting over those without a drafter: 1 over the "
     "median ratio",
     "limit": "the most that slowdown may be: 1.03, and one second of trying in seconds_per_side",
     "holds": "slowdown is at most limit",
@@ -33,7 +33,7 @@ NEVER_SLOWER_DEFINITIONS = {
     "are independent: 1 - 2^(1 - pairs)",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
     "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
-    "adaptive depth has learned stays from run to run",
+    "adaptive drafting has learned stays from run to run",
     "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
     "num_identical": "outputs of both sides that equal the first ones without a drafter",
 }
@@ -104,7 +104,7 @@ class NeverSlowerBench:
             RequestError: a prompt cannot be decoded; known before anything is measured.
         """
         chosen = mixed_prompts(prompts, config.requests_per_point)
-        encoded = [encode_prompt(self.baseline, prompt, config.params) for prompt in chosen]
+        encoded = encode_prompts(self.baseline, chosen, config.params)
         sides = [(Decoder(self.baseline), PLAIN), (Decoder(self.llm), ADAPTIVE)]
         reference: list[tuple[int, ...]] = []
         pairs: list[Turn] = []

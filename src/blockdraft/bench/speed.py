@@ -5,11 +5,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
-from blockdraft.bench.decode import check_drafts, encode_prompt, in_turn
+from blockdraft.bench.decode import check_drafts, encode_prompts, in_turn
 from blockdraft.bench.stock import StockGenerator
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
-from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
 from blockdraft.measure.measuring import Meter, compute_every_prompt
@@ -58,11 +57,9 @@ class SpeedBench:
         """Measure every prompt, after a warm-up of every way with the first.
 
         Raises:
-            ConfigError: the block is larger than the drafter's.
             RequestError: a prompt cannot be decoded; known before anything is measured.
         """
-        self._check_limit(config)
-        encoded = [encode_prompt(self.llm, prompt, config.params) for prompt in prompts]
+        encoded = encode_prompts(self.llm, prompts, config.params)
         ways = self._ways(config)
         warm_up = replace(config.params, max_tokens=min(WARM_UP_TOKENS, config.max_tokens))
         for decode in ways.values():
@@ -85,18 +82,10 @@ class SpeedBench:
         return ways
 
     def _plain(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
-        return self._drafted(prompt_ids, replace(params, speculative=False))
+        return self._drafted(prompt_ids, replace(params, num_draft_tokens=0))
 
     def _drafted(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
         return timed_output(self.llm.generate(prompt_ids, params).completions[0])
-
-    def _check_limit(self, config: SpeedConfig) -> None:
-        most, asked = self.llm.engine.drafter.max_nodes, config.num_draft_tokens
-        if asked is not None and asked > most:
-            raise ConfigError(
-                f"num_draft_tokens is {asked}, and the drafter proposes {most} at most; "
-                "give no more"
-            )
 
 
 def _in_turns(

@@ -22,6 +22,7 @@ from blockdraft.cli.bench_output import (
     Progress,
     check_before_loading,
     headline,
+    load_for_prompts,
     publish,
 )
 from blockdraft.cli.ledger_output import (
@@ -56,7 +57,7 @@ WithTransformers = Annotated[
 
 @app.command()
 @with_verbosity
-@options.models(without=options.FIXED)
+@options.models(without=[name for name in options.FIXED if name not in options.DRAFTED])
 def speed(
     ctx: typer.Context,
     prompts: Annotated[list[Path], typer.Option(help="JSONL file of prompts. Repeatable.")],
@@ -64,7 +65,6 @@ def speed(
     max_tokens: options.MaxTokens = _SPEED.max_tokens,
     temperature: options.Temperature = _SPEED.temperature,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _SPEED.seed,
-    num_draft_tokens: options.NumDraftTokens = _SPEED.num_draft_tokens,
     with_transformers: WithTransformers = _SPEED.with_transformers,
     ledger: Ledger = _SPEED.ledger,
     waterfall: Waterfall = None,
@@ -77,7 +77,6 @@ def speed(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
-        num_draft_tokens=num_draft_tokens,
         with_transformers=with_transformers,
         ledger=ledger,
     )
@@ -118,7 +117,7 @@ def _measure(
     for config in configs:
         config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
-    llm = options.load_llm(llm_config)
+    llm = load_for_prompts(llm_config, workload, [config.params for config in configs])
     from rich.console import Console
 
     from blockdraft.bench.figures import groups_of

@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 import typer
 
 from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
-from blockdraft.bench.workload import BUNDLED, BenchPrompt, read_workload
+from blockdraft.bench.workload import BUNDLED, BenchPrompt, mixed_prompts, read_workload
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
     Output,
     Progress,
     check_before_loading,
     headline,
+    load_for_prompts,
     parse_points,
     publish,
     show_points,
@@ -54,8 +55,12 @@ def concurrency(
     ] = _CONCURRENCY.num_requests,
     repeats: Annotated[int, typer.Option(help="Runs of each way.")] = _CONCURRENCY.repeats,
     num_draft_tokens: Annotated[
-        int, typer.Option(help="Candidates that the fixed way verifies in every step.")
-    ] = _CONCURRENCY.fixed,
+        int | None,
+        typer.Option(
+            help="Most candidates to verify a step where they are fixed, the anchor not counted.",
+            show_default=str(_CONCURRENCY.num_draft_tokens),
+        ),
+    ] = None,
     max_tokens: options.MaxTokens = _CONCURRENCY.max_tokens,
     temperature: options.Temperature = _CONCURRENCY.temperature,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _CONCURRENCY.seed,
@@ -64,7 +69,7 @@ def concurrency(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time the same requests, few or many at once: plain, with fixed and with adaptive depth.
+    """Time the same requests, few or many at once: plain, with fixed and with adaptive drafting.
 
     Closed loop: every point runs all requests to completion, and the next one starts when one has
     ended. Exits with 1 if any output differs from plain decoding although exactness was asked for.
@@ -74,7 +79,9 @@ def concurrency(
         concurrency=parse_points("concurrency", concurrency),
         num_requests=requests,
         repeats=repeats,
-        fixed=num_draft_tokens,
+        num_draft_tokens=(
+            _CONCURRENCY.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
+        ),
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
@@ -96,7 +103,9 @@ def _measure_concurrency(
 ) -> None:
     config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
-    llm = options.load_llm(llm_config)
+    llm = load_for_prompts(
+        llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
+    )
     from rich.console import Console
 
     from blockdraft.bench import concurrency_report as report
@@ -146,7 +155,7 @@ def never_slower(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time adaptive depth against an engine without a drafter, in alternating pairs.
+    """Time adaptive drafting against an engine without a drafter, in alternating pairs.
 
     Greedy. The target is loaded twice. Exits with 1 if any output differs although exactness was
     asked for; being slower is a result, not a failure.
@@ -173,7 +182,9 @@ def _measure_never_slower(
 ) -> None:
     config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
-    llm = options.load_llm(llm_config)
+    llm = load_for_prompts(
+        llm_config, mixed_prompts(workload, config.requests_per_point), [config.params]
+    )
     baseline = options.load_llm(replace(llm_config, drafter=None))
     from rich.console import Console
 

@@ -42,8 +42,11 @@ def context(
     ] = _CONTEXT.passages,
     num_draft_tokens: Annotated[
         int | None,
-        typer.Option(help="Candidates verified in every step.", show_default="adaptive"),
-    ] = _CONTEXT.fixed,
+        typer.Option(
+            help="Most candidates to verify a step where they are fixed, the anchor not counted.",
+            show_default="as many as pay",
+        ),
+    ] = _CONTEXT.num_draft_tokens,
     max_tokens: options.MaxTokens = _CONTEXT.max_tokens,
     output: Output = None,
     as_json: options.Json = False,
@@ -58,7 +61,7 @@ def context(
     config = ContextConfig(
         lengths=parse_points("lengths", lengths),
         passages=passages,
-        fixed=num_draft_tokens,
+        num_draft_tokens=num_draft_tokens,
         max_tokens=max_tokens,
     )
     prose = read_prose(text) if text else python_help()
@@ -82,9 +85,10 @@ def _measure(
     if not as_json:
         rows = context_figures(llm, measured)
         print(headline(llm))
-        depth = "adaptive depth" if config.fixed is None else f"fixed depth {config.fixed}"
+        most = config.num_draft_tokens
+        drafting = "adaptive drafting" if most is None else f"{most} candidates a step"
         size = f"{config.max_tokens} tokens, {config.passages} passages of {prose.source}"
-        Console().print(report.context_table(f"greedy, {depth}, {size}", rows))
+        Console().print(report.context_table(f"greedy, {drafting}, {size}", rows))
         print(*report.clipped_lines(rows), report.CONTEXT_LEGEND, sep="\n")
     if llm_config.exact and not all(m.identical for m in measured):
         raise typer.Exit(NO)

@@ -2,18 +2,22 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blockdraft.cli import options
 from blockdraft.cli.output import describe_llm, print_json
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
+    from blockdraft.bench.workload import BenchPrompt
     from blockdraft.llm import LLM
+    from blockdraft.text.outline import Outline
 
 Output = Annotated[Path | None, typer.Option(help="Write the JSON report to this file too.")]
 
@@ -30,6 +34,20 @@ def check_before_loading(llm_config: LLMConfig, output: Path | None) -> None:
         raise ConfigError(f"cannot write {output}: its folder does not exist; make it first")
     if output is not None and output.is_dir():
         raise ConfigError(f"cannot write {output}: it is a folder; give the name of a file")
+
+
+def load_for_prompts(
+    llm_config: LLMConfig, workload: Sequence["BenchPrompt"], all_params: Sequence[SamplingParams]
+) -> "LLM":
+    """Load the pair; prompts that it cannot answer are refused before weights are read."""
+
+    def check(outline: "Outline") -> None:
+        from blockdraft.bench.decode import check_prompts
+
+        for params in all_params:
+            check_prompts(outline, workload, params)
+
+    return options.load_llm(llm_config, check)
 
 
 def parse_points(name: str, text: str) -> tuple[int, ...]:

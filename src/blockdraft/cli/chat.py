@@ -21,7 +21,6 @@ _PARAMS = SamplingParams()
 @options.models(
     without=(
         "max_concurrency",
-        "tree_nodes",
         "shared_lookup",
     )
 )
@@ -29,6 +28,7 @@ _PARAMS = SamplingParams()
     without=(
         "n",
         "logprobs",
+        "prediction",
     )
 )
 def chat(
@@ -40,9 +40,13 @@ def chat(
 ) -> None:
     """Talk with the target. /reset forgets the conversation, /quit ends it."""
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
-    llm = options.load_llm(config)
-    print("/reset forgets the conversation, /quit or Ctrl-D ends it", file=sys.stderr)
     opening = [] if system is None else [{"role": "system", "content": system}]
+    shortest = [*opening, {"role": "user", "content": "Hi"}]
+    llm = options.load_llm(
+        config,
+        lambda outline: outline.check(outline.tokenizer.encode_chat(shortest), params),
+    )
+    print("/reset forgets the conversation, /quit or Ctrl-D ends it", file=sys.stderr)
     messages = list(opening)
     take_turn = _take_json_turn if as_json else _take_turn
     while (line := _read_line("" if as_json else "> ")) is not None:

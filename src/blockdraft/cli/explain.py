@@ -19,7 +19,10 @@ from blockdraft.measure.provenance import describe_environment
 if TYPE_CHECKING:
     from blockdraft.diagnose.explain.groups import Explained
     from blockdraft.diagnose.explain.prompts import Question
+    from blockdraft.diagnose.explain.report import Asked
     from blockdraft.llm import LLM
+    from blockdraft.text.outline import Check
+    from blockdraft.text.tokenizer import Tokenizer
 
 _CONFIG = LLMConfig()
 _PARAMS = SamplingParams()
@@ -29,7 +32,6 @@ _PARAMS = SamplingParams()
     without=(
         "memory",
         "max_concurrency",
-        "tree_nodes",
         "shared_lookup",
     )
 )
@@ -37,6 +39,7 @@ _PARAMS = SamplingParams()
     without=(
         "n",
         "logprobs",
+        "prediction",
     )
 )
 def explain(
@@ -67,24 +70,30 @@ def explain(
     """Show what was drafted in every round, what was kept, and why the rest was rejected."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
-    _check(config, params, stream=stream, stall_ms=stall_ms, html=html)
+    _check(config, stream=stream, stall_ms=stall_ms, html=html)
     questions = _questions(prompt, prompts)
-    llm = options.load_llm(config)
-    explained = _explain(llm, questions, params, raw=raw, with_streams=stream)
+
+    def encode(tokenizer: "Tokenizer", check: "Check") -> list["Asked"]:
+        from blockdraft.diagnose.explain.report import encode_question
+
+        return [encode_question(tokenizer, check, one, params, raw=raw) for one in questions]
+
+    llm = options.load_llm(config, lambda outline: encode(outline.tokenizer, outline.check))
+    asked = encode(llm.tokenizer, llm.engine.check_prompt)
+    explained = _explain(llm, asked, params, with_streams=stream)
     stall_limit = None if stall_ms is None else stall_ms / 1000
     _publish(llm, explained, params, stall_limit, html, as_json)
 
 
 def _check(
     config: LLMConfig,
-    params: SamplingParams,
     *,
     stream: bool,
     stall_ms: float | None,
     html: Path | None,
 ) -> None:
     """Refuse at once what would fail only after the models have been loaded."""
-    if not config.drafts or params.max_draft_tokens == 0:
+    if not config.drafts:
         raise ConfigError(
             "there are no drafts to explain; name a drafter, and leave --num-draft-tokens above 0"
         )
@@ -112,16 +121,10 @@ def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
 
 
 def _explain(
-    llm: "LLM",
-    questions: list["Question"],
-    params: SamplingParams,
-    *,
-    raw: bool,
-    with_streams: bool,
+    llm: "LLM", asked: list["Asked"], params: SamplingParams, *, with_streams: bool
 ) -> list["Explained"]:
-    from blockdraft.diagnose.explain.report import encode_question, explain_all
+    from blockdraft.diagnose.explain.report import explain_all
 
-    asked = [encode_question(llm, question, params, raw=raw) for question in questions]
     progress = Progress("explained", len(asked))
     advance = progress.advance if len(asked) > 1 else lambda _: None
     return explain_all(llm, asked, params, with_streams=with_streams, on_done=advance)

@@ -99,7 +99,7 @@ def _check(values: Mapping[str, Any], config: LLMConfig, params: SamplingParams)
     check_waterfall(values["waterfall"], with_ledger=values["ledger"])
     if values["raw"] and values["system"] is not None:
         raise ConfigError("--system needs the chat template; leave out --system or --raw")
-    if values["compare"] and (not config.drafts or params.max_draft_tokens == 0):
+    if values["compare"] and not config.drafts:
         raise ConfigError("--compare needs a drafter and --num-draft-tokens above 0")
     if values["smooth"] and (values["as_json"] or params.n != 1):
         raise ConfigError("--smooth needs one sample that streams as text; leave it out")

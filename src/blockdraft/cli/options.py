@@ -44,12 +44,16 @@ Device = Annotated[
 Exact = Annotated[
     Switch, typer.Option(help="Keep drafted output equal to plain output, bit for bit.")
 ]
-TreeNodes = Annotated[
+NumDraftTokens = Annotated[
     int | None,
     typer.Option(
-        help="Most tokens of a drafted tree; as many of them are verified as pay.",
-        show_default="15",
+        help="Most candidates to verify a step, the anchor not counted; 0 decodes plainly.",
+        show_default="as many as pay",
     ),
+]
+DraftDepth = Annotated[
+    int | None,
+    typer.Option(help="Longest path of the candidates.", show_default="the drafter's"),
 ]
 Lookup = Annotated[
     bool,
@@ -106,13 +110,6 @@ MinP = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.", show_default="drawn")]
-NumDraftTokens = Annotated[
-    int | None,
-    typer.Option(
-        help="Most candidates to verify a step, the anchor not counted; 0 decodes plainly.",
-        show_default="as many as pay",
-    ),
-]
 RepetitionPenalty = Annotated[
     float, typer.Option(help="Above 1: tokens of prompt and answer become less likely.")
 ]
@@ -147,13 +144,22 @@ Choice = Annotated[
 GrammarFile = Annotated[
     Path | None, typer.Option("--grammar", help="Answer with text of this Lark grammar.")
 ]
+Prediction = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT|@FILE",
+        help="What the answer is expected to be: drafted from, and changes no output.",
+    ),
+]
 N = Annotated[int, typer.Option("--n", help="Number of samples.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 _CONFIG, _PARAMS = LLMConfig(), SamplingParams()
 
-FIXED = ("max_concurrency", "tree_nodes", "recheck", "shared_lookup")
+DRAFTED = ("num_draft_tokens", "draft_depth")
+"""How much is drafted; of LLMConfig, and so no option of a request."""
+FIXED = ("max_concurrency", *DRAFTED, "recheck", "shared_lookup")
 """Fields of LLMConfig that commands which measure or examine set themselves."""
 
 models = Fields(
@@ -168,7 +174,8 @@ models = Fields(
         "num_threads": NumThreads,
         "memory": Memory,
         "max_concurrency": MaxConcurrency,
-        "tree_nodes": TreeNodes,
+        "num_draft_tokens": NumDraftTokens,
+        "draft_depth": DraftDepth,
         "lookup": Lookup,
         "shared_lookup": SharedLookup,
         "recheck": Recheck,
@@ -201,11 +208,11 @@ sampling = Fields(
         "regex": Regex,
         "choice": Choice,
         "grammar": GrammarFile,
-        "num_draft_tokens": NumDraftTokens,
+        "prediction": Prediction,
     },
     {f.name: getattr(_PARAMS, f.name) for f in fields(SamplingParams)}
     | dict.fromkeys(("logit_bias", "stop", "stop_token_ids"))  # repeatable: none are given
-    | dict.fromkeys(("json_schema", "regex", "choice", "grammar", "num_draft_tokens")),
+    | dict.fromkeys(("json_schema", "regex", "choice", "grammar", "prediction")),
 )
 """Of SamplingParams; a grammar is given in one of several forms."""
 
@@ -253,6 +260,17 @@ def parse_grammar(values: Mapping[str, Any]) -> Grammar | None:
     return Grammar.regex(value) if name == "regex" else Grammar.choice(value)
 
 
+def parse_prediction(given: str | None) -> str:
+    """The text of `--prediction`, or that of the file that it names.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if given is None:
+        return ""
+    return _read("--prediction", Path(given[1:])) if given.startswith("@") else given
+
+
 def _read(option: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -266,15 +284,12 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     Raises:
         ConfigError, RequestError: a value is not usable.
     """
-    chosen = {f.name: values[f.name] for f in fields(SamplingParams) if f.name in values}
+    names = {f.name for f in fields(SamplingParams)} - set(DRAFTED)
+    chosen = {name: values[name] for name in names if name in values}
     for name in ("stop", "stop_token_ids"):
         chosen[name] = tuple(chosen.get(name) or ())
     chosen["logit_bias"] = parse_logit_bias(chosen.get("logit_bias") or ())
-    num_draft_tokens = values.get("num_draft_tokens")
-    if num_draft_tokens is not None:
-        if num_draft_tokens < 0:
-            raise ConfigError(f"--num-draft-tokens is {num_draft_tokens}; give 0 or more")
-        chosen["speculative"] = num_draft_tokens
+    chosen["prediction"] = parse_prediction(values.get("prediction"))
     chosen["grammar"] = parse_grammar(values)
     return SamplingParams(**chosen)
 
@@ -290,7 +305,7 @@ def llm_config(values: Mapping[str, Any]) -> LLMConfig:
     return LLMConfig(**chosen | {"exact": values["exact"] == "on"})
 
 
-def load_llm(config: LLMConfig, check: Callable[["Outline"], None] | None = None) -> "LLM":
+def load_llm(config: LLMConfig, check: Callable[["Outline"], object] | None = None) -> "LLM":
     """Load what the options ask for; `check` may refuse the request before weights are read."""
     LOG.info("loading %s", config.target)
     # A wrong name is refused before the libraries are imported, which takes seconds.

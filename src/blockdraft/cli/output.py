@@ -29,6 +29,8 @@ def describe_llm(llm: "LLM") -> dict[str, Any]:
         "dtype": str(llm.dtype).removeprefix("torch."),
         "device": llm.device,
         "exact": llm.config.exact,
+        "num_draft_tokens": llm.config.num_draft_tokens,
+        "draft_depth": llm.config.draft_depth,
         "threads": torch.get_num_threads(),
     }
 

@@ -25,6 +25,7 @@ from blockdraft.proof.summary import MARKS, Mark, sections, setting_line, verdic
 
 if TYPE_CHECKING:
     from blockdraft.proof.findings import Findings
+    from blockdraft.text.outline import Outline
 
 _LLM = LLMConfig()
 _PROOF = ProofConfig()
@@ -36,7 +37,7 @@ _COLORS: Mapping[Mark, str] = {"ok": "green", "failed": "bold red", "note": "dim
 
 @options.models(
     without=(
-        "tree_nodes",
+        *options.DRAFTED,
         "recheck",
         "lookup",
         "shared_lookup",
@@ -127,7 +128,13 @@ def _prove(asked: _Asked, output: Path | None, html: Path | None) -> dict[str, A
     if asked.config.one_of_a_kind:
         corpus = first_of_each_kind(corpus)
     own = [prompt for path in asked.paths for prompt in read_prompts(path)]
-    llm = options.load_llm(replace(asked.llm_config, recheck=True))
+
+    def check(outline: "Outline") -> None:
+        from blockdraft.proof.cases import check_own
+
+        check_own(outline, own, asked.config)
+
+    llm = options.load_llm(replace(asked.llm_config, recheck=True), check)
     from blockdraft.proof.certificate import describe_proof, make_certificate
     from blockdraft.proof.prove import Proof
 

@@ -117,15 +117,6 @@ DataParallel = Annotated[
         rich_help_panel=_OTHER,
     ),
 ]
-DraftTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--num-draft-tokens",
-        help="Tokens to draft a step, without the anchor.",
-        show_default="a whole block",
-        rich_help_panel=_OTHER,
-    ),
-]
 Extra = Annotated[
     list[str] | None,
     typer.Argument(
@@ -159,7 +150,6 @@ def serve(
     tensor_parallel: TensorParallel = None,
     pipeline_parallel: PipelineParallel = None,
     data_parallel: DataParallel = None,
-    num_draft_tokens: DraftTokens = None,
     extra: Extra = None,
 ) -> None:
     """Serve a target with its drafter to OpenAI's clients."""

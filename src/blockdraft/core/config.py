@@ -31,8 +31,11 @@ class LLMConfig:
     sequences of full length, but at most a quarter of the machine's (or container's) memory.
     adaptive: verify as much as pays on this machine, nothing included; False verifies all that is
     drafted.
-    tree_nodes: tokens that a step drafts as a tree: a whole block and branches where the drafter is
-    unsure. None is 15 with `adaptive`, and chains without.
+    num_draft_tokens: the most candidates that are verified for a sequence in one step, the anchor
+    not counted; 0 decodes plainly, without a drafter. None is 15 of the drafter, or a whole block
+    if that has more; without `adaptive` a whole block.
+    draft_depth: the longest path of them; None is the drafter's own. More candidates than the
+    drafter's path is long make a tree, with branches where it is unsure.
     lookup: also draft what followed the same words earlier in prompt and output; without a drafter
     that alone. shared_lookup: in so many tokens of the last outputs of all requests too.
     recheck: test the kernels and time the steps again, instead of taking what an earlier start of
@@ -54,17 +57,17 @@ class LLMConfig:
     prefill_chunk: int = 512
     memory: float | None = None
     adaptive: bool = True
-    tree_nodes: int | None = None
+    num_draft_tokens: int | None = None
+    draft_depth: int | None = None
     lookup: bool = False
     shared_lookup: int = 0
     num_threads: int | None = None
     recheck: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_concurrency", "prefill_chunk", "tree_nodes", "num_threads"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
+        for name in ("max_concurrency", "prefill_chunk", "draft_depth", "num_threads"):
+            _check_count(name, getattr(self, name), 1)
+        _check_count("num_draft_tokens", self.num_draft_tokens, 0)
         if self.draft_dtype not in get_args(DraftDtype):
             raise ConfigError(f"draft_dtype is {self.draft_dtype!r}; give auto, int8 or target")
         if self.memory is not None and not 0 < self.memory < math.inf:
@@ -78,18 +81,18 @@ class LLMConfig:
                 f"shared_lookup is {self.shared_lookup}, and lookup is off; switch it on, or leave "
                 "out shared_lookup"
             )
-        if self.tree_nodes is not None and not self.names_drafter:
-            raise ConfigError(
-                f"tree_nodes is {self.tree_nodes}, but there is no drafter; name one, or leave out "
-                "tree_nodes"
-            )
 
     @property
     def drafts(self) -> bool:
         """False if plain decoding was asked for."""
-        return self.names_drafter or self.lookup
+        return self.names_drafter or (self.lookup and self.num_draft_tokens != 0)
 
     @property
     def names_drafter(self) -> bool:
         """True if a model drafts."""
-        return self.drafter not in (None, "none")
+        return self.drafter not in (None, "none") and self.num_draft_tokens != 0
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if value is not None and (not isinstance(value, int) or value < least):
+        raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}")

@@ -20,8 +20,10 @@ class SamplingParams:
     """How the next token is chosen, and when to stop.
 
     temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 filter nothing. `logprobs` asks for the
-    log-probability of each token and of that many most likely ones. `speculative` is True for as
-    many drafted tokens as the drafter gives, False for plain decoding, or the most a step drafts.
+    log-probability of each token and of that many most likely ones. `num_draft_tokens` is the most
+    candidates that are verified in one step, the anchor not counted, and `draft_depth` the longest
+    path of them; 0 candidates are plain decoding, None leaves it to the configuration, and neither
+    exceeds that.
     `drafters` are the kinds of loaded drafters that may propose, all if None; () is plain decoding.
     `prediction` is what the output is expected to be, in whole or in part, as text or token ids: it
     is drafted from, and changes no output.
@@ -50,7 +52,8 @@ class SamplingParams:
     ignore_eos: bool = False
     n: int = 1
     logprobs: int | None = None
-    speculative: bool | int = True
+    num_draft_tokens: int | None = None
+    draft_depth: int | None = None
     grammar: Grammar | None = None
     prompt_logprobs: bool = False
     prediction: str | tuple[int, ...] = ()
@@ -79,8 +82,10 @@ class SamplingParams:
         _check_count("n", self.n, 1, MAX_SAMPLES)
         if self.logprobs is not None:
             _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if not isinstance(self.speculative, bool):
-            _check_count("speculative", self.speculative, 0)
+        if self.num_draft_tokens is not None:
+            _check_count("num_draft_tokens", self.num_draft_tokens, 0)
+        if self.draft_depth is not None:
+            _check_count("draft_depth", self.draft_depth, 1)
         if self.drafters is not None:
             self._take("drafters", _checked_drafters(self.drafters))
         self._take("prediction", _checked_prediction(self.prediction))
@@ -122,12 +127,8 @@ class SamplingParams:
 
     @property
     def max_draft_tokens(self) -> int | None:
-        """The most tokens a step may draft; None leaves it to the drafter."""
-        if self.drafters == ():
-            return 0
-        if self.speculative is True:
-            return None
-        return int(self.speculative)
+        """The most candidates of a step; None leaves it to the configuration."""
+        return 0 if self.drafters == () else self.num_draft_tokens
 
 
 def _checked_drafters(kinds: object) -> tuple[str, ...]:

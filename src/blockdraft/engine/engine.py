@@ -21,7 +21,7 @@ from blockdraft.core.sequence import Batch, Constraint, Sequence
 from blockdraft.engine.failures import is_out_of_memory
 from blockdraft.engine.observer import Observer
 from blockdraft.engine.record import SampleRecord
-from blockdraft.engine.scheduler import Scheduler, no_free_depth
+from blockdraft.engine.scheduler import Scheduler, least, no_free_depth
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer, Timer
 from blockdraft.measure.step_work import record_step, rows_work
@@ -33,7 +33,7 @@ from blockdraft.speculate.verify import verify
 
 _DEFAULTS = LLMConfig()
 
-DEFAULT_TREE_NODES = 15
+DEFAULT_NUM_DRAFT_TOKENS = 15
 """The most candidates of a sequence where as many are verified as pay."""
 
 logger = logging.getLogger(__name__)
@@ -103,64 +103,70 @@ class Engine:
             if isinstance(part, Recorded):
                 part.recorder = timer
 
-    def use_adaptive_depth(self, tree_nodes: int | None = None) -> None:
-        """Draft as much as pays on this machine from now on, nothing included.
+    def use_adaptive_drafting(
+        self, num_draft_tokens: int | None = None, draft_depth: int | None = None
+    ) -> None:
+        """Verify as many candidates as pay on this machine from now on, none included.
 
         The first time it measures what a step costs, which takes a moment; nothing may be running.
 
         Args:
-            tree_nodes: the most candidates of a sequence in a step; DEFAULT_TREE_NODES unless
-                given, and no fewer than a chain of the drafter has.
+            num_draft_tokens: the most candidates of a sequence in a step. Unless given, a model
+                proposes DEFAULT_NUM_DRAFT_TOKENS, or a whole chain if that has more.
+            draft_depth: the longest path of them; unless given, each drafter's own.
+
+        Raises:
+            ConfigError: a limit is out of its range.
         """
         if self._costs is None:
             self._costs = measure_costs(self.target, self.drafter)
-        depth = self.drafter.max_nodes
-        num_nodes = max(depth, DEFAULT_TREE_NODES if tree_nodes is None else tree_nodes)
-        self._set_depth(depth, num_nodes)
+        depth = self._limit_depth(num_draft_tokens, draft_depth)
+        most = num_draft_tokens
+        num_nodes = max(depth, DEFAULT_NUM_DRAFT_TOKENS) if most is None else most
+        # A policy that asks for shorter paths gets branches for the rest.
+        self._set_trees(num_nodes)
         self.allocator.policy = BestRate(
             self._costs, num_nodes, depth, self.drafter.lag, model_kind=self.drafter.kind
         )
 
-    def use_fixed_depth(self, depth: int) -> None:
-        """Draft `depth` tokens a step from now on where a request allows it, 0 for plain decoding.
+    def use_fixed_drafting(
+        self, num_draft_tokens: int | None = None, draft_depth: int | None = None
+    ) -> None:
+        """Verify all candidates from now on that the limits and a request allow.
 
-        May be more than the drafter was trained for.
+        More candidates than the drafter's path is long are a tree, others are a chain.
 
-        Raises:
-            ConfigError: `depth` is negative.
-        """
-        if depth < 0:
-            raise ConfigError(f"depth is {depth}; give 0 for plain decoding, or more")
-        self._set_depth(depth, drafts=depth > 0)
-        self.allocator.policy = VerifyAll()
-
-    def use_free_drafters_alone(self) -> None:
-        """Draft from now on only what needs no model."""
-        self._set_depth(0)
-        self.allocator.policy = VerifyAll()
-
-    def use_trees(self, num_nodes: int) -> None:
-        """Draft trees of so many tokens a step from now on where a request allows it.
-
-        Each holds a whole chain of the drafter and branches.
+        Args:
+            num_draft_tokens: the most candidates of a sequence in a step, 0 for plain decoding;
+                unless given, a whole chain of each drafter.
+            draft_depth: the longest path of them; unless given, each drafter's own.
 
         Raises:
-            ConfigError: a chain alone has more nodes.
+            ConfigError: a limit is out of its range.
         """
-        depth = self.drafter.max_nodes
-        if num_nodes < depth:
-            raise ConfigError(
-                f"tree_nodes is {num_nodes}, and a chain of this drafter alone has {depth}; give "
-                f"{depth} or more"
-            )
-        self._set_depth(depth, num_nodes)
+        depth = self._limit_depth(num_draft_tokens, draft_depth)
+        most = num_draft_tokens or 0
+        self._set_trees(most if most > depth else 0)
         self.allocator.policy = VerifyAll()
 
-    def _set_depth(self, depth: int, tree_nodes: int = 0, *, drafts: bool = True) -> None:
-        """Of what a model drafts; without `drafts` nobody does."""
-        self.scheduler.max_draft_tokens, self.scheduler.tree_nodes = depth, tree_nodes
+    def _limit_depth(self, num_draft_tokens: int | None, draft_depth: int | None) -> int:
+        """Set the limits of all drafters; returns how deep the one that runs a model may go."""
+        if num_draft_tokens is not None and num_draft_tokens < 0:
+            raise ConfigError(f"num_draft_tokens is {num_draft_tokens}; give 0 or more")
+        if draft_depth is not None and draft_depth < 1:
+            raise ConfigError(f"draft_depth is {draft_depth}; give 1 or more")
+        depth = least(self.drafter.max_nodes, num_draft_tokens, draft_depth)
+        self.scheduler.num_draft_tokens = num_draft_tokens
+        self.scheduler.draft_depth = draft_depth
+        self.scheduler.max_draft_tokens = depth
+        drafts = num_draft_tokens != 0
         self.scheduler.free_depth = self.proposer.free_depth if drafts else no_free_depth
-        self.proposer.joins_trees = tree_nodes > 0 and self.target.takes_trees
+        return depth
+
+    def _set_trees(self, num_nodes: int) -> None:
+        """Of so many nodes at most, 0 for chains."""
+        self.scheduler.tree_nodes = num_nodes
+        self.proposer.joins_trees = num_nodes > 0 and self.target.takes_trees
 
     def add(
         self,

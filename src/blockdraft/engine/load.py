@@ -80,9 +80,9 @@ def _load(
         prefill_chunk=config.prefill_chunk,
     )
     if config.adaptive and checkpoint is not None:
-        engine.use_adaptive_depth(config.tree_nodes)
-    elif config.tree_nodes is not None:
-        engine.use_trees(config.tree_nodes)
+        engine.use_adaptive_drafting(config.num_draft_tokens, config.draft_depth)
+    else:
+        engine.use_fixed_drafting(config.num_draft_tokens, config.draft_depth)
     return engine
 
 

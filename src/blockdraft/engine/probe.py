@@ -98,7 +98,7 @@ def run_probe(
     Raises:
         RequestError: a prompt does not fit the target's context.
     """
-    engine.use_fixed_depth(engine.drafter.max_nodes)
+    engine.use_fixed_drafting()
     params = SamplingParams(max_tokens=MAX_TOKENS)
     answers = []
     for prompt, prompt_ids in encoded:

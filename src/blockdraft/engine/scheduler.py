@@ -19,6 +19,11 @@ def no_free_depth(sequence: Sequence) -> int:
     return 0
 
 
+def least(limit: int, *others: int | None) -> int:
+    """The least of several limits; None is none."""
+    return min([limit, *(other for other in others if other is not None)])
+
+
 class Scheduler:
     """Continuous batching, first come, first served: each running sequence is in every step.
 
@@ -32,6 +37,7 @@ class Scheduler:
     says whether the drafter keeps one; what is reused must then hold it. Candidates of a drafter
     that runs a model are chains of at most `max_draft_tokens`, or trees of so deep paths and of at
     most `tree_nodes`, if that is more than 0. `free_depth` says how deep the others may propose.
+    `num_draft_tokens` and `draft_depth` are limits for all of them, as those of a request.
     """
 
     def __init__(
@@ -51,6 +57,8 @@ class Scheduler:
         self.max_draft_tokens = max_draft_tokens
         self.draft_context = draft_context
         self.tree_nodes = 0
+        self.num_draft_tokens: int | None = None
+        self.draft_depth: int | None = None
         self.free_depth: Callable[[Sequence], int] = no_free_depth
         self.num_preempted = 0
         self.waiting: deque[Sequence] = deque()
@@ -156,8 +164,9 @@ class Scheduler:
             return Row(sequence, new_ids, 0, is_prompt=True)
         # The bonus takes the last place, so no draft can be kept there.
         num_left = sequence.params.max_tokens - sequence.num_output - 1
-        model_depth = min(self.max_draft_tokens, num_left) if sequence.may_draft else 0
-        depth = max(model_depth, min(self.free_depth(sequence), num_left))
+        longest = least(num_left, self.draft_depth, sequence.params.draft_depth)
+        model_depth = min(self.max_draft_tokens, longest) if sequence.may_draft else 0
+        depth = max(model_depth, min(self.free_depth(sequence), longest))
         if depth <= 0:
             return Row(sequence, new_ids, 0)
         num_model_tokens = max(model_depth, self.tree_nodes) if model_depth > 0 else 0
@@ -172,8 +181,7 @@ class Scheduler:
 
     def _draft_limit(self, sequence: Sequence, limit: int) -> int:
         """The most candidates to verify of it, at most `limit`; room is reserved for them."""
-        if sequence.params.max_draft_tokens is not None:
-            limit = min(limit, sequence.params.max_draft_tokens)
+        limit = least(limit, self.num_draft_tokens, sequence.params.max_draft_tokens)
         # Drafts take what room there is; nobody is preempted for them.
         num_tokens = len(sequence.token_ids)
         if limit > 0 and not self.memory.reserve(sequence.key, num_tokens + limit):

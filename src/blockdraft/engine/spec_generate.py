@@ -83,7 +83,7 @@ class DraftModel(draft.DraftModel):
         )
         if block_size is not None:
             _check_block_size(block_size, self.config.block_size)
-            params = replace(params, speculative=block_size - 1)
+            params = replace(params, num_draft_tokens=block_size - 1)
         if input_ids.ndim != 2 or input_ids.shape[0] != 1:
             raise RequestError(
                 f"input_ids have shape {list(input_ids.shape)}; give one sequence, [1, prompt]"

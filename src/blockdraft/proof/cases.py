@@ -11,7 +11,8 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
 from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.corpus import ProofPrompt
-from blockdraft.text.tokenizer import THINKING_SWITCH
+from blockdraft.text.outline import Outline
+from blockdraft.text.tokenizer import THINKING_SWITCH, Tokenizer
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -93,7 +94,7 @@ def plan_cases(
     left_out: dict[str, str] = {}
     for index, prompt in enumerate([*corpus, *own]):
         try:
-            ids = encode(llm, prompt)
+            ids = encode(llm.tokenizer, prompt)
             found = [_case(llm, prompt, ids, name, config) for name in _settings_of(index, config)]
             for case in found:
                 llm.engine.check_prompt(case.prompt_ids, case.params)
@@ -114,14 +115,28 @@ def _check_ids(prompts: Sequence[ProofPrompt]) -> None:
         raise RequestError(f"two prompts have the id {twice[0]!r}; give each its own")
 
 
-def encode(llm: LLM, prompt: ProofPrompt) -> tuple[int, ...]:
+def check_own(outline: Outline, own: Sequence[ProofPrompt], config: ProofConfig) -> None:
+    """Refuse what `plan_cases` would refuse of the user's own, before weights are read.
+
+    Raises:
+        RequestError: a prompt cannot be decoded (names it).
+    """
+    params = SamplingParams(max_tokens=config.max_tokens)
+    for prompt in own:
+        try:
+            outline.check(encode(outline.tokenizer, prompt), params)
+        except RequestError as error:
+            raise RequestError(f"prompt {prompt.id}: {error}") from error
+
+
+def encode(tokenizer: Tokenizer, prompt: ProofPrompt) -> tuple[int, ...]:
     """Token ids of a prompt, in the chat template unless it is raw or there is none."""
-    if prompt.raw or not llm.tokenizer.has_chat_template:
-        ids = llm.tokenizer.encode(prompt.text)
+    if prompt.raw or not tokenizer.has_chat_template:
+        ids = tokenizer.encode(prompt.text)
     else:
-        has_switch = prompt.thinking is not None and llm.tokenizer.has_thinking_switch
+        has_switch = prompt.thinking is not None and tokenizer.has_thinking_switch
         options = {THINKING_SWITCH: prompt.thinking} if has_switch else {}
-        ids = llm.tokenizer.encode_chat([{"role": "user", "content": prompt.text}], options)
+        ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}], options)
     return tuple(ids[: prompt.take])
 
 

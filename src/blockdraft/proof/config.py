@@ -17,7 +17,7 @@ class ProofConfig:
     num_context_cases, num_stock_prompts, num_noise_cases: prompts whose draft context is computed
     again, prompts that transformers decodes too, and cases that measure the noise (exact off).
     num_control_cases: cases that a planted fault is tried on at most.
-    num_draws: samples of each distribution. adaptive: decode with adaptive depth too.
+    num_draws: samples of each distribution. adaptive: decode with adaptive drafting too.
 
     Raises:
         ConfigError, RequestError: a value is out of its range.

@@ -51,8 +51,8 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
     drafter = engine.drafter
     assert isinstance(drafter, DFlashDrafter)
     params = SamplingParams(max_tokens=case.params.max_tokens, ignore_eos=True)
-    # Adaptive depth gives a bad drafter a rest.
-    engine.use_fixed_depth(drafter.max_nodes)
+    # Adaptive drafting gives a bad drafter a rest.
+    engine.use_fixed_drafting()
     key = engine.add(case.prompt_ids, params)
     sequence = engine.progress[key].sequence
     held: list[LayerKV] = []

@@ -1,4 +1,4 @@
-"""The prompts of a proof: a bundled corpus, messy on purpose, and the user's own.
+"""The prompts of a proof: a bundled corpus of odd texts, and the user's own.
 
 Loads no model library.
 """

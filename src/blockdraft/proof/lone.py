@@ -26,7 +26,7 @@ def lone_sequence(
         ConfigError: the K/V memory is too small.
     """
     target, key = engine.target, next(_KEYS)
-    params = SamplingParams(max_tokens=max(1, num_output), speculative=features)
+    params = SamplingParams(max_tokens=max(1, num_output), num_draft_tokens=None if features else 0)
     sequence = Tokens(key, params, 0, 0, frozenset(), list(prompt_ids), len(prompt_ids))
     num_reused = target.memory.open(key, sequence.token_ids, with_context=False)
     try:

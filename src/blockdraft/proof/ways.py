@@ -104,11 +104,11 @@ def run(
     cases = [case for case in cases if len(case.prompt_ids) >= way.least_prompt]
     depth = llm.engine.drafter.max_nodes
     if way.depth == "adaptive":
-        llm.use_adaptive_depth()
+        llm.use_adaptive_drafting()
     elif way.depth == "trees":
-        llm.use_trees(TREE_SIZE * depth)
+        llm.use_fixed_drafting(TREE_SIZE * depth)
     else:
-        llm.use_fixed_depth(depth)
+        llm.use_fixed_drafting()
     llm.engine.scheduler.max_running = llm.config.max_concurrency
     with _reusing(llm, way.from_memory), _looking_up(llm, way.looks_up):
         return (_run_together if way.together else _run_alone)(llm, cases, way, done)
@@ -166,7 +166,7 @@ def _looking_up(llm: LLM, wanted: bool) -> Iterator[None]:
 
 
 def _stream(llm: LLM, case: Case, way: Way) -> Iterator[Chunk]:
-    params = case.params if way.depth != "none" else replace(case.params, speculative=False)
+    params = case.params if way.depth != "none" else replace(case.params, num_draft_tokens=0)
     return llm.generate(list(case.prompt_ids), params, stream=True)
 
 

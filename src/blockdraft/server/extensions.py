@@ -10,7 +10,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from blockdraft.core.errors import RequestError
-from blockdraft.server.protocol import MAX_LISTED_IDS, Ids, Number, RequestFields, StructuredFields
+from blockdraft.server.protocol import (
+    MAX_LISTED_IDS,
+    Ids,
+    Number,
+    RequestFields,
+    Speculative,
+    StructuredFields,
+)
 
 
 class Extensions(StructuredFields):
@@ -25,7 +32,9 @@ class Extensions(StructuredFields):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[Ids, Field(max_length=MAX_LISTED_IDS)] | None = None
-    speculative: bool | int | None = None
+    num_draft_tokens: int | None = None
+    draft_depth: int | None = None
+    speculative: Speculative = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def sampling_fields(self) -> dict[str, Any]:

@@ -27,7 +27,8 @@ _SAME_NAMES = (
     "repetition_penalty",
     "min_tokens",
     "ignore_eos",
-    "speculative",
+    "num_draft_tokens",
+    "draft_depth",
 )
 
 
@@ -110,6 +111,8 @@ def _params(request: Sampling, **chosen: Any) -> SamplingParams:
         value = getattr(request, name)
         if value is not None:
             chosen[name] = value
+    if request.speculative is not None and request.speculative is not True:
+        chosen.setdefault("num_draft_tokens", int(request.speculative))
     temperature = request.temperature
     chosen["temperature"] = DEFAULT_TEMPERATURE if temperature is None else temperature
     if request.stop is not None:

@@ -90,6 +90,10 @@ class StructuredOutputs(_Exact):
     disable_fallback: Any = None
 
 
+Speculative = bool | Annotated[int, Field(ge=0)] | None
+"""The older form of num_draft_tokens: false is 0, and true sets no limit."""
+
+
 class StructuredFields(RequestFields):
     """What the answer must look like, in the words of other engines."""
 
@@ -149,7 +153,9 @@ class Sampling(ShapeFields):
     skip_special_tokens: Literal[True] | None = None
 
     # Our own.
-    speculative: bool | int | None = None
+    num_draft_tokens: int | None = None
+    draft_depth: int | None = None
+    speculative: Speculative = None
 
     # Without effect on the text.
     prediction: Prediction | None = None

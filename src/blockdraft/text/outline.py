@@ -1,7 +1,7 @@
 """What is known of a target before its weights are read, and what can be refused then."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,12 @@ from typing import Any
 from blockdraft.core.request import SamplingParams, check_length
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.tokenizer import Tokenizer
+
+Check = Callable[[Sequence[int], SamplingParams], None]
+"""Raises RequestError where prompt ids cannot be answered with these parameters.
+
+Before weights are read it is the check of an outline, and afterwards that of the engine.
+"""
 
 
 @dataclass(frozen=True, slots=True)

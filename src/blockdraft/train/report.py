@@ -15,7 +15,7 @@ from blockdraft.train.run_log import best_of, read_log
 PAGE = "index.html"
 MAX_POINTS = 400
 """Points of a curve; more would only make the page heavy."""
-WIDTH, HEIGHT, LEFT, BOTTOM = 560, 240, 56, 28
+WIDTH, HEIGHT, LEFT, BOTTOM = 560, 240, 84, 28
 NUM_COLORS = 8
 """That the stylesheet has for curves."""
 
@@ -34,17 +34,18 @@ class _Level:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A curve with the name and the last value that are listed below it."""
+    """A curve with the name and the last value that are listed below it; `css` is its look."""
 
     name: str
     last: str
     points: str
-    color: int
+    end: tuple[str, str]
+    css: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Chart:
-    """Curves over one axis; `right` is its last value."""
+    """Curves over one axis from 0; `right` is its last value, with the unit."""
 
     title: str
     levels: Sequence[_Level]
@@ -59,12 +60,17 @@ def write_report(folder: Path) -> Path:
     evaluations = [row for row in rows if "held_out" in row]
     charts = [
         (
-            "Loss a step: cross entropy on the answers, and on the target's distribution",
-            {name: _curve(steps, name) for name in ("nll", "distill")},
+            "Loss of each step: cross entropy against the answers, and the target's distribution",
+            {
+                "answers": _curve(steps, "nll"),
+                "target's distribution": _curve(steps, "distill"),
+            },
+            "steps",
         ),
         (
             "Acceptance length: offline, in real decoding, and if slots were independent",
             _tau_curves(evaluations, lambda row: row["step"]),
+            "steps",
         ),
         (
             "The same over millions of tokens seen: what more training may bring",
@@ -72,17 +78,21 @@ def write_report(folder: Path) -> Path:
                 [row for row in evaluations if "tokens" in row],
                 lambda row: round(row["tokens"] / 1e6, 3),
             ),
+            "million tokens",
         ),
-        ("Acceptance length in real decoding, by set", _by_set(evaluations, "true_tau")),
-        ("Speed-up over plain decoding, median by set", _by_set(evaluations, "speedup")),
-        ("Share of right guesses, by slot behind the anchor", _accuracy(evaluations)),
-        ("Learning rate", {"lr": _curve(steps, "lr")}),
+        ("Acceptance length in real decoding, by set", _by_set(evaluations, "true_tau"), "steps"),
+        ("Speed-up over plain decoding, median by set", _by_set(evaluations, "speedup"), "steps"),
+        ("Share of right guesses, by place in the drafted block", _accuracy(evaluations), "steps"),
+        ("Learning rate", {"learning rate": _curve(steps, "lr")}, "steps"),
     ]
     page = render(
         "run.html",
         title=folder.name,
         evaluations=_table(evaluations),
-        charts=[_chart(title, curves) for title, curves in charts if any(curves.values())],
+        charts=[
+            _chart(title, curves, unit) for title, curves, unit in charts if any(curves.values())
+        ],
+        left=LEFT,
         width=WIDTH,
         height=HEIGHT,
     )
@@ -124,8 +134,8 @@ def _accuracy(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def _table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
-    """Offline and real tau of each evaluation, and the gap between the two."""
-    heads = ("step", "minutes", "offline tau", "real tau", "gap", "speed-up", "")
+    """Offline and real tau of each evaluation, and how far the second is from the first."""
+    heads = ("step", "minutes", "offline tau", "real tau", "real over offline", "speed-up", "")
     best = best_of(evaluations) if evaluations else None
     rows = []
     for row in evaluations:
@@ -137,10 +147,15 @@ def _table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
             speedup = row["speedup"].get("all", 0.0)
             cells += [f"{real:.3f}", f"{real / offline - 1:+.1%}", f"{speedup:.2f}"]
         rows.append([Cell(text) for text in (*cells, "kept" if row is best else "")])
-    return Table("", "Evaluations; the best drafter is kept.", heads, rows)
+    about = (
+        "Evaluations; the best drafter is kept. Tau, the acceptance length, is the number of "
+        "tokens per pass of the target: offline on held-out answers, and real, in decoding. "
+        "Speed-up is over plain decoding."
+    )
+    return Table("", about, heads, rows)
 
 
-def _chart(title: str, curves: Mapping[str, Curve]) -> _Chart:
+def _chart(title: str, curves: Mapping[str, Curve], unit: str) -> _Chart:
     curves = {name: _thinned(curve) for name, curve in curves.items() if curve}
     points = [point for curve in curves.values() for point in curve]
     right = max(x for x, _ in points) or 1
@@ -157,16 +172,24 @@ def _chart(title: str, curves: Mapping[str, Curve]) -> _Chart:
             _Level(LEFT, WIDTH - 8, round(place(0, level)[1], 1), f"{level:.3g}")
             for level in (low, (low + high) / 2, high)
         ],
-        right=f"{right:g}",
+        right=f"{right:g} {unit}",
         curves=[
-            _Drawn(
-                name=name,
-                last=f"{curve[-1][1]:.3g}",
-                points=" ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in curve)),
-                color=number % NUM_COLORS,
-            )
+            _drawn(name, curve[-1][1], [place(*point) for point in curve], number)
             for number, (name, curve) in enumerate(curves.items())
         ],
+    )
+
+
+def _drawn(name: str, last: float, places: Sequence[tuple[float, float]], number: int) -> _Drawn:
+    """The curve of a chart that has this number; when the colors are used up, it is dashed."""
+    points = [(f"{x:.1f}", f"{y:.1f}") for x, y in places]
+    again = " again" if number >= NUM_COLORS else ""
+    return _Drawn(
+        name=name,
+        last=f"{last:.3g}",
+        points=" ".join(",".join(point) for point in points),
+        end=points[-1],
+        css=f"color-{number % NUM_COLORS}{again}",
     )
 
 

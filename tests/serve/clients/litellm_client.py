@@ -40,7 +40,7 @@ def chat():
     chunks = list(ask(stream=True, stream_options={"include_usage": True}))
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert ask(extra_body={"speculative": False}).choices[0].message.content == text
+    assert ask(extra_body={"num_draft_tokens": 0}).choices[0].message.content == text
     details = whole.usage.completion_tokens_details
     assert details.accepted_prediction_tokens + details.rejected_prediction_tokens > 0
 

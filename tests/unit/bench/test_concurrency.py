@@ -78,7 +78,7 @@ def test_every_item_has_its_turn_to_be_first():
 @pytest.mark.parametrize(("way", "seconds"), [(PLAIN, 0.9), (fixed(15), 0.7), (ADAPTIVE, 0.66)])
 def test_a_run_is_one_closed_loop(llm, way, seconds):
     run = Decoder(llm).run([[1], [2], [3]], SamplingParams(max_tokens=5), way, 2)
-    assert llm.calls == [(way.depth, 2, [[1], [2], [3]], 5)]
+    assert llm.calls == [(way.num_draft_tokens, 2, [[1], [2], [3]], 5)]
     assert run.outputs == [(1,) * 5, (2,) * 5, (3,) * 5]
     assert run.wall_seconds == pytest.approx(2 * seconds)  # two rounds of at most two requests
     assert run.tokens_per_second == pytest.approx(15 / (2 * seconds))
@@ -146,7 +146,7 @@ def test_each_point_runs_all_requests_the_ways_in_turns(llm):
     depths = [depth for depth, *_ in timed]
     assert depths[:9] == depths[9:]
     assert depths[:6] == [0, 15, "adaptive", 15, "adaptive", 0]
-    assert [run.way.depth for run in runs] == [0, 15, "adaptive"] * 6
+    assert [run.way.num_draft_tokens for run in runs] == [0, 15, "adaptive"] * 6
 
 
 def test_figures_of_a_point(llm):

@@ -113,6 +113,12 @@ def test_the_picture_has_a_bar_for_each_line_on_one_scale():
     assert begins[1:] == pytest.approx(ends[:-1], abs=0.2)  # each begins where one has ended
 
 
+def test_rows_beside_the_path_count_as_thrown_away():
+    lines = (line("accepted", 5, 2), line("siblings", 3, 2), line("bonus", 2, 1))
+    page = render_page([Account("drafted", Ledger(lines, 3, DraftMemory()))], "")
+    assert re.findall(r'<rect class="(\w+)" x', page) == ["target", "wasted", "target", "host"]
+
+
 def test_a_picture_of_nothing_is_a_page_too():
     assert "<svg" in render_page([Account("plain", Ledger((), 0, DraftMemory()))], "")
 

@@ -315,3 +315,31 @@ def test_a_grammar_that_cannot_be_used_is_refused(pair, tmp_path):
         (["--regex", "a", "--ignore-eos"], "ignore_eos"),
     ]:
         assert reason in refusal("generate", *pair, *arguments, "hi")
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["generate", "hi", "--max-tokens", "9999"], "the context of 512"),
+        (["chat", "--system", "x" * 600], "the context of 512"),
+        (["chat", "--regex", "("], "regex"),
+        (["explain", "hi", "--max-tokens", "9999"], "prompt 1: "),
+        (["explain", "hi", "--regex", "("], "regex"),
+        (["prove", "--quick", "--prompts", "FILE"], "prompt long: "),
+        (["bench", "speed", "--prompts", "FILE"], "prompt long of "),
+        (["bench", "concurrency", "--prompts", "FILE"], "prompt long of "),
+        (["bench", "never-slower", "--prompts", "FILE"], "prompt long of "),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_before_weights_are_read(
+    pair, tmp_path, monkeypatch, command, reason
+):
+    def read(*_):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("blockdraft.engine.load.load_target_model", read)
+    file = tmp_path / "prompts.jsonl"
+    row = {"id": "long", "category": "text", "prompt": "x" * 600}
+    file.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    arguments = [str(file) if word == "FILE" else word for word in command]
+    assert reason in refusal(*arguments, *pair)

@@ -110,4 +110,4 @@ def test_a_row_counts_its_positions_choices_and_logits():
     scored = PlannedRow(row(chunk=2, logprobs=0, prompt_logprobs=True))
     assert scored.num_logits == 2
     assert ForwardPlan([anchor, chunk]).wants_features
-    assert not ForwardPlan([PlannedRow(row(speculative=False))]).wants_features
+    assert not ForwardPlan([PlannedRow(row(num_draft_tokens=0))]).wants_features

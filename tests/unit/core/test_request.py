@@ -53,8 +53,10 @@ from blockdraft.core.request import MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, Samplin
         ("n", 0),
         ("n", MAX_SAMPLES + 1),
         ("logprobs", MAX_LOGPROBS + 1),
-        ("speculative", -1),
-        ("speculative", 2.5),
+        ("num_draft_tokens", -1),
+        ("num_draft_tokens", 2.5),
+        ("num_draft_tokens", False),
+        ("draft_depth", 0),
     ],
 )
 def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:
@@ -109,9 +111,10 @@ def test_only_a_choice_without_processing_is_a_plain_argmax(
 
 
 @pytest.mark.parametrize(
-    ("speculative", "expected"), [(True, None), (False, 0), (0, 0), (1, 1), (7, 7)]
+    ("changes", "expected"),
+    [({}, None), ({"num_draft_tokens": 0}, 0), ({"num_draft_tokens": 7}, 7), ({"drafters": ()}, 0)],
 )
-def test_speculative_bounds_the_drafts_of_a_step(
-    speculative: bool | int, expected: int | None
+def test_a_request_bounds_the_candidates_of_a_step(
+    changes: dict[str, object], expected: int | None
 ) -> None:
-    assert SamplingParams(speculative=speculative).max_draft_tokens == expected
+    assert SamplingParams(**changes).max_draft_tokens == expected

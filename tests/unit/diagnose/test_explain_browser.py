@@ -22,7 +22,10 @@ STALL = 1e-6
 
 @pytest.fixture(scope="module", params=["streamed", "not streamed"])
 def report(llm, request):
-    asked = [encode_question(llm, question, PARAMS, raw=True) for question in QUESTIONS]
+    asked = [
+        encode_question(llm.tokenizer, llm.engine.check_prompt, question, PARAMS, raw=True)
+        for question in QUESTIONS
+    ]
     with_streams = request.param == "streamed"
     return make_report(explain_all(llm, asked, PARAMS, with_streams=with_streams), STALL)
 

@@ -85,7 +85,7 @@ def test_lines_sum_to_the_time_between_two_takings(llm, monkeypatch):
 
 
 def test_plain_decoding_has_no_lines_of_drafting(llm):
-    ledger, lines, _ = account(llm, speculative=False)
+    ledger, lines, _ = account(llm, num_draft_tokens=0)
     for name in ("draft_prefill", "draft", "draft_head", "guess", "accepted", "wasted"):
         assert name not in lines or lines[name].work == Work()
     assert ledger.rows_per_token == ledger.acceptance_length == 1.0
@@ -171,7 +171,7 @@ def test_a_measurement_that_fails_leaves_the_timer_as_it_was(llm):
 def test_parts_that_tell_nothing_are_measured_from_outside():
     target = TableTarget.random()
     engine = Engine(target, OracleDrafter(3), timer=PhaseTimer())
-    engine.use_fixed_depth(3)
+    engine.use_fixed_drafting(3)
     key = engine.add([1, 2, 3], params(max_tokens=9))
     engine.drafter.known[key] = [0] * 9
     while engine.has_work:

@@ -459,7 +459,7 @@ def test_a_forward_that_failed_is_made_again_with_fewer_rows(
         patch.setattr(KVLayer, "update", update)
         with pytest.raises(RuntimeError, match="boom"):
             engine.step()
-    engine.use_fixed_depth(0)
+    engine.use_fixed_drafting(0)
     assert joined(outputs + run(engine)[key]) == expected
 
 

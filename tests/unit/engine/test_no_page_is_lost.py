@@ -268,10 +268,10 @@ def test_all_but_the_anchor_of_a_preempted_sequence_is_taken_over() -> None:
     key = engine.add(prompt, SamplingParams(max_tokens=20))
     sequence = engine.progress[key].sequence
     while sequence.num_output < 2:
-        engine.use_fixed_depth(0)
+        engine.use_fixed_drafting(0)
         engine.step()
     assert len(sequence.token_ids) == PAGE_SIZE + 1
-    engine.use_fixed_depth(MAX_DRAFT_TOKENS)
+    engine.use_fixed_drafting(MAX_DRAFT_TOKENS)
     other = engine.add([*page, 0], SamplingParams(max_tokens=20))
     while engine.progress[other].sequence.finish_reason is None:
         engine.scheduler.running = [s for s in engine.scheduler.running if s.key != key]

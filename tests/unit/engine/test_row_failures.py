@@ -80,7 +80,7 @@ def started(llm: Any) -> list[Any]:
 
 def plain(llm: Any) -> list[Any]:
     return [
-        llm.generate(prompt, replace(params(**settings), speculative=False)).completions[0]
+        llm.generate(prompt, replace(params(**settings), num_draft_tokens=0)).completions[0]
         for prompt, settings in zip(PROMPTS, SETTINGS, strict=True)
     ]
 

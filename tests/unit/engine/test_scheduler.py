@@ -97,25 +97,24 @@ def test_a_prompt_goes_in_chunks_and_drafts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_output", "speculative", "expected"),
+    ("num_output", "most", "expected"),
     [
-        (1, True, 7),
+        (1, None, 7),
         (1, 3, 3),
         (1, 100, 7),
-        (1, False, 0),
         (1, 0, 0),
-        (12, True, 7),
-        (13, True, 6),
-        (18, True, 1),
-        (19, True, 0),
+        (12, None, 7),
+        (13, None, 6),
+        (18, None, 1),
+        (19, None, 0),
         (18, 5, 1),
     ],
 )
 def test_nothing_is_drafted_past_the_last_token(
-    num_output: int, speculative: bool | int, expected: int
+    num_output: int, most: int | None, expected: int
 ) -> None:
     scheduler = make_scheduler()
-    start(scheduler, make_sequence(0, num_output=num_output, speculative=speculative))
+    start(scheduler, make_sequence(0, num_output=num_output, num_draft_tokens=most))
     (row,) = scheduler.schedule()
     assert row.num_draft_tokens == expected
     assert row.new_ids == [row.sequence.token_ids[-1]]
@@ -159,11 +158,11 @@ def test_the_policy_is_asked_about_the_sequences_that_decode() -> None:
     policy = Halving()
     scheduler = make_scheduler(max_running=4, prefill_chunk=40)
     allocator = Allocator(policy, takes_trees=True)
-    plain = make_sequence(2, num_output=2, speculative=False)
+    plain = make_sequence(2, num_output=2, num_draft_tokens=0)
     start(
         scheduler,
         make_sequence(0, num_output=2),
-        make_sequence(1, num_output=2, speculative=3),
+        make_sequence(1, num_output=2, num_draft_tokens=3),
         plain,
     )
     scheduler.add(make_sequence(3, num_prompt=90))
@@ -176,10 +175,10 @@ def test_the_policy_is_asked_about_the_sequences_that_decode() -> None:
 
 
 def test_what_is_reused_must_hold_the_draft_context_only_if_there_is_one() -> None:
-    for draft_context, speculative, expected in (
-        (True, True, True),
-        (True, False, False),
-        (False, True, False),
+    for draft_context, most, expected in (
+        (True, None, True),
+        (True, 0, False),
+        (False, None, False),
     ):
         opened: list[bool] = []
 
@@ -196,7 +195,7 @@ def test_what_is_reused_must_hold_the_draft_context_only_if_there_is_one() -> No
                 return 0
 
         scheduler = make_scheduler(Noting(), draft_context=draft_context)
-        scheduler.add(make_sequence(0, speculative=speculative))
+        scheduler.add(make_sequence(0, num_draft_tokens=most))
         scheduler.schedule()
         assert opened == [expected]
 

@@ -98,12 +98,12 @@ def test_nobody_waits_where_nothing_is_reused(memory):
 
 def test_nobody_waits_for_pages_without_the_context_that_it_needs():
     scheduler = make_scheduler()
-    add(scheduler, 0, range(NUM_PROMPT), speculative=False)
+    add(scheduler, 0, range(NUM_PROMPT), num_draft_tokens=0)
     add(scheduler, 1, range(NUM_PROMPT))
     assert set(step(scheduler)) == {0, 1}
     # A drafter that keeps no context makes no difference between them.
     scheduler = make_scheduler(draft_context=False)
-    add(scheduler, 0, range(NUM_PROMPT), speculative=False)
+    add(scheduler, 0, range(NUM_PROMPT), num_draft_tokens=0)
     add(scheduler, 1, range(NUM_PROMPT))
     assert set(step(scheduler)) == {0}
 

@@ -198,7 +198,7 @@ def test_only_kernels_are_said_to_be_faster() -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.7, "seed": 5}], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("options", [{}, {"tree_nodes": 20}], ids=["chains", "trees"])
+@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 20}], ids=["chains", "trees"])
 def test_drafts_in_int8_change_no_answer(folders, options, asked):
     """And by kernels they are the same for a request alone and among others."""
     prompts = ["the abc the abc the abc", "a b c d e f g a b c", "xyz"]
@@ -206,7 +206,7 @@ def test_drafts_in_int8_change_no_answer(folders, options, asked):
     plain = load_llm(folders, draft_dtype="target")
     found = [one.completions[0] for one in drafted.generate(prompts, params(**asked))]
     for prompt, own in zip(prompts, found, strict=True):
-        expected = plain.generate(prompt, params(speculative=False, **asked)).completions[0]
+        expected = plain.generate(prompt, params(num_draft_tokens=0, **asked)).completions[0]
         assert own.token_ids == expected.token_ids
         assert own.acceptance.num_drafted > 0
         by_itself = alone.generate(prompt, params(**asked)).completions[0]

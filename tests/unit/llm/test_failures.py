@@ -125,7 +125,7 @@ def test_a_failure_while_text_is_written_costs_other_streams_no_token(llm, faili
 
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_logits_that_are_no_numbers_end_a_request_with_what_it_has(llm, after):
-    expected = llm.generate("the abc", params(speculative=False)).completions[0]
+    expected = llm.generate("the abc", params(num_draft_tokens=0)).completions[0]
     calls = itertools.count()
 
     def spoil(module, args, output):
@@ -134,7 +134,7 @@ def test_logits_that_are_no_numbers_end_a_request_with_what_it_has(llm, after):
     head = llm.engine.target.model.get_output_embeddings()
     hook = head.register_forward_hook(spoil)
     try:
-        chunks = list(llm.generate("the abc", params(speculative=False), stream=True))
+        chunks = list(llm.generate("the abc", params(num_draft_tokens=0), stream=True))
     finally:
         hook.remove()
     completion = chunks[-1].completion

@@ -27,7 +27,7 @@ SETTINGS = {
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
     "bias": {"logit_bias": {64: 4.0, 90: -8.0}, "temperature": 1.0, "seed": 5},
     "samples": {"n": 3, "temperature": 1.0, "seed": 6, "logprobs": 2},
-    "depth": {"speculative": 2, "temperature": 0.7, "seed": 7},
+    "depth": {"num_draft_tokens": 2, "temperature": 0.7, "seed": 7},
     "minimum": {"min_tokens": 60, "temperature": 1.0, "seed": 8},
     "words": {"grammar": WORDS, "temperature": 1.0, "seed": 9},
 }
@@ -38,7 +38,7 @@ SETTINGS = {
 def test_drafted_equals_plain(llm, name):
     wanted = asked(**SETTINGS[name])
     drafted = llm.generate(PROMPT, wanted).completions
-    plain = llm.generate(PROMPT, replace(wanted, speculative=False)).completions
+    plain = llm.generate(PROMPT, replace(wanted, num_draft_tokens=0)).completions
     for one, other in zip(drafted, plain, strict=True):
         assert one.token_ids == other.token_ids
         assert (one.text, one.logprobs) == (other.text, other.logprobs)
@@ -65,7 +65,7 @@ def test_a_crowd_with_and_without_grammars_equals_lone_runs(llm, cramped):
     ]
     prompts = ["abc!"[index % 4] * (60 + 9 * index) + PROMPT for index in range(len(wanted))]
     alone = [
-        llm.generate(prompt, replace(params, speculative=False)).completions[0].token_ids
+        llm.generate(prompt, replace(params, num_draft_tokens=0)).completions[0].token_ids
         for prompt, params in zip(prompts, wanted, strict=True)
     ]
     for crowd in (llm, cramped):

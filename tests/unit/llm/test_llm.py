@@ -18,7 +18,7 @@ MESSAGES = [{"role": "user", "content": "the abc"}]
 def test_drafted_equals_plain(llm, temperature):
     wanted = params(temperature=temperature, seed=5)
     drafted = llm.chat(MESSAGES, wanted).completions[0]
-    plain = llm.chat(MESSAGES, replace(wanted, speculative=False)).completions[0]
+    plain = llm.chat(MESSAGES, replace(wanted, num_draft_tokens=0)).completions[0]
     assert drafted.token_ids == plain.token_ids
     assert drafted.text == plain.text
     assert len(set(drafted.token_ids)) >= 8
@@ -120,7 +120,7 @@ def test_chunks_join_to_the_completions(llm):
 def test_two_open_streams_do_not_disturb_each_other(llm):
     wanted = params(logprobs=0)
     first = llm.generate("abc", wanted, stream=True)
-    second = llm.generate("the fox", replace(wanted, speculative=False), stream=True)
+    second = llm.generate("the fox", replace(wanted, num_draft_tokens=0), stream=True)
     pieces = {"first": [], "second": []}
     for one, other in zip(first, second, strict=False):
         pieces["first"].append(one)
@@ -201,7 +201,11 @@ def test_the_depth_is_adapted_unless_it_is_fixed(folders, llm):
     assert isinstance(adaptive.engine.allocator.policy, BestRate)
     assert isinstance(llm.engine.allocator.policy, VerifyAll)
     expected = llm.generate("the abc", params(max_tokens=60)).completions[0].token_ids
-    for switch in (lambda: None, lambda: adaptive.use_fixed_depth(3), adaptive.use_adaptive_depth):
+    for switch in (
+        lambda: None,
+        lambda: adaptive.use_fixed_drafting(3),
+        adaptive.use_adaptive_drafting,
+    ):
         switch()
         found = adaptive.generate("the abc", params(max_tokens=60)).completions[0]
         assert found.token_ids == expected
@@ -212,13 +216,13 @@ def test_a_fixed_depth_is_kept_to(llm):
     whole = llm.engine.scheduler.max_draft_tokens
     try:
         for depth in (0, 1, 3, 9):
-            llm.use_fixed_depth(depth)
+            llm.use_fixed_drafting(depth)
             drafted = llm.generate("the abc", params()).completions[0].acceptance.drafted
             assert max(drafted, default=-1) == depth - 1
         with pytest.raises(ConfigError, match="depth is -1"):
-            llm.use_fixed_depth(-1)
+            llm.use_fixed_drafting(-1)
     finally:
-        llm.use_fixed_depth(whole)
+        llm.use_fixed_drafting(whole)
 
 
 def test_a_pair_that_does_not_fit_is_refused_at_load(folders, tmp_path):

@@ -17,14 +17,14 @@ PROMPTS = ["the abc the abc the abc", "é€ a b c d e f g a b c"]
 def plain(folders):
     llm = load_llm(folders)
     return lambda asked: [
-        llm.generate(prompt, params(speculative=False, **asked)).completions[0].token_ids
+        llm.generate(prompt, params(num_draft_tokens=0, **asked)).completions[0].token_ids
         for prompt in PROMPTS
     ]
 
 
 @pytest.mark.parametrize("asked", [{"max_tokens": 60}, {"max_tokens": 60, "temperature": 0.5}])
 @pytest.mark.parametrize(
-    "options", [{}, {"adaptive": True}, {"tree_nodes": 20}, {"shared_lookup": 500}], ids=str
+    "options", [{}, {"adaptive": True}, {"num_draft_tokens": 20}, {"shared_lookup": 500}], ids=str
 )
 def test_lookup_beside_a_drafter_changes_no_answer(folders, plain, options, asked):
     asked = {**asked, "seed": 3}
@@ -44,7 +44,7 @@ def test_lookup_without_a_drafter(folders, plain):
     found = [one.completions[0] for one in llm.generate(PROMPTS, params(**asked))]
     assert [one.token_ids for one in found] == plain(asked)
     assert {source for one in found for source in one.acceptance.drafted_by} == {"lookup"}
-    llm.use_fixed_depth(0)
+    llm.use_fixed_drafting(0)
     (off,) = llm.generate(PROMPTS[0], params(**asked)).completions
     assert off.acceptance.num_drafted == 0
 

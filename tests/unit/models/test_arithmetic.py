@@ -41,7 +41,7 @@ def tiny_engine(kind="llama"):
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     drafter = DFlashDrafter(drafter_model, embedding.weight, head.weight, contexts)
     engine = Engine(target, drafter, timer=PhaseTimer())
-    engine.use_fixed_depth(NUM_ROWS - 1)
+    engine.use_fixed_drafting(NUM_ROWS - 1)
     return engine
 
 

@@ -128,7 +128,7 @@ def plan_of(params: SamplingParams) -> ForwardPlan:
 
 def test_rows_that_never_draft_pay_for_no_features() -> None:
     with SequentialTarget(tiny_target(), layer_ids=LAYER_IDS).released_after() as target:
-        (plain,) = target.forward(plan_of(SamplingParams(speculative=False))).features
+        (plain,) = target.forward(plan_of(SamplingParams(num_draft_tokens=0))).features
         assert plain is None
         assert not target._captured
         target.close(0)

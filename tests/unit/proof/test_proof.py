@@ -195,7 +195,7 @@ def test_the_context_check_needs_drafts(llm: LLM) -> None:
     assert check_context(llm.engine, case).is_right
     with faults.shifted_features(llm.engine):
         assert not check_context(llm.engine, case).is_right
-    llm.use_fixed_depth(0)  # as adaptive depth may, with a drafter as bad as ours
+    llm.use_fixed_drafting(0)  # as adaptive drafting may, with a drafter as bad as ours
     assert check_context(llm.engine, case).is_right
     undrafted = replace(case, params=replace(case.params, max_tokens=1))
     looked = check_context(llm.engine, undrafted)

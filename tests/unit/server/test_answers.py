@@ -53,8 +53,8 @@ SETTINGS = [
     {"temperature": 1.2, "seed": 4, "n": 3, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
     {"temperature": 0.7, "seed": 1, "presence_penalty": 0.5, "frequency_penalty": 0.3},
     {"repetition_penalty": 1.3, "logit_bias": {"5": 4.0}, "min_tokens": 3},
-    {"speculative": False},
-    {"speculative": 2, "temperature": 0.9, "seed": 3},
+    {"num_draft_tokens": 0},
+    {"num_draft_tokens": 2, "temperature": 0.9, "seed": 3},
     {"stop": ["e", "zz"], "temperature": 1.0, "seed": 9},
 ]
 
@@ -129,7 +129,7 @@ def test_usage_adds_up(server):
     assert usage["total_tokens"] == usage["prompt_tokens"] + 48
     details = usage["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] > 0
-    plain = server.chat(speculative=False).json()["usage"]["completion_tokens_details"]
+    plain = server.chat(num_draft_tokens=0).json()["usage"]["completion_tokens_details"]
     assert plain == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
 
 
@@ -170,7 +170,7 @@ def test_metrics_of_a_request_have_vllm_s_schema(server):
     assert found["num_spec_tokens"] == 16  # a prediction may be that long
     drafted = sum(int(length) * sum(counts) for length, counts in by_length.items())
     assert drafted == found["num_draft_tokens"]
-    assert server.chat(speculative=False).json()["metrics"]["speculative_decoding"] is None
+    assert server.chat(num_draft_tokens=0).json()["metrics"]["speculative_decoding"] is None
     assert server.chat(n=2).json()["metrics"] is None
 
 

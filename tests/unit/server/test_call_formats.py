@@ -75,7 +75,7 @@ def chat(server, **more):
     body = {**ASK, **more}
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
         whole = client.chat.completions.create(**body)
-        plain = client.chat.completions.create(**body, extra_body={"speculative": False})
+        plain = client.chat.completions.create(**body, extra_body={"num_draft_tokens": 0})
         with client.chat.completions.stream(**body) as stream:
             streamed = stream.get_final_completion()
     found = []

@@ -35,7 +35,10 @@ def cases(kind: type) -> Any:
 
 def body_of(sent: Sent) -> dict[str, Any]:
     is_short = isinstance(sent.expected, Accepted) and sent.expected.kind == "text"
-    fields = {**BASE, "max_tokens": SHORT if is_short else LONG, **sent.body}
+    limit = (
+        {} if "max_completion_tokens" in sent.body else {"max_tokens": SHORT if is_short else LONG}
+    )
+    fields = {**BASE, **limit, **sent.body}
     return fields if not sent.is_chat else {"messages": [USER], **fields}
 
 

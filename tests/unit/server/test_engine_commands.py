@@ -130,6 +130,12 @@ def test_without_a_drafter_nothing_is_drafted(serve, engine):
     assert not any(argument.startswith("--spec") for argument in command.arguments)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_no_draft_tokens_are_plain_decoding_there_too(serve, engine):
+    command = serve(engine, "--port", 0, "--num-draft-tokens", 0)
+    assert not any(argument.startswith("--spec") for argument in command.arguments)
+
+
 def test_a_known_pair_is_found_by_its_name(tmp_path, folders, started, monkeypatch):
     """The embedded drafter; the target is not fetched here."""
     monkeypatch.setattr("blockdraft.server.engines.settings.resolve_model", lambda name: folders[0])
@@ -147,7 +153,7 @@ def test_a_known_pair_is_found_by_its_name(tmp_path, folders, started, monkeypat
     [
         ("--device cpu", ("vllm", "sglang")),
         ("--threads 2", ("vllm", "sglang")),
-        ("--tree-nodes 15", ("vllm", "sglang")),
+        ("--draft-depth 2", ("vllm", "sglang")),
         ("--max-waiting 3", ("vllm", "sglang")),
         ("--request-timeout 5", ("vllm", "sglang")),
         ("--max-body 1", ("vllm", "sglang")),
@@ -173,7 +179,6 @@ def test_values_that_an_engine_cannot_take(tmp_path, folders, started, monkeypat
     pair = ["--target", folders[0], "--drafter", folders[1], "--port", 0]
     vllm, sglang = (["serve", "--engine", name, *pair] for name in ("vllm", "sglang"))
     assert "at most 3 tokens a step" in refusal(*vllm, "--num-draft-tokens", BLOCK_SIZE)
-    assert "num_draft_tokens is 0" in refusal(*vllm, "--num-draft-tokens", 0)
     assert "tensor_parallel is 0" in refusal(*vllm, "--tensor-parallel", 0)
     assert "dtype is float64" in refusal(*vllm, "--dtype", "float64")
     assert "pipeline_parallel is 2" in refusal(*sglang, "--pipeline-parallel", 2)

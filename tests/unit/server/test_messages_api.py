@@ -104,7 +104,7 @@ def everyway(client, **more: Any):
     assert end.delta.stop_reason == whole.stop_reason
     assert end.delta.stop_sequence == whole.stop_sequence
     assert end.usage.output_tokens == whole.usage.output_tokens
-    body = {**EXTRA, **more.pop("extra_body", {}), "speculative": False}
+    body = {**EXTRA, **more.pop("extra_body", {}), "num_draft_tokens": 0}
     assert shown(ask(client, **more, extra_body=body)) == shown(whole)
     return whole
 

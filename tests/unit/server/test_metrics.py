@@ -67,7 +67,7 @@ def total(found, name):
 
 def test_metrics_agree_with_the_answers(llm):
     with running_server(llm) as server:
-        bodies = [{}, {"n": 2, "temperature": 1}, {"speculative": False}, {"max_tokens": 1}]
+        bodies = [{}, {"n": 2, "temperature": 1}, {"num_draft_tokens": 0}, {"max_tokens": 1}]
         answers = [server.chat(**body).json() for body in bodies * 3]
         found = scrape(server)
     usages = [answer["usage"] for answer in answers]

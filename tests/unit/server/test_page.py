@@ -107,7 +107,7 @@ def test_the_wheel_holds_every_file():
         {"temperature": 1.3, "seed": 5, "max_tokens": 60},
         {"temperature": 1.0, "seed": 9, "stop": ["e", "zz"]},
         {"temperature": 1.0, "seed": 2, "stop": ["ab", "!"], "max_tokens": 40},
-        {"speculative": 2, "temperature": 0.9, "seed": 3},
+        {"num_draft_tokens": 2, "temperature": 0.9, "seed": 3},
         {"max_tokens": 1},
     ],
 )
@@ -144,14 +144,14 @@ def test_every_sample_has_its_rounds(server):
 
 
 def test_plain_decoding_has_rounds_of_one_token(server):
-    events = server.events(CHAT, **chat_body(speculative=False), stream_options=ROUNDS)
+    events = server.events(CHAT, **chat_body(num_draft_tokens=0), stream_options=ROUNDS)
     _, rounds, _ = rounds_of(events)
     assert len(rounds) == 24
     assert all(len(one["tokens"]) == 1 and not one["num_drafted"] for one in rounds)
 
 
 def test_rounds_come_while_the_text_does(server):
-    body = chat_body(max_tokens=40, speculative=1)
+    body = chat_body(max_tokens=40, num_draft_tokens=1)
     events = server.events(CHAT, **body, stream_options=ROUNDS)
     assert sum("rounds" in choice for event in events for choice in event["choices"]) > 10
 

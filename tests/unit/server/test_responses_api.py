@@ -78,7 +78,7 @@ def everyway(client, **more: Any):
     """The response, which must be the same streamed and not, drafted and plain."""
     whole = ask(client, **more)
     events, last = streamed(client, **more)
-    plain = ask(client, **{**more, "extra_body": {**EXTRA, "speculative": False}})
+    plain = ask(client, **{**more, "extra_body": {**EXTRA, "num_draft_tokens": 0}})
     assert shown(last) == shown(whole) == shown(plain)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]

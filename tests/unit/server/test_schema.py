@@ -11,7 +11,7 @@ TEXT = "/v1/completions"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 ANSWERS = [
     (CHAT, chat_body(max_tokens=3)),
-    (CHAT, chat_body(max_tokens=1, speculative=False)),
+    (CHAT, chat_body(max_tokens=1, num_draft_tokens=0)),
     (CHAT, chat_body(n=2, temperature=1, logprobs=True, top_logprobs=2, return_token_ids=True)),
     (CHAT, chat_body(tools=[TOOL], tool_choice="required", ignore_eos=False, max_tokens=100)),
     (TEXT, {"prompt": "abc", "max_tokens": 3}),

@@ -127,7 +127,7 @@ PARAMS = {
     "nucleus": {"temperature": 0.7, "top_p": 0.8, "min_p": 0.05},
     "penalties": {"temperature": 0.8, "repetition_penalty": 1.3, "logit_bias": {5: 3.0}},
     "one token": {"temperature": 0.8, "top_k": 1, "min_tokens": 20},
-    "few nodes": {"speculative": 7},
+    "few nodes": {"num_draft_tokens": 7},
 }
 
 
@@ -141,7 +141,7 @@ def test_output_with_proposed_trees_is_plain_decoding(way, name):
         trees = []
 
         def use_trees(engine, key):
-            engine.use_trees(17)
+            engine.use_fixed_drafting(17)
 
         real = drafter.propose
 
@@ -152,7 +152,7 @@ def test_output_with_proposed_trees_is_plain_decoding(way, name):
 
         drafter.propose = propose
         found = generate(target, drafter, PROMPT, params, after_step=use_trees)
-        plain = generate(target, drafter, PROMPT, replace(params, speculative=False))
+        plain = generate(target, drafter, PROMPT, replace(params, num_draft_tokens=0))
     assert found == plain
     assert max(len(proposal) for _, proposal in trees) == num_nodes
     for row, proposal in trees:
@@ -173,7 +173,7 @@ def test_the_first_path_is_the_chain_that_is_drafted_without_trees():
 
         drafter._chosen = chosen
         engine = Engine(target, drafter)
-        engine.use_trees(12)
+        engine.use_fixed_drafting(12)
         engine.add(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=1))
         while engine.has_work:
             for output in engine.step():
@@ -186,11 +186,11 @@ def test_the_first_path_is_the_chain_that_is_drafted_without_trees():
 
 def test_a_grammar_and_trees(tmp_path):
     folders = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path, block_size=BLOCK)
-    llm = load_llm(folders, tree_nodes=15)
+    llm = load_llm(folders, num_draft_tokens=15)
     grammar = Grammar.regex("(ab|cd|[a-f ]){10,30}")
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=2, grammar=grammar)
     found = llm.generate("the abc", params).completions[0]
-    llm.use_fixed_depth(0)
+    llm.use_fixed_drafting(0)
     assert llm.generate("the abc", params).completions[0].token_ids == found.token_ids
     assert any(rank for _, rank in found.acceptance.drafted_at)
 
@@ -198,30 +198,30 @@ def test_a_grammar_and_trees(tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"tree_nodes": 0}, "tree_nodes is 0; give a whole number"),
-        ({"tree_nodes": 15, "drafter": "none", "adaptive": False}, "there is no drafter"),
+        ({"num_draft_tokens": -1}, "num_draft_tokens is -1; give a whole number of at least 0"),
+        ({"draft_depth": 0}, "draft_depth is 0; give a whole number of at least 1"),
     ],
 )
-def test_options_that_conflict_are_refused(options, reason):
+def test_options_out_of_range_are_refused(options, reason):
     with pytest.raises(ConfigError, match=reason):
         LLMConfig(**options)
 
 
 def test_the_command_line_bounds_trees():
     given = {"exact": "on", "recheck": False}
-    assert llm_config({**given, "tree_nodes": 15}) == LLMConfig(tree_nodes=15)
-    assert llm_config({**given, "tree_nodes": None}) == LLMConfig()
+    assert llm_config({**given, "num_draft_tokens": 15}) == LLMConfig(num_draft_tokens=15)
+    assert llm_config({**given, "num_draft_tokens": None}) == LLMConfig()
 
 
 def test_trees_are_drafted_as_they_pay_unless_asked_otherwise(tmp_path):
     folders = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path, block_size=BLOCK)
-    for options, expected in (({}, 15), ({"tree_nodes": 9}, 9), ({"tree_nodes": 1}, BLOCK - 1)):
+    for options, expected in (({}, 15), ({"num_draft_tokens": 9}, 9), ({"num_draft_tokens": 1}, 1)):
         llm = load_llm(folders, adaptive=True, **options)
         assert isinstance(llm.engine.allocator.policy, BestRate)
         project = llm.engine._costs.project
         assert project(2) < 0.1 * project(256) or project(256) == 0.0
         assert llm.engine.scheduler.tree_nodes == expected
-    assert load_llm(folders, tree_nodes=9).engine.scheduler.tree_nodes == 9
+    assert load_llm(folders, num_draft_tokens=9).engine.scheduler.tree_nodes == 9
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8}, {"repetition_penalty": 1.3}])
@@ -233,7 +233,7 @@ def test_a_block_drafter_says_how_likely_each_token_is(params, num_nodes):
     with target.released_after():
         engine = Engine(target, make_dflash(target, tiny_drafter(block_size=BLOCK)))
         if num_nodes is not None:
-            engine.use_trees(num_nodes)
+            engine.use_fixed_drafting(num_nodes)
         engine.add(PROMPT, SamplingParams(max_tokens=12, seed=1, **{"temperature": 0.0, **params}))
         while engine.has_work:
             proposals += [output.proposal for output in engine.step() if output.proposal]
@@ -248,8 +248,8 @@ def test_a_tree_smaller_than_a_chain_is_refused():
     engine = Engine(target, make_dflash(target, tiny_drafter(block_size=BLOCK)))
     with target.released_after():
         with pytest.raises(ConfigError, match="alone has 5; give 5 or more"):
-            engine.use_trees(4)
-        engine.use_trees(5)
+            engine.use_fixed_drafting(4)
+        engine.use_fixed_drafting(5)
         assert engine.scheduler.tree_nodes == 5
-        engine.use_fixed_depth(3)
+        engine.use_fixed_drafting(3)
         assert engine.scheduler.tree_nodes == 0

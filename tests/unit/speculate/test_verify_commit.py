@@ -206,7 +206,7 @@ def test_without_a_draft_context_all_that_is_cached_is_published(way: str) -> No
     if way == "no drafter":
         recorder.feature_layers = ()
     else:
-        params = {"speculative": False}
+        params = {"num_draft_tokens": 0}
     commit_one(make_row(**params), [3, 5, 0, 9], recorder)
     assert recorder.calls == [
         ("keep", 8, 6, [0, 1]),

@@ -241,7 +241,7 @@ def test_required_calls_parse_drafted_and_plain(llm, temperature):
         max_tokens=480, grammar=grammar, temperature=temperature, seed=1, n=1 + 5 * int(temperature)
     )
     found = llm.generate("the", params).completions
-    plain = llm.generate("the", replace(params, speculative=False)).completions
+    plain = llm.generate("the", replace(params, num_draft_tokens=0)).completions
     assert [c.token_ids for c in found] == [c.token_ids for c in plain]
     num_whole = 0
     for completion in found:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from blockdraft.train.advice import (
     few_texts,
 )
 from blockdraft.train.estimate import estimate_run
-from blockdraft.train.report import MAX_POINTS, write_report
+from blockdraft.train.report import MAX_POINTS, NUM_COLORS, write_report
 from blockdraft.train.run_log import LOG, append_log, forget_after, read_log
 from blockdraft.train.trainer import train
 from tests.tiny import TEXT_VOCAB_SIZE
@@ -311,6 +312,23 @@ def test_the_page_stays_small_and_safe(tmp_path):
     assert "-5.0%" in text
     assert "over millions of tokens seen" in text
     assert text.count(",") < 8 * (MAX_POINTS + 2)
+
+
+def test_a_single_evaluation_is_seen_and_curves_of_one_color_differ(tmp_path):
+    sets = {f"set {number}": 1.0 + number for number in range(NUM_COLORS + 1)}
+    row = {
+        "step": 0,
+        "minutes": 1.0,
+        "held_out": {"tau": 2.0, "marginal_tau": 2.1, "loss": 1.0, "accuracy": [0.5]},
+        "true_tau": {"all": 1.9},
+        "speedup": sets,
+    }
+    (tmp_path / LOG).write_text(json.dumps(row) + "\n", encoding="utf-8")
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    dots = re.findall(r'<circle class="([^"]+)" cx="[\d.]+" cy="[\d.]+"', text)
+    assert len(dots) == text.count("<polyline")
+    looks = dots[-1 - len(sets) : -1]  # behind them, the share of right guesses
+    assert len(set(looks)) == len(sets)
 
 
 def test_events_for_tensorboard(config):

@@ -48,7 +48,7 @@ def measure_reuse(
         return None
     prompt_ids = tuple(token_ids[:num_tokens])
     params = SamplingParams(max_tokens=min(MAX_TOKENS, room), ignore_eos=True)
-    engine.use_fixed_depth(engine.drafter.max_nodes)
+    engine.use_fixed_drafting()
     with _reusing(memory):
         fresh = decode_alone(engine, prompt_ids, params, eos_ids)
         again = decode_alone(engine, prompt_ids, params, eos_ids)

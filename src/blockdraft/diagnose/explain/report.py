@@ -13,6 +13,8 @@ from blockdraft.diagnose.explain.stream import stream_both
 from blockdraft.diagnose.explain.sums import sum_all
 from blockdraft.llm import LLM
 from blockdraft.measure.measuring import compute_every_prompt
+from blockdraft.text.outline import Check
+from blockdraft.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +26,21 @@ class Asked:
     before: str = ""
 
 
-def encode_question(llm: LLM, question: Question, params: SamplingParams, *, raw: bool) -> Asked:
+def encode_question(
+    tokenizer: Tokenizer, check: Check, question: Question, params: SamplingParams, *, raw: bool
+) -> Asked:
     """As a user's turn; as it is with `raw`, or where the target has no chat template.
 
     Raises:
         RequestError: it cannot be answered with these parameters; names the prompt.
     """
-    is_raw = raw or not llm.tokenizer.has_chat_template
+    is_raw = raw or not tokenizer.has_chat_template
     try:
         if is_raw:
-            ids = llm.tokenizer.encode(question.text)
+            ids = tokenizer.encode(question.text)
         else:
-            ids = llm.tokenizer.encode_chat([{"role": "user", "content": question.text}])
-        llm.engine.check_prompt(ids, params)
+            ids = tokenizer.encode_chat([{"role": "user", "content": question.text}])
+        check(ids, params)
     except RequestError as error:
         raise RequestError(f"prompt {question.id}: {error}") from error
     return Asked(question, ids, question.text if is_raw else "")

@@ -174,7 +174,7 @@ def stream_both(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Stre
     time_phases(llm.engine, llm.device)
     try:
         drafted = _stream(llm, prompt_ids, params)
-        plain = _stream(llm, prompt_ids, replace(params, speculative=False))
+        plain = _stream(llm, prompt_ids, replace(params, num_draft_tokens=0))
     finally:
         llm.engine.timer = usual
     return Streams(drafted, plain)

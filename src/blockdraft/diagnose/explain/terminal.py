@@ -135,7 +135,7 @@ def streams_table(streams: Streams, longest_run: int, stall_limit: float | None)
     table.add_row("tokens per second", *(f"{line.tokens_per_second:.1f}" for line in both))
     for name, share in (("median", 0.5), ("95th", 0.95), ("99th", 0.99), ("largest", 1.0)):
         table.add_row(f"gap, {name}", *(f"{1e3 * line.quantile(share):.1f} ms" for line in both))
-    table.add_row("tokens a burst: times", *(_sizes(line) for line in both))
+    table.add_row("bursts by their tokens", *(_sizes(line) for line in both))
     table.add_row("stalls", *(_stalls(line, stall_limit) for line in both))
     table.add_row("longest run of rejected blocks", str(longest_run), "")
     return table
@@ -156,7 +156,7 @@ def groups_table(groups: Sequence[Group]) -> Table:
     """Categories of prompts, the one that loses most first."""
     table = Table(title="by kind of prompt", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
-    for name in ("prompts", "tau", "against all", "rate", "speed-up"):
+    for name in ("prompts", "tau", "tau against all", "rate", "speed-up"):
         table.add_column(name, justify="right")
     table.add_column("commonest causes")
     for group in groups:

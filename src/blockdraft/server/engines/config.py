@@ -17,8 +17,6 @@ class EngineConfig:
     python: an interpreter whose environment holds it.
     tensor_parallel, pipeline_parallel, data_parallel: devices that share each layer, groups of
     layers, and copies of the model.
-    num_draft_tokens: tokens that the drafter guesses a step, without the anchor; None is a whole
-    block, one less than its size.
     extra: options of the engine's own, handed on as they are.
 
     Raises:
@@ -30,11 +28,10 @@ class EngineConfig:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     data_parallel: int = 1
-    num_draft_tokens: int | None = None
     extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "num_draft_tokens"):
+        for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value < 1:
                 raise ConfigError(f"{name} is {value}; give a whole number of at least 1")

@@ -15,7 +15,7 @@ from blockdraft.server.engines.config import EngineConfig
 class PairFolders:
     """Folders of a target and its drafter, and how many tokens to draft a step.
 
-    num_draft_tokens: without the anchor, so one less than the slots of a block; 0 without a
+    num_draft_tokens: the anchor not counted, so one less than the slots of a block; 0 without a
     drafter.
     """
 
@@ -47,9 +47,9 @@ def resolve_pair(settings: EngineSettings) -> PairFolders:
     """
     target = resolve_model(settings.llm.target)
     drafter = resolve_drafter(settings.llm, target)
-    wanted = settings.engine.num_draft_tokens
+    wanted = settings.llm.num_draft_tokens
     if drafter is None:
-        if wanted is not None:
+        if wanted:
             raise ConfigError(f"num_draft_tokens is {wanted}, but there is no drafter; name one")
         return PairFolders(target, None, 0)
     most = _block_size(target, drafter) - 1

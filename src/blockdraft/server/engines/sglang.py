@@ -48,7 +48,7 @@ SGLANG = Engine(
         "num_threads": "set OMP_NUM_THREADS",
         "memory": "it counts a share of the device's memory; add `-- --mem-fraction-static SHARE`",
         "draft_dtype": "it drafts with the weights as they are; leave it out",
-        "tree_nodes": "it drafts chains with this drafter; leave it out",
+        "draft_depth": "it drafts chains with this drafter; give --num-draft-tokens",
         "lookup": "it drafts with one method at a time; leave it out",
         "shared_lookup": "it drafts with one method at a time; leave it out",
         "max_waiting": "add `-- --max-queued-requests NUMBER`",

@@ -44,7 +44,8 @@ function fields(conversation) {
 
 async function fetchAnswer(answer, request, isDrafted, together) {
   try {
-    for await (const event of server.chat({ ...request, speculative: isDrafted }, asking.signal)) {
+    const body = isDrafted ? request : { ...request, num_draft_tokens: 0 };
+    for await (const event of server.chat(body, asking.signal)) {
       const follow = isAtEnd();
       answer.take(event, performance.now());
       answerFigures.show(answer, isDrafted, together);
