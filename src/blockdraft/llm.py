@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Self, TypeGuard, cast, overload
 
-from blockdraft.core.config import LLMConfig
+from blockdraft.core.config import DraftDtype, LLMConfig
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk, Completion, Generation
@@ -49,6 +49,7 @@ class LLM:
         drafter: str | None = _DEFAULTS.drafter,
         *,
         dtype: str = _DEFAULTS.dtype,
+        draft_dtype: DraftDtype = _DEFAULTS.draft_dtype,
         device: str = _DEFAULTS.device,
         exact: bool = _DEFAULTS.exact,
         max_concurrency: int = _DEFAULTS.max_concurrency,
@@ -66,6 +67,7 @@ class LLM:
             target=target,
             drafter=drafter,
             dtype=dtype,
+            draft_dtype=draft_dtype,
             device=device,
             exact=exact,
             max_concurrency=max_concurrency,

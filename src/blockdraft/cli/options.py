@@ -13,7 +13,7 @@ import typer
 from blockdraft.cli.fields import Fields
 from blockdraft.cli.imports import quick_imports
 from blockdraft.cli.logs import LOG
-from blockdraft.core.config import LLMConfig
+from blockdraft.core.config import DraftDtype, LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
@@ -31,6 +31,13 @@ Target = Annotated[
 ]
 Drafter = Annotated[str, typer.Option(help="Drafter: auto, none, or as the target.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
+DraftDtypeOption = Annotated[
+    DraftDtype,
+    typer.Option(
+        "--draft-dtype",
+        help="Of the drafter's weights: int8, target (the same), or auto (the faster one).",
+    ),
+]
 Device = Annotated[
     str, typer.Option(help="auto (a GPU that CUDA can use, else cpu), cpu or a torch device.")
 ]
@@ -161,6 +168,7 @@ models = Fields(
         "target": Target,
         "drafter": Drafter,
         "dtype": Dtype,
+        "draft_dtype": DraftDtypeOption,
         "device": Device,
         "exact": Exact,
         "num_threads": NumThreads,

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from blockdraft.core.errors import ConfigError
 
 DEFAULT_TARGET = "smollm2-135m"
 
+DraftDtype = Literal["auto", "int8", "target"]
 Thinking = Literal["template", "on", "off"]
 """What a chat template is told of thinking; "template" leaves its own default."""
 
@@ -20,6 +21,8 @@ class LLMConfig:
     branch, tag or commit. The drafter "auto" is the one that the catalog knows for the target;
     "none" or None decodes plainly.
     dtype: "auto", "bfloat16", "float32" or "float64".
+    draft_dtype: of the drafter's weights, "int8", or "target" for the target's; "auto" is int8
+    where this machine multiplies it faster. Output never depends on it.
     device: "auto" is a GPU that CUDA can use, else "cpu"; or a torch device.
     exact: drafted output equals plain output, bit for bit.
     max_concurrency: sequences that advance together. prefill_chunk: prompt tokens a step, of all
@@ -47,6 +50,7 @@ class LLMConfig:
     target: str = DEFAULT_TARGET
     drafter: str | None = "auto"
     dtype: str = "auto"
+    draft_dtype: DraftDtype = "auto"
     device: str = "auto"
     exact: bool = True
     max_concurrency: int = 16
@@ -64,6 +68,8 @@ class LLMConfig:
         for name in ("max_concurrency", "prefill_chunk", "draft_depth", "num_threads"):
             _check_count(name, getattr(self, name), 1)
         _check_count("num_draft_tokens", self.num_draft_tokens, 0)
+        if self.draft_dtype not in get_args(DraftDtype):
+            raise ConfigError(f"draft_dtype is {self.draft_dtype!r}; give auto, int8 or target")
         if self.memory is not None and not 0 < self.memory < math.inf:
             raise ConfigError(f"memory is {self.memory!r}; give a number of GiB above 0")
         if not isinstance(self.shared_lookup, int) or self.shared_lookup < 0:

@@ -16,6 +16,7 @@ from blockdraft.core.remembered import once, remembering
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.start_key import remembered_path, start_key
 from blockdraft.models.loading import load_target_model
+from blockdraft.models.packed import multiplies_int8
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged, layer_shapes
 from blockdraft.models.sequential import SequentialTarget
@@ -65,7 +66,8 @@ def _load(
     model = load_target_model(target_folder, dtype, device)
     checkpoint = None
     if drafter_folder is not None:
-        checkpoint = load_checkpoint(drafter_folder, model, dtype, device)
+        in_int8 = _drafts_in_int8(config, dtype, device)
+        checkpoint = load_checkpoint(drafter_folder, model, dtype, device, in_int8=in_int8)
     target = make_target(config, model, checkpoint)
     drafter = make_drafter(target, checkpoint)
     if config.exact:
@@ -82,6 +84,12 @@ def _load(
     else:
         engine.use_fixed_drafting(config.num_draft_tokens, config.draft_depth)
     return engine
+
+
+def _drafts_in_int8(config: LLMConfig, dtype: torch.dtype, device: str) -> bool:
+    if config.draft_dtype == "auto":
+        return multiplies_int8(dtype, device)
+    return config.draft_dtype == "int8"
 
 
 def _passes(test: Callable[[], None]) -> bool:

@@ -7,7 +7,7 @@ to the bit. Model code gets one from `backends.backend_for` and knows none by na
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ TILE = 64
 Rotation = tuple[Tensor, Tensor]
 """cos and signed sin of each row, [.., rows, 1, head_dim]: halves of a head turn by the same
 angles, and the sign of the rotated first half is in the sine."""
+MAX_INT8 = 127
+"""The largest number of an int8 weight; the smallest is its opposite."""
 Words = NDArray[np.uint64]
 Ids = NDArray[np.int64]
 
@@ -95,6 +97,36 @@ class Span:
     def seen_page_ids(self) -> Sequence[int]:
         """The pages that the rows may look at."""
         return self.page_ids[: -(-self.end // TILE)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Int8Weight:
+    """A weight in whole numbers up to MAX_INT8, close to the one that it was made of.
+
+    values: [outputs, inputs], int8. scales: [outputs], float32, what one of each output counts.
+    dtype: of the rows that it is multiplied with.
+
+    A product makes whole numbers of every row too: of the largest, `num_levels`. Their sums are
+    exact in any order, so all backends have the same bits.
+    """
+
+    values: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Self:
+        """The closest one, with the largest number of each output at its end of int8."""
+        wide = weight.detach().float()
+        scales = wide.abs().amax(1) / MAX_INT8
+        values = (wide / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round()
+        return cls(values.to(torch.int8), scales, weight.dtype)
+
+    @property
+    def num_levels(self) -> int:
+        """The largest number of a row, such that no sum leaves int32, and no number int16."""
+        most = torch.iinfo(torch.int32).max // (MAX_INT8 * self.values.shape[1])
+        return min(most, torch.iinfo(torch.int16).max)
 
 
 class Linear(Protocol):
@@ -199,6 +231,10 @@ class Backend(Protocol):
         """True if linear layers compute from copies of their weights, as large as these."""
 
     @property
+    def multiplies_int8(self) -> bool:
+        """True if products with an Int8Weight take less time than with what it was made of."""
+
+    @property
     def reads_pages(self) -> bool:
         """True if attention reads pages where they lie; else it copies them side by side."""
 
@@ -216,11 +252,8 @@ class Backend(Protocol):
     def gates(self, activation: object) -> bool:
         """True if `gate` is one operation for this activation."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """The linear layer of `weight` [outputs, inputs] and `bias` [outputs], as they are now.
-
-        A weight in another format (a few bits each, with scales) is to be another type here.
-        """
+    def linear(self, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Linear:
+        """The linear layer of `weight` [outputs, inputs] and `bias` [outputs], as they are now."""
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """[..., size] -> the same, normed."""

@@ -12,15 +12,17 @@ from blockdraft.models.packed import linear_of
 class ContextProjection:
     """`DraftModel.project_context` with the layers side by side, for inference.
 
-    A few tokens at a time cost more in calls than in numbers. Uses the weights of this moment.
+    A few tokens at a time cost more in calls than in numbers. Uses the weights of this moment,
+    or the closest in int8.
     """
 
-    def __init__(self, model: DraftModel) -> None:
+    def __init__(self, model: DraftModel, *, in_int8: bool = False) -> None:
         self._model = model
         attentions = [layer.self_attn for layer in model.draft_layers()]
         projections = [p for a in attentions for p in (a.k_proj, a.v_proj)]
         biases = [p.bias.detach() for p in projections if p.bias is not None]
-        self._linear = linear_of(torch.cat([p.weight.detach() for p in projections]))
+        weight = torch.cat([p.weight.detach() for p in projections])
+        self._linear = linear_of(weight, in_int8=in_int8)
         self._bias = torch.cat(biases) if biases else None
         # [layers, 1, head_dim]: heads of a layer share a norm.
         self._norms = torch.stack([a.k_norm.weight.detach() for a in attentions])[:, None]

@@ -5,6 +5,7 @@ it in the last bits; the choice of the target decides what is kept, so output ne
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,11 +23,13 @@ from blockdraft.models.paged_context import PagedContexts
 class KernelDraft:
     """The draft forward of blocks behind contexts in pages; see `kernel_draft`."""
 
-    def __init__(self, model: DraftModel, contexts: PagedContexts) -> None:
+    def __init__(self, model: DraftModel, contexts: PagedContexts, in_int8: bool) -> None:
         self._contexts = contexts
         self._rotation = model.rotary
         config, scoring = model.config, Scoring(model.config.head_dim**-0.5)
-        self._layers = [_layer(contexts.backend, own, config) for own in model.draft_layers()]
+        self._layers = [
+            _layer(contexts.backend, own, config, in_int8) for own in model.draft_layers()
+        ]
         self._is_convolved = config.dflash2 is not None
         self._attentions = [
             LayerAttention(scoring, config.visibility(kind)) for kind in config.layer_types
@@ -95,35 +98,38 @@ class _PackedConvolution:
         return convolve(inner.view(x.shape), behind)
 
 
-def kernel_draft(model: DraftModel, contexts: PagedContexts) -> KernelDraft | None:
+def kernel_draft(
+    model: DraftModel, contexts: PagedContexts, *, in_int8: bool = False
+) -> KernelDraft | None:
     """The model's block forward over pages; None if its backend does not read pages in place.
 
-    Uses the weights of this moment.
+    Uses the weights of this moment, or the closest in int8 for the layers' attention and MLP.
     """
     backend = contexts.backend
     is_gated = all(backend.gates(layer.mlp.activation) for layer in model.draft_layers())
     if not (backend.reads_pages and backend.packs and is_gated):
         return None
     with torch.no_grad():
-        return KernelDraft(model, contexts)
+        return KernelDraft(model, contexts, in_int8)
 
 
-def _layer(backend: Backend, layer: DraftLayer, config: DraftConfig) -> DecoderLayer:
-    parts = _parts(layer, config)
+def _layer(backend: Backend, layer: DraftLayer, config: DraftConfig, in_int8: bool) -> DecoderLayer:
+    parts = _parts(layer, config, in_int8)
     if layer.attention_conv is None or layer.mlp_conv is None:
         return DecoderLayer(backend, parts)
     return _Convolved(backend, parts, layer.attention_conv, layer.mlp_conv)
 
 
-def _parts(layer: DraftLayer, config: DraftConfig) -> LayerParts:
+def _parts(layer: DraftLayer, config: DraftConfig, in_int8: bool) -> LayerParts:
     """Of a draft layer, from its weights of this moment."""
     attention, mlp = layer.self_attn, layer.mlp
+    joined = partial(side_by_side, in_int8=in_int8)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     return LayerParts(
-        qkv=side_by_side(attention.q_proj, attention.k_proj, attention.v_proj),
-        o=side_by_side(attention.o_proj),
-        gate_up=side_by_side(mlp.gate_proj, mlp.up_proj),
-        down=side_by_side(mlp.down_proj),
+        qkv=joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        o=joined(attention.o_proj),
+        gate_up=joined(mlp.gate_proj, mlp.up_proj),
+        down=joined(mlp.down_proj),
         norm=_norm(layer.input_layernorm),
         mlp_norm=_norm(layer.post_attention_layernorm),
         head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)),

@@ -16,16 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from blockdraft.kernels.backends import backend_for
-from blockdraft.kernels.interface import Linear
+from blockdraft.kernels.interface import Int8Weight, Linear
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class PackedLinear:
-    """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs]."""
+    """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs].
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.linear: Linear = backend_for(weight.dtype, weight.device).linear(weight, bias)
+    in_int8: or like one of the closest weight in int8.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, in_int8: bool = False
+    ) -> None:
+        self.linear = _linear(weight, bias, in_int8)
         self.has_bias = bias is not None
         self._source = ref(weight), _version(weight)
 
@@ -43,13 +48,18 @@ _packed: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
 """Packed layers without bias that somebody holds, by the address of their weight."""
 
 
-def side_by_side(*linears: nn.Linear) -> Linear:
-    """One layer with the outputs of several, one after another."""
+def side_by_side(*linears: nn.Linear, in_int8: bool = False) -> Linear:
+    """One layer with the outputs of several, one after another; see PackedLinear."""
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     assert len(biases) in (0, len(linears))
     weight = _joined([linear.weight for linear in linears])
     bias = _joined(biases) if biases else None
-    return backend_for(weight.dtype, weight.device).linear(weight, bias)
+    return _linear(weight, bias, in_int8)
+
+
+def _linear(weight: Tensor, bias: Tensor | None, in_int8: bool) -> Linear:
+    backend = backend_for(weight.dtype, weight.device)
+    return backend.linear(Int8Weight.of(weight) if in_int8 else weight, bias)
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -61,14 +71,18 @@ def can_pack(weight: Tensor) -> bool:
     return backend_for(weight.dtype, weight.device).packs
 
 
-def linear_of(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """The product with a weight [outputs, inputs], packed where that helps.
+def multiplies_int8(dtype: torch.dtype, device: torch.device | str) -> bool:
+    """True if this machine multiplies with weights in int8 faster than with those in `dtype`."""
+    return backend_for(dtype, device).multiplies_int8
+
+
+def linear_of(weight: Tensor, *, in_int8: bool = False) -> Callable[[Tensor], Tensor]:
+    """The product with a weight [outputs, inputs], packed where that helps; see PackedLinear.
 
     Shares the packed copy of a layer without bias that has this very weight.
     """
-    backend = backend_for(weight.dtype, weight.device)
-    if not backend.packs:
-        return backend.linear(weight)
+    if in_int8 or not can_pack(weight):
+        return _linear(weight, None, in_int8)
     known = _packed.get(weight.data_ptr())
     if known is not None and known.is_of(weight):
         return known
@@ -91,13 +105,13 @@ def is_plain(module: nn.Module) -> bool:
     return "forward" not in vars(module) and not any(hooks)
 
 
-def pack_linears(linears: Iterable[nn.Linear]) -> ExitStack:
+def pack_linears(linears: Iterable[nn.Linear], *, in_int8: bool = False) -> ExitStack:
     """Let linear layers compute from packed copies of their weights; closing undoes it."""
     undo = ExitStack()
     for linear in linears:
-        if can_pack(linear.weight):
-            packed = PackedLinear(linear.weight, linear.bias)
-            if not packed.has_bias:
+        if in_int8 or can_pack(linear.weight):
+            packed = PackedLinear(linear.weight, linear.bias, in_int8=in_int8)
+            if not packed.has_bias and not in_int8:
                 _packed[linear.weight.data_ptr()] = packed
             replace_forward(linear, packed, undo)
     return undo
@@ -127,7 +141,10 @@ def replace_forward(module: nn.Module, forward: Callable[..., Tensor], undo: Exi
 
 
 def packed_copy(
-    module: AnyModule, linears: Callable[[AnyModule], Iterable[nn.Linear]] = plain_linears
+    module: AnyModule,
+    linears: Callable[[AnyModule], Iterable[nn.Linear]] = plain_linears,
+    *,
+    in_int8: bool = False,
 ) -> AnyModule:
     """A twin for inference with the same parameters, and packed linear layers, or some of them.
 
@@ -136,5 +153,5 @@ def packed_copy(
     """
     shared = [*module.parameters(), *module.buffers()]
     twin = copy.deepcopy(module, {id(tensor): tensor for tensor in shared})
-    pack_linears(linears(twin))
+    pack_linears(linears(twin), in_int8=in_int8)
     return twin

@@ -25,8 +25,9 @@ from blockdraft.kernels.cpu.ops import (
     rms_norm,
     rotate_heads_,
 )
-from blockdraft.kernels.cpu.products import PackedProduct, packed_product
+from blockdraft.kernels.cpu.products import NativeProduct, int8_product, packed_product
 from blockdraft.kernels.interface import (
+    Int8Weight,
     KVPages,
     LayerParts,
     Linear,
@@ -67,6 +68,11 @@ class NativeBackend(OneDnnBackend):
         self._kernels = kernels
 
     @property
+    def multiplies_int8(self) -> bool:
+        """See Backend.multiplies_int8: measured in float32 with AVX2."""
+        return self.dtype == torch.float32 and self._kernels.int8_step() > 0
+
+    @property
     def reads_pages(self) -> bool:
         """See Backend.reads_pages."""
         return True
@@ -79,9 +85,13 @@ class NativeBackend(OneDnnBackend):
         """See Backend.gates: silu, torch's and transformers' own."""
         return isinstance(activation, _SILU)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """See Backend.linear. Products by kernels where they fit, else by oneDNN."""
-        product = packed_product(self._kernels, weight, bias) if self.packs else None
+    def linear(self, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Linear:
+        """See Backend.linear. Products by kernels where they fit, else by oneDNN or torch."""
+        product: NativeProduct | None = None
+        if isinstance(weight, Int8Weight):
+            product = int8_product(self._kernels, weight, bias)
+        elif self.packs:
+            product = packed_product(self._kernels, weight, bias)
         return product or super().linear(weight, bias)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
@@ -134,10 +144,10 @@ class NativeBackend(OneDnnBackend):
             return None
         qkv, o, gate_up, down = parts.qkv, parts.o, parts.gate_up, parts.down
         if not (
-            isinstance(qkv, PackedProduct)
-            and isinstance(o, PackedProduct)
-            and isinstance(gate_up, PackedProduct)
-            and isinstance(down, PackedProduct)
+            isinstance(qkv, NativeProduct)
+            and isinstance(o, NativeProduct)
+            and isinstance(gate_up, NativeProduct)
+            and isinstance(down, NativeProduct)
         ):
             return None
         norms = parts.norm, parts.mlp_norm

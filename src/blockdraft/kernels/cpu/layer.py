@@ -18,7 +18,7 @@ from blockdraft.kernels.cpu.ops import (
     check_sizes,
     layer_of,
 )
-from blockdraft.kernels.cpu.products import PackedProduct
+from blockdraft.kernels.cpu.products import NativeProduct
 from blockdraft.kernels.interface import Norm, Rotation, Scoring
 
 
@@ -36,7 +36,7 @@ class NativeLayer:
     def __init__(
         self,
         kernels: Library,
-        products: tuple[PackedProduct, PackedProduct, PackedProduct, PackedProduct],
+        products: tuple[NativeProduct, NativeProduct, NativeProduct, NativeProduct],
         norms: tuple[Norm, Norm],
         head_norms: tuple[Norm, Norm] | None,
     ) -> None:

@@ -20,6 +20,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "attend": [_FLAG, *[_ADDRESS] * 3, *[_ADDRESS, _COUNT, _COUNT] * 3, *[_ADDRESS] * 2],
     "product_step": [_FLAG],
     "product_panel": [],
+    "int8_step": [],
     "reads_narrow": [],
     "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
     "layer": [_FLAG, *[_ADDRESS] * 9],
@@ -55,6 +56,8 @@ class Library:
         self.product_step.restype = _COUNT
         self.product_panel = _function(loaded, "product_panel")
         self.product_panel.restype = _COUNT
+        self.int8_step = _function(loaded, "int8_step")
+        self.int8_step.restype = _COUNT
         self.reads_narrow = _function(loaded, "reads_narrow")
         self.reads_narrow.restype = _FLAG
         self.multiply = _function(loaded, "multiply")
@@ -109,6 +112,7 @@ class Product(ctypes.Structure):
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
         ("is_narrow", ctypes.c_int64),
+        ("scales", ctypes.c_void_p),
     )
 
 

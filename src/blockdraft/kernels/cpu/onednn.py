@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.interface import Linear, RowRule
+from blockdraft.kernels.interface import Int8Weight, Linear, RowRule
 from blockdraft.kernels.torch.backend import TorchBackend
 
 
@@ -53,9 +53,11 @@ class OneDnnBackend(TorchBackend):
         """See Backend.rule."""
         return replace(super().rule, runs_on_vectors=True)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Linear:
         """See Backend.linear."""
-        return OneDnnLinear(weight, bias) if self.packs else super().linear(weight, bias)
+        if isinstance(weight, Int8Weight) or not self.packs:
+            return super().linear(weight, bias)
+        return OneDnnLinear(weight, bias)
 
 
 def own_bias(bias: Tensor | None) -> Tensor | None:

@@ -6,6 +6,8 @@ so its bits do not depend on the rows beside it.
 
 A float32 weight whose values all fit bfloat16, as those of a checkpoint in bfloat16, is held in it:
 a narrow weight. A product widens what it reads, so it has the same bits, and half as much is read.
+
+An Int8Weight lies in the same order, and half as much again is read. Its sums are exact.
 """
 
 import ctypes
@@ -19,6 +21,8 @@ from blockdraft.core.remembered import once
 from blockdraft.kernels.cpu.library import Library, Product
 from blockdraft.kernels.cpu.onednn import own_bias
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_sizes
+from blockdraft.kernels.interface import Int8Weight
+from blockdraft.kernels.torch.int8 import Int8Linear
 
 LANES = 16
 """Outputs whose weights alternate in a narrow weight, as in products.h."""
@@ -32,37 +36,43 @@ CHECKED_AT_ONCE = 4096
 logger = logging.getLogger(__name__)
 
 
-class PackedProduct:
-    """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs].
+class NativeProduct:
+    """A linear layer of rows of `dtype` with a `bias` [outputs] by kernels; see Linear.
 
-    `step`: how many inputs lie side by side for these kernels.
+    shape: of the weight. weight: the same in panels. scales: of its outputs, if it is in int8.
     """
 
     keeps_rows = True
-    """The order of its sums is in the source."""
+    """The order of its sums is in the source, or of no consequence."""
 
-    def __init__(self, kernels: Library, step: int, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        kernels: Library,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        is_narrow: bool = False,
+        scales: Tensor | None = None,
+    ) -> None:
         self._kernels = kernels
-        self.shape, self.dtype = weight.shape, weight.dtype
-        narrow = _narrow(weight.detach()) if kernels.reads_narrow() else None
-        self.is_narrow = narrow is not None
-        held = weight.detach() if narrow is None else narrow
-        self.weight = _in_panels(held, step, kernels.product_panel())
-        if self.is_narrow:
-            self.weight = _alternating(self.weight)
-        self.like = weight.new_empty(0)
+        self.shape, self.dtype = shape, dtype
+        self.weight, self._scales = weight, scales
+        self.like = weight.new_empty(0, dtype=dtype)
         """Of the type of rows."""
         self._bias = own_bias(bias)
         if self._bias is not None:
             check_alike(self.like, self._bias)
-            check_sizes(self._bias.numel() == weight.shape[0])
-        self._flag = IS_BFLOAT16[weight.dtype]
+            check_sizes(self._bias.numel() == shape[0])
+        self._flag = IS_BFLOAT16[dtype]
         self.struct = Product(
-            self.weight.data_ptr(),
+            weight.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
-            weight.shape[1],
-            weight.shape[0],
-            self.is_narrow,
+            shape[1],
+            shape[0],
+            is_narrow,
+            None if scales is None else scales.data_ptr(),
         )
         """As the kernels know it; valid as long as this object."""
         self._address = ctypes.addressof(self.struct)
@@ -86,6 +96,35 @@ class PackedProduct:
         return output
 
 
+class PackedProduct(NativeProduct):
+    """Calls like the linear layer of `weight` [outputs, inputs] and `bias` [outputs].
+
+    `step`: how many inputs lie side by side for these kernels.
+    """
+
+    def __init__(self, kernels: Library, step: int, weight: Tensor, bias: Tensor | None) -> None:
+        narrow = _narrow(weight.detach()) if kernels.reads_narrow() else None
+        self.is_narrow = narrow is not None
+        held = weight.detach() if narrow is None else narrow
+        panels = _in_panels(held, step, kernels.product_panel())
+        if self.is_narrow:
+            panels = _alternating(panels)
+        shape, dtype = weight.shape, weight.dtype
+        super().__init__(kernels, shape, dtype, panels, bias, is_narrow=self.is_narrow)
+
+
+class Int8Product(NativeProduct):
+    """The same of an int8 weight, with the bits of Int8Linear."""
+
+    def __init__(
+        self, kernels: Library, step: int, weight: Int8Weight, bias: Tensor | None
+    ) -> None:
+        panels = _in_panels(weight.values, step, kernels.product_panel())
+        scales = _in_panels(weight.scales[:, None], 1, kernels.product_panel())
+        shape, dtype = weight.values.shape, weight.dtype
+        super().__init__(kernels, shape, dtype, panels, bias, scales=scales)
+
+
 def packed_product(
     kernels: Library, weight: Tensor, bias: Tensor | None = None
 ) -> PackedProduct | None:
@@ -98,6 +137,29 @@ def packed_product(
         logger.warning("a product by kernels is wrong on this machine: it is left to torch")
         return None
     return product
+
+
+def int8_product(
+    kernels: Library, weight: Int8Weight, bias: Tensor | None = None
+) -> Int8Product | None:
+    """The layer by kernels; None where these do not multiply such weights."""
+    step: int = kernels.int8_step()
+    shape = tuple(weight.values.shape)
+    if not step or shape[1] % step:
+        return None
+    product = Int8Product(kernels, step, weight, bias)
+    if not once(f"int8 product {shape} right", lambda: _is_exact(product, weight, bias)):
+        logger.warning("an int8 product by kernels is wrong on this machine: it is left to torch")
+        return None
+    return product
+
+
+@torch.inference_mode()
+def _is_exact(product: Int8Product, weight: Int8Weight, bias: Tensor | None) -> bool:
+    """True if one row has the bits that torch gives it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, weight.values.shape[1], generator=generator).to(weight.dtype)
+    return torch.equal(product(x), Int8Linear(weight, bias)(x))
 
 
 @torch.inference_mode()

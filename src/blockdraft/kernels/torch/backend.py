@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.kernels.interface import (
+    Int8Weight,
     LayerParts,
     Linear,
     Norm,
@@ -18,6 +19,7 @@ from blockdraft.kernels.interface import (
     WholeLayer,
 )
 from blockdraft.kernels.torch.attention import GroupedRows, grouped_attention
+from blockdraft.kernels.torch.int8 import Int8Linear
 from blockdraft.kernels.torch.rules import row_rule
 
 
@@ -52,6 +54,11 @@ class TorchBackend:
         return False
 
     @property
+    def multiplies_int8(self) -> bool:
+        """See Backend.multiplies_int8."""
+        return False
+
+    @property
     def reads_pages(self) -> bool:
         """See Backend.reads_pages."""
         return False
@@ -69,8 +76,10 @@ class TorchBackend:
         """See Backend.gates."""
         return False
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Linear:
         """See Backend.linear."""
+        if isinstance(weight, Int8Weight):
+            return Int8Linear(weight, bias)
         return TorchLinear(weight, bias)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:

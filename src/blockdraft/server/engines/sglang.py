@@ -47,6 +47,7 @@ SGLANG = Engine(
         "device": "add `-- --device NAME`",
         "num_threads": "set OMP_NUM_THREADS",
         "memory": "it counts a share of the device's memory; add `-- --mem-fraction-static SHARE`",
+        "draft_dtype": "it drafts with the weights as they are; leave it out",
         "draft_depth": "it drafts chains with this drafter; give --num-draft-tokens",
         "lookup": "it drafts with one method at a time; leave it out",
         "shared_lookup": "it drafts with one method at a time; leave it out",

@@ -44,7 +44,7 @@ class DFlashDrafter:
     embed_weight and lm_head_weight: [V, D] of the target, raw. `contexts` hold the draft keys and
     values, one by one unless given. `max_nodes` is the most that the model was trained for;
     it may be set to anything, and the output stays the same; so may `watch`. Packed weights are
-    copies of this moment: after `model` was trained, make a new drafter.
+    copies of this moment, `in_int8` close ones: after `model` was trained, make a new drafter.
     """
 
     kind = "dflash"
@@ -55,20 +55,23 @@ class DFlashDrafter:
         embed_weight: Tensor,
         lm_head_weight: Tensor,
         contexts: DraftContexts | None = None,
+        *,
+        in_int8: bool = False,
     ) -> None:
         self.contexts = contexts or SeparateContexts(model.new_context)
         # In pages, kernels run the layers, from weights that they pack themselves.
         self._kernel_draft = None
         if isinstance(self.contexts, PagedContexts):
-            self._kernel_draft = kernel_draft(model, self.contexts)
-        self.model = packed_copy(model, plain_linears if self._kernel_draft is None else _fusion)
-        self._project_context = ContextProjection(self.model)
+            self._kernel_draft = kernel_draft(model, self.contexts, in_int8=in_int8)
+        linears = plain_linears if self._kernel_draft is None else _fusion
+        self.model = packed_copy(model, linears, in_int8=in_int8)
+        self._project_context = ContextProjection(self.model, in_int8=in_int8)
         self.embed_weight = embed_weight
         self.vocabulary_ids: Tensor | None = None
         if model.draft_vocabulary is not None:
             self.vocabulary_ids = torch.tensor(model.draft_vocabulary, device=lm_head_weight.device)
             lm_head_weight = lm_head_weight.detach()[self.vocabulary_ids]
-        self._head = linear_of(lm_head_weight)
+        self._head = linear_of(lm_head_weight, in_int8=in_int8)
         self.max_nodes = model.config.block_size - 1
         self.feature_layers = model.config.target_layer_ids
         self.watch: Watch | None = None

@@ -46,8 +46,8 @@ class Checkpoint(Protocol):
 class DFlashCheckpoint:
     """A block-diffusion drafter: DFlash (arXiv 2602.06036) or DFlash 2."""
 
-    def __init__(self, model: DraftModel) -> None:
-        self._model = model
+    def __init__(self, model: DraftModel, *, in_int8: bool = False) -> None:
+        self._model, self._in_int8 = model, in_int8
         self.feature_layers = model.config.target_layer_ids
         self.page_bytes = PagedContexts.page_bytes(model.config, model.fc.weight.dtype)
 
@@ -57,7 +57,9 @@ class DFlashCheckpoint:
         if pages is not None:
             contexts = PagedContexts(self._model.config, pages, weight)
         embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
-        return block_drafter(self._model, embedding.weight, head.weight, contexts)
+        return block_drafter(
+            self._model, embedding.weight, head.weight, contexts, in_int8=self._in_int8
+        )
 
 
 def block_drafter(
@@ -65,22 +67,27 @@ def block_drafter(
     embed_weight: Tensor,
     lm_head_weight: Tensor,
     contexts: DraftContexts | None = None,
+    *,
+    in_int8: bool = False,
 ) -> DFlashDrafter:
     """The drafter of a model's kind; see DFlashDrafter."""
     drafter = DFlashDrafter if model.config.dflash2 is None else DFlash2Drafter
-    return drafter(model, embed_weight, lm_head_weight, contexts)
+    return drafter(model, embed_weight, lm_head_weight, contexts, in_int8=in_int8)
 
 
-Loader = Callable[[Path, PreTrainedModel, torch.dtype, str], Checkpoint]
-"""From (folder, target, dtype, device). Raises ModelError for what does not fit the target."""
+Loader = Callable[[Path, PreTrainedModel, torch.dtype, str, bool], Checkpoint]
+"""From (folder, target, dtype, device, in_int8).
+
+Raises ModelError for what does not fit the target.
+"""
 
 
 def _load_dflash(
-    folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str
+    folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str, in_int8: bool
 ) -> Checkpoint:
     model = load_draft_model(folder, dtype, device)
     check_pair(target, model.config)
-    return DFlashCheckpoint(model)
+    return DFlashCheckpoint(model, in_int8=in_int8)
 
 
 LOADERS: Mapping[str, Loader] = {"dflash": _load_dflash, "dflash2": _load_dflash}
@@ -98,11 +105,16 @@ def kind_of(config: Mapping[str, Any]) -> str:
 
 
 def load_checkpoint(
-    folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str
+    folder: Path,
+    target: PreTrainedModel,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    in_int8: bool = False,
 ) -> Checkpoint:
-    """Load a drafter of any kind in the table.
+    """Load a drafter of any kind in the table, to multiply with the closest weights in int8 or not.
 
     Raises:
         ModelError: the folder is incomplete, its kind is unknown, or it does not fit the target.
     """
-    return LOADERS[kind_of(read_config(folder))](folder, target, dtype, device)
+    return LOADERS[kind_of(read_config(folder))](folder, target, dtype, device, in_int8)

@@ -159,9 +159,11 @@ template <typename T>
 constexpr int64_t kStep = 1;
 template <>
 constexpr int64_t kStep<BFloat16> = BLOCKDRAFT_HAS_PAIRS ? 2 : 1;
+template <>
+constexpr int64_t kStep<int16_t> = 2;
 
 // A word is what a lane holds for one multiplication: kStep<T> values, one of them as float32.
-// Words are copied as they are; not every one is a number.
+// Words are copied as they are; not every one is a number. Sums of int16 are int32 in the same lanes.
 
 // The 32 bits in every lane.
 inline Lanes spread(const void* from) {
@@ -193,9 +195,34 @@ Lanes load_words(const T* from, int64_t num = kLanes) {
   }
 }
 
+#if BLOCKDRAFT_TWO_REGISTERS
+inline Lanes::Register add_pairs(Lanes::Register a, Lanes::Register b, Lanes::Register c) {
+  // Left alone, compilers make all products of a step first, and have no registers for the sums.
+  asm volatile("vpaddd %1, %0, %0" : "+x"(c) : "x"(_mm256_madd_epi16((__m256i)a, (__m256i)b)));
+  return c;
+}
+
+// The int32 values in the lanes.
+inline Lanes numbers(Lanes words) {
+  return {(Lanes::Register)_mm256_cvtepi32_ps((__m256i)words.low),
+          (Lanes::Register)_mm256_cvtepi32_ps((__m256i)words.high)};
+}
+
+// The nearest whole numbers, of two equally near ones the even one; they must fit.
+inline void store_rounded(int16_t* to, Lanes x) {
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32((__m256)x.low),
+                                            _mm256_cvtps_epi32((__m256)x.high));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+#endif
+
 // a * b + c with words of T in a and b.
 template <typename T>
 Lanes multiply_step(Lanes a, Lanes b, Lanes c) {
+#if BLOCKDRAFT_TWO_REGISTERS
+  if constexpr (std::is_same_v<T, int16_t>)
+    return {add_pairs(a.low, b.low, c.low), add_pairs(a.high, b.high, c.high)};
+#endif
 #if BLOCKDRAFT_HAS_PAIRS
   if constexpr (kStep<T> == 2)
     return (Lanes)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);

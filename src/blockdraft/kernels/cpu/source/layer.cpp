@@ -94,6 +94,16 @@ int64_t blockdraft_product_step(int is_bfloat16) {
 // The outputs that lie side by side in a packed weight.
 int64_t blockdraft_product_panel() { return blockdraft::kPanel; }
 
+// The inputs that lie side by side in a packed int8 weight, or 0 where there are no products with
+// such weights.
+int64_t blockdraft_int8_step() {
+#if BLOCKDRAFT_TWO_REGISTERS && defined(_OPENMP)
+  return blockdraft::kStep<int16_t>;
+#else
+  return 0;
+#endif
+}
+
 // Whether weights for float32 may be held as Narrow.
 int blockdraft_reads_narrow() { return blockdraft::kReadsNarrow; }
 

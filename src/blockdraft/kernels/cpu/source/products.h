@@ -1,12 +1,13 @@
 // Products of rows with a weight, the sums of every output in the order of the inputs.
 //
-// A weight lies in panels of a few outputs. In a panel come the inputs one after another (bfloat16:
-// two by two), each with the weights of all outputs of the panel, so that a product reads it front
-// to back. What fills up the last panel is 0. The sums of a row are the same whatever rows share a
+// A weight lies in panels of a few outputs. In a panel come the inputs one after another (bfloat16
+// and int8: two by two), each with the weights of all outputs of the panel, so that a product reads
+// it front to back. What fills up the last panel is 0. The sums of a row are the same whatever rows share a
 // call and however many threads.
 
 #pragma once
 
+#include "int8.h"
 #include "lanes.h"
 
 namespace blockdraft {
@@ -37,6 +38,8 @@ struct Product {
   int64_t inputs;
   int64_t outputs;
   int64_t is_narrow;  // the weights are Narrow, or else what they are multiplied with
+  // Of int8 weights, for each output, filled up to whole panels; null for other weights.
+  const float* scales;
 };
 
 // The upper half of a float32 weight whose lower half is 0. In memory the first eight of sixteen
@@ -57,6 +60,15 @@ inline Lanes load_weights(const Narrow* from) {
   return {(Lanes::Register)_mm256_slli_epi32(words, 16),
           (Lanes::Register)_mm256_and_si256(words, _mm256_set1_epi32(-0x10000))};
 }
+
+// Widened to int16.
+inline Lanes load_weights(const int8_t* from) {
+  const auto eight = [&](int first) {
+    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * first));
+    return (Lanes::Register)_mm256_cvtepi8_epi16(pairs);
+  };
+  return {eight(0), eight(8)};
+}
 #endif
 
 // Up to 16 outputs of a row; none if `num_outputs` is not positive.
@@ -71,13 +83,22 @@ void put_sums(T* to, Lanes sum, const T* bias, int64_t num_outputs) {
     store_some(to, sum, num_outputs);
 }
 
-// M rows with P panels of a weight, held as W. Loops over sums are unrolled, or they would not stay
-// in registers. `ahead` is fetched meanwhile, so many bytes for an input.
-template <int M, int P, typename T, typename W>
-void multiply_panels(T* output, const T* rows, const W* panels, const T* bias,
-                     const Product& product, int64_t num_outputs, const char* ahead,
-                     int64_t fetched) {
+// The rows of a product and what their sums mean: value(sums of sixteen outputs, row, first output).
+template <typename T, typename Value>
+struct Operand {
+  const T* rows;
+  Value value;
+};
+
+// M rows from `row` on with P panels from the output `first` on, of a weight held as W. Loops over
+// sums are unrolled, or they would not stay in registers. `ahead` is fetched meanwhile, so many
+// bytes for a step over the inputs.
+template <int M, int P, typename W, typename O, typename T, typename Value>
+void multiply_panels(const Product& product, O* output, const Operand<T, Value>& operand, int64_t row,
+                     int64_t first, const char* ahead, int64_t fetched) {
   constexpr int kSums = P * kPanelLanes;
+  const T* rows = operand.rows + row * product.inputs;
+  const W* panels = static_cast<const W*>(product.weight) + first * product.inputs;
   Lanes sums[M][kSums] = {};
   for (int64_t input = 0; input < product.inputs; input += kStep<T>) {
     if constexpr (kFetchesAhead && P == 1) {
@@ -97,65 +118,84 @@ void multiply_panels(T* output, const T* rows, const W* panels, const T* bias,
         sums[m][i] = multiply_step<T>(value, weights[i], sums[m][i]);
     }
   }
+  const O* bias = static_cast<const O*>(product.bias);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int i = 0; i < kSums; ++i)
-      put_sums(output + m * product.outputs + i * kLanes, sums[m][i],
-             bias == nullptr ? nullptr : bias + i * kLanes, num_outputs - i * kLanes);
+    for (int i = 0; i < kSums; ++i) {
+      const int64_t place = first + i * kLanes;
+      put_sums(output + (row + m) * product.outputs + place,
+               operand.value(sums[m][i], row + m, place), bias == nullptr ? nullptr : bias + place,
+               product.outputs - place);
+    }
 }
 
 // All rows with P panels from number `index` on.
-template <int P, typename W, typename T>
-void multiply_rows(const Product& product, T* output, const T* input, int64_t num_rows,
-                   int64_t index) {
+template <int P, typename W, typename O, typename T, typename Value>
+void multiply_rows(const Product& product, O* output, const Operand<T, Value>& operand,
+                   int64_t num_rows, int64_t index) {
   constexpr int kMost = kMaxRows / P;
   const int64_t num_blocks = (num_rows + kMost - 1) / kMost;
   const int64_t first = index * kPanel;
-  const int64_t rest = product.outputs - first;
-  const W* panels = static_cast<const W*>(product.weight) + first * product.inputs;
-  const T* bias = static_cast<const T*>(product.bias);
-  const int64_t num_bytes = kPanel * static_cast<int64_t>(sizeof(W));
+  const int64_t num_bytes = kPanel * kStep<T> * static_cast<int64_t>(sizeof(W));
   const int64_t fetched = (num_bytes + num_blocks - 1) / num_blocks;
-  const char* ahead = reinterpret_cast<const char*>(panels + kPanel * product.inputs);
+  const char* ahead = reinterpret_cast<const char*>(static_cast<const W*>(product.weight) +
+                                                    (first + kPanel) * product.inputs);
   // Blocks of about as many rows: few would cost nearly as much as many.
   for (int64_t block = 0; block < num_blocks; ++block) {
     const int64_t begin = num_rows * block / num_blocks;
     const int64_t end = num_rows * (block + 1) / num_blocks;
     with_constant<kMost>(end - begin, [&](auto num) {
-      multiply_panels<num, P>(output + begin * product.outputs + first,
-                              input + begin * product.inputs, panels,
-                              bias == nullptr ? nullptr : bias + first, product,
-                              rest < P * kPanel ? rest : P * kPanel,
-                              ahead + block * fetched * product.inputs, fetched);
+      multiply_panels<num, P, W>(product, output, operand, begin, first,
+                                 ahead + block * fetched * (product.inputs / kStep<T>), fetched);
     });
   }
 }
 
-template <typename W, typename T>
-void multiply_held(const Product& product, T* output, const T* input, int64_t num_rows) {
+template <typename W, typename O, typename T, typename Value>
+void multiply_held(const Product& product, O* output, const Operand<T, Value>& operand,
+                   int64_t num_rows) {
   const int64_t num_panels = (product.outputs + kPanel - 1) / kPanel;
   const int64_t at_once = num_rows * kPanelsAtOnce <= kMaxRows ? kPanelsAtOnce : 1;
 #pragma omp for schedule(static)
   for (int64_t index = 0; index < num_panels; index += at_once) {
     if (at_once > 1 && index + at_once <= num_panels) {
-      multiply_rows<kPanelsAtOnce, W>(product, output, input, num_rows, index);
+      multiply_rows<kPanelsAtOnce, W>(product, output, operand, num_rows, index);
     } else {
       const int64_t end = index + at_once < num_panels ? index + at_once : num_panels;
       for (int64_t i = index; i < end; ++i)
-        multiply_rows<1, W>(product, output, input, num_rows, i);
+        multiply_rows<1, W>(product, output, operand, num_rows, i);
     }
   }
 }
+
+#if BLOCKDRAFT_TWO_REGISTERS
+// With int8 weights. Every thread makes whole numbers of all rows for itself: of a few rows that
+// takes less time than threads that wait for each other.
+template <typename T>
+void multiply_int8(const Product& product, T* output, const T* input, int64_t num_rows) {
+  const WholeRows& rows = whole_rows(input, num_rows, product.inputs);
+  const auto value = [&](Lanes sum, int64_t row, int64_t place) {
+    return numbers(sum) * load(product.scales + place) * rows.scales[static_cast<size_t>(row)];
+  };
+  multiply_held<int8_t>(product, output, Operand<int16_t, decltype(value)>{rows.values.data(), value},
+                        num_rows);
+}
+#endif
 
 // Shares its panels among the threads of the region that calls it.
 template <typename T>
 void multiply(const Product& product, void* output, const void* input, int64_t num_rows) {
   T* to = static_cast<T*>(output);
   const T* from = static_cast<const T*>(input);
+#if BLOCKDRAFT_TWO_REGISTERS
+  if (product.scales != nullptr) return multiply_int8(product, to, from, num_rows);
+#endif
+  const auto value = [](Lanes sum, int64_t, int64_t) { return sum; };
+  const Operand<T, decltype(value)> rows{from, value};
   if constexpr (kReadsNarrow && std::is_same_v<T, float>)
-    if (product.is_narrow) return multiply_held<Narrow>(product, to, from, num_rows);
-  multiply_held<T>(product, to, from, num_rows);
+    if (product.is_narrow) return multiply_held<Narrow>(product, to, rows, num_rows);
+  multiply_held<T>(product, to, rows, num_rows);
 }
 
 }  // namespace blockdraft
