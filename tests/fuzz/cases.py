@@ -315,5 +315,5 @@ def _draw_params(draw: random.Random, vocab_size: int) -> SamplingParams:
     else:
         maybe(0.5, "ignore_eos", True)
     maybe(0.3, "n", 2, 3)
-    maybe(0.25, "speculative", 1, 2, 5, 50, False)
+    maybe(0.25, "num_draft_tokens", 1, 2, 5, 50, 0)
     return SamplingParams(**options)

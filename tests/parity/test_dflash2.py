@@ -222,7 +222,7 @@ def test_output_is_plain_decoding(way: Way, name: str, num_nodes: int | None) ->
     params = SamplingParams(max_tokens=30, seed=3, logprobs=1, **PARAMS[name])
     trees = []
 
-    def use_trees(engine: Engine, key: int) -> None:
+    def use_more(engine: Engine, key: int) -> None:
         if num_nodes is not None:
             engine.use_fixed_drafting(num_nodes)
 
@@ -236,7 +236,7 @@ def test_output_is_plain_decoding(way: Way, name: str, num_nodes: int | None) ->
             return proposals
 
         drafter.propose = propose
-        found = generate(target, drafter, PROMPT, params, after_step=use_trees)
+        found = generate(target, drafter, PROMPT, params, after_step=use_more)
         plain = generate(target, drafter, PROMPT, replace(params, num_draft_tokens=0))
     assert found == plain
     assert trees[-1][1].sources[0] == "dflash2"

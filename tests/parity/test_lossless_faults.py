@@ -103,8 +103,8 @@ def check_context(drafter_type: type[DFlashDrafter], way: Way) -> None:
     """The draft context is right after every step, written at once or after a while."""
     target = new_target(way)
     drafter = new_drafter(target, drafter_type)
-    for speculative in (True, 2):
-        params = SamplingParams(max_tokens=8, temperature=1.0, seed=2, speculative=speculative)
+    for most in (None, 2):
+        params = SamplingParams(max_tokens=8, temperature=1.0, seed=2, num_draft_tokens=most)
         for prompt, chunk in ((PROMPT, 3), ([*range(90)], 40), (range(80), 512)):
             options = {"prefill_chunk": chunk}
             generate(
@@ -221,10 +221,10 @@ def check_mixed_contexts() -> None:
     target = new_target("paged", 16)
     drafter, prompt = new_drafter(target), [*range(PAGE_SIZE + 6)]
     engine, drafting = Engine(target, drafter), []
-    for index, speculative in enumerate((False, True, False, True, True)):
-        params = SamplingParams(max_tokens=8, speculative=speculative)
+    for index, most in enumerate((0, None, 0, None, None)):
+        params = SamplingParams(max_tokens=8, num_draft_tokens=most)
         key = engine.add([*prompt, index], params)
-        if speculative:
+        if most is None:
             drafting.append(key)
         for _ in range(4):
             engine.step()

@@ -74,7 +74,7 @@ def test_each_option_on_a_real_architecture_in_float32(kind: str, name: str, way
     for drafter in make_drafters(kind, way):
         result = check_drafted_equals_plain(target, drafter, PROMPT, params, eos_ids=EOS)
         check_bounds(result, params)
-        if isinstance(drafter, OracleDrafter) and params.speculative:
+        if isinstance(drafter, OracleDrafter) and params.num_draft_tokens != 0:
             assert result.acceptance.num_passes <= len(result.token_ids)
 
 
@@ -110,7 +110,7 @@ def random_params(draw: random.Random, vocab_size: int) -> SamplingParams:
         "stop_token_ids": tuple(draw.sample(ids, 2)),
         "ignore_eos": True,
         "logprobs": draw.randint(0, 8),
-        "speculative": draw.choice([False, 0, 1, 2, 5, 100]),
+        "num_draft_tokens": draw.choice([0, 0, 1, 2, 5, 100]),
     }
     chosen = {name: value for name, value in options.items() if draw.random() < 0.4}
     return SamplingParams(max_tokens=draw.randint(12, 30), seed=draw.getrandbits(64), **chosen)

@@ -178,9 +178,9 @@ def drafts_of(*, reuse: bool) -> tuple[list[dict[int, list[int]]], list[Any], in
     """
     pages = Pages(AMPLE, reuse=reuse)
     crowd_requests = [
-        Request(request.prompt, SamplingParams(max_tokens=24, speculative=speculative), 40 * index)
+        Request(request.prompt, SamplingParams(max_tokens=24, num_draft_tokens=most), 40 * index)
         for index, request in enumerate(requests())
-        for speculative in (False, True)
+        for most in (0, None)
     ]
     target, drafter = paged_pair(tiny_target(dtype=torch.float64), attentive_drafter(), pages)
     drafts_by_key = record_drafts(drafter)

@@ -55,7 +55,7 @@ def draw_requests(num: int, draw: random.Random) -> list[Asked]:
             "max_tokens": draw.choice([1, 8, 24, 48]),
             "temperature": draw.choice([0, 0, 0.7]),
             "seed": draw.randrange(3),
-            "speculative": draw.choice([True, True, False, 2]),
+            "num_draft_tokens": draw.choice([None, None, 0, 2]),
             "stream": draw.random() < 0.6,
         }
         leaves = draw.random() < SHARE_OF_LEAVERS

@@ -213,7 +213,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Start every side, go through the prompts, and report."""
     args = parse_arguments()
-    llm = LLM(dtype="bfloat16")
+    llm = LLM(dtype="bfloat16", num_draft_tokens=args.our_draft_tokens)
     bench = SpeedBench(llm)
     workload = [prompt for path in args.prompts for prompt in read_workload(path, args.limit)]
     # A stopped process would stay behind for good: end like Ctrl-C, through the stack.
@@ -226,7 +226,7 @@ def main() -> None:
             version = processes[name].wait_until_ready()
             print(f"ready: {name}", file=sys.stderr)
         comparison = Comparison(llm, processes)
-        config = SpeedConfig(max_tokens=args.max_tokens, num_draft_tokens=args.our_draft_tokens)
+        config = SpeedConfig(max_tokens=args.max_tokens)
         bench.run(workload * args.rounds, config, comparison.add)
     facts = describe_environment() | {"threads": torch.get_num_threads(), "rounds": args.rounds}
     facts["versions"] |= {"vllm": version}

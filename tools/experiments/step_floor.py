@@ -124,7 +124,7 @@ def begin(llm: LLM, context: int, num_steps: int, *, drafted: bool) -> Callable[
     params = SamplingParams(
         max_tokens=num_steps * (1 + llm.engine.drafter.max_nodes),
         ignore_eos=True,
-        speculative=drafted,
+        num_draft_tokens=None if drafted else 0,
     )
     llm.engine.add([i % 1000 + 1000 for i in range(context)], params)
     while not llm.engine.step()[0].token_ids:

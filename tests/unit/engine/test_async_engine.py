@@ -339,7 +339,7 @@ def test_reports_add_up(small):
 
     async def ask():
         with serving(small, observer=reports) as engine:
-            jobs = [job(small, "abc", i, speculative=i % 2 == 0) for i in range(6)]
+            jobs = [job(small, "abc", i, num_draft_tokens=(None, 0)[i % 2]) for i in range(6)]
             return await read(engine.submit(jobs))
 
     found, _ = run(ask())

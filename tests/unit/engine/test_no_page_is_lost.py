@@ -195,8 +195,8 @@ class Traffic:
         pages = [[self.draw.randrange(2)] * PAGE_SIZE for _ in range(self.draw.randrange(3))]
         own = [self.draw.randrange(2)] * self.draw.choice([0, 1, 2, 40, 60])
         prompt = [token_id for page in pages for token_id in page] + own or [3]
-        speculative = self.draw.choice([True, True, 2, False])
-        params = SamplingParams(max_tokens=self.draw.randint(1, 90), speculative=speculative)
+        most = self.draw.choice([None, None, 2, 0])
+        params = SamplingParams(max_tokens=self.draw.randint(1, 90), num_draft_tokens=most)
         key = self.engine.add(prompt, params)
         self.expected[key] = plain_output(prompt, params.max_tokens)
 

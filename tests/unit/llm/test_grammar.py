@@ -124,12 +124,12 @@ def test_a_minimum_gives_way_where_only_the_end_is_left(llm):
 
 def test_a_limit_and_a_stop_string_cut_an_answer(llm):
     whole = llm.generate(PROMPT, asked(grammar=WORDS)).completions[0]
-    for speculative in (True, False):
-        params = asked(grammar=WORDS, max_tokens=7, speculative=speculative)
+    for most in (None, 0):
+        params = asked(grammar=WORDS, max_tokens=7, num_draft_tokens=most)
         cut = llm.generate(PROMPT, params).completions[0]
         assert cut.finish_reason == "length"
         assert cut.token_ids == whole.token_ids[:7]
-        params = asked(grammar=WORDS, stop=(" ",), speculative=speculative)
+        params = asked(grammar=WORDS, stop=(" ",), num_draft_tokens=most)
         cut = llm.generate(PROMPT, params).completions[0]
         assert cut.finish_reason == "stop"
         assert cut.text == whole.text.partition(" ")[0]
@@ -163,10 +163,10 @@ def test_a_grammar_that_fails_on_the_way_ends_its_request_only(llm, monkeypatch)
         return state
 
     monkeypatch.setattr(llm.samples.grammars, "start", start_and_break)
-    for speculative in (True, False):
-        other = llm.generate(PROMPT, asked(speculative=speculative), stream=True)
+    for most in (None, 0):
+        other = llm.generate(PROMPT, asked(num_draft_tokens=most), stream=True)
         pieces = next(other).text
-        (bad,) = llm.generate(PROMPT, asked(grammar=failing, speculative=speculative)).completions
+        (bad,) = llm.generate(PROMPT, asked(grammar=failing, num_draft_tokens=most)).completions
         assert bad.finish_reason == "error"
         assert "too complex" in str(bad.error)
         assert bad.text == "a" * 9

@@ -143,8 +143,8 @@ def test_a_stream_closed_early_leaves_nothing_behind(llm):
 def test_text_ends_before_a_stop_string_and_tokens_with_it(llm):
     whole = llm.generate("abc the", params()).completions[0]
     stop = re.findall(r"[!-~]{2}", whole.text)[-1]
-    for speculative in (True, False):
-        cut = llm.generate("abc the", params(stop=(stop,), speculative=speculative)).completions[0]
+    for most in (None, 0):
+        cut = llm.generate("abc the", params(stop=(stop,), num_draft_tokens=most)).completions[0]
         assert cut.finish_reason == "stop"
         assert cut.text == whole.text[: whole.text.index(stop)]
         assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
@@ -196,7 +196,7 @@ def test_models_run_in_pages_unless_they_cannot(llm, folders, caplog, monkeypatc
         load_llm(folders, memory=0.5)
 
 
-def test_the_depth_is_adapted_unless_it_is_fixed(folders, llm):
+def test_drafting_is_adaptive_unless_it_is_fixed(folders, llm):
     adaptive = load_llm(folders, adaptive=True)
     assert isinstance(adaptive.engine.allocator.policy, BestRate)
     assert isinstance(llm.engine.allocator.policy, VerifyAll)
@@ -212,17 +212,32 @@ def test_the_depth_is_adapted_unless_it_is_fixed(folders, llm):
     assert_nothing_left(adaptive)
 
 
-def test_a_fixed_depth_is_kept_to(llm):
-    whole = llm.engine.scheduler.max_draft_tokens
+def drafted_in(llm, **changes):
+    """The most candidates of a pass, and the depth of the deepest."""
+    acceptance = llm.generate("the abc", params(**changes)).completions[0].acceptance
+    deepest = max((depth for depth, _ in acceptance.drafted_at), default=-1) + 1
+    return max(acceptance.histogram_of_drafted), deepest
+
+
+def test_fixed_limits_are_kept_to(llm):
+    depth = llm.engine.drafter.max_nodes
     try:
-        for depth in (0, 1, 3, 9):
-            llm.use_fixed_drafting(depth)
-            drafted = llm.generate("the abc", params()).completions[0].acceptance.drafted
-            assert max(drafted, default=-1) == depth - 1
-        with pytest.raises(ConfigError, match="depth is -1"):
-            llm.use_fixed_drafting(-1)
+        for limits, most, deepest in (
+            ((0,), 0, 0),
+            ((1,), 1, 1),
+            ((3,), 3, 3),
+            ((), depth, depth),
+            ((depth + 4,), depth + 4, depth),
+            ((5, 2), 5, 2),
+            ((None, 2), 2, 2),
+        ):
+            llm.use_fixed_drafting(*limits)
+            assert drafted_in(llm) == (most, deepest)
+        for limits, reason in (((-1,), "num_draft_tokens is -1"), ((3, 0), "draft_depth is 0")):
+            with pytest.raises(ConfigError, match=reason):
+                llm.use_fixed_drafting(*limits)
     finally:
-        llm.use_fixed_drafting(whole)
+        llm.use_fixed_drafting()
 
 
 def test_a_pair_that_does_not_fit_is_refused_at_load(folders, tmp_path):

@@ -17,10 +17,10 @@ CORPUS = [ProofPrompt("a", "short", "the abc"), ProofPrompt("b", "raw", "!!\tthe
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("tree_nodes", [None, 12], ids=["chain", "tree"])
-def test_a_dflash2_pair_is_proven(tmp_path: Path, tree_nodes: int | None) -> None:
+@pytest.mark.parametrize("num_draft_tokens", [None, 12], ids=["chain", "tree"])
+def test_a_dflash2_pair_is_proven(tmp_path: Path, num_draft_tokens: int | None) -> None:
     folders = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path, dflash2=DFLASH2)
-    llm = load_llm(folders, num_draft_tokens=tree_nodes)
+    llm = load_llm(folders, num_draft_tokens=num_draft_tokens)
     assert llm.engine.drafter.kind == "dflash2"
     findings = Proof(llm, CONFIG, CORPUS).run()
     assert findings.failures == []

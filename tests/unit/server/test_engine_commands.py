@@ -225,5 +225,4 @@ def test_an_engine_that_is_not_there(tmp_path, monkeypatch):
 
 def test_options_of_another_engine_need_one():
     assert "--tensor-parallel is for another engine" in refusal("serve", "--tensor-parallel", 2)
-    assert "--num-draft-tokens is for another engine" in refusal("serve", "--num-draft-tokens", 2)
     assert "--enforce-eager is for another engine" in refusal("serve", "--", "--enforce-eager")

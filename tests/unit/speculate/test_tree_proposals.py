@@ -140,7 +140,7 @@ def test_output_with_proposed_trees_is_plain_decoding(way, name):
         drafter = make_dflash(target, tiny_drafter(block_size=BLOCK))
         trees = []
 
-        def use_trees(engine, key):
+        def use_more(engine, key):
             engine.use_fixed_drafting(17)
 
         real = drafter.propose
@@ -151,7 +151,7 @@ def test_output_with_proposed_trees_is_plain_decoding(way, name):
             return proposals
 
         drafter.propose = propose
-        found = generate(target, drafter, PROMPT, params, after_step=use_trees)
+        found = generate(target, drafter, PROMPT, params, after_step=use_more)
         plain = generate(target, drafter, PROMPT, replace(params, num_draft_tokens=0))
     assert found == plain
     assert max(len(proposal) for _, proposal in trees) == num_nodes
@@ -243,13 +243,18 @@ def test_a_block_drafter_says_how_likely_each_token_is(params, num_nodes):
         assert list(proposal.probabilities) == sorted(proposal.probabilities, reverse=True)
 
 
-def test_a_tree_smaller_than_a_chain_is_refused():
+def test_more_candidates_than_the_path_is_long_are_a_tree():
     target = make_target("sequential", tiny_target())
     engine = Engine(target, make_dflash(target, tiny_drafter(block_size=BLOCK)))
     with target.released_after():
-        with pytest.raises(ConfigError, match="alone has 5; give 5 or more"):
-            engine.use_fixed_drafting(4)
-        engine.use_fixed_drafting(5)
-        assert engine.scheduler.tree_nodes == 5
-        engine.use_fixed_drafting(3)
-        assert engine.scheduler.tree_nodes == 0
+        for limits, expected in (
+            ((), (0, 5)),
+            ((4,), (0, 4)),
+            ((5,), (0, 5)),
+            ((6,), (6, 5)),
+            ((3, 2), (3, 2)),
+            ((0,), (0, 0)),
+        ):
+            engine.use_fixed_drafting(*limits)
+            scheduler = engine.scheduler
+            assert (scheduler.tree_nodes, scheduler.max_draft_tokens) == expected
