@@ -132,7 +132,6 @@ def main() -> None:
     options = parser.parse_args()
     asked = prompts(options.prompts, options.limit)
     llm = LLM(adaptive=False, lookup=True, max_concurrency=8)
-    depth = llm.engine.drafter.max_nodes
     base = SamplingParams(max_tokens=options.tokens, temperature=options.temperature, seed=5)
     ways: list[Way] = [("lookup", 0, ("lookup",))]
     for num in [0, *options.nodes]:
@@ -142,16 +141,13 @@ def main() -> None:
     print(f"{len(asked)} prompts, {llm.dtype}, temperature {options.temperature:g}")
     expected: list[tuple[int, ...]] = []
     for name, num, drafters in ways:
-        if num:
-            llm.use_fixed_drafting(num)
-        else:
-            llm.use_fixed_drafting(depth)
+        llm.use_fixed_drafting(num or None)
         found = run(llm, asked, [replace(base, drafters=drafters)] * len(asked))
         tokens = [completion.token_ids for completion in found]
         expected = expected or tokens
         assert tokens == expected, "other tokens than before"
         tell(name, asked, found)
-    llm.use_fixed_drafting(depth)
+    llm.use_fixed_drafting()
     given: dict[str, list[str | tuple[int, ...]]] = {
         "the text to edit": [one.prediction for one in asked],
         "0.9 right, 3 places": [changed(own, 0.1, 3) for own in expected],

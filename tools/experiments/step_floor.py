@@ -117,10 +117,7 @@ def timer_cost(llm: LLM, step: Callable[[], object], turns: int) -> dict[str, fl
 
 def begin(llm: LLM, context: int, num_steps: int, *, drafted: bool) -> Callable[[], object]:
     """A request that is past its prompt; each call advances it by a step."""
-    if drafted:
-        llm.use_fixed_drafting()
-    else:
-        llm.use_fixed_drafting(0)
+    llm.use_fixed_drafting(None if drafted else 0)
     params = SamplingParams(
         max_tokens=num_steps * (1 + llm.engine.drafter.max_nodes),
         ignore_eos=True,

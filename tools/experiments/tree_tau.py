@@ -33,10 +33,7 @@ def main() -> None:
     for temperature in options.temperature:
         expected = None
         for num_nodes in [0, *options.nodes]:
-            if num_nodes:
-                llm.use_fixed_drafting(num_nodes)
-            else:
-                llm.use_fixed_drafting()
+            llm.use_fixed_drafting(num_nodes or None)
             params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=5)
             chats = [[{"role": "user", "content": text}] for _, text in prompts]
             found = [generation.completions[0] for generation in llm.chat(chats, params)]

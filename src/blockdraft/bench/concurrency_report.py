@@ -37,9 +37,9 @@ drafted per target pass. same: outputs that equal those of plain decoding at the
 first point."""
 
 NEVER_SLOWER_LEGEND = """\
-ratio: tokens per second with adaptive drafting over those of an engine without a
-drafter, pair by pair; below 1 is slower. Allowed are 1.03 times the time, and a
-second of trying. Medians and low-high over the pairs.
+ratio: tokens per second with adaptive drafting over those of an engine without
+a drafter, pair by pair; below 1 is slower. Allowed are 1.03 times the time, and
+a second of trying. Medians and low-high over the pairs.
 tau: tokens per target pass. depth: tokens drafted per target pass. same:
 outputs of both sides that equal the first ones without a drafter."""
 

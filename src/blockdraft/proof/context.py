@@ -90,7 +90,7 @@ def _computed(engine: Engine, drafter: DFlashDrafter, token_ids: Sequence[int]) 
         features = engine.target.forward(ForwardPlan([PlannedRow(row)])).features[0]
     assert features is not None
     positions = torch.arange(len(token_ids), device=features.device)
-    return drafter.model.project_context(features[None], positions[None])
+    return drafter.project_context(features[None], positions[None])
 
 
 def _deviation(found: LayerKV, expected: LayerKV) -> float:

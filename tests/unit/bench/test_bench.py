@@ -130,7 +130,7 @@ def test_the_table_fits_80_columns():
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_every_way_decodes_every_prompt(llm, temperature):
     bench = SpeedBench(llm)
-    config = SpeedConfig(max_tokens=12, temperature=temperature, num_draft_tokens=2)
+    config = SpeedConfig(max_tokens=12, temperature=temperature)
     prompts = read_workload(BUNDLED)[:3]
     seen = []
     results = bench.run(prompts, config, seen.append)
@@ -140,17 +140,8 @@ def test_every_way_decodes_every_prompt(llm, temperature):
         assert result.transformers is not None
         assert 0 < result.drafted.decode_seconds <= result.drafted.total_seconds
         assert 0 < result.transformers.decode_seconds <= result.transformers.total_seconds
-        assert max(result.drafted.acceptance.histogram) <= 3
         if temperature == 0.0:
             assert result.transformers.token_ids == result.plain.token_ids
-
-
-def test_more_draft_tokens_than_the_drafters_are_refused(llm):
-    prompts = read_workload(BUNDLED)[:1]
-    with pytest.raises(
-        ConfigError, match="num_draft_tokens is 6, and the drafter proposes 5 at most"
-    ):
-        SpeedBench(llm, with_transformers=False).run(prompts, SpeedConfig(num_draft_tokens=6))
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm, monkeypatch):
@@ -166,9 +157,7 @@ def test_a_bench_needs_a_drafter(pair):
         SpeedBench(LLM(pair[0], None, dtype="float32"))
 
 
-@pytest.mark.parametrize(
-    "options", [{"num_draft_tokens": 0}, {"max_tokens": 0}, {"temperature": -1.0}]
-)
+@pytest.mark.parametrize("options", [{"max_tokens": 0}, {"temperature": -1.0}])
 def test_bad_options_are_refused(options):
     with pytest.raises(BlockdraftError):
         _ = SpeedConfig(**options).params

@@ -258,7 +258,7 @@ def test_a_drafter_is_needed():
         ({"concurrency": (1, 0)}, "concurrency is 0"),
         ({"concurrency": (2, 1, 2)}, "2,1,2 names a number twice"),
         ({"repeats": 0}, "repeats is 0"),
-        ({"fixed": 0}, "fixed is 0"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens is 0"),
         ({"num_requests": 0}, "requests is 0"),
     ],
 )
@@ -286,7 +286,7 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     assert [row["concurrency"] for row in report["keeping_up"]] == [1, 2]
     assert len(report["runs"]) == 2 * 3 * 2
     run = report["runs"][0]
-    assert run["way"] == {"name": "plain", "depth": 0}
+    assert run["way"] == {"name": "plain", "num_draft_tokens": 0}
     assert [len(request["token_ids"]) for request in run["requests"]] == [11, 11]
     assert run["depth_use"]["mean_depth"] == 2.0
 

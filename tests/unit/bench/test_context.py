@@ -113,7 +113,8 @@ def test_figures_of_a_length(llm):
 
 
 def test_a_fixed_depth_takes_the_place_of_the_adaptive_one(llm):
-    ContextBench(llm).run(LINES, ContextConfig(lengths=(20,), passages=1, fixed=15, max_tokens=5))
+    config = ContextConfig(lengths=(20,), passages=1, num_draft_tokens=15, max_tokens=5)
+    ContextBench(llm).run(LINES, config)
     assert {call[0] for call in llm.calls} == {0, 15}
 
 
@@ -147,7 +148,7 @@ def test_a_drafter_is_needed():
     [
         ({"lengths": (512, 0)}, "lengths is 0"),
         ({"passages": 0}, "passages is 0"),
-        ({"fixed": 0}, "fixed is 0"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens is 0"),
     ],
 )
 def test_bad_options_are_refused(options, reason):

@@ -136,6 +136,18 @@ def test_at_most_so_many_candidates_are_verified(pair):
     assert depths[1] <= 2
 
 
+def test_an_expected_answer_is_drafted_from(pair, tmp_path):
+    asked = [*pair, "--max-tokens", 16, "--ignore-eos", "the abc"]
+    plain = run_json("generate", "--num-draft-tokens", 0, *asked)
+    expected = tmp_path / "expected.txt"
+    expected.write_text(plain["text"], encoding="utf-8")
+    for prediction in (plain["text"], f"@{expected}"):
+        found = run_json("generate", "--prediction", prediction, *asked)
+        assert found["token_ids"] == plain["token_ids"]
+    missing = refusal("generate", "--prediction", f"@{tmp_path}/none.txt", *asked)
+    assert "cannot read --prediction" in missing
+
+
 @pytest.mark.parametrize("measure", ["--compare", "--ledger"])
 def test_a_measured_difference_is_the_answer_no(pair, measure, monkeypatch):
     from blockdraft.bench import compare, ledger

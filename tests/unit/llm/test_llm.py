@@ -216,7 +216,7 @@ def drafted_in(llm, **changes):
     """The most candidates of a pass, and the depth of the deepest."""
     acceptance = llm.generate("the abc", params(**changes)).completions[0].acceptance
     deepest = max((depth for depth, _ in acceptance.drafted_at), default=-1) + 1
-    return max(acceptance.histogram_of_drafted), deepest
+    return max(num for num, _ in acceptance.outcomes), deepest
 
 
 def test_fixed_limits_are_kept_to(llm):
@@ -233,6 +233,10 @@ def test_fixed_limits_are_kept_to(llm):
         ):
             llm.use_fixed_drafting(*limits)
             assert drafted_in(llm) == (most, deepest)
+        llm.use_fixed_drafting(depth + 4)
+        assert drafted_in(llm, draft_depth=1)[1] == 1
+        assert drafted_in(llm, num_draft_tokens=2) == (2, 2)
+        assert drafted_in(llm, num_draft_tokens=0) == (0, 0)
         for limits, reason in (((-1,), "num_draft_tokens is -1"), ((3, 0), "draft_depth is 0")):
             with pytest.raises(ConfigError, match=reason):
                 llm.use_fixed_drafting(*limits)

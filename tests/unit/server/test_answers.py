@@ -171,6 +171,7 @@ def test_metrics_of_a_request_have_vllm_s_schema(server):
     drafted = sum(int(length) * sum(counts) for length, counts in by_length.items())
     assert drafted == found["num_draft_tokens"]
     assert server.chat(num_draft_tokens=0).json()["metrics"]["speculative_decoding"] is None
+    assert server.chat(speculative=False).json()["metrics"]["speculative_decoding"] is None
     assert server.chat(n=2).json()["metrics"] is None
 
 

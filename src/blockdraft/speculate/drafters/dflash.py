@@ -65,7 +65,7 @@ class DFlashDrafter:
             self._kernel_draft = kernel_draft(model, self.contexts, in_int8=in_int8)
         linears = plain_linears if self._kernel_draft is None else _fusion
         self.model = packed_copy(model, linears, in_int8=in_int8)
-        self._project_context = ContextProjection(self.model, in_int8=in_int8)
+        self.project_context = ContextProjection(self.model, in_int8=in_int8)
         self.embed_weight = embed_weight
         self.vocabulary_ids: Tensor | None = None
         if model.draft_vocabulary is not None:
@@ -113,7 +113,7 @@ class DFlashDrafter:
             self._record_projection(due, num_prompt)
         for piece in _pieces(due):
             positions = [p for waiting in piece for p in range(waiting.start, waiting.end)]
-            projected = self._project_context(
+            projected = self.project_context(
                 torch.cat([part for waiting in piece for part in waiting.parts])[None],
                 torch.tensor([positions], device=self.embed_weight.device),
             )
