@@ -28,6 +28,9 @@ _DRAFT: tuple[Phase, ...] = ("draft", "draft_head", "guess")
 
 _TRY_DEPTH = 3
 """Of the first path, what is verified of a sequence that is tried though nothing is expected."""
+_TRY_STEPS = 16
+"""A sequence that has been tried is not tried again for so many steps. Tries are paid from what
+drafting has gained elsewhere, and one request is not to spend all of that."""
 _DEEP_STEPS = 32
 """After so many drafted steps the whole first path of a sequence is verified, since what is never
 verified is never learned."""
@@ -181,17 +184,18 @@ class BestRate:
         longest_ago = min(able, key=self._drafted_at)
         if len(offer.keys) == 1:
             offer = self._offer(step.prices, [longest_ago], least=_TRY_DEPTH, whole=True)
-        if self.account.allows_try(offer.loss):
+        is_due = self._num_steps - self._drafted_at(longest_ago) >= _TRY_STEPS
+        if is_due and self.account.allows_try(offer.loss):
             step.offer = offer
             step.forced = {longest_ago.sequence.key: _TRY_DEPTH}
-        else:
+        elif is_due:
             keys = [row.sequence.key for row in able]
             credit = self.account.credit_for_try(offer.loss)
             self._rest = keys, credit, self._num_steps + _REST_STEPS
 
     def _drafted_at(self, row: Row) -> int:
         known = self._known.get(row.sequence.key)
-        return -1 if known is None else known.drafted_at
+        return -_TRY_STEPS if known is None else known.drafted_at
 
     def _expectation(self, row: Row) -> Expectation:
         known = self._known.get(row.sequence.key)

@@ -18,7 +18,7 @@ _DEEPEST = 8
 """Depths from here on share a line."""
 _LARGEST_LOGIT = 6.0
 """Beliefs count as at most so sure, 0.9975: a drafter that knows only "certain" can be mended."""
-_SCALE_VARIANCE, _BIAS_VARIANCE, _OFFSET_VARIANCE = 0.05, 1.0, 0.1
+_SCALE_VARIANCE, _BIAS_VARIANCE, _OFFSET_VARIANCE = 0.05, 1.0, 0.3
 """How far scale, bias and a request's offset may be from 1, 0 and 0, before anything is known."""
 _LARGEST_CHANGE = 1.0
 """One verdict moves the logit of what it was about by at most so much."""

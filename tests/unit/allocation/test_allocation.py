@@ -487,3 +487,13 @@ def test_keys_make_branches_dear():
         found.append(num_branches(policy.choose([row], [proposal])[0]))
     assert found[0] > 2
     assert found[1] == 0
+
+
+def test_a_request_that_is_guessed_badly_does_not_spend_what_others_gained():
+    """Ten seconds of a good request fill the account; what follows is never guessed right."""
+    rates = [[0.9] * 5, [0.03] * 5]
+    policy = best_rate(CPU)
+    simulate(policy, CPU, lambda key, now: rates[0], 1, seconds=10)
+    policy.close(0)
+    bad = simulate(policy, CPU, lambda key, now: rates[1], 1, seconds=1)
+    assert bad.over_plain < 1.12

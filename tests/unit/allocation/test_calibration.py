@@ -89,7 +89,7 @@ def test_each_source_and_depth_and_kind_of_request_is_learned_apart():
     for _ in range(50):
         calibration.record(0, chain([0.5, 0.5]), [], sampled=False)
     calibration.close(0)
-    assert conditional(calibration, 0.5) < 0.1
+    assert conditional(calibration, 0.5) < 0.12  # a part was that request's, which has ended
     assert conditional(calibration, 0.5, depth=2) == pytest.approx(0.5)
     assert conditional(calibration, 0.5, sampled=True) == pytest.approx(0.5)
     assert conditional(calibration, 0.5, source="sim+lookup") == pytest.approx(0.5)
