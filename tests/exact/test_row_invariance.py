@@ -1,8 +1,5 @@
 """The default target as deployed: a row's bits do not depend on the rows beside it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 
@@ -13,6 +10,7 @@ from blockdraft.models.exact import PROBE_SPLITS, Split
 from blockdraft.models.sequential import SequentialTarget
 from tests.exact.pair import load_target, new_target
 from tests.parity.targets import WAYS, Way
+from tests.torch_threads import threads
 
 pytestmark = pytest.mark.model
 
@@ -35,16 +33,6 @@ def every_split(dtype: torch.dtype, total: int) -> tuple[Split, ...]:
     few = [cut(total, (rows,)) for rows in MORE_ROWS if 16 <= rows <= most]
     ragged = cut(total, (7, 1, 60, 16, 5, 33, 2))
     return (cut(total, (most,)), *few, ragged)
-
-
-@contextmanager
-def threads(num: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.one_in(2)

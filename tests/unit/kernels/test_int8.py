@@ -1,8 +1,5 @@
 """Products with int8 weights: whole numbers whose sums are exact, so the bits are known."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
@@ -20,20 +17,11 @@ from blockdraft.kernels.interface import MAX_INT8, Backend, Int8Weight, LayerPar
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.kernels.torch.int8 import SMALLEST, Int8Linear
 from tests.small_llm import assert_nothing_left, load_llm, params
+from tests.torch_threads import threads
 
 SHAPES = [(96, 64), (1, 2), (47, 34), (49, 66), (97, 98), (200, 576), (64, 1536)]
 NUM_ROWS = 33
 Numbers = NDArray[np.float32]
-
-
-@contextmanager
-def threads(num: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -1,7 +1,5 @@
 """Kernels compute what they say, for each row alone, and do not see what a row must not see."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from blockdraft.kernels.cpu.ops import (
     rotate_heads_,
 )
 from blockdraft.kernels.interface import TILE, Norm, Scoring
+from tests.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 
@@ -43,16 +42,6 @@ def kernels() -> Library:
     found = library()
     assert found is not None
     return found
-
-
-@contextmanager
-def threads(num: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

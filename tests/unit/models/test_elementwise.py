@@ -1,7 +1,5 @@
 """Elementwise operations on a CPU: a value's bits do not depend on how many there are beside it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +15,7 @@ from blockdraft.kernels.torch.vectors import in_whole_vectors, is_whole, rows_in
 from blockdraft.models.elementwise import keep_vectors_whole
 from blockdraft.models.sequential import SequentialTarget
 from tests.tiny import tiny_target
+from tests.torch_threads import threads
 
 FUNCTIONS = {
     "silu": F.silu,
@@ -27,16 +26,6 @@ FUNCTIONS = {
 }
 WIDTHS = (96, 100, 101, 130, 257, 2201)
 NUM_ROWS = 64
-
-
-@contextmanager
-def threads(num: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def draw(num_rows: int, width: int, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,6 @@
 """Packed linear layers: the same product, the same module afterwards, and no harm to a trainer."""
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -26,6 +24,7 @@ from blockdraft.models.packed import (
 )
 from tests.crowd import paged_pair
 from tests.tiny import tiny_drafter, tiny_target
+from tests.torch_threads import threads
 
 PACKED_DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]
 SHAPES = ((96, 64), (64, 96), (97, 64), (200, 576))
@@ -39,16 +38,6 @@ def weight_of(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
 def rows_of(num: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
     return torch.randn(num, width, generator=generator).to(dtype)
-
-
-@contextmanager
-def threads(num: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
