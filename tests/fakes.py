@@ -26,8 +26,8 @@ class FakeDrafter:
     kind = "fake"
     feature_layers: tuple[int, ...] = ()
 
-    def __init__(self, max_draft_tokens: int) -> None:
-        self.max_nodes = max_draft_tokens
+    def __init__(self, max_nodes: int) -> None:
+        self.max_nodes = max_nodes
 
     def open(self, row: Row, num_reused: int) -> None:
         """Nothing to prepare."""
@@ -51,8 +51,8 @@ class FakeDrafter:
 
 
 class RandomDrafter(FakeDrafter):
-    def __init__(self, max_draft_tokens: int, vocab_size: int, seed: int = 0) -> None:
-        super().__init__(max_draft_tokens)
+    def __init__(self, max_nodes: int, vocab_size: int, seed: int = 0) -> None:
+        super().__init__(max_nodes)
         self.vocab_size = vocab_size
         self.random = random.Random(seed)
 
@@ -61,8 +61,8 @@ class RandomDrafter(FakeDrafter):
 
 
 class ConstantDrafter(FakeDrafter):
-    def __init__(self, max_draft_tokens: int, token_id: int) -> None:
-        super().__init__(max_draft_tokens)
+    def __init__(self, max_nodes: int, token_id: int) -> None:
+        super().__init__(max_nodes)
         self.token_id = token_id
 
     def guess(self, sequence: Sequence, num: int) -> list[int]:
@@ -72,8 +72,8 @@ class ConstantDrafter(FakeDrafter):
 class OracleDrafter(FakeDrafter):
     """Knows the plain output of each sequence by key, and drafts past its end with token 0."""
 
-    def __init__(self, max_draft_tokens: int, known: Mapping[int, list[int]] | None = None) -> None:
-        super().__init__(max_draft_tokens)
+    def __init__(self, max_nodes: int, known: Mapping[int, list[int]] | None = None) -> None:
+        super().__init__(max_nodes)
         self.known: dict[int, list[int]] = dict(known or {})
 
     def guess(self, sequence: Sequence, num: int) -> list[int]:
@@ -85,8 +85,8 @@ class OracleDrafter(FakeDrafter):
 class AlwaysWrongDrafter(OracleDrafter):
     """Knows the plain output and never guesses it."""
 
-    def __init__(self, max_draft_tokens: int, vocab_size: int) -> None:
-        super().__init__(max_draft_tokens)
+    def __init__(self, max_nodes: int, vocab_size: int) -> None:
+        super().__init__(max_nodes)
         self.vocab_size = vocab_size
 
     def guess(self, sequence: Sequence, num: int) -> list[int]:
@@ -97,9 +97,9 @@ class NoisyOracleDrafter(OracleDrafter):
     """Right with a given chance per slot, and sometimes drafts fewer tokens than it may."""
 
     def __init__(
-        self, max_draft_tokens: int, vocab_size: int, *, chance: float = 0.75, seed: int = 0
+        self, max_nodes: int, vocab_size: int, *, chance: float = 0.75, seed: int = 0
     ) -> None:
-        super().__init__(max_draft_tokens)
+        super().__init__(max_nodes)
         self.vocab_size = vocab_size
         self.chance = chance
         self.random = random.Random(seed)

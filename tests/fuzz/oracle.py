@@ -11,10 +11,8 @@ from tests.fakes import OracleDrafter
 class ErringOracle(OracleDrafter):
     """Drafts from none to all tokens that it may, each right with one of some chances."""
 
-    def __init__(
-        self, max_draft_tokens: int, vocab_size: int, accuracies: Ids[float], seed: int
-    ) -> None:
-        super().__init__(max_draft_tokens)
+    def __init__(self, max_nodes: int, vocab_size: int, accuracies: Ids[float], seed: int) -> None:
+        super().__init__(max_nodes)
         self.vocab_size = vocab_size
         self.accuracies = tuple(accuracies)
         self.random = random.Random(f"oracle {seed}")

@@ -266,8 +266,8 @@ def test_the_block_may_change_within_a_generation(temperature: float, way: Way) 
     def shrink(engine: Engine, key: int) -> None:
         num_output = engine.progress[key].sequence.num_output
         depths = (15, 7, 0, 3)
-        engine.scheduler.max_draft_tokens = depths[min(3, num_output // 14)]
-        sizes.append(engine.scheduler.max_draft_tokens)
+        engine.scheduler.model_depth = depths[min(3, num_output // 14)]
+        sizes.append(engine.scheduler.model_depth)
         if isinstance(engine.drafter, DFlashDrafter):
             check_draft_context(engine, key)
 

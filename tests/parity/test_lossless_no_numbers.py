@@ -25,7 +25,7 @@ class Guesses(FakeDrafter):
     """Drafts what a function says."""
 
     def __init__(self, guess: Callable[[Sequence, int], list[int]]) -> None:
-        super().__init__(max_draft_tokens=5)
+        super().__init__(max_nodes=5)
         self.guess = guess
 
 

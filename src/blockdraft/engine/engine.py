@@ -73,7 +73,7 @@ class Engine:
             self._forget,
             max_running=max_running,
             prefill_chunk=prefill_chunk,
-            max_draft_tokens=drafter.max_nodes,
+            model_depth=drafter.max_nodes,
             draft_context=bool(drafter.feature_layers),
         )
         self.scheduler.free_depth = self.proposer.free_depth
@@ -87,7 +87,7 @@ class Engine:
         return self.proposer.drafter
 
     @property
-    def max_draft_tokens(self) -> int:
+    def max_draft_depth(self) -> int:
         """Tokens of the longest path that any of its drafters proposes by itself."""
         return max(drafter.max_nodes for drafter in self.proposer.drafters)
 
@@ -158,14 +158,14 @@ class Engine:
         depth = least(self.drafter.max_nodes, num_draft_tokens, draft_depth)
         self.scheduler.num_draft_tokens = num_draft_tokens
         self.scheduler.draft_depth = draft_depth
-        self.scheduler.max_draft_tokens = depth
+        self.scheduler.model_depth = depth
         drafts = num_draft_tokens != 0
         self.scheduler.free_depth = self.proposer.free_depth if drafts else no_free_depth
         return depth
 
     def _set_trees(self, num_nodes: int) -> None:
         """Of so many nodes at most, 0 for chains."""
-        self.scheduler.tree_nodes = num_nodes
+        self.scheduler.num_tree_nodes = num_nodes
         self.proposer.joins_trees = num_nodes > 0 and self.target.takes_trees
 
     def add(

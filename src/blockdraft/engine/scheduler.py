@@ -31,13 +31,13 @@ class Scheduler:
 
     Up to `max_running` sequences run. `prefill_chunk` bounds the prompt tokens of a step (but for
     MIN_CHUNK a prompt), so that running sequences are not held up by a long prompt for more than
-    one chunk. When the memory is
-    full the sequence that came last is preempted: `release` forgets what was computed of it, it
-    goes back to the head of the queue, and its tokens are computed again later. `draft_context`
-    says whether the drafter keeps one; what is reused must then hold it. Candidates of a drafter
-    that runs a model are chains of at most `max_draft_tokens`, or trees of so deep paths and of at
-    most `tree_nodes`, if that is more than 0. `free_depth` says how deep the others may propose.
-    `num_draft_tokens` and `draft_depth` are limits for all of them, as those of a request.
+    one chunk. When the memory is full the sequence that came last is preempted: `release` forgets
+    what was computed of it, it goes back to the head of the queue, and its tokens are computed
+    again later. `draft_context` says whether the drafter keeps one; what is reused must then hold
+    it. Candidates of a drafter that runs a model are chains of at most `model_depth`, or trees of
+    so deep paths and of at most `num_tree_nodes`, if that is more than 0. `free_depth` says how
+    deep the others may propose. `num_draft_tokens` and `draft_depth` are limits for all of them, as
+    those of a request.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Scheduler:
         *,
         max_running: int,
         prefill_chunk: int,
-        max_draft_tokens: int,
+        model_depth: int,
         draft_context: bool = False,
     ) -> None:
         self.memory = memory
         self._release = release
         self.max_running = max_running
         self.prefill_chunk = prefill_chunk
-        self.max_draft_tokens = max_draft_tokens
+        self.model_depth = model_depth
         self.draft_context = draft_context
-        self.tree_nodes = 0
+        self.num_tree_nodes = 0
         self.num_draft_tokens: int | None = None
         self.draft_depth: int | None = None
         self.free_depth: Callable[[Sequence], int] = no_free_depth
@@ -165,11 +165,11 @@ class Scheduler:
         # The bonus takes the last place, so no draft can be kept there.
         num_left = sequence.params.max_tokens - sequence.num_output - 1
         longest = least(num_left, self.draft_depth, sequence.params.draft_depth)
-        model_depth = min(self.max_draft_tokens, longest) if sequence.may_draft else 0
+        model_depth = min(self.model_depth, longest) if sequence.may_draft else 0
         depth = max(model_depth, min(self.free_depth(sequence), longest))
         if depth <= 0:
             return Row(sequence, new_ids, 0)
-        num_model_tokens = max(model_depth, self.tree_nodes) if model_depth > 0 else 0
+        num_model_tokens = max(model_depth, self.num_tree_nodes) if model_depth > 0 else 0
         return Row(
             sequence,
             new_ids,

@@ -49,16 +49,16 @@ class Metrics:
 
     Args:
         model: the label `model_name` of all metrics.
-        max_draft_tokens: positions of drafts that may occur.
+        max_draft_depth: positions of drafts that may occur.
     """
 
-    def __init__(self, model: str, max_draft_tokens: int) -> None:
+    def __init__(self, model: str, max_draft_depth: int) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # memory, processor time, open files, start
         self._model = model
         self._tags = {NO_TAG, OTHER_TAG}
         self._num_preempted = 0
-        self._declare_speculation(max_draft_tokens)
+        self._declare_speculation(max_draft_depth)
         self._declare_requests()
         self._declare_engine()
 
@@ -72,7 +72,7 @@ class Metrics:
         histogram = Histogram(name, text, ("model_name",), registry=self.registry, buckets=buckets)
         return histogram.labels(self._model)
 
-    def _declare_speculation(self, max_draft_tokens: int) -> None:
+    def _declare_speculation(self, max_draft_depth: int) -> None:
         name = "vllm:spec_decode_num"
         one = self._model
         self._drafts = self._counter(f"{name}_drafts", "Passes that drafted.").labels(one)
@@ -81,7 +81,7 @@ class Metrics:
         by_position = self._counter(
             f"{name}_accepted_tokens_per_pos", "Drafts kept, by position.", "position"
         )
-        self._accepted_at = [by_position.labels(one, str(i)) for i in range(max_draft_tokens)]
+        self._accepted_at = [by_position.labels(one, str(i)) for i in range(max_draft_depth)]
         self._passes = self._counter(
             "blockdraft:decode_passes", "Target passes over an anchor, by tokens drafted.", "depth"
         )

@@ -166,7 +166,7 @@ def usage(jobs: Sequence[Job], num_tokens: int, completions: Iterable[Completion
     }
 
 
-def request_metrics(completions: Sequence[Completion], max_draft_tokens: int) -> Json | None:
+def request_metrics(completions: Sequence[Completion], max_draft_depth: int) -> Json | None:
     """vLLM's `metrics`: times in milliseconds and the fate of the drafts; None for many samples."""
     if len(completions) != 1:
         return None
@@ -178,11 +178,11 @@ def request_metrics(completions: Sequence[Completion], max_draft_tokens: int) ->
         "queue_time_ms": 1000 * timings.queue,
         "mean_itl_ms": 1000 * timings.decode / num_after if num_after > 0 else None,
         "tokens_per_second": timings.tokens_per_second,
-        "speculative_decoding": _speculation(completion.acceptance, max_draft_tokens),
+        "speculative_decoding": _speculation(completion.acceptance, max_draft_depth),
     }
 
 
-def _speculation(stats: AcceptanceStats, max_draft_tokens: int) -> Json | None:
+def _speculation(stats: AcceptanceStats, max_draft_depth: int) -> Json | None:
     """vLLM's schema, over the passes that drafted; None if none did."""
     outcomes = {key: count for key, count in stats.outcomes.items() if key[0]}
     num_steps = sum(outcomes.values())
@@ -201,7 +201,7 @@ def _speculation(stats: AcceptanceStats, max_draft_tokens: int) -> Json | None:
         "num_spec_steps": num_steps,
         "num_accepted_draft_tokens": num_accepted,
         "num_draft_tokens": num_drafted,
-        "num_spec_tokens": max_draft_tokens,
+        "num_spec_tokens": max_draft_depth,
     }
 
 

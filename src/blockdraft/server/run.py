@@ -50,10 +50,10 @@ def make_service(llm: LLM, config: ServeConfig) -> Service:
         name=name,
         root=llm.config.target,
         fingerprint=_fingerprint(llm, drafter),
-        max_draft_tokens=llm.engine.max_draft_tokens,
+        max_draft_depth=llm.engine.max_draft_depth,
         created=int(time.time()),
     )
-    metrics = Metrics(name, model.max_draft_tokens)
+    metrics = Metrics(name, model.max_draft_depth)
     engine = AsyncEngine(llm.samples, max_waiting=config.max_waiting, observer=metrics)
     metrics.watch(engine.load)
     return Service(engine, llm.tokenizer, model, config, metrics)

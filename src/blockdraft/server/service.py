@@ -76,7 +76,7 @@ class ServedModel:
     name: str
     root: str
     fingerprint: str
-    max_draft_tokens: int
+    max_draft_depth: int
     created: int
 
 
@@ -323,7 +323,7 @@ class Service:
             form=form,
             answer=answer,
             metrics=self.metrics,
-            max_draft_tokens=self.model.max_draft_tokens,
+            max_draft_depth=self.model.max_draft_depth,
             tag=caller.tag,
             options=options,
             log_text=self.config.log_prompts,

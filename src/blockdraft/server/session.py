@@ -59,7 +59,7 @@ class Session:
     form: Form
     answer: Answer
     metrics: Metrics
-    max_draft_tokens: int
+    max_draft_depth: int
     tag: str
     options: StreamOptions
     log_text: bool
@@ -139,7 +139,7 @@ class Session:
         return usage(self.answer.jobs, self._num_tokens, self._completions)
 
     def _metrics(self) -> Json | None:
-        return request_metrics(self._completions, self.max_draft_tokens)
+        return request_metrics(self._completions, self.max_draft_depth)
 
 
 class EventWriter(Protocol):

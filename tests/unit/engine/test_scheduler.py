@@ -36,7 +36,7 @@ def make_scheduler(
     **changes: Any,
 ) -> Scheduler:
     memory = memory or Unlimited()
-    options = {"max_running": 2, "prefill_chunk": 4, "max_draft_tokens": 7}
+    options = {"max_running": 2, "prefill_chunk": 4, "model_depth": 7}
 
     def close(sequence: Sequence) -> None:
         memory.close(sequence.key)
@@ -234,7 +234,7 @@ def test_the_youngest_is_preempted_and_is_the_first_to_come_back() -> None:
         released.append(sequence.key)
         pages.close(sequence.key)
 
-    scheduler = make_scheduler(pages, release, max_running=3, max_draft_tokens=0)
+    scheduler = make_scheduler(pages, release, max_running=3, model_depth=0)
     oldest, middle, youngest = (
         make_sequence(key, num_prompt=PAGE_SIZE - 2 - key, num_output=2, max_tokens=99)
         for key in range(3)
@@ -280,7 +280,7 @@ def test_everybody_finishes_whatever_the_memory(seed: int) -> None:
         pages,
         max_running=draw.choice([1, 3, 8]),
         prefill_chunk=draw.choice([7, 64, 512]),
-        max_draft_tokens=draw.choice([0, 7, 15]),
+        model_depth=draw.choice([0, 7, 15]),
     )
     sequences = []
     for key in range(12):

@@ -19,7 +19,7 @@ def make_scheduler(memory=None, *, draft_context=True):
         memory.close,
         max_running=8,
         prefill_chunk=2 * PAGE_SIZE,
-        max_draft_tokens=3,
+        model_depth=3,
         draft_context=draft_context,
     )
 

@@ -175,7 +175,7 @@ def test_arguments_are_streamed_while_they_are_written(server):
     ((_, _, (call,), _),) = whole(server, **fields)
     assert "".join(pieces) == call["arguments"]
     # A step commits a block at most, and the model's tokens are single bytes.
-    assert max(map(len, pieces)) <= 1 + server.service.model.max_draft_tokens < len(pieces)
+    assert max(map(len, pieces)) <= 1 + server.service.model.max_draft_depth < len(pieces)
 
 
 def test_the_model_is_told_of_tools_unless_it_may_call_none(server):

@@ -220,8 +220,8 @@ def test_trees_are_drafted_as_they_pay_unless_asked_otherwise(tmp_path):
         assert isinstance(llm.engine.allocator.policy, BestRate)
         project = llm.engine._costs.project
         assert project(2) < 0.1 * project(256) or project(256) == 0.0
-        assert llm.engine.scheduler.tree_nodes == expected
-    assert load_llm(folders, num_draft_tokens=9).engine.scheduler.tree_nodes == 9
+        assert llm.engine.scheduler.num_tree_nodes == expected
+    assert load_llm(folders, num_draft_tokens=9).engine.scheduler.num_tree_nodes == 9
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8}, {"repetition_penalty": 1.3}])
@@ -257,4 +257,4 @@ def test_more_candidates_than_the_path_is_long_are_a_tree():
         ):
             engine.use_fixed_drafting(*limits)
             scheduler = engine.scheduler
-            assert (scheduler.tree_nodes, scheduler.max_draft_tokens) == expected
+            assert (scheduler.num_tree_nodes, scheduler.model_depth) == expected
