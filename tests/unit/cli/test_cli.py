@@ -136,6 +136,20 @@ def test_at_most_so_many_candidates_are_verified(pair):
     assert depths[1] <= 2
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_path_is_longer_than_asked(pair, depth, monkeypatch):
+    from blockdraft.engine.engine import Engine
+
+    # Whether drafts of a random model pay is for the machine to say; here they are made.
+    monkeypatch.setattr(Engine, "use_adaptive_drafting", Engine.use_fixed_drafting)
+    asked = [*pair, "--max-tokens", 16, "--ignore-eos", "the abc"]
+    found = run_json("generate", "--draft-depth", depth, *asked)
+    assert max(map(int, found["num_passes_of_depth"])) == depth
+    free = run_json("generate", *asked)
+    assert max(map(int, free["num_passes_of_depth"])) > 2
+    assert found["token_ids"] == free["token_ids"]
+
+
 def test_an_expected_answer_is_drafted_from(pair, tmp_path):
     asked = [*pair, "--max-tokens", 16, "--ignore-eos", "the abc"]
     plain = run_json("generate", "--num-draft-tokens", 0, *asked)
