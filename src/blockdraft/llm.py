@@ -58,7 +58,7 @@ class LLM:
         adaptive: bool = _DEFAULTS.adaptive,
         num_draft_tokens: int | None = _DEFAULTS.num_draft_tokens,
         draft_depth: int | None = _DEFAULTS.draft_depth,
-        lookup: bool = _DEFAULTS.lookup,
+        lookup: bool | None = _DEFAULTS.lookup,
         shared_lookup: int = _DEFAULTS.shared_lookup,
         num_threads: int | None = _DEFAULTS.num_threads,
         recheck: bool = _DEFAULTS.recheck,

@@ -41,7 +41,7 @@ Prompts = Annotated[
 ]
 
 
-@options.models(without=(*options.FIXED, "lookup"))
+@options.models(without=options.FIXED)
 def concurrency(
     ctx: typer.Context,
     concurrency: Points = show_points(_CONCURRENCY.concurrency),
@@ -138,7 +138,7 @@ def _measure_concurrency(
         raise typer.Exit(NO)
 
 
-@options.models(without=(*options.FIXED, "lookup"))
+@options.models(without=options.FIXED)
 def never_slower(
     ctx: typer.Context,
     concurrency: Points = show_points(_NEVER_SLOWER.concurrency),

@@ -24,7 +24,7 @@ _LLM = LLMConfig()
 _CONTEXT = ContextConfig()
 
 
-@options.models(without=(*options.FIXED, "lookup"))
+@options.models(without=options.FIXED)
 def context(
     ctx: typer.Context,
     lengths: Annotated[

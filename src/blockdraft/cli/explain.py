@@ -1,7 +1,7 @@
 """`blockdraft explain`: every round of a run, and why drafts were rejected."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +70,8 @@ def explain(
     """Show what was drafted in every round, what was kept, and why the rest was rejected."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
+    if config.lookup is None and not adaptive:
+        config = replace(config, lookup=False)  # whole blocks are the drafter's own
     _check(config, stream=stream, stall_ms=stall_ms, html=html)
     questions = _questions(prompt, prompts)
 

@@ -56,10 +56,11 @@ DraftDepth = Annotated[
     typer.Option(help="Longest path of the candidates.", show_default="the drafter's"),
 ]
 Lookup = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--lookup/--no-lookup",
         help="Also draft what followed the same words earlier in prompt and output.",
+        show_default="with a drafter",
     ),
 ]
 SharedLookup = Annotated[

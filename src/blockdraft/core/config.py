@@ -36,8 +36,9 @@ class LLMConfig:
     if that has more; without `adaptive` a whole block.
     draft_depth: the longest path of them; None is the drafter's own. More candidates than the
     drafter's path is long make a tree, with branches where it is unsure.
-    lookup: also draft what followed the same words earlier in prompt and output; without a drafter
-    that alone. shared_lookup: in so many tokens of the last outputs of all requests too.
+    lookup: also draft what followed the same words earlier in prompt and output; None does so
+    beside a drafter, True without one too. shared_lookup: in so many tokens of the last outputs of
+    all requests too.
     recheck: test the kernels and time the steps again, instead of taking what an earlier start of
     the same models on this machine found out.
     num_threads: of the whole process; None leaves torch's setting, but for no more than the cores
@@ -59,7 +60,7 @@ class LLMConfig:
     adaptive: bool = True
     num_draft_tokens: int | None = None
     draft_depth: int | None = None
-    lookup: bool = False
+    lookup: bool | None = None
     shared_lookup: int = 0
     num_threads: int | None = None
     recheck: bool = False
@@ -76,7 +77,7 @@ class LLMConfig:
             raise ConfigError(
                 f"shared_lookup is {self.shared_lookup!r}; give a number of tokens, 0 for none"
             )
-        if self.shared_lookup and not self.lookup:
+        if self.shared_lookup and not self.looks_up(has_drafter=self.names_drafter):
             raise ConfigError(
                 f"shared_lookup is {self.shared_lookup}, and lookup is off; switch it on, or leave "
                 "out shared_lookup"
@@ -85,12 +86,16 @@ class LLMConfig:
     @property
     def drafts(self) -> bool:
         """False if plain decoding was asked for."""
-        return self.names_drafter or (self.lookup and self.num_draft_tokens != 0)
+        return self.names_drafter or (self.lookup is True and self.num_draft_tokens != 0)
 
     @property
     def names_drafter(self) -> bool:
         """True if a model drafts."""
         return self.drafter not in (None, "none") and self.num_draft_tokens != 0
+
+    def looks_up(self, *, has_drafter: bool) -> bool:
+        """Whether lookup drafts where a model does so too, or none does."""
+        return has_drafter if self.lookup is None else self.lookup
 
 
 def _check_count(name: str, value: object, least: int) -> None:

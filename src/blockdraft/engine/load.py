@@ -75,7 +75,7 @@ def _load(
     engine = Engine(
         target,
         drafter,
-        free_drafters=free_drafters(config),
+        free_drafters=free_drafters(config, has_drafter=checkpoint is not None),
         max_running=config.max_concurrency,
         prefill_chunk=config.prefill_chunk,
     )
@@ -138,10 +138,10 @@ def make_drafter(target: PagedTarget | SequentialTarget, checkpoint: Checkpoint 
     return checkpoint.drafter(target.model, pages)
 
 
-def free_drafters(config: LLMConfig) -> list[FreeDrafter]:
+def free_drafters(config: LLMConfig, *, has_drafter: bool) -> list[FreeDrafter]:
     """Those that need no checkpoint; a prediction is used whoever else drafts."""
     found: list[FreeDrafter] = [PredictionDrafter()]
-    if config.lookup:
+    if config.looks_up(has_drafter=has_drafter):
         found.append(LookupDrafter(shared_tokens=config.shared_lookup))
     return found
 

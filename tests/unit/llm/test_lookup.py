@@ -49,6 +49,22 @@ def test_lookup_without_a_drafter(folders, plain):
     assert off.acceptance.num_drafted == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"prediction", "lookup", "dflash"}),
+        ({"lookup": False}, {"prediction", "dflash"}),
+        ({"drafter": "none"}, {"prediction", "none"}),
+        ({"drafter": "none", "lookup": True}, {"prediction", "lookup", "none"}),
+    ],
+    ids=str,
+)
+def test_lookup_drafts_beside_a_drafter_unless_told_otherwise(folders, options, expected):
+    target, drafter = map(str, folders)
+    llm = LLM(target, **{"drafter": drafter, "dtype": "float32", **options})
+    assert {one.kind for one in llm.engine.proposer.drafters} == expected
+
+
 def test_a_request_chooses_its_drafters(folders):
     llm = load_llm(folders, lookup=True)
     for drafters, expected in [((), set()), (("lookup",), {"lookup"}), (("dflash",), {"dflash"})]:
@@ -75,8 +91,10 @@ def test_a_grammar_is_asked_before_tokens_are_proposed(folders):
 
 
 def test_shared_lookup_needs_lookup():
-    with pytest.raises(ConfigError, match="shared_lookup is 100, and lookup is off"):
-        LLMConfig(shared_lookup=100)
+    assert LLMConfig(shared_lookup=100).shared_lookup == 100
+    for off in ({"lookup": False}, {"drafter": "none"}, {"num_draft_tokens": 0}):
+        with pytest.raises(ConfigError, match="shared_lookup is 100, and lookup is off"):
+            LLMConfig(shared_lookup=100, **off)
     for wrong in (-1, "5"):
         with pytest.raises(ConfigError, match="give a number of tokens"):
             LLMConfig(lookup=True, shared_lookup=wrong)

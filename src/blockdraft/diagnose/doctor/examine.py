@@ -129,7 +129,9 @@ def _measure(pair: Pair, memory: Check, on_stage: OnStage, *, quick: bool) -> _M
 def _run(pair: Pair, on_stage: OnStage) -> _Measured:
     on_stage("loading", 0.06)
     drafter = str(pair.drafter_folder)
-    llm = LLM(**asdict(replace(pair.config, adaptive=False, drafter=drafter, recheck=True)))
+    llm = LLM(
+        **asdict(replace(pair.config, adaptive=False, drafter=drafter, lookup=False, recheck=True))
+    )
     compute_every_prompt(llm.engine)
     on_stage("decoding 20 prompts", 0.2)
     encoded = encode_probe(llm.tokenizer, read_probe(), pair.thinking)

@@ -1,14 +1,16 @@
-"""Several drafters for one target, in one run: tau and speed-up on each set of prompts.
+"""Several ways to draft, in one run: tau and speed-up on each set of prompts.
 
-    python tools/experiments/compare_drafters.py --drafter FOLDER [--drafter FOLDER]...
+    python tools/experiments/compare_ways.py --way KEY=VALUE[,KEY=VALUE]... [--way ...]...
         --prompts FILE [--prompts FILE]... [--limit 20] [--max-tokens 192] [--temperature 0]
-        [--adaptive] [--unlike FILE]... [--output FILE]
+        [--unlike FILE]... [--output FILE]
 
-Every prompt is decoded plainly and then with each drafter, in turns that another one begins each
-time. Prompts are taken evenly from each file, whose name is that of the set; those that overlap a
-prompt of `--unlike`, such as those of training, are left out. Whole blocks are drafted unless depth
-is to be adaptive. Prints a table for all outputs and one for those that do not loop, and exits with
-1 if any drafted output differs from the plain one.
+A way is options of LLM, such as drafter=FOLDER, lookup=false, draft_dtype=target, adaptive=false
+(whole blocks) or num_draft_tokens=7; the values are JSON or else text. Every prompt is decoded
+plainly and in each way, in turns that another one begins each time. Prompts are taken evenly from
+each file, and their sets are the files' names, or with `--by-category` what the prompts say; those
+that overlap a prompt of `--unlike`, such as those of training, are left out. Prints a table for all
+outputs and one for those that do not loop, and exits with 1 if any drafted output differs from the
+plain one.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.decode import encode_prompts, in_turn
@@ -34,14 +37,30 @@ from blockdraft.measure.provenance import describe_environment
 PLAIN = "plain"
 
 
-def read_sets(paths: Iterable[Path], limit: int, unlike: Sequence[Path]) -> list[BenchPrompt]:
-    """At most so many of each file, evenly; the category becomes the file's name."""
+def read_way(text: str) -> dict[str, Any]:
+    """Options of LLM, from KEY=VALUE,KEY=VALUE."""
+    options = {}
+    for item in text.split(","):
+        key, _, value = item.partition("=")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def read_sets(
+    paths: Iterable[Path], limit: int, unlike: Sequence[Path], *, by_category: bool
+) -> list[BenchPrompt]:
+    """At most so many of each file, evenly, in sets by file or by category."""
     chosen: list[BenchPrompt] = []
     trained = Overlap(prompt.text for path in unlike for prompt in read_prompts(path))
     for path in paths:
         prompts = [prompt for prompt in read_workload(path) if prompt.text not in trained]
         some = prompts[:: -(-len(prompts) // limit)]
-        chosen += [replace(prompt, category=set_name(path)) for prompt in some]
+        if not by_category:
+            some = [replace(prompt, category=set_name(path)) for prompt in some]
+        chosen += some
     return chosen
 
 
@@ -53,7 +72,7 @@ def decode(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> TimedOutp
 def measure(
     llms: Mapping[str, LLM], prompts: Sequence[BenchPrompt], params: SamplingParams
 ) -> dict[str, list[Measurement]]:
-    """Every prompt, with every drafter and with the LLM that has none, which is PLAIN."""
+    """Every prompt, in every way and by the LLM without a drafter, which is PLAIN."""
     encoded = encode_prompts(llms[PLAIN], prompts, params)
     for llm in llms.values():
         decode(llm, encoded[0], replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens)))
@@ -69,11 +88,11 @@ def measure(
 
 
 def table(rows: Mapping[str, Sequence[Measurement]]) -> str:
-    """Tau and speed-up by set and drafter, as Markdown; in brackets the number of outputs."""
+    """Tau and speed-up by set and way, as Markdown; in brackets the number of outputs."""
     lines = ["| set | " + " | ".join(f"{name}: tau | speed-up" for name in rows) + " |"]
     lines.append("|---" * (1 + 2 * len(rows)) + "|")
     by_name = {name: groups_of(measured) for name, measured in rows.items()}
-    # Outputs do not depend on the drafter, so all have the same groups.
+    # Outputs do not depend on drafts, so all have the same groups.
     for group, first in next(iter(by_name.values())).items():
         cells = [f"{group} ({first.num_prompts})"]
         for figures in (by_set[group] for by_set in by_name.values()):
@@ -85,13 +104,15 @@ def table(rows: Mapping[str, Sequence[Measurement]]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--drafter", action="append", required=True, help="folder or name")
+    parser.add_argument(
+        "--way", action="append", required=True, metavar="KEY=VALUE,...", help="options of LLM"
+    )
     parser.add_argument("--prompts", type=Path, action="append", required=True)
     parser.add_argument("--limit", type=int, default=20, help="prompts of each file")
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--adaptive", action="store_true", help="instead of whole blocks")
+    parser.add_argument("--by-category", action="store_true", help="instead of by file")
     parser.add_argument(
         "--unlike", type=Path, action="append", default=[], help="prompts of training"
     )
@@ -100,14 +121,14 @@ def main() -> None:
     params = SamplingParams(
         max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
     )
-    if len({PLAIN, *args.drafter}) <= len(args.drafter):
-        parser.error(f"--drafter names one twice, or {PLAIN!r}; leave it out")
+    if len(set(args.way)) < len(args.way):
+        parser.error("--way gives one twice; leave it out")
+    prompts = read_sets(args.prompts, args.limit, args.unlike, by_category=args.by_category)
     # Each has a target of its own, and so has plain decoding: where weights lie matters.
-    llms = {PLAIN: LLM(drafter=None)}
-    llms |= {name: LLM(drafter=name, adaptive=args.adaptive) for name in args.drafter}
+    llms = {PLAIN: LLM(drafter=None)} | {way: LLM(**read_way(way)) for way in args.way}
     for llm in llms.values():
         compute_every_prompt(llm.engine)
-    rows = measure(llms, read_sets(args.prompts, args.limit, args.unlike), params)
+    rows = measure(llms, prompts, params)
     if args.output is not None:
         report = describe_environment() | {
             "settings": {key: str(value) for key, value in vars(args).items()},
