@@ -158,6 +158,11 @@ def walk(
         parent = choice
 
 
+def limited(policy: Policy, rows: list[Row], num_other_rows: int = 0) -> list[Row]:
+    """The rows, where nothing is proposed without a model."""
+    return policy.limit(rows, num_other_rows, [NOTHING] * len(rows))
+
+
 def num_branches(proposal: Proposal) -> int:
     return max(0, len(proposal.tree.leaves) - 1)
 
@@ -185,7 +190,7 @@ def simulate(
         policy._lag = lambda row: lag[row.sequence.key]
     rows = [make_row(key, most, depth) for key, most in enumerate(asked)]
     while result.seconds < seconds:
-        drafting = [row.for_model() for row in policy.limit(rows, 0)]
+        drafting = [row.for_model() for row in limited(policy, rows)]
         found = [row.num_draft_tokens for row in drafting]
         result.limits.append(found)
         slowdown = machine.slowdown(result.seconds)

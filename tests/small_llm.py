@@ -12,9 +12,13 @@ MAX_TOKENS = 24
 
 
 def load_llm(folders: tuple[Path, Path], **options: Any) -> LLM:
-    """Drafts whole blocks, unless asked otherwise: a drafter as bad as ours would soon rest."""
+    """Drafts whole blocks of the drafter alone, unless asked otherwise.
+
+    One as bad as ours would soon rest.
+    """
     target, drafter = folders
-    return LLM(str(target), str(drafter), dtype="float32", **{"adaptive": False, **options})
+    usual = {"adaptive": False, "lookup": False}
+    return LLM(str(target), str(drafter), dtype="float32", **{**usual, **options})
 
 
 def without_pages(model: object) -> None:

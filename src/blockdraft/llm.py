@@ -60,6 +60,7 @@ class LLM:
         draft_depth: int | None = _DEFAULTS.draft_depth,
         lookup: bool | None = _DEFAULTS.lookup,
         shared_lookup: int = _DEFAULTS.shared_lookup,
+        ngrams: bool = _DEFAULTS.ngrams,
         num_threads: int | None = _DEFAULTS.num_threads,
         recheck: bool = _DEFAULTS.recheck,
     ) -> None:
@@ -78,6 +79,7 @@ class LLM:
             draft_depth=draft_depth,
             lookup=lookup,
             shared_lookup=shared_lookup,
+            ngrams=ngrams,
             num_threads=num_threads,
             recheck=recheck,
         )

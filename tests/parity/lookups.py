@@ -2,15 +2,30 @@
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from blockdraft.engine.engine import Engine
 from blockdraft.speculate.drafters.lookup import LookupDrafter
+from blockdraft.speculate.drafters.ngram import NGramDrafter
+from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.speculate.drafters.prediction import PredictionDrafter
 
 
+@cache
+def small_table() -> NGramTable:
+    """Of random texts of twelve tokens, so that many contexts are known and few guesses right."""
+    draw = random.Random(7)
+    texts = [([draw.randrange(12) for _ in range(60)], 4) for _ in range(40)]
+    return NGramTable.count(texts)
+
+
 def free_drafters() -> list[Any]:
-    return [PredictionDrafter(), LookupDrafter(shared_tokens=200)]
+    return [
+        PredictionDrafter(),
+        LookupDrafter(shared_tokens=200),
+        NGramDrafter(small_table()),
+    ]
 
 
 def changed(token_ids: Sequence[int], draw: random.Random) -> tuple[int, ...]:

@@ -25,20 +25,25 @@ class Allocator:
         self.failures = FailureLog("the allocation failed; nothing is drafted", logger)
         self._takes_trees = takes_trees
 
-    def limit(self, batch: Batch) -> Batch:
-        """The batch, whose rows have room for candidates, with as many as may be worth it."""
+    def limit(self, batch: Batch, free: Sequence[Proposal]) -> Batch:
+        """The batch, whose rows have room for candidates, with as many as may be worth it.
+
+        free: of each row what is proposed already, without a model.
+        """
+        free = [
+            self._usable(own) for own, row in zip(free, batch, strict=True) if not row.is_prompt
+        ]
         decoding = [row for row in batch if not row.is_prompt]
         num_other_rows = sum(len(row.new_ids) for row in batch if row.is_prompt)
         limited = [row.limited(0) for row in decoding]
         with self.failures.caught():
-            limited = self.policy.limit(decoding, num_other_rows)
+            limited = self.policy.limit(decoding, num_other_rows, free)
         rest = iter(limited)
         return [row if row.is_prompt else next(rest) for row in batch]
 
     def plan(self, batch: Batch, proposals: Sequence[Proposal]) -> ForwardPlan:
         """The pass over a batch that verifies what is worth it of all that was proposed."""
-        if not self._takes_trees:
-            proposals = [own if own.tree.is_chain else own.first_chain() for own in proposals]
+        proposals = [self._usable(own) for own in proposals]
         decoding = [place for place, row in enumerate(batch) if not row.is_prompt]
         chosen = [NOTHING] * len(decoding)
         with self.failures.caught():
@@ -49,6 +54,10 @@ class Allocator:
         for place, proposal in zip(decoding, chosen, strict=True):
             planned[place] = PlannedRow(batch[place], proposal)
         return ForwardPlan(planned)
+
+    def _usable(self, proposal: Proposal) -> Proposal:
+        is_usable = self._takes_trees or proposal.tree.is_chain
+        return proposal if is_usable else proposal.first_chain()
 
     def record(
         self,

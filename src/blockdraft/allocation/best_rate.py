@@ -70,7 +70,8 @@ class _Offer:
     """Rows that may draft. loss: what the step is expected to cost beyond its tokens' plain worth.
 
     depth: of the blocks. rate: of tokens, where features that waited for long are paid in several
-    steps. predicted: candidates that are kept, if all of the prediction is believed.
+    steps. predicted: candidates that are kept, if all of the prediction is believed. tokens: that
+    the step is expected to give.
     """
 
     keys: list[int]
@@ -82,13 +83,35 @@ class _Offer:
     rate: float
     predicted: float
     loss: float
+    tokens: float
+
+
+@dataclass(slots=True)
+class _Free:
+    """What is proposed for a sequence without a model.
+
+    num_tokens: that the sequence had. gains, branches: of the candidates, as in an order.
+    """
+
+    proposal: Proposal
+    num_tokens: int
+    gains: Floats
+    branches: Floats
 
 
 @dataclass(slots=True)
 class _Step:
-    """The step that was asked about last. forced: paths that are verified in any case, by key."""
+    """The step that was asked about last. forced: paths that are verified in any case, by key.
+
+    free: by key. of_free: all of them in order, and the best number. least_rate: tokens per second
+    without the model. is_plain: nothing may be verified.
+    """
 
     prices: StepPrices
+    free: dict[int, _Free]
+    of_free: tuple[_Order, Price]
+    least_rate: float
+    is_plain: bool
     offer: _Offer | None = None
     is_idle: bool = False
     forced: dict[int, int] = field(default_factory=dict)
@@ -96,8 +119,6 @@ class _Step:
     predicted: float = 0.0
     has_proposals: bool = False
     """Of the model; where other drafters have enough to propose it is not asked."""
-    is_mixed: bool = False
-    """Other drafters have proposed too."""
 
 
 @dataclass(slots=True)
@@ -113,8 +134,8 @@ class BestRate:
 
     max_nodes, max_depth: the most candidates that a model proposes for a sequence, and on its
     longest path. lag: tokens whose features it would have to project before it drafts for a row.
-    model_kind: its name as a source. What other drafters propose costs nothing to propose: it is
-    chosen among all candidates, but decides nothing before.
+    model_kind: its name as a source. What other drafters propose costs nothing and is known before:
+    a model drafts where that gives more tokens per second than their candidates alone.
     """
 
     def __init__(
@@ -140,7 +161,9 @@ class BestRate:
         self._rest: tuple[list[int], float, int] | None = None
         """Keys of the sequences that rest, the credit that ends it, and the step that does."""
 
-    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
+    def limit(
+        self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]
+    ) -> list[Row]:
         """See `Policy`."""
         self._num_steps += 1
         self._step = None
@@ -149,7 +172,15 @@ class BestRate:
         num_keys = sum(row.sequence.num_cached for row in rows)
         prices = StepPrices(self._costs, len(rows), num_keys, num_other_rows)
         self.account.open_step(prices.plain_seconds)
-        self._step = step = _Step(prices)
+        order = self._order(rows, free, {})
+        price = self._best(prices, order)
+        self._step = step = _Step(
+            prices,
+            self._free(rows, free, order),
+            of_free=(order, price),
+            least_rate=price.rate,
+            is_plain=self.account.wants_control or self.account.credit <= 0,
+        )
         able = [own for own in (row.for_model() for row in rows) if own.num_draft_tokens > 0]
         step.is_idle = not able or self._is_resting(able)
         if not step.is_idle and not self.account.wants_control:
@@ -161,6 +192,19 @@ class BestRate:
             for row in rows
         ]
 
+    def _free(
+        self, rows: Sequence[Row], free: Sequence[Proposal], order: _Order
+    ) -> dict[int, _Free]:
+        indices = np.array(order.rows, np.int64)
+        found = {}
+        for index, (row, proposal) in enumerate(zip(rows, free, strict=True)):
+            own = np.flatnonzero(indices == index)
+            num_tokens = len(row.sequence.token_ids)
+            found[row.sequence.key] = _Free(
+                proposal, num_tokens, order.gains[own], order.branches[own]
+            )
+        return found
+
     def _is_resting(self, able: Sequence[Row]) -> bool:
         if self._rest is None:
             return False
@@ -171,26 +215,29 @@ class BestRate:
     def _decide(self, step: _Step, able: list[Row]) -> None:
         """Who drafts: those with whom the most tokens per second are expected, or one to try."""
         promising = sorted(able, key=lambda row: -float(self._expectation(row).gains.sum()))
-        offers = [self._offer(step.prices, promising[:num]) for num in _sizes(len(able))]
+        offers = [self._offer(step, promising[:num]) for num in _sizes(len(able))]
         best = max(offers, key=lambda offer: offer.rate)
-        if best.rate > step.prices.plain_rate and self.account.allows(best.loss):
+        if best.rate > step.least_rate and self.account.allows(best.loss):
             step.offer = best
             if self._num_drafted % _DEEP_STEPS == _DEEP_STEPS - 1:
                 row = promising[self._num_drafted // _DEEP_STEPS % len(best.keys)]
                 step.forced = {row.sequence.key: row.num_slots}
-                step.offer = self._offer(step.prices, promising[: len(best.keys)], whole=True)
+                step.offer = self._offer(step, promising[: len(best.keys)], whole=True)
+            return
+        longest_ago = min(able, key=self._drafted_at)
+        if self._num_steps - self._drafted_at(longest_ago) < _TRY_STEPS:
             return
         offer = min(offers, key=lambda offer: offer.loss)
-        longest_ago = min(able, key=self._drafted_at)
         if len(offer.keys) == 1:
-            offer = self._offer(step.prices, [longest_ago], least=_TRY_DEPTH, whole=True)
-        is_due = self._num_steps - self._drafted_at(longest_ago) >= _TRY_STEPS
-        if is_due and self.account.allows_try(offer.loss):
+            offer = self._offer(step, [longest_ago], least=_TRY_DEPTH, whole=True)
+        # What the candidates of others would gain without it is lost as well.
+        loss = offer.loss + offer.tokens * (1 / step.prices.plain_rate - 1 / step.least_rate)
+        if self.account.allows_try(loss):
             step.offer = offer
             step.forced = {longest_ago.sequence.key: _TRY_DEPTH}
-        elif is_due:
+        else:
             keys = [row.sequence.key for row in able]
-            credit = self.account.credit_for_try(offer.loss)
+            credit = self.account.credit_for_try(loss)
             self._rest = keys, credit, self._num_steps + _REST_STEPS
 
     def _drafted_at(self, row: Row) -> int:
@@ -208,18 +255,28 @@ class BestRate:
         return self._of_all.setdefault(_is_sampled(row), new)
 
     def _offer(
-        self, prices: StepPrices, rows: Sequence[Row], *, least: int = 0, whole: bool = False
+        self, step: _Step, rows: Sequence[Row], *, least: int = 0, whole: bool = False
     ) -> _Offer:
-        """These rows draft, and what is best of their proposals is verified.
+        """The model drafts for these rows, and the best of all proposals is verified.
 
         whole: blocks are as deep as they may be, and not only as deep as is usually verified.
         """
-        gains, branches = [], []
+        prices = step.prices
+        drafting = {row.sequence.key for row in rows}
+        others = [own for key, own in step.free.items() if key not in drafting]
+        gains, branches = [own.gains for own in others], [own.branches for own in others]
         for row in rows:
             expectation, num = self._expectation(row), row.num_draft_tokens
-            gains.append(expectation.gains[:num])
+            known = step.free[row.sequence.key].gains
+            # With the model there are no fewer good candidates than without.
+            expected = np.zeros(max(num, len(known)))
+            expected[: min(num, len(expectation.gains))] = expectation.gains[:num]
+            expected[: len(known)] = np.maximum(expected[: len(known)], known)
+            gains.append(expected)
             branch = self._costs.branch(row.sequence.num_cached)
-            branches.append(expectation.branches[:num] * branch)
+            added = np.zeros(len(expected))
+            added[: min(num, len(expectation.branches))] = expectation.branches[:num] * branch
+            branches.append(added)
         all_gains = np.concatenate(gains)
         order = np.argsort(-all_gains, kind="stable")
         num_lagging = sum(map(self._lag, rows))
@@ -249,24 +306,28 @@ class BestRate:
             rate=price.rate,
             predicted=(price.tokens - prices.num) / trust,
             loss=draft + project + price.forward - prices.plain_worth(price.tokens),
+            tokens=price.tokens,
         )
 
     def choose(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> list[Proposal]:
         """See `Policy`."""
         step = self._step
-        if step is None or (step.offer is None and not any(proposals)):
+        is_plain = step is None or (step.offer is None and (step.is_plain or not any(proposals)))
+        if step is None or is_plain:
             self._use.count([NOTHING] * len(rows))
             return [NOTHING] * len(rows)
         sources = {name for proposal in proposals for name in proposal.sources}
         step.has_proposals = any(self._model_kind in name for name in sources)
-        step.is_mixed = any(self._model_kind not in name for name in sources)
-        order = self._order(rows, proposals, step.forced)
-        step.price = self._best(step, order)
+        if step.offer is None:
+            order, step.price = step.of_free
+        else:
+            order = self._order(rows, proposals, step.forced)
+            step.price = self._best_of(step, order)
         branches = order.branches[: step.price.num_candidates].sum()
         if branches > _CHEAP_BRANCHES * step.price.seconds:
             chains = [proposal.first_chain() for proposal in proposals]
             order_of_chains = self._order(rows, chains, step.forced)
-            price = self._best(step, order_of_chains)
+            price = self._best_of(step, order_of_chains)
             if price.rate > step.price.rate:
                 step.price, order, proposals = price, order_of_chains, chains
         num = step.price.num_candidates
@@ -282,14 +343,20 @@ class BestRate:
         self._use.count(chosen)
         return chosen
 
-    def _best(self, step: _Step, order: _Order) -> Price:
-        return step.prices.best(
-            order.gains,
-            order.branches,
+    def _best_of(self, step: _Step, order: _Order) -> Price:
+        """The best number of candidates, now that all are proposed."""
+        return self._best(
+            step.prices,
+            order,
             step.offer.drafting if step.offer is not None and step.has_proposals else 0.0,
             least=min(sum(step.forced.values()), len(order.nodes)),
-            trust=self._trust_of_choices(step.prices.num),
         )
+
+    def _best(
+        self, prices: StepPrices, order: _Order, drafting: float = 0.0, *, least: int = 0
+    ) -> Price:
+        trust = self._trust_of_choices(prices.num)
+        return prices.best(order.gains, order.branches, drafting, least=least, trust=trust)
 
     def _order(
         self, rows: Sequence[Row], proposals: Sequence[Proposal], forced: Mapping[int, int]
@@ -339,8 +406,8 @@ class BestRate:
         for index, row in enumerate(rows):
             if row.sequence.key not in step.offer.keys:
                 continue
-            if any(self._model_kind not in name for name in proposals[index].sources):
-                continue
+            if not any(self._model_kind in name for name in proposals[index].sources):
+                continue  # others had enough to propose
             own = np.flatnonzero(indices == index)
             of_all = self._for_all(row)
             expectation = self._expectation(row)
@@ -359,9 +426,12 @@ class BestRate:
         if step is None:
             return
         forward = sum(seconds.get(phase, 0.0) for phase in _FORWARD)
-        drafted = step.offer is not None or step.price is not None
+        drafted = step.offer is not None or (
+            step.price is not None and step.price.num_candidates > 0
+        )
         self._behind_drafts = drafted
         if not drafted:
+            self._record_unverified(step, outcomes)
             self._record_plain(step, forward, behind_drafts)
             return
         self._num_drafted += 1
@@ -383,6 +453,20 @@ class BestRate:
         elif not step.is_idle or self._num_steps % _IDLE_STEPS == 0:
             self._costs.record_plain(step.prices.num, step.prices.num_keys, seconds)
 
+    def _record_unverified(self, step: _Step, outcomes: Sequence[Outcome]) -> None:
+        """Learn from the tokens of a plain step, or what is not verified is never learned."""
+        for outcome in outcomes:
+            sequence = outcome.row.sequence
+            free = step.free[sequence.key]
+            proposal, tree = free.proposal, free.proposal.tree
+            if len(sequence.token_ids) <= free.num_tokens or not proposal:
+                continue
+            nodes = [node for node, depth in enumerate(tree.depths) if depth == 1]
+            token_id = sequence.token_ids[free.num_tokens]
+            right = [index for index, node in enumerate(nodes) if tree.tokens[node] == token_id]
+            sampled = _is_sampled(outcome.row)
+            self.calibration.record(sequence.key, proposal.only(nodes), right, sampled=sampled)
+
     def _record_verdicts(self, step: _Step, outcomes: Sequence[Outcome]) -> int:
         """Learn what was kept; returns how many candidates."""
         num_kept = 0
@@ -397,7 +481,7 @@ class BestRate:
                 num_kept += len(outcome.kept_nodes)
         num = step.prices.num
         self._trust_of_choices.record(num, step.predicted, num_kept)
-        if step.offer is not None and not (step.forced or step.is_mixed):
+        if step.offer is not None and not step.forced:
             self._trust_of_limits.record(num, step.offer.predicted, num_kept)
         return num_kept
 

@@ -37,10 +37,13 @@ class Policy(Protocol):
     The same history gives the same answers.
     """
 
-    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
-        """The rows with as many candidates, on paths as deep, as each is to propose at most.
+    def limit(
+        self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]
+    ) -> list[Row]:
+        """The rows with as many candidates, on paths as deep, as a model is to propose at most.
 
-        num_other_rows: rows of prompts in the same forward.
+        num_other_rows: rows of prompts in the same forward. free: of each row what is proposed
+        already, without a model.
         """
         ...
 
@@ -87,7 +90,9 @@ class VerifyAll:
     def __init__(self) -> None:
         self._use = Use()
 
-    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
+    def limit(
+        self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]
+    ) -> list[Row]:
         """See `Policy`."""
         return list(rows)
 

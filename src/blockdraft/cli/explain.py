@@ -33,6 +33,7 @@ _PARAMS = SamplingParams()
         "memory",
         "max_concurrency",
         "shared_lookup",
+        "ngrams",
     )
 )
 @options.sampling(
@@ -70,8 +71,8 @@ def explain(
     """Show what was drafted in every round, what was kept, and why the rest was rejected."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
-    if config.lookup is None and not adaptive:
-        config = replace(config, lookup=False)  # whole blocks are the drafter's own
+    if not adaptive:  # whole blocks are the drafter's own
+        config = replace(config, lookup=bool(config.lookup), ngrams=False)
     _check(config, stream=stream, stall_ms=stall_ms, html=html)
     questions = _questions(prompt, prompts)
 

@@ -63,6 +63,13 @@ Lookup = Annotated[
         show_default="with a drafter",
     ),
 ]
+NGrams = Annotated[
+    bool,
+    typer.Option(
+        "--ngrams/--no-ngrams",
+        help="Also draft from the drafter's table of n-grams, if it has one.",
+    ),
+]
 SharedLookup = Annotated[
     int,
     typer.Option(
@@ -178,6 +185,7 @@ models = Fields(
         "num_draft_tokens": NumDraftTokens,
         "draft_depth": DraftDepth,
         "lookup": Lookup,
+        "ngrams": NGrams,
         "shared_lookup": SharedLookup,
         "recheck": Recheck,
     },

@@ -38,7 +38,7 @@ class LLMConfig:
     drafter's path is long make a tree, with branches where it is unsure.
     lookup: also draft what followed the same words earlier in prompt and output; None does so
     beside a drafter, True without one too. shared_lookup: in so many tokens of the last outputs of
-    all requests too.
+    all requests too. ngrams: also draft from the drafter's table of n-grams, if it has one.
     recheck: test the kernels and time the steps again, instead of taking what an earlier start of
     the same models on this machine found out.
     num_threads: of the whole process; None leaves torch's setting, but for no more than the cores
@@ -62,6 +62,7 @@ class LLMConfig:
     draft_depth: int | None = None
     lookup: bool | None = None
     shared_lookup: int = 0
+    ngrams: bool = True
     num_threads: int | None = None
     recheck: bool = False
 

@@ -15,7 +15,7 @@ Phase = Literal[
     "capture",  # features copied out of the target's forward, and kept for the drafter
     "choose",  # the target's choices, and where the guesses end
     "commit",  # tokens appended, caches cut
-    "controller",  # how many tokens to draft next
+    "controller",  # what is drafted without a model, and how much is drafted and verified
     "stream",  # text: tokens become letters and leave; in a measured run, all between steps
     "wait",  # nothing to do, or waiting for others
     "remainder",  # what no phase claims

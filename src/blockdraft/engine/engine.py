@@ -15,6 +15,7 @@ from blockdraft.allocation.policy import Policy, VerifyAll
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.failures import FailureLog
+from blockdraft.core.plan import Proposal
 from blockdraft.core.recorder import Recorded
 from blockdraft.core.request import SamplingParams, check_length
 from blockdraft.core.sequence import Batch, Constraint, Sequence
@@ -325,10 +326,11 @@ class Engine:
             if not batch:
                 return []
             with self.timer.phase("controller"):
-                batch = self.allocator.limit(batch)
+                free = self.proposer.propose_free(batch)
+                batch = self.allocator.limit(batch, free)
             self._note_start(batch)
             try:
-                self._advance(batch)
+                self._advance(batch, free)
             except BaseException as error:
                 for row in batch:
                     self.target.truncate(row.sequence.key, row.sequence.num_cached)
@@ -344,10 +346,10 @@ class Engine:
             if record.started_at is None:
                 record.started_at = now
 
-    def _advance(self, batch: Batch) -> None:
+    def _advance(self, batch: Batch, free: Ids[Proposal]) -> None:
         timer = self.timer
         with timer.phase("draft"):
-            proposals = self.proposer.propose(batch)
+            proposals = self.proposer.propose(batch, free)
         with timer.phase("controller"):
             plan = self.allocator.plan(batch, proposals)
         planned_work = rows_work(plan) if timer.measures else []

@@ -23,6 +23,8 @@ from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
 from blockdraft.speculate.drafters.lookup import LookupDrafter
+from blockdraft.speculate.drafters.ngram import NGramDrafter
+from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.drafters.prediction import PredictionDrafter
 
@@ -75,7 +77,7 @@ def _load(
     engine = Engine(
         target,
         drafter,
-        free_drafters=free_drafters(config, has_drafter=checkpoint is not None),
+        free_drafters=free_drafters(config, drafter_folder),
         max_running=config.max_concurrency,
         prefill_chunk=config.prefill_chunk,
     )
@@ -138,11 +140,20 @@ def make_drafter(target: PagedTarget | SequentialTarget, checkpoint: Checkpoint 
     return checkpoint.drafter(target.model, pages)
 
 
-def free_drafters(config: LLMConfig, *, has_drafter: bool) -> list[FreeDrafter]:
-    """Those that need no checkpoint; a prediction is used whoever else drafts."""
+def free_drafters(config: LLMConfig, drafter_folder: Path | None) -> list[FreeDrafter]:
+    """Those that run no model; a prediction is used whoever else drafts.
+
+    Raises:
+        ModelError: the drafter's table of n-grams is damaged.
+    """
     found: list[FreeDrafter] = [PredictionDrafter()]
-    if config.looks_up(has_drafter=has_drafter):
+    if config.looks_up(has_drafter=drafter_folder is not None):
         found.append(LookupDrafter(shared_tokens=config.shared_lookup))
+    table = None
+    if config.ngrams and drafter_folder is not None:
+        table = NGramTable.load(drafter_folder)
+    if table is not None:
+        found.append(NGramDrafter(table))
     return found
 
 

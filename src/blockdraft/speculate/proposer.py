@@ -1,7 +1,7 @@
 """Asks the drafters, and keeps what goes wrong with them away from the requests."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 
@@ -15,9 +15,6 @@ from blockdraft.speculate.merge import best_path, merge
 from blockdraft.speculate.slot_rates import SlotRates
 
 logger = logging.getLogger(__name__)
-
-Found = dict[int, list[Proposal]]
-"""What was proposed so far, by the key of the sequence."""
 
 
 class Proposer:
@@ -52,11 +49,11 @@ class Proposer:
         )
         return max(serving, default=0)
 
-    def propose(self, batch: Batch) -> list[Proposal]:
-        """What to verify of each row; nothing where none may be drafted, or the drafters fail."""
+    def propose_free(self, batch: Batch) -> list[Proposal]:
+        """What those propose that run no model, before it is decided who else drafts."""
         for row in batch:
             self._open_once(row)
-        found: Found = {row.sequence.key: [] for row in batch}
+        found: dict[int, list[Proposal]] = {row.sequence.key: [] for row in batch}
         drafting = [row for row in batch if row.num_draft_tokens]
         for drafter in self.free:
             rows = [row for row in drafting if drafter.serves(row.sequence)]
@@ -65,40 +62,61 @@ class Proposer:
                 allowed = self._allowed(row, proposal)
                 if allowed:
                     found[row.sequence.key].append(allowed)
-        self._ask_model([row for row in drafting if row.num_model_tokens], found)
         return [self._joined(row, found[row.sequence.key]) for row in batch]
 
-    def _ask_model(self, rows: list[Row], found: Found) -> None:
-        """Always asked, without rows too: what must not wait any longer is caught up with then."""
+    def propose(self, batch: Batch, free: Items[Proposal]) -> list[Proposal]:
+        """What to verify of each row: of `free`, and of the model where it may draft.
+
+        Nothing where none may be drafted, or the drafters fail.
+        """
+        others = dict(zip((row.sequence.key for row in batch), free, strict=True))
+        # Asked without rows too: what must not wait any longer is caught up with then.
+        rows = [row for row in batch if row.num_draft_tokens and row.num_model_tokens]
+        drafted = self._ask_model(rows, others)
+        return [
+            self._joined(row, [own, drafted[row.sequence.key]])
+            if row.sequence.key in drafted
+            else own
+            for row, own in zip(batch, free, strict=True)
+        ]
+
+    def _ask_model(self, rows: list[Row], others: Mapping[int, Proposal]) -> dict[int, Proposal]:
+        """The model's proposals by key, for rows for which it is worth asking."""
         # Only where others propose too must the model's guesses be weighed against theirs.
         contested = {row.sequence.key for row in rows if self.free_depth(row.sequence)}
         for row in rows:
             if row.sequence.key in contested:
                 self._slot_rates.learn(row)
-        rows = [row for row in rows if not self._is_served(row, found[row.sequence.key])]
+        rows = [row for row in rows if not self._is_served(row, others[row.sequence.key])]
+        drafted = {}
         for row, proposal in self._ask(self.drafter, [row.for_model() for row in rows]):
-            beside = found[row.sequence.key]
+            key = row.sequence.key
             if not proposal:
                 continue
-            if row.sequence.key in contested:
+            if key in contested:
                 self._slot_rates.note(row, proposal)
-            beside.append(self._slot_rates.rated(row, proposal) if beside else proposal)
+            drafted[key] = self._slot_rates.rated(row, proposal) if others[key] else proposal
+        return drafted
 
-    def _allowed(self, row: Row, chain: Proposal) -> Proposal:
+    def _allowed(self, row: Row, proposal: Proposal) -> Proposal:
         """What a grammar does not refuse; a model has applied it already."""
-        constraint = row.sequence.constraint
-        if constraint is None or not chain:
-            return chain
+        constraint, tree = row.sequence.constraint, proposal.tree
+        if constraint is None or not proposal:
+            return proposal
+        allowed: set[int] = set()
         try:
-            num = constraint.num_allowed(row.sequence.output_ids, list(chain.tree.tokens))
+            for leaf in tree.leaves:
+                path = tree.path(leaf)
+                tokens = [tree.tokens[node] for node in path]
+                allowed.update(path[: constraint.num_allowed(row.sequence.output_ids, tokens)])
         except Exception as error:
             self.failures.note(error)
             return NOTHING
-        return chain.only(range(num))
+        return proposal.only(sorted(allowed))
 
-    def _is_served(self, row: Row, proposals: list[Proposal]) -> bool:
-        """True if the free proposals are expected to bring as much as the model's."""
-        free = sum(best_path(proposals, row.num_slots).probabilities)
+    def _is_served(self, row: Row, other: Proposal) -> bool:
+        """True if what others propose is expected to bring as much as the model's."""
+        free = sum(best_path([other], row.num_slots).probabilities)
         return free > 0.0 and free >= self._slot_rates.expected(row, row.for_model().num_slots)
 
     def _ask(self, drafter: Drafter, rows: list[Row]) -> list[tuple[Row, Proposal]]:
@@ -112,10 +130,11 @@ class Proposer:
 
     def _joined(self, row: Row, proposals: list[Proposal]) -> Proposal:
         """One proposal of all; no more nodes than the largest of them has."""
-        if len(proposals) <= 1:
-            return proposals[0] if proposals else NOTHING
+        proposals = [proposal for proposal in proposals if proposal]
+        if len(proposals) == 1 and (self.joins_trees or proposals[0].tree.is_chain):
+            return proposals[0]
         if self.joins_trees:
-            return merge(proposals, max(map(len, proposals)))
+            return merge(proposals, max(map(len, proposals), default=0))
         return best_path(proposals, row.num_slots)
 
     def _open_once(self, row: Row) -> None:

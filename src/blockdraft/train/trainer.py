@@ -26,6 +26,7 @@ from blockdraft.data.identity import target_sha256, texts_sha256
 from blockdraft.data.store import TextStore
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype, use_threads
+from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.blocks import sample_anchors
 from blockdraft.train.check import check_run
@@ -301,6 +302,7 @@ class _Run:
                 self._save()
         self._save()
         self._evaluate()
+        self._count_ngrams()
         self._expect()
 
     def _tick(self) -> float:
@@ -443,6 +445,13 @@ class _Run:
         """Write beside the best drafter what its users may expect of it; the others wait."""
         if self.processes.is_main and self.config.tau_limit:
             write_expected(self.config.out / BEST, self.config, self.loaded, self._tick)
+        self.processes.wait()
+
+    def _count_ngrams(self) -> None:
+        """Write beside the best drafter what usually follows in its answers; the others wait."""
+        if self.processes.is_main:
+            answers = ((text.token_ids, len(text.prompt_ids)) for text in self.examples)
+            NGramTable.count(answers).save(self.config.out / BEST)
         self.processes.wait()
 
     def _measure(self, model: DraftModel) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tests.allocation_sim import (
     Text,
     always,
     best_rate,
+    limited,
     make_row,
     num_branches,
     simulate,
@@ -78,8 +79,8 @@ def test_no_choice_of_candidates_gives_more_tokens_per_second(seed, num_rows):
     costs = StepCosts(points, points, [(6, luck.choice([0.0005, 0.004, 0.02]))])
     policy = BestRate(costs, 6, 6, model_kind=KIND)
     rows = [make_row(key, 6, 6) for key in range(num_rows)]
-    limited = [row.for_model() for row in policy.limit(rows, 0)]
-    assert [(row.num_draft_tokens, row.max_depth) for row in limited] == [(6, 6)] * num_rows
+    able = [row.for_model() for row in limited(policy, rows)]
+    assert [(row.num_draft_tokens, row.max_depth) for row in able] == [(6, 6)] * num_rows
     drafting = policy._step.offer.drafting
     proposals = [random_tree(luck, 6 // num_rows + 1) for _ in rows]
     prices, policy._step.forced = policy._step.prices, {}
@@ -133,7 +134,7 @@ def test_where_branches_are_dear_chains_are_verified():
         policy = best_rate(machine, 15)
         policy.account.allows = lambda loss: True
         row = make_row(0, 15)
-        policy.limit([row], 0)
+        limited(policy, [row])
         proposal, _ = text.proposal(row, 0.0)
         found[branch] = policy.choose([row], [proposal])[0]
     assert num_branches(found[0.0]) > 3
@@ -186,7 +187,7 @@ def test_a_plain_step_behind_drafts_is_booked_and_not_learned_from():
     slow = {"forward": 1.2 * plain}
     for num_steps, behind in ((1, True), (4, False)):
         for _ in range(num_steps):
-            policy.limit([row.limited(0)], 0)
+            limited(policy, [row.limited(0)])
             policy.choose([row], [NOTHING])
             policy.record([Outcome(row, NOTHING, [])], slow)
         assert (policy.account.credit < credit - 0.1 * plain) == behind
@@ -314,7 +315,7 @@ def test_a_long_prompt_is_not_projected_for_a_few_tokens():
     row = make_row(0, 5)
     for lag, expected in ((100_000, 0), (100, 5)):  # two seconds, and two milliseconds
         policy = BestRate(CPU.costs(), 5, 5, lambda row, lag=lag: lag, model_kind=KIND)
-        assert policy.limit([row], 0)[0].for_model().num_draft_tokens == expected
+        assert limited(policy, [row])[0].for_model().num_draft_tokens == expected
 
 
 # Beside the simulated machine.
@@ -324,7 +325,7 @@ def play(policy, keys, kept, num_steps):
     """Steps in which all that is verified is kept, up to `kept`; what was verified last."""
     nums: list[int] = []
     for _ in range(num_steps):
-        rows = [row.for_model() for row in policy.limit([make_row(key, 5) for key in keys], 0)]
+        rows = [row.for_model() for row in limited(policy, [make_row(key, 5) for key in keys])]
         chances = [[0.9**k for k in range(row.num_slots)] for row in rows]
         proposals = [Proposal.chain([0] * len(own), KIND, own) for own in chances]
         chosen = policy.choose(rows, proposals)
@@ -354,7 +355,7 @@ def test_drafts_that_do_not_come_are_not_paid_for_long():
     policy = best_rate(CPU)
     num_drafted = 0
     for _ in range(400):
-        rows = policy.limit([make_row(0, 5)], 0)
+        rows = limited(policy, [make_row(0, 5)])
         num_drafted += rows[0].for_model().num_draft_tokens > 0
         policy.choose(rows, [NOTHING])
         policy.record([Outcome(rows[0], NOTHING, [])], {"draft": 0.006, "forward": 0.016})
@@ -373,10 +374,10 @@ def test_the_same_history_gives_the_same_plans():
 def test_a_step_that_failed_may_be_planned_again():
     policy = best_rate(CPU)
     rows = [make_row(0, 5), make_row(1, 5)]
-    assert policy.limit(rows, 0) == policy.limit(rows, 0)
+    assert limited(policy, rows) == limited(policy, rows)
     policy.close(0)
     policy.close(99)
-    assert policy.limit([], 64) == []
+    assert limited(policy, [], 64) == []
     assert policy.choose([], []) == []
     policy.record([], {"forward": 0.03})
 
@@ -387,7 +388,7 @@ def test_steps_with_prompt_rows_teach_no_times():
     before = float(costs.forward(101)), float(costs.draft(6))
     for _ in range(50):
         row = make_row(0, 5)
-        policy.limit([row], 100)
+        limited(policy, [row], 100)
         policy.choose([row], [Proposal.chain([1] * 5, KIND)])
         policy.record([Outcome(row, NOTHING, [])], {"forward": 1.0, "draft": 1.0, "project": 1.0})
     assert (float(costs.forward(101)), float(costs.draft(6))) == before
@@ -447,7 +448,7 @@ def test_what_fails_drops_proposals_and_no_request(place):
     allocator = Allocator(Broken(place), takes_trees=True)
     prompt = make_row(1, 0)
     batch = [make_row(0, 5), prompt]
-    batch = allocator.limit(batch)
+    batch = allocator.limit(batch, [NOTHING] * 2)
     assert [row.for_model().num_draft_tokens for row in batch] == [0 if place == "limit" else 5, 0]
     plan = allocator.plan(batch, [Proposal.chain([1], KIND), NOTHING])
     assert [len(own.tree) for own in plan] == [0 if place == "choose" else 1, 0]
@@ -482,7 +483,7 @@ def test_keys_make_branches_dear():
         policy = BestRate(costs, 15, 5, model_kind=KIND)
         policy.account.allows = lambda loss: True
         row = make_row(0, 15, num_cached=num_cached)
-        policy.limit([row], 0)
+        limited(policy, [row])
         proposal, _ = text.proposal(row, 0.0)
         found.append(num_branches(policy.choose([row], [proposal])[0]))
     assert found[0] > 2
@@ -497,3 +498,53 @@ def test_a_request_that_is_guessed_badly_does_not_spend_what_others_gained():
     policy.close(0)
     bad = simulate(policy, CPU, lambda key, now: rates[1], 1, seconds=1)
     assert bad.over_plain < 1.12
+
+
+def free_chain(num: int, share: float) -> Proposal:
+    return Proposal.chain(list(range(num)), "lookup", [share**depth for depth in range(1, num + 1)])
+
+
+def test_a_model_drafts_only_where_others_leave_it_something_to_gain():
+    """What is proposed without a model costs nothing to draft, and is known before."""
+    for share, drafts in ((0.1, True), (0.97, False)):
+        policy = best_rate(CPU, 5)
+        policy.account.allows_try = lambda loss: False
+        row = make_row(0, 16, 16).limited(5, 5)
+        (found,) = policy.limit([row], 0, [free_chain(16, share)])
+        assert (found.for_model().num_draft_tokens > 0) == drafts
+        if drafts:
+            continue
+        (chosen,) = policy.choose([row], [policy._step.free[0].proposal])
+        assert len(chosen) > 5
+        policy.record([Outcome(row, chosen, range(len(chosen)))], {"forward": 0.02})
+        assert policy._num_drafted == 1
+
+
+def test_nothing_is_verified_where_the_account_is_empty_or_a_plain_step_is_due():
+    for name, value in (("credit", -1.0), ("_num_drafted", 1000)):
+        policy = best_rate(CPU, 5)
+        rows = [make_row(0, 16, 16)]
+        limited(policy, rows)  # opens the account
+        setattr(policy.account, name, value)
+        policy.limit(rows, 0, [free_chain(16, 0.97)])
+        if policy._step.offer is None:
+            assert policy.choose(rows, [free_chain(16, 0.97)]) == [NOTHING]
+
+
+def test_what_was_not_verified_is_learned_from_the_token_of_a_plain_step():
+    policy, row = best_rate(CPU, 5), make_row(0, 16, 16)
+    guess = Proposal(Tree((7, 8, 9), (ROOT, ROOT, 0)), (0.3, 0.2, 0.1), ("ngram",) * 3)
+
+    def chances() -> list[float]:
+        return policy.calibration.probabilities(0, guess, sampled=False)
+
+    limited(policy, [row])  # opens the account
+    for token_id in (7, 99):
+        before = chances()
+        policy.account.credit = -1.0
+        policy.limit([row.limited(0)], 0, [guess])
+        assert policy.choose([row], [guess]) == [NOTHING]
+        row.sequence.token_ids.append(token_id)
+        policy.record([Outcome(row, NOTHING, [])], {"forward": 0.02})
+        assert chances() != before
+    assert chances()[0] < before[0]

@@ -161,7 +161,9 @@ class RandomDepth(VerifyAll):
         super().__init__()
         self.draw = draw
 
-    def limit(self, rows: Sequence[Row], num_other_rows: int) -> list[Row]:
+    def limit(
+        self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]
+    ) -> list[Row]:
         return [row.limited(self.draw.randint(0, max(0, row.num_draft_tokens))) for row in rows]
 
 

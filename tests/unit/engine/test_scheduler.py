@@ -10,6 +10,7 @@ from blockdraft.allocation.allocator import Allocator
 from blockdraft.allocation.policy import VerifyAll
 from blockdraft.cache.memory import Memory, Unlimited
 from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.plan import NOTHING
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.scheduler import MIN_CHUNK, Scheduler
@@ -148,7 +149,7 @@ class Halving(VerifyAll):
         super().__init__()
         self.asked: list[tuple[list[tuple[int, int]], int]] = []
 
-    def limit(self, rows: Any, num_other_rows: int) -> list[Row]:
+    def limit(self, rows: Any, num_other_rows: int, free: Any) -> list[Row]:
         asked = [(row.sequence.key, row.num_draft_tokens) for row in rows]
         self.asked.append((asked, num_other_rows))
         return [row.limited(row.num_draft_tokens // 2) for row in rows]
@@ -168,7 +169,7 @@ def test_the_policy_is_asked_about_the_sequences_that_decode() -> None:
     scheduler.add(make_sequence(3, num_prompt=90))
     rows = scheduler.schedule()
     assert [row.num_draft_tokens for row in rows] == [7, 3, 0, 0]
-    rows = allocator.limit(rows)
+    rows = allocator.limit(rows, [NOTHING] * len(rows))
     assert policy.asked == [([(0, 7), (1, 3), (2, 0)], 40)]
     assert [row.for_model().num_draft_tokens for row in rows] == [3, 1, 0, 0]
     assert [row.is_prompt for row in rows] == [False, False, False, True]

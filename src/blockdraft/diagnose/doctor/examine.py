@@ -130,7 +130,16 @@ def _run(pair: Pair, on_stage: OnStage) -> _Measured:
     on_stage("loading", 0.06)
     drafter = str(pair.drafter_folder)
     llm = LLM(
-        **asdict(replace(pair.config, adaptive=False, drafter=drafter, lookup=False, recheck=True))
+        **asdict(
+            replace(
+                pair.config,
+                adaptive=False,
+                drafter=drafter,
+                lookup=False,
+                ngrams=False,
+                recheck=True,
+            )
+        )
     )
     compute_every_prompt(llm.engine)
     on_stage("decoding 20 prompts", 0.2)

@@ -56,6 +56,7 @@ VLLM = Engine(
         "draft_dtype": "it drafts with the weights as they are; leave it out",
         "draft_depth": "it drafts chains with this drafter; give --num-draft-tokens",
         "lookup": "it drafts with one method at a time; leave it out",
+        "ngrams": "it does not read the drafter's table; leave it out",
         "shared_lookup": "it drafts with one method at a time; leave it out",
         "max_waiting": "its queue has no limit; leave it out",
         "request_seconds": "its requests have no time limit; leave it out",

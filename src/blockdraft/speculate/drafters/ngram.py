@@ -1,0 +1,103 @@
+"""Drafts from a table of n-grams: what usually follows the last few tokens in the target's answers.
+
+No model runs, and nothing is kept for a sequence. The most probable paths are found best first, as
+from a block (`branches.py`): their probability is the product along the path. For a sampled request
+the noise decides that will choose the target's token, as far as it is known which tokens can win.
+"""
+
+import heapq
+from collections.abc import Sequence
+from math import exp
+
+import numpy as np
+from torch import Tensor
+
+from blockdraft.core.plan import NOTHING, ROOT, Proposal, Tree
+from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.speculate.drafters.branches import noise_of
+from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable, Successors
+
+MAX_NODES = 8
+LEAST_PROBABILITY = 0.08
+"""A row of the target's forward is worth more elsewhere, or not computed at all."""
+
+
+class NGramDrafter:
+    """Proposes the most probable paths of a table, the same for all texts that end alike."""
+
+    kind = "ngram"
+    feature_layers: tuple[int, ...] = ()
+    max_nodes = MAX_NODES
+
+    def __init__(self, table: NGramTable) -> None:
+        self._table = table
+
+    def serves(self, sample: Sample) -> bool:
+        """See FreeDrafter.serves: everyone."""
+        return True
+
+    def open(self, row: Row, num_reused: int) -> None:
+        """See Drafter.open. Nothing is kept."""
+
+    def lag(self, row: Row) -> int:
+        """See Drafter.lag: nothing that would take a forward."""
+        return 0
+
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        """See Drafter.propose: a tree each, or nothing where nothing is likely."""
+        return [self._propose(row) for row in rows]
+
+    def _propose(self, row: Row) -> Proposal:
+        sample = row.sequence
+        ending = tuple(sample.token_ids[-LONGEST:])
+        tokens: list[int] = []
+        parents: list[int] = []
+        probabilities: list[float] = []
+        # By probability: the token, its parent, and the tokens before it. Among equals the one
+        # that was found first.
+        waiting: list[tuple[float, int, int, int, tuple[int, ...]]] = []
+        num_found = 0
+
+        def find(parent: int, path: tuple[int, ...], above: float) -> None:
+            nonlocal num_found
+            if len(path) == row.max_depth:
+                return
+            for token_id, probability in self._successors(sample, ending, path):
+                if above * probability >= LEAST_PROBABILITY:
+                    heapq.heappush(
+                        waiting, (-above * probability, num_found, token_id, parent, path)
+                    )
+                    num_found += 1
+
+        find(ROOT, (), 1.0)
+        while waiting and len(tokens) < row.num_draft_tokens:
+            negative, _, token_id, parent, path = heapq.heappop(waiting)
+            tokens.append(token_id)
+            parents.append(parent)
+            probabilities.append(-negative)
+            find(len(tokens) - 1, (*path, token_id), -negative)
+        if not tokens:
+            return NOTHING
+        tree = Tree(tuple(tokens), tuple(parents))
+        return Proposal(tree, tuple(probabilities), (self.kind,) * len(tokens))
+
+    def _successors(
+        self, sample: Sample, ending: tuple[int, ...], path: tuple[int, ...]
+    ) -> Successors:
+        found = self._table.after((*ending, *path))
+        if len(found) < 2 or sample.params.temperature == 0.0:
+            return found
+        ids = np.array([[token_id for token_id, _ in found]])
+        noise = noise_of(ids, sample, len(path))[0].tolist()
+        weights = [share * exp(own) for (_, share), own in zip(found, noise, strict=True)]
+        # All other tokens count without noise, as in a block.
+        total = sum(weights) + max(0.0, 1.0 - sum(share for _, share in found))
+        shares = [(token_id, w / total) for (token_id, _), w in zip(found, weights, strict=True)]
+        return tuple(sorted(shares, key=lambda one: -one[1]))
+
+    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
+        """See Drafter.committed. The sequence itself has the tokens."""
+
+    def close(self, key: int) -> None:
+        """See Drafter.close. Nothing is kept."""

@@ -1,0 +1,173 @@
+"""Tables of n-grams: counted against a plain count, kept in a file, and drafted from."""
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from blockdraft.core.errors import ModelError
+from blockdraft.core.plan import ROOT, Proposal
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row, Sequence
+from blockdraft.speculate.drafters.branches import noise_of
+from blockdraft.speculate.drafters.ngram import LEAST_PROBABILITY, NGramDrafter
+from blockdraft.speculate.drafters.ngram_table import (
+    LONGEST,
+    MAX_SUCCESSORS,
+    NGRAMS_NAME,
+    NGramTable,
+)
+
+Texts = list[tuple[list[int], int]]
+
+
+def texts_of(seed: int, num_kinds: int, num_texts: int = 30) -> Texts:
+    """Each token usually follows from the two before it."""
+    draw, texts = random.Random(seed), []
+    for _ in range(num_texts):
+        text = [draw.randrange(num_kinds) for _ in range(5)]
+        while len(text) < 60:
+            usual = (3 * text[-1] + text[-2]) % num_kinds
+            text.append(usual if draw.random() < 0.6 else draw.randrange(num_kinds))
+        texts.append((text, draw.randint(0, 8)))
+    return texts
+
+
+def counted(texts: Texts) -> dict[tuple[int, ...], dict[int, float]]:
+    """The same in its plainest form, all successors of all contexts, one level of a byte wrong."""
+    counts: dict[tuple[int, ...], Counter[int]] = {}
+    for text, num_prompt in texts:
+        for place in range(max(num_prompt, 1), len(text)):
+            for length in range(1, LONGEST + 1):
+                # Of a prompt its last tokens are contexts.
+                if place - length >= max(0, num_prompt - LONGEST):
+                    context = tuple(text[place - length : place])
+                    counts.setdefault(context, Counter())[text[place]] += 1
+    found: dict[tuple[int, ...], dict[int, float]] = {}
+    for context in sorted(counts, key=len):
+        own, shorter = counts[context], context[1:]
+        while shorter and shorter not in found:
+            shorter = shorter[1:]
+        belief = own.total() / (own.total() + len(own))
+        shares = {token: (1 - belief) * share for token, share in found.get(shorter, {}).items()}
+        kept = {token for token, num in own.items() if num > 1 or len(context) == 1}
+        if not kept:
+            continue
+        for token in kept:
+            shares[token] = shares.get(token, 0.0) + belief * own[token] / own.total()
+        best = sorted(shares.items(), key=lambda one: (-one[1], one[0]))[:MAX_SUCCESSORS]
+        found[context] = {token: share for token, share in best if share >= 0.02}
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_table_is_what_a_plain_count_gives(seed: int) -> None:
+    texts = texts_of(seed, (3, 7, 20, 70_000)[seed])
+    table, expected = NGramTable.count(texts), counted(texts)
+    assert 0 < table.num_contexts <= len(expected)
+    for context, shares in expected.items():
+        found = dict(table.after((999_999, *context)[-LONGEST:]))
+        # A context that says what a shorter one says has no place of its own.
+        for token, share in shares.items():
+            assert found.get(token, 0.0) == pytest.approx(share, abs=0.05)
+        assert sum(found.values()) <= 1 + MAX_SUCCESSORS / 256
+        values = list(found.values())
+        assert values == sorted(values, reverse=True)
+
+
+def test_texts_do_not_run_into_each_other_and_prompts_are_not_learned() -> None:
+    table = NGramTable.count([([1, 2, 3, 4], 2), ([5, 6], 1)] * 3)
+    assert [token for token, _ in table.after([2])] == [3]
+    assert [token for token, _ in table.after([9, 9, 5])] == [6]
+    assert table.after([1]) == ()
+    assert table.after([4]) == ()
+    assert table.after([]) == ()
+    empty = NGramTable.count([])
+    assert empty.num_contexts == 0
+    assert empty.after([1, 2, 3]) == ()
+
+
+@pytest.mark.parametrize("num_kinds", [9, 70_000])
+def test_a_table_is_read_as_it_was_written(tmp_path: Path, num_kinds: int) -> None:
+    texts = texts_of(1, num_kinds)
+    table = NGramTable.count(texts)
+    assert NGramTable.load(tmp_path) is None
+    table.save(tmp_path)
+    again = NGramTable.load(tmp_path)
+    assert again is not None
+    for text, _ in texts:
+        for place in range(len(text)):
+            assert again.after(text[:place]) == table.after(text[:place])
+
+
+def test_a_damaged_table_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    NGramTable.count(texts_of(1, 9)).save(tmp_path)
+    path = tmp_path / NGRAMS_NAME
+    arrays = load_file(path)
+    for damaged in (
+        {name: value for name, value in arrays.items() if name != "2.keys"},
+        arrays | {"2.keys": arrays["2.keys"][:-1]},
+        arrays | {"3.probabilities": arrays["3.probabilities"][:, :1]},
+    ):
+        save_file({name: np.ascontiguousarray(value) for name, value in damaged.items()}, path)
+        with pytest.raises(ModelError, match=r"is no table of n-grams .* or delete it"):
+            NGramTable.load(tmp_path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ModelError, match="is no table of n-grams"):
+        NGramTable.load(tmp_path)
+
+
+def sample_of(token_ids: list[int], seed: int = 11, **params: Any) -> Sequence:
+    asked = SamplingParams(**params)
+    return Sequence(0, asked, seed, 0, frozenset(), list(token_ids), len(token_ids))
+
+
+def propose(table: NGramTable, token_ids: list[int], num: int, depth: int, **params: Any) -> Any:
+    row = Row(sample_of(token_ids, **params), token_ids[-1:], num, max_depth=depth)
+    (proposal,) = NGramDrafter(table).propose([row])
+    return proposal
+
+
+def paths(proposal: Proposal) -> set[tuple[int, ...]]:
+    tree = proposal.tree
+    return {tuple(tree.tokens[one] for one in tree.path(node)) for node in range(len(proposal))}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_most_probable_paths_are_proposed(temperature: float) -> None:
+    texts = texts_of(2, 6)
+    table = NGramTable.count(texts)
+    for text, _ in texts[:8]:
+        for num, depth in ((1, 8), (5, 8), (8, 2), (8, 1)):
+            proposal = propose(table, text, num, depth, temperature=temperature)
+            assert 0 < len(proposal) <= num
+            assert max(proposal.tree.depths) <= depth
+            assert list(proposal.probabilities) == sorted(proposal.probabilities, reverse=True)
+            assert min(proposal.probabilities) >= LEAST_PROBABILITY
+            assert set(proposal.sources) == {"ngram"}
+    # All others are less probable.
+    few = propose(table, text, 3, 8)
+    more = propose(table, text, 6, 8)
+    assert paths(few) < paths(more)
+    assert few.probabilities == more.probabilities[:3]
+
+
+def test_a_sampled_request_is_drafted_with_its_noise() -> None:
+    """Where the table is right, the noise says which token the target chooses."""
+    shares = {1: 0.4, 2: 0.3, 3: 0.2, 4: 0.1}
+    texts = [([7, token], 1) for token, share in shares.items() for _ in range(int(1000 * share))]
+    table = NGramTable.count(texts)
+    num_right = 0
+    for seed in range(200):
+        sequence = sample_of([7], seed, temperature=1.0)
+        (proposal,) = NGramDrafter(table).propose([Row(sequence, [7], 1)])
+        ids = np.array([list(shares)])
+        scores = np.log(list(shares.values())) + noise_of(ids, sequence)[0]
+        num_right += proposal.tree.tokens[0] == int(ids[0, scores.argmax()])
+        assert proposal.tree.parents == (ROOT,)
+    assert num_right > 195  # levels of a byte may turn near ties
+    assert not propose(table, [8], 4, 4)
