@@ -492,8 +492,6 @@ class BestRate:
         prices, price, offer = step.prices, step.price, step.offer
         draft = sum(seconds.get(phase, 0.0) for phase in _DRAFT)
         project = seconds.get("project", 0.0)
-        # Without drafts there would be nothing to decide.
-        forward += seconds.get("controller", 0.0)
         expected = prices.plain_seconds if price is None else price.forward
         worth = prices.plain_worth(prices.num + num_kept)
         if prices.num_other_rows:  # they cost otherwise
@@ -508,7 +506,10 @@ class BestRate:
         if price is not None and price.num_candidates:
             num_rows = prices.num + price.num_candidates
             self._costs.record_forward(num_rows, expected, forward / slower)
-        passed = min(forward + draft, _OUTLIER * prices.plain_seconds * slower) + project
+        # Without drafts there would be nothing to decide. How much is verified does not change it.
+        deciding = seconds.get("controller", 0.0)
+        passed = min(forward + draft, _OUTLIER * prices.plain_seconds * slower)
+        passed += project + deciding
         self.account.book(passed - worth * slower)
 
     def close(self, key: int) -> None:
