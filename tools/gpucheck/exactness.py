@@ -52,7 +52,7 @@ def _prove(llm: LLM, settings: Settings, notes: Notes) -> None:
     config = ProofConfig(**QUICK)
     corpus = first_of_each_kind(read_prompts(BUNDLED))
     if settings.is_rehearsal:
-        config = replace(config, max_tokens=8, num_draws=200, num_stock_prompts=2)
+        config = replace(config, max_tokens=8, num_draws=1000, num_stock_prompts=2)
         corpus = corpus[:3]
     description = describe_proof(llm, config, [])
 

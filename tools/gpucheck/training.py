@@ -36,9 +36,13 @@ def run(settings: Settings, notes: Notes) -> None:
         eval_minutes=max(3.0, (plan["minutes"] or 0.0) / 2),
         save_minutes=2.0,
     )
-    _train(config, notes)
-    pieces = _pack(folder / "run" / "drafter", notes.work, settings.piece_megabytes * MEGABYTE)
-    notes.note("pieces", value=[piece.name for piece in pieces])
+    try:
+        _train(config, notes)
+    finally:
+        drafter = folder / "run" / "drafter"
+        if drafter.exists():
+            pieces = _pack(drafter, notes.work, settings.piece_megabytes * MEGABYTE)
+            notes.note("pieces", value=[piece.name for piece in pieces])
 
 
 def _plan(path: Path, settings: Settings, notes: Notes) -> dict[str, Any]:
