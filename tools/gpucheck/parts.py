@@ -24,6 +24,7 @@ PARTS = (
     Part("tests", "The tests that need a GPU", "gpucheck.gpu_tests", 240),
     Part("rows", "Which operations keep a row's bits", "gpucheck.rows", 180),
     Part("forwards", "Which rules keep a row's bits in whole forwards", "gpucheck.forwards", 120),
+    Part("models", "The pair that the rest is measured with", "gpucheck.models", 150),
     Part("proof", "The load check, and the proof of the pair", "gpucheck.exactness", 300),
     Part("speed", "Plain, drafted, transformers", "gpucheck.speed", 240),
     Part("ledger", "Where the time of a step goes", "gpucheck.step_ledger", 90),

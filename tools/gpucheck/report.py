@@ -105,13 +105,13 @@ def _rows(found: Found) -> list[str]:
         for model, held in models.items()
     ]
     lines += ["", *_table(["precision", "model", *ways], rows)]
-    lines += ["", "Numbers of rows between which the bits change:", ""]
+    lines += ["", "Numbers of rows between which the bits of a linear layer change:", ""]
     lines += [
         f"- {name}: {value}"[:LONGEST]
-        for name, value in _flat(_without(found, "linear that hold", "number of linear"))
+        for name, value in _flat(found.get("linear", {}))
         if isinstance(value, str) and value != "same bits"
     ]
-    lines += ["", "Same bits for all numbers: " + "; ".join(_holding(found))]
+    lines += ["", *_operations(found), "", *_attention(found)]
     times = [
         [dtype, model, layer, *measured["ms"].values()]
         for dtype, models in found.get("linear", {}).items()
@@ -132,13 +132,37 @@ def _rows(found: Found) -> list[str]:
     return [*lines, *_error(found)]
 
 
-def _holding(found: Found) -> list[str]:
-    beside = _without(found, "linear", "linear that hold", "number of linear")
-    return [name for name, value in _flat(beside) if value == "same bits"]
+def _operations(found: Found) -> list[str]:
+    """A line for each operation, a column for each precision and model."""
+    by_place = {
+        f"{dtype}, {model}": own
+        for dtype, models in found.get("operations", {}).items()
+        for model, own in models.items()
+    }
+    names = dict.fromkeys(name for own in by_place.values() for name in own)
+    rows = [[name, *(own.get(name, "") for own in by_place.values())] for name in names]
+    lines = _table(["operation, by numbers of rows", *by_place], rows)
+    softmax = found.get("softmax in float32", {})
+    return [*lines, "", *_table(["softmax in float32", "bits"], softmax.items())]
 
 
-def _without(found: Found, *names: str) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if key not in names}
+def _attention(found: Found) -> list[str]:
+    rows = [
+        [dtype, model, beside, *by_tile.values()]
+        for dtype, models in found.get("attention", {}).items()
+        for model, ways in models.items()
+        for beside, by_tile in ways.items()
+    ]
+    tiles = next(
+        (
+            list(by_tile)
+            for models in found.get("attention", {}).values()
+            for ways in models.values()
+            for by_tile in ways.values()
+        ),
+        [],
+    )
+    return _table(["precision", "model", "attention, by", *tiles], rows)
 
 
 def _error(found: Found) -> list[str]:
@@ -170,7 +194,10 @@ def _proof(found: Found) -> list[str]:
         head = ["name", "num_cases", "num_tokens", "num_failures", "tau"]
         checks = [[check[name] for name in head] for check in proof["checks"]]
         lines += ["", *_table(head, checks), ""]
-        lines += _rest(proof, "verdict", "failures", "checks")
+        head = ["name", "caught", "check", "num_cases", "evidence", "skipped"]
+        controls = [[control[name] for name in head] for control in proof["controls"]]
+        lines += [*_table(["planted fault", *head[1:]], controls), ""]
+        lines += _rest(proof, "verdict", "failures", "checks", "controls")
     return [*lines, *_error(found)]
 
 
