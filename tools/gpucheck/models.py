@@ -12,11 +12,11 @@ from gpucheck.settings import Settings
 def run(settings: Settings, notes: Notes) -> None:
     """Note what they are; a missing one ends this part with its remedy."""
     target = resolve_model(settings.target)
+    notes.note("target", value=_described(target))
     config = LLMConfig(target=settings.target, drafter=settings.drafter)
     drafter = resolve_drafter(config, target)
-    for name, folder in (("target", target), ("drafter", drafter)):
-        if folder is not None:
-            notes.note(name, value=_described(folder))
+    if drafter is not None:
+        notes.note("drafter", value=_described(drafter))
 
 
 def _described(folder: Path) -> dict[str, object]:

@@ -28,7 +28,7 @@ PARTS = (
     Part("proof", "The load check, and the proof of the pair", "gpucheck.exactness", 300),
     Part("speed", "Plain, drafted, transformers", "gpucheck.speed", 240),
     Part("ledger", "Where the time of a step goes", "gpucheck.step_ledger", 90),
-    Part("steps", "How long a training step takes", "gpucheck.train_speed", 120),
+    Part("steps", "How long a training step takes", "gpucheck.train_speed", 180),
     Part("training", "Training from the committed answers", "gpucheck.training", None, 120, 30),
 )
 

@@ -13,9 +13,15 @@ RECIPE = ROOT / "recipes" / "smollm2-135m" / "train.toml"
 WAYS: Mapping[str, dict[str, Any]] = {
     "dense": {"attention": "dense"},
     "dense, 40 blocks a forward": {"attention": "dense", "anchors_per_forward": 40},
-    "flex, 40 blocks a forward": {"attention": "flex", "anchors_per_forward": 40},
+    "flex, packed rows": {
+        "attention": "flex",
+        "pack_len": 2048,
+        "batch_sequences": 32,
+        "num_anchors": 256,
+        "anchors_per_forward": 256,
+    },
 }
-"""All give the same gradients up to rounding; which is faster depends on the device."""
+"""What a device may be good at: few blocks at once, more of them, or many in tiles of one shape."""
 TAU_PROMPTS = 2
 """Of each set, decoded before and after."""
 
