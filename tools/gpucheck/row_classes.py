@@ -79,7 +79,7 @@ def in_tiles(product: Product, size: int) -> Product:
 
     def tiled(rows: Tensor) -> Tensor:
         filled = F.pad(rows, (0, 0, 0, -len(rows) % size))
-        return torch.cat([product(part) for part in filled.split(size)])[: len(rows)]
+        return torch.cat([product(part) for part in torch.split(filled, size)])[: len(rows)]
 
     return tiled
 

@@ -128,4 +128,5 @@ def write_settings(path: Path, settings: Settings) -> None:
 def read_settings(path: Path) -> Settings:
     """What `write_settings` wrote."""
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return Settings(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return Settings(**values)

@@ -3,7 +3,7 @@
 from time import perf_counter
 from typing import Any
 
-import torch
+from torch.autograd.profiler_util import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from blockdraft.bench.decode import encode_prompts
@@ -82,7 +82,7 @@ def _summary(profiler: Any, number: int) -> dict[str, Any]:
     """Counts and times of one step."""
     averages = profiler.key_averages()
     counts = {event.key: event.count for event in averages}
-    on_device = [event for event in averages if event.device_type != torch.autograd.DeviceType.CPU]
+    on_device = [event for event in averages if event.device_type != DeviceType.CPU]
     busy = sum(event.self_device_time_total for event in on_device) / number
     operations = [event for event in averages if event.key.startswith("aten::")]
     return {

@@ -96,7 +96,7 @@ def _pack(drafter: Path, work: Path, size: int) -> list[Path]:
     whole = work / "drafter.tar"
     with tarfile.open(whole, "w") as archive:
         archive.add(drafter, "drafter")
-    pieces = []
+    pieces: list[Path] = []
     with whole.open("rb") as file:
         while part := file.read(size):
             pieces.append(work / f"drafter.tar.{len(pieces)}")

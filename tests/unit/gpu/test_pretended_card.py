@@ -1,11 +1,18 @@
 """What runs on a card is made on the card: held to it by a card that is none."""
 
+import json
 import logging
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from gpucheck.notes import Notes
+from gpucheck.parts import part_named
+from gpucheck.settings import settings_for
+from torch.overrides import _pop_mode_temporarily
 from transformers import PreTrainedModel
 
 from blockdraft import LLM, Grammar, SamplingParams
@@ -39,11 +46,11 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (2**28, 2**28))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "pretended")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
-    # transformers loads to the CPU, and under any mode leaves some buffers without values.
+    # transformers loads to the CPU, and under another mode leaves some buffers without values.
     load_model = PreTrainedModel.from_pretrained.__func__
 
     def from_pretrained(*args, **options):
-        with torch._C.DisableTorchFunction():
+        with _pop_mode_temporarily():
             return load_model(*args, **options)
 
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(from_pretrained))
@@ -110,3 +117,40 @@ def test_a_drafter_is_trained(tmp_path: Path, architecture, caplog):
     )  # fmt: skip
     assert train(config).num_steps
     assert kept_quiet(caplog) == []
+
+
+FEW = {
+    "device": "cuda",
+    "dtypes": ("bfloat16",),
+    "rows": (1, 3),
+    "tiled_rows": (1, 5),
+    "tiles": (4,),
+    "batches": (1, 2),
+    "pages": (2, 3),
+    "concurrency": (2,),
+    "profiled": (1,),
+}
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")  # says the profiler, rightly
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("environment", "ceilings"),
+        ("rows", "number of linear"),
+        ("speed", "transformers"),
+        ("ledger", "steps"),
+    ],
+)
+def test_the_check_of_a_card_runs(name: str, last: str, tmp_path: Path, monkeypatch):
+    properties = SimpleNamespace(name="none", major=9, minor=0, multi_processor_count=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *device: properties)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    make = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": make())
+    monkeypatch.setattr("gpucheck.clock.CALLS", 1)
+    settings = replace(settings_for(tmp_path, is_rehearsal=True), **FEW)
+    notes = Notes(tmp_path / f"{name}.found.json")
+    import_module(part_named(name).module).run(settings, notes)
+    assert "error" not in json.dumps(notes.found)
+    assert last in notes.found
