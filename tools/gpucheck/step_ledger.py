@@ -3,7 +3,7 @@
 from time import perf_counter
 from typing import Any
 
-from torch.autograd.profiler_util import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # exported, but not by name
 from torch.profiler import ProfilerActivity, profile
 
 from blockdraft.bench.decode import encode_prompts
