@@ -94,7 +94,12 @@ def _rest(found: Found, *known: str) -> list[str]:
 def _rows(found: Found) -> list[str]:
     """First how many layers hold, then every exception."""
     numbers = found.get("number of linear", {})
-    lines = ["Linear layers that give a row the same bits in any company, of all that were tried:"]
+    lines = [
+        'Numbers of rows that are joined by a dash give a row the same bits; "1, then 2-64" says',
+        "that one row alone has other bits than two or more. A tile is a product of so many rows.",
+        "",
+        "Linear layers that give a row the same bits in any company, of all that were tried:",
+    ]
     ways: dict[str, None] = {}
     for models in found.get("linear", {}).values():
         for layers in models.values():
@@ -187,12 +192,16 @@ def _proof(found: Found) -> list[str]:
         for rule, said in rules.items()
     ]
     lines = _table(["precision", "rule", "the check of a load"], rows)
-    lines += ["", f"Taken: {found.get('taken')}"]
+    dtype, rule = found.get("taken") or ("nothing", None)
+    lines += ["", f"Proven with: {dtype}, {'exact off' if rule is None else f'rule: {rule}'}"]
     proof = found.get("proof")
     if proof:
         lines += ["", f"Verdict: **{proof['verdict']}**, failures: {proof['failures'] or 'none'}"]
         head = ["name", "num_cases", "num_tokens", "num_failures", "tau"]
-        checks = [[check[name] for name in head] for check in proof["checks"]]
+        checks = [
+            [*(check[name] for name in head[:-1]), f"{check['tau']:.3f}"]
+            for check in proof["checks"]
+        ]
         lines += ["", *_table(head, checks), ""]
         head = ["name", "caught", "check", "num_cases", "evidence", "skipped"]
         controls = [[control[name] for name in head] for control in proof["controls"]]

@@ -32,7 +32,7 @@ class RowClasses:
         return self.any_place and len(set(self.kinds)) == 1
 
     def __str__(self) -> str:
-        """Runs of tried numbers with equal bits: "1 | 2-16 | 17-512 (= 1)" names kinds again."""
+        """Runs of tried numbers with equal bits, such as "1, then 2-16, then 17-512 (as 1)"."""
         if self.holds:
             return "same bits"
         parts, firsts = [], dict[int, str]()
@@ -41,7 +41,7 @@ class RowClasses:
             name = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
             parts.append(f"{name} (as {firsts[kind]})" if kind in firsts else name)
             firsts.setdefault(kind, str(numbers[0]))
-        shown = " | ".join(parts if len(parts) <= 8 else [*parts[:7], f"{len(parts) - 7} more"])
+        shown = ", then ".join(parts if len(parts) <= 8 else [*parts[:7], f"{len(parts) - 7} more"])
         return shown if self.any_place else f"{shown}; depends on the place"
 
 

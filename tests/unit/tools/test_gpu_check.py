@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 import torch
-from gpucheck import command, rows, runner, weights
+from gpucheck import command, rows, weights
 from gpucheck.notes import Notes, notes_path, read_notes
 from gpucheck.parts import PARTS, Part
 from gpucheck.private import Scrubber
@@ -53,7 +53,11 @@ def parts(tmp_path, monkeypatch) -> dict[str, Part]:
     for name in names:
         (folder / f"fake_{name}.py").write_text(CHILD.format(folder=str(folder), name=name))
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    return {n: Part(n, f"the {n} one", f"fake_{n}", 2.0, grace_seconds=0.5) for n in names}
+    endless = {"slow": 4.0, "deaf": 4.0}
+    return {
+        name: Part(name, f"the {name} one", f"fake_{name}", endless.get(name, 60.0), 1.0, 0.5)
+        for name in names
+    }
 
 
 @pytest.fixture
@@ -69,10 +73,7 @@ def run(tmp_path):
 
 
 def test_a_failure_and_a_part_without_end_stop_no_other(parts, run, tmp_path):
-    begin = monotonic()
-    order = [parts["bad"], replace(parts["slow"], seconds=1.0), parts["good"]]
-    ran, states = run(order)
-    assert monotonic() - begin < 20
+    ran, states = run([parts["bad"], parts["slow"], parts["good"]])
     assert states == {"bad": FAILED, "slow": OUT_OF_TIME, "good": DONE}
     assert ran.has_failed
     assert read_notes(notes_path(tmp_path, "bad")) == {"before": 1, "error": "ValueError: it broke"}
@@ -84,13 +85,13 @@ def test_who_does_not_listen_is_killed(parts, run, tmp_path):
     begin = monotonic()
     _, states = run([parts["deaf"]])
     assert states == {"deaf": OUT_OF_TIME}
-    assert monotonic() - begin < 2 + runner.KILL_SECONDS
+    assert monotonic() - begin < 50  # it would sleep for 60
     assert read_notes(notes_path(tmp_path, "deaf")) == {"before": 1}
 
 
 def test_the_next_call_goes_on(parts, run):
     order = [parts["good"], replace(parts["slow"], seconds=None), parts["bad"]]
-    ran, states = run(order, seconds=6.0)
+    ran, states = run(order, seconds=8.0)
     assert states == {"good": DONE, "slow": INTERRUPTED, "bad": None}
     assert not ran.has_failed
     assert [part.name for part in ran.waiting(order)] == ["slow", "bad"]
@@ -117,13 +118,13 @@ def test_equal_bits_are_told_from_others():
     tried = (1, 2, 3, 8)
     assert str(classes_of(lambda x: 2 * x, company, probe, tried)) == "same bits"
     by_number = classes_of(lambda x: x + (len(x) > 2), company, probe, tried)
-    assert (str(by_number), by_number.holds) == ("1-2 | 3-8", False)
+    assert (str(by_number), by_number.holds) == ("1-2, then 3-8", False)
     by_place = classes_of(lambda x: x + torch.arange(len(x))[:, None], company, probe, tried)
     assert str(by_place) == "same bits; depends on the place" or not by_place.holds
     by_company = classes_of(lambda x: x + x.sum(), company, probe, tried)
-    assert str(by_company) == "1 | 2 | 3 | 8"
+    assert str(by_company) == "1, then 2, then 3, then 8"
     again = row_classes(lambda n: [torch.tensor([n % 2])], (1, 2, 3))
-    assert str(again) == "1 | 2 | 3 (as 1)"
+    assert str(again) == "1, then 2, then 3 (as 1)"
 
 
 @pytest.mark.parametrize("number", [1, 4, 6])
