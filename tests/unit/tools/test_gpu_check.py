@@ -1,0 +1,254 @@
+"""The check of a GPU: limits hold, a part that fails stops no other, nothing private gets out."""
+
+import getpass
+import json
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import torch
+from gpucheck import command, rows, weights
+from gpucheck.notes import Notes, notes_path, read_notes
+from gpucheck.parts import PARTS, Part
+from gpucheck.private import Scrubber
+from gpucheck.report import collect, page, write_report
+from gpucheck.row_classes import classes_of, in_batches, in_tiles, row_classes
+from gpucheck.rules import ruled
+from gpucheck.runner import DONE, FAILED, INTERRUPTED, OUT_OF_TIME, Runner, read_state
+from gpucheck.settings import REHEARSAL, Settings, read_settings, write_settings
+
+from blockdraft.kernels.interface import RowRule
+from blockdraft.kernels.torch.rules import ROW_RULES
+
+FAKES = """
+import subprocess, sys, time
+def good(settings, notes):
+    notes.note("deep", "value", value=settings.max_tokens)
+def bad(settings, notes):
+    notes.note("before", value=1)
+    raise ValueError("it broke")
+def slow(settings, notes):
+    notes.note("before", value=1)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    time.sleep(60)
+def deaf(settings, notes):
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    notes.note("before", value=1)
+    time.sleep(60)
+"""
+CHILD = "import sys; sys.path.insert(0, {folder!r}); import fakes; run = fakes.{name}\n"
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch) -> dict[str, Part]:
+    """Parts that take no time, one that fails and two that never end."""
+    folder = tmp_path / "fakes"
+    folder.mkdir()
+    (folder / "fakes.py").write_text(FAKES)
+    names = ("good", "bad", "slow", "deaf")
+    for name in names:
+        (folder / f"fake_{name}.py").write_text(CHILD.format(folder=str(folder), name=name))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    endless = {"slow": 4.0, "deaf": 4.0}
+    return {
+        name: Part(name, f"the {name} one", f"fake_{name}", endless.get(name, 60.0), 1.0, 0.5)
+        for name in names
+    }
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs parts as the command does; returns how each ended."""
+
+    def run_parts(parts, seconds=60.0):
+        runner = Runner(tmp_path, Settings(max_tokens=7))
+        runner.run(parts, seconds)
+        return runner, {part.name: read_state(tmp_path, part.name).get("status") for part in parts}
+
+    return run_parts
+
+
+def test_a_failure_and_a_part_without_end_stop_no_other(parts, run, tmp_path):
+    ran, states = run([parts["bad"], parts["slow"], parts["good"]])
+    assert states == {"bad": FAILED, "slow": OUT_OF_TIME, "good": DONE}
+    assert ran.has_failed
+    assert read_notes(notes_path(tmp_path, "bad")) == {"before": 1, "error": "ValueError: it broke"}
+    assert read_notes(notes_path(tmp_path, "good")) == {"deep": {"value": 7}}
+    assert "it broke" in (tmp_path / "bad.log").read_text()
+
+
+def test_who_does_not_listen_is_killed(parts, run, tmp_path):
+    begin = monotonic()
+    _, states = run([parts["deaf"]])
+    assert states == {"deaf": OUT_OF_TIME}
+    assert monotonic() - begin < 50  # it would sleep for 60
+    assert read_notes(notes_path(tmp_path, "deaf")) == {"before": 1}
+
+
+def test_the_next_call_goes_on(parts, run):
+    order = [parts["good"], replace(parts["slow"], seconds=None), parts["bad"]]
+    ran, states = run(order, seconds=8.0)
+    assert states == {"good": DONE, "slow": INTERRUPTED, "bad": None}
+    assert not ran.has_failed
+    assert [part.name for part in ran.waiting(order)] == ["slow", "bad"]
+    _, states = run([parts["bad"]])
+    assert [part.name for part in ran.waiting(order)] == ["slow"]
+
+
+def test_settings_reach_the_parts(tmp_path):
+    for settings in (Settings(), Settings(**REHEARSAL, answers=("a", "b"))):
+        write_settings(tmp_path / "settings.json", settings)
+        assert read_settings(tmp_path / "settings.json") == settings
+
+
+def test_unknown_part(tmp_path):
+    with pytest.raises(SystemExit, match="'speeed' is unknown"):
+        command.main([str(tmp_path), "--parts", "speeed"])
+
+
+# What the rows part looks for
+
+
+def test_equal_bits_are_told_from_others():
+    company, probe = torch.randn(9, 4), torch.randn(4)
+    tried = (1, 2, 3, 8)
+    assert str(classes_of(lambda x: 2 * x, company, probe, tried)) == "same bits"
+    by_number = classes_of(lambda x: x + (len(x) > 2), company, probe, tried)
+    assert (str(by_number), by_number.holds) == ("1-2, then 3-8", False)
+    by_place = classes_of(lambda x: x + torch.arange(len(x))[:, None], company, probe, tried)
+    assert str(by_place) == "same bits; depends on the place" or not by_place.holds
+    by_company = classes_of(lambda x: x + x.sum(), company, probe, tried)
+    assert str(by_company) == "1, then 2, then 3, then 8"
+    again = row_classes(lambda n: [torch.tensor([n % 2])], (1, 2, 3))
+    assert str(again) == "1, then 2, then 3 (as 1)"
+
+
+@pytest.mark.parametrize("number", [1, 4, 6])
+def test_tiles_compute_the_product(number):
+    weight, x = torch.randn(5, 3, dtype=torch.float64), torch.randn(number, 3, dtype=torch.float64)
+    sizes: list[int] = []
+
+    def product(rows):
+        sizes.append(len(rows))
+        return rows @ weight.T
+
+    torch.testing.assert_close(in_tiles(product, 4)(x), x @ weight.T)
+    assert set(sizes) == {4}
+    torch.testing.assert_close(in_batches(weight, 4)(x), x @ weight.T)
+
+
+def test_a_rule_is_in_force_only_inside():
+    before = dict(ROW_RULES)
+    rule = RowRule(64, 64, 64)
+    with ruled(torch.bfloat16, rule), ruled(torch.float16, rule):
+        assert ROW_RULES[torch.bfloat16] is ROW_RULES[torch.float16] is rule
+    assert before == ROW_RULES
+
+
+def test_a_row_that_depends_on_its_company_is_reported(tmp_path, monkeypatch):
+    def by_number(x, weight):
+        return (x @ weight.T) * (1 + (len(x) > 4) * 1e-3)
+
+    monkeypatch.setattr(rows.F, "linear", by_number)
+    notes = Notes(tmp_path / "rows.found.json")
+    rows.run(Settings(**REHEARSAL | {"dtypes": ("float32",)}), notes)
+    layers = notes.found["linear"]["float32"]["small"]
+    assert all(layer["plain"] != "same bits" for layer in layers.values())
+    state = {"status": DONE, "seconds": 1.0}
+    (tmp_path / "rows.state.json").write_text(json.dumps(state))
+    assert "| float32 | small | 0 of 6 |" in page(collect(tmp_path, True))
+
+
+# Weights without internet
+
+
+def test_pieces_are_joined_where_the_cache_looks(tmp_path):
+    source = weights.CATALOG[weights.DEFAULT_TARGET].source
+    folder, cache = tmp_path / "pieces", tmp_path / "cache"
+    folder.mkdir()
+    with pytest.raises(SystemExit, match="holds 0 bytes"):
+        weights.join_pieces(folder, cache)
+    half = source.num_bytes // 2
+    for name, size, first in (("0", half, b"a"), ("1", source.num_bytes - half, b"b")):
+        with (folder / f"{source.file_name}.part{name}").open("wb") as piece:
+            piece.write(first)
+            piece.truncate(size)  # a hole, no 98 MB
+    whole = weights.join_pieces(folder, cache)
+    assert whole == cache / "work" / "smollm2-135m" / source.file_name
+    assert whole.stat().st_size == source.num_bytes
+    with whole.open("rb") as file:
+        assert file.read(1) == b"a"
+        file.seek(half)
+        assert file.read(1) == b"b"
+    whole.unlink()
+    (cache / "models" / "smollm2-135m-v1").mkdir(parents=True)
+    weights.join_pieces(folder, cache)  # it is converted already
+    assert not whole.exists()
+
+
+# The report
+
+
+def test_nothing_private_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "secrethost.example.org")
+    monkeypatch.setattr(getpass, "getuser", lambda: "jdoe")
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/jdoe"))
+    scrubber = Scrubber.of_this_machine(Path("/home/jdoe/clients/acme/out"))
+    text = scrubber.text(
+        'File "/home/jdoe/clients/acme/blockdraft/engine.py", line 3: jdoe@secrethost, '
+        "~/x/y.json, /opt/torch/lib/, secrethost.example.org, acme, 12 tokens/s, and/or, 3 / 4"
+    )
+    for private in ("jdoe", "secrethost", "acme", "/home", "/opt", "clients"):
+        assert private not in text
+    assert 'File ".../engine.py", line 3' in text
+    assert "12 tokens/s, and/or, 3 / 4" in text
+    assert scrubber.value({"/a/b/c.py": [1, ("jdoe",), None]}) == {".../c.py": [1, ["..."], None]}
+
+
+def test_the_report_of_any_state_renders(tmp_path):
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    scrubber = Scrubber(("jdoe",))
+    write_report(out, work, scrubber, is_rehearsal=True)
+    assert json.loads((out / "report.json").read_text())["parts"]["speed"]["status"] == "not run"
+    for part in PARTS:
+        Notes(notes_path(work, part.name)).note("error", value="OSError: jdoe has no /a/b/c")
+        (work / f"{part.name}.log").write_text("Traceback\njdoe\n")
+        state = {"status": FAILED, "seconds": 2.0, "limit": 9}
+        (work / f"{part.name}.state.json").write_text(json.dumps(state))
+    (work / "drafter.tar.0").write_bytes(b"x")
+    write_report(out, work, scrubber, is_rehearsal=False)
+    text = (out / "report.md").read_text()
+    assert text.count("OSError: ... has no .../c") == len(PARTS)
+    written = {path.name: path.read_text() for path in out.iterdir()}
+    assert set(written) == {"report.json", "report.md", "logs.txt", "drafter.tar.0"}
+    assert not any("jdoe" in content for content in written.values())
+
+
+# All of it
+
+
+@pytest.mark.slow
+def test_the_rehearsal(tmp_path, monkeypatch):
+    """Every part runs on a CPU, the drafter comes back, and the report has no path of this run."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert command.main([str(tmp_path), "--rehearse", "--minutes", "10"]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert {own["status"] for own in report["parts"].values()} == {DONE}
+    found = {name: own["found"] for name, own in report["parts"].items()}
+    assert found["proof"]["proof"]["verdict"] == "proven"
+    assert found["forwards"]["rules"]["float32"]["the library's"]["tiny"] == "holds"
+    assert set(found["speed"]["transformers"]) == {"1", "3"}
+    drafted = found["ledger"]["steps"]["exact off, float32"]["1 drafted"]
+    assert drafted["operations"] > 100
+    assert [row["step"] for row in found["training"]["evaluations"]] == [0, 2]
+    assert list(tmp_path.glob("drafter.tar.*"))
+    for name in ("report.json", "report.md", "logs.txt"):
+        text = (tmp_path / name).read_text()
+        assert str(tmp_path.parent) not in text
+        assert sys.prefix not in text
+    assert command.main([str(tmp_path), "--rehearse"]) == 0  # nothing is left to do

@@ -1,0 +1,74 @@
+"""Under which rule the pair passes the check of a load, and whether it is proven then."""
+
+from dataclasses import replace
+from typing import Any
+
+from blockdraft.core.errors import ModelError
+from blockdraft.llm import LLM
+from blockdraft.proof.certificate import describe_proof, make_certificate
+from blockdraft.proof.config import QUICK, ProofConfig
+from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
+from blockdraft.proof.findings import Findings
+from blockdraft.proof.prove import Proof
+from gpucheck.notes import Notes
+from gpucheck.pair import Way, fast_way, loaded
+from gpucheck.rules import CANDIDATES
+from gpucheck.settings import Settings
+
+PASSES = "passes"
+KEPT = (
+    *("verdict", "partial", "failures", "seconds", "num_differences", "noise", "controls"),
+    *("draft_context", "distribution", "transformers"),
+)
+"""Of a certificate; the rest tells about folders, or is long."""
+
+
+def run(settings: Settings, notes: Notes) -> None:
+    """Prove the first way that passes, or one without a promise."""
+    taken = _first_that_passes(settings, notes) or fast_way(settings)
+    notes.note("taken", value=taken)
+    with loaded(settings, taken, adaptive=False) as llm:
+        _prove(llm, settings, notes)
+
+
+def _first_that_passes(settings: Settings, notes: Notes) -> Way | None:
+    """All rules are tried in all precisions; the first in the order of these is taken."""
+    found: Way | None = None
+    for dtype in ("float32",) if settings.is_rehearsal else ("bfloat16", "float32"):
+        for rule in CANDIDATES:
+            try:
+                with loaded(settings, (dtype, rule), adaptive=False):
+                    said = PASSES
+            except (ModelError, RuntimeError) as error:
+                said = str(error).split("\n")[0]
+            notes.note("load check", dtype, rule, value=said)
+            if said == PASSES:
+                found = found or (dtype, rule)
+                break
+    return found
+
+
+def _prove(llm: LLM, settings: Settings, notes: Notes) -> None:
+    config = ProofConfig(**QUICK)
+    corpus = first_of_each_kind(read_prompts(BUNDLED))
+    if settings.is_rehearsal:
+        config = replace(config, max_tokens=8, num_draws=1000, num_stock_prompts=2)
+        corpus = corpus[:3]
+    description = describe_proof(llm, config, [])
+
+    def certify(findings: Findings) -> None:
+        certificate = make_certificate(description, findings)
+        notes.note("proof", value=_kept(certificate))
+
+    proof = Proof(llm, config, corpus, on_stage=certify)
+    proof.run()
+    certify(proof.findings)
+
+
+def _kept(certificate: dict[str, Any]) -> dict[str, Any]:
+    checks = [
+        {key: check[key] for key in ("name", "num_cases", "num_tokens", "num_failures")}
+        | {"tau": check["acceptance_length"], "differences": check["differences"][:3]}
+        for check in certificate["checks"]
+    ]
+    return {name: certificate[name] for name in KEPT} | {"checks": checks}

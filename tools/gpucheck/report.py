@@ -1,0 +1,279 @@
+"""One JSON file and one page of everything that was found."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from blockdraft.core.files import write_whole
+from gpucheck.notes import notes_path, read_notes
+from gpucheck.parts import PARTS, Part
+from gpucheck.private import Scrubber
+from gpucheck.runner import DONE, read_state
+
+FORMAT = 1
+LOG_LINES = 60
+LONGEST = 600
+"""Characters of a value on the page; the JSON file has all of them."""
+Found = Mapping[str, Any]
+
+
+def write_report(out: Path, work: Path, scrubber: Scrubber, is_rehearsal: bool) -> None:
+    """Write OUT/report.json, OUT/report.md, OUT/logs.txt, and copy the pieces of the drafter."""
+    report = scrubber.value(collect(work, is_rehearsal))
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / "report.json", json.dumps(report, indent=1) + "\n")
+    write_whole(out / "report.md", page(report))
+    logs = [f"== {part.name}\n{_log(work, part)}\n" for part in PARTS if _log(work, part)]
+    write_whole(out / "logs.txt", scrubber.text("\n".join(logs)))
+    for piece in work.glob("drafter.tar.*"):
+        (out / piece.name).write_bytes(piece.read_bytes())
+
+
+def collect(work: Path, is_rehearsal: bool) -> dict[str, Any]:
+    """Plain values: of each part how it ended, what it found, and its last words if it failed."""
+    parts = {}
+    for part in PARTS:
+        state = read_state(work, part.name)
+        own = {"status": "not run", **state, "found": read_notes(notes_path(work, part.name))}
+        if state and state["status"] != DONE:
+            own["log"] = _log(work, part).splitlines()[-12:]
+        parts[part.name] = own
+    return {"format": FORMAT, "is_rehearsal": is_rehearsal, "parts": parts}
+
+
+def _log(work: Path, part: Part) -> str:
+    path = work / f"{part.name}.log"
+    if not path.exists():
+        return ""
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
+
+
+def page(report: Found) -> str:
+    """The report as Markdown."""
+    lines = ["# GPU check" + (": a rehearsal on a CPU" if report["is_rehearsal"] else ""), ""]
+    rows = []
+    for part in PARTS:
+        own = report["parts"][part.name]
+        seconds = f"{own['seconds']:.0f}" if "seconds" in own else ""
+        rows.append([part.name, part.about, own["status"], seconds])
+    lines += _table(["part", "what", "status", "seconds"], rows)
+    for part in PARTS:
+        own = report["parts"][part.name]
+        if own["status"] == "not run":
+            continue
+        lines += ["", f"## {part.about} ({part.name}: {own['status']})", ""]
+        lines += _SECTIONS.get(part.name, _plain)(own["found"])
+        if "log" in own:
+            lines += ["", "```", *own["log"], "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _table(head: list[str], rows: Iterable[Iterable[object]]) -> list[str]:
+    shown = [[str(cell).replace("|", "/") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *shown]]
+
+
+def _plain(found: Found) -> list[str]:
+    """A line for each value."""
+    return [f"- {name}: {value}"[:LONGEST] for name, value in _flat(found)]
+
+
+def _flat(found: Found, before: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}, ")
+        else:
+            yield f"{before}{key}", value
+
+
+def _rest(found: Found, *known: str) -> list[str]:
+    return _plain({key: value for key, value in found.items() if key not in known})
+
+
+def _rows(found: Found) -> list[str]:
+    """First how many layers hold, then every exception."""
+    numbers = found.get("number of linear", {})
+    lines = [
+        'Numbers of rows that are joined by a dash give a row the same bits; "1, then 2-64" says',
+        "that one row alone has other bits than two or more. A tile is a product of so many rows.",
+        "",
+        "Linear layers that give a row the same bits in any company, of all that were tried:",
+    ]
+    ways: dict[str, None] = {}
+    for models in found.get("linear", {}).values():
+        for layers in models.values():
+            ways |= {way: None for layer in layers.values() for way in layer if way != "ms"}
+    rows = [
+        [dtype, model, *(f"{held.get(way, 0)} of {numbers.get(model, '?')}" for way in ways)]
+        for dtype, models in found.get("linear that hold", {}).items()
+        for model, held in models.items()
+    ]
+    lines += ["", *_table(["precision", "model", *ways], rows)]
+    lines += ["", "Numbers of rows between which the bits of a linear layer change:", ""]
+    lines += [
+        f"- {name}: {value}"[:LONGEST]
+        for name, value in _flat(found.get("linear", {}))
+        if isinstance(value, str) and value != "same bits"
+    ]
+    lines += ["", *_operations(found), "", *_attention(found)]
+    times = [
+        [dtype, model, layer, *measured["ms"].values()]
+        for dtype, models in found.get("linear", {}).items()
+        for model, layers in models.items()
+        for layer, measured in layers.items()
+        if "ms" in measured
+    ]
+    if times:
+        first = next(
+            measured["ms"]
+            for models in found["linear"].values()
+            for layers in models.values()
+            for measured in layers.values()
+            if "ms" in measured
+        )
+        lines += ["", "Milliseconds:", ""]
+        lines += _table(["precision", "model", "layer", *first], times)
+    return [*lines, *_error(found)]
+
+
+def _operations(found: Found) -> list[str]:
+    """A line for each operation, a column for each precision and model."""
+    by_place = {
+        f"{dtype}, {model}": own
+        for dtype, models in found.get("operations", {}).items()
+        for model, own in models.items()
+    }
+    names = dict.fromkeys(name for own in by_place.values() for name in own)
+    rows = [[name, *(own.get(name, "") for own in by_place.values())] for name in names]
+    lines = _table(["operation, by numbers of rows", *by_place], rows)
+    softmax = found.get("softmax in float32", {})
+    return [*lines, "", *_table(["softmax in float32", "bits"], softmax.items())]
+
+
+def _attention(found: Found) -> list[str]:
+    rows = [
+        [dtype, model, beside, *by_tile.values()]
+        for dtype, models in found.get("attention", {}).items()
+        for model, ways in models.items()
+        for beside, by_tile in ways.items()
+    ]
+    tiles = next(
+        (
+            list(by_tile)
+            for models in found.get("attention", {}).values()
+            for ways in models.values()
+            for by_tile in ways.values()
+        ),
+        [],
+    )
+    return _table(["precision", "model", "attention, by", *tiles], rows)
+
+
+def _error(found: Found) -> list[str]:
+    return ["", f"**{found['error']}**"] if "error" in found else []
+
+
+def _forwards(found: Found) -> list[str]:
+    rules = found.get("rules", {})
+    models = list(dict.fromkeys(m for by in rules.values() for own in by.values() for m in own))
+    rows = [
+        [dtype, rule, *(own.get(model, "") for model in models)]
+        for dtype, by_rule in rules.items()
+        for rule, own in by_rule.items()
+    ]
+    return [*_table(["precision", "rule", *models], rows), *_error(found)]
+
+
+def _proof(found: Found) -> list[str]:
+    rows = [
+        [dtype, rule, said]
+        for dtype, rules in found.get("load check", {}).items()
+        for rule, said in rules.items()
+    ]
+    lines = _table(["precision", "rule", "the check of a load"], rows)
+    dtype, rule = found.get("taken") or ("nothing", None)
+    lines += ["", f"Proven with: {dtype}, {'exact off' if rule is None else f'rule: {rule}'}"]
+    proof = found.get("proof")
+    if proof:
+        lines += ["", f"Verdict: **{proof['verdict']}**, failures: {proof['failures'] or 'none'}"]
+        head = ["name", "num_cases", "num_tokens", "num_failures", "tau"]
+        checks = [
+            [*(check[name] for name in head[:-1]), f"{check['tau']:.3f}"]
+            for check in proof["checks"]
+        ]
+        lines += ["", *_table(head, checks), ""]
+        head = ["name", "caught", "check", "num_cases", "evidence", "skipped"]
+        controls = [[control[name] for name in head] for control in proof["controls"]]
+        lines += [*_table(["planted fault", *head[1:]], controls), ""]
+        lines += _rest(proof, "verdict", "failures", "checks", "controls")
+    return [*lines, *_error(found)]
+
+
+def _speed(found: Found) -> list[str]:
+    stock = found.get("transformers", {})
+    rows = []
+    for way, points in found.get("blockdraft", {}).items():
+        for requests, figures in points.items():
+            if requests == "error":
+                rows.append([way, "", figures, "", "", "", ""])
+                continue
+            for one in figures:
+                identical = f"{one['num_identical']} of {one['num_outputs']}"
+                rate = one["tokens_per_second"]
+                rows.append(
+                    [way, requests, one["way"], rate, one["speedup"], one["tau"], identical]
+                )
+    for requests, own in stock.items():
+        rate = own.get("tokens_per_second", own.get("error"))
+        rows.append(["transformers generate", requests, "", rate, "", "", ""])
+    head = ["engine", "requests", "decoding", "tokens/s", "over plain", "tau", "same as plain"]
+    return [*_table(head, rows), *_error(found)]
+
+
+def _ledger(found: Found) -> list[str]:
+    head = ["ms a step", "device ms", "launches", "waits", "operations"]
+    rows = [
+        [way, kind, *(own[name] for name in head)]
+        for way, kinds in found.get("steps", {}).items()
+        for kind, own in kinds.items()
+    ]
+    lines = _table(["engine", "requests", *head], rows)
+    for way, kinds in found.get("steps", {}).items():
+        for kind, own in kinds.items():
+            lines += ["", f"{way}, {kind}:", ""]
+            lines += ["- ledger, ms: " + _pairs(own["ledger ms"])]
+            for place in ("kernels", "host"):
+                shown = [f"{name} {times:g}x {ms} ms" for name, times, ms in own[place][:8]]
+                lines += [f"- {place}: " + "; ".join(shown)]
+    return [*lines, *_error(found)]
+
+
+def _pairs(values: Found) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _training(found: Found) -> list[str]:
+    rows = [
+        [
+            row["step"],
+            f"{row['minutes']:.1f}",
+            f"{row['held_out_tau']:.3f}",
+            f"{row['loss']:.3f}",
+            f"{row['true_tau'].get('all', float('nan')):.3f}",
+            f"{row['speedup'].get('all', float('nan')):.2f}",
+        ]
+        for row in found.get("evaluations", [])
+    ]
+    head = ["step", "minutes", "held-out tau", "loss", "true tau", "speed-up"]
+    return [*_table(head, rows), "", *_rest(found, "evaluations")]
+
+
+_SECTIONS = {
+    "rows": _rows,
+    "forwards": _forwards,
+    "proof": _proof,
+    "speed": _speed,
+    "ledger": _ledger,
+    "training": _training,
+}
