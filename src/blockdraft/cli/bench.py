@@ -35,6 +35,7 @@ from blockdraft.cli.ledger_output import (
 from blockdraft.cli.logs import with_verbosity
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
+from blockdraft.core.words import counted
 
 _LLM = LLMConfig()
 _SPEED = SpeedConfig()
@@ -134,7 +135,7 @@ def _measure(
         print(headline(llm))
         for config, measurements in runs:
             how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
-            title = f"{how}, at most {config.max_tokens} tokens"
+            title = f"{how}, at most {counted(config.max_tokens, 'token')}"
             Console(markup=False).print(table(title, groups_of(measurements)))
         print(LEGEND)
     for config, measurements in runs:

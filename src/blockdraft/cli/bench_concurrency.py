@@ -17,6 +17,7 @@ from blockdraft.cli.bench_output import (
     load_for_prompts,
     parse_points,
     publish,
+    requests_of,
     show_points,
 )
 from blockdraft.cli.ledger_output import (
@@ -124,7 +125,7 @@ def _measure_concurrency(
     if not as_json:
         print(headline(llm))
         how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
-        size = f"{config.requests_per_point} requests of at most {config.max_tokens} tokens"
+        size = requests_of(config.requests_per_point, config.max_tokens)
         rows = point_figures(runs)
         Console().print(report.concurrency_table(f"{how}, {size}", rows))
         verdicts = report.keeping_up_lines(keeping_up(runs))
@@ -200,7 +201,7 @@ def _measure_never_slower(
     publish(described, output, as_json=as_json)
     if not as_json:
         print(headline(llm) + ("" if bad_drafter == "no" else f", bad drafter: {bad_drafter}"))
-        size = f"{config.requests_per_point} requests of at most {config.max_tokens} tokens"
+        size = requests_of(config.requests_per_point, config.max_tokens)
         rows = pair_figures(measured)
         Console().print(report.never_slower_table(f"greedy, {size}", rows))
         verdicts = report.holding_lines(rows)

@@ -1,7 +1,7 @@
 """`blockdraft bench context`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,10 @@ from blockdraft.cli.bench_output import (
 )
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
+from blockdraft.core.words import counted
+
+if TYPE_CHECKING:
+    from blockdraft.text.outline import Outline
 
 _LLM = LLMConfig()
 _CONTEXT = ContextConfig()
@@ -73,7 +77,13 @@ def _measure(
 ) -> None:
     config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
-    llm = options.load_llm(llm_config)
+
+    def check(outline: "Outline") -> None:
+        from blockdraft.bench.context import check_text
+
+        check_text(outline, prose, config)
+
+    llm = options.load_llm(llm_config, check)
     from rich.console import Console
 
     from blockdraft.bench import context_report as report
@@ -86,8 +96,9 @@ def _measure(
         rows = context_figures(llm, measured)
         print(headline(llm))
         most = config.num_draft_tokens
-        drafting = "adaptive drafting" if most is None else f"{most} candidates a step"
-        size = f"{config.max_tokens} tokens, {config.passages} passages of {prose.source}"
+        drafting = "adaptive drafting" if most is None else f"{counted(most, 'candidate')} a step"
+        tokens, passages = counted(config.max_tokens, "token"), counted(config.passages, "passage")
+        size = f"{tokens}, {passages} of {prose.source}"
         Console().print(report.context_table(f"greedy, {drafting}, {size}", rows))
         print(*report.clipped_lines(rows), report.CONTEXT_LEGEND, sep="\n")
     if llm_config.exact and not all(m.identical for m in measured):

@@ -11,6 +11,7 @@ from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import NO
 from blockdraft.diagnose.doctor.check import SIGNS, Mark, verdict
+from blockdraft.hub.catalog import display_name
 
 if TYPE_CHECKING:
     from blockdraft.diagnose.doctor.examine import Examination
@@ -63,7 +64,8 @@ def _print(found: "Examination") -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    print(f"{found.pair.config.target} drafted by {found.pair.drafter_folder}")
+    drafter = display_name(str(found.pair.drafter_folder))
+    print(f"{display_name(found.pair.config.target)} drafted by {drafter}")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for check in found.checks:
         said = Text(check.found)

@@ -17,6 +17,7 @@ from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import INTERRUPTED, NO, ConfigError
 from blockdraft.core.files import write_whole
+from blockdraft.core.words import counted
 from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
 from blockdraft.proof.page import make_page
@@ -182,5 +183,5 @@ def _print_report(certificate: Mapping[str, Any]) -> None:
         console.print(table)
     print(verdict_line(certificate))
     if left_out := certificate["left_out"]:
-        print(f"{len(left_out)} prompts left out, as the target cannot take them")
-    print(f"{certificate['seconds']:.0f} s, {len(certificate['cases'])} cases")
+        print(f"{counted(len(left_out), 'prompt')} left out, as the target cannot take them")
+    print(f"{certificate['seconds']:.0f} s, {counted(len(certificate['cases']), 'case')}")
