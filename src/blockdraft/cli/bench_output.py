@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from blockdraft.llm import LLM
     from blockdraft.text.outline import Outline
 
-Output = Annotated[Path | None, typer.Option(help="Write the JSON report to this file too.")]
+Output = Annotated[
+    Path | None, typer.Option(help="Also write a report with all results, as JSON, to this file.")
+]
 
 
 def check_before_loading(llm_config: LLMConfig, output: Path | None) -> None:

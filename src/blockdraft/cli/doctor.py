@@ -30,17 +30,22 @@ _COLORS: Mapping[Mark, str] = {
 def doctor(
     ctx: typer.Context,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Read only: load nothing, decode nothing.")
+        bool,
+        typer.Option(
+            "--quick", help="Only read the models' files; load no weights and decode nothing."
+        ),
     ] = False,
     thinking: Annotated[
         Thinking,
-        typer.Option(help="How you ask; template: as the chat template does by itself."),
+        typer.Option(
+            help="Whether you ask with thinking on or off; template: the chat template's default."
+        ),
     ] = "template",
     as_json: options.Json = False,
 ) -> None:
-    """Find what silently costs acceptance: in the pair, in how it is asked, on this machine.
+    """Look for what lowers acceptance or speed without an error: models, template, machine.
 
-    Exits with 0 if no line is out of order, and with 1 if one is.
+    Exits with 0 if nothing is wrong, and with 1 if something is.
     """
     config = options.llm_config(ctx.params)
     # They load torch: not for --help, nor for a mistyped option.

@@ -47,7 +47,10 @@ _COLORS: Mapping[Mark, str] = {"ok": "green", "failed": "bold red", "note": "dim
 def prove(
     ctx: typer.Context,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A prompt of each kind: under two minutes on 2 cores.")
+        bool,
+        typer.Option(
+            "--quick", help="Take one prompt of each kind: under two minutes on two cores."
+        ),
     ] = False,
     prompts: Annotated[
         list[Path] | None,
@@ -63,16 +66,23 @@ def prove(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampled requests.")] = _PROOF.seed,
-    output: Annotated[Path | None, typer.Option(help="Write the certificate (JSON) here.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page of it here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the certificate, all results as JSON, to this file.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the certificate as a page to this HTML file.")
+    ] = None,
     replay: Annotated[
-        Path | None, typer.Option(help="Run a certificate again and compare.")
+        Path | None,
+        typer.Option(help="Repeat the proof of a certificate, and report what differs."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prove that drafting changes no output of this pair on this machine.
+    """Test that drafting changes no output of these two models on this machine.
 
-    Exits with 0 if that is proven, and with 1 if an output differs or a planted fault is missed.
+    Decodes prompts with drafts and without, in several ways, and compares them bit for bit. Then
+    plants faults in the engine, which these tests must find. Exits with 0 if no output differs,
+    and with 1 if one does or a planted fault is missed.
     """
     asked = _options(ctx.params) if replay is None else _replayed(ctx, replay)
     for path in (output, html):
