@@ -77,8 +77,8 @@ def data(
         bool,
         typer.Option(
             "--mix-temperatures",
-            help="Answer each prompt at one of the temperatures, drawn at random, and not at all of "
-            "them; repeat a temperature to draw it more often.",
+            help="Answer each prompt at one of the temperatures, drawn at random, and not at "
+            "all of them; repeat a temperature to draw it more often.",
         ),
     ] = False,
     samples: Annotated[int, typer.Option(help="Answers to each prompt at each temperature.")] = 1,
