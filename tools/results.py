@@ -79,10 +79,10 @@ def summary(results: Mapping[str, Any]) -> str:
     greedy, sampled = figures["greedy"]["speedup"], figures["sampled"]["speedup"]
     return (
         f"On {figures['num_prompts']} prompts from sets that the project neither trained on "
-        f"nor looked at, drafting gains only\n**{greedy:.2f} times** greedy and "
-        f"**{sampled:.2f} times** at temperature "
-        f"{untuned['sampled_temperature']:g}. On benchmark prompts it gains "
-        f"{benchmarks['all']['greedy']['speedup']:.2f} times greedy and\n"
+        f"nor looked at, drafted decoding is only\n**{greedy:.2f} times** as fast as plain "
+        f"decoding when greedy, and **{sampled:.2f} times** at temperature "
+        f"{untuned['sampled_temperature']:g}. On benchmark prompts it is\n"
+        f"{benchmarks['all']['greedy']['speedup']:.2f} times as fast when greedy, and "
         f"{benchmarks['all']['sampled']['speedup']:.2f} times at temperature "
         f"{benchmarks['sampled_temperature']:g}. Measured on {results['machine']}.\n"
     )

@@ -26,6 +26,8 @@ from blockdraft.bench.prose import Prose
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import ConfigError
 from blockdraft.llm import LLM
+from blockdraft.text.outline import Outline
+from blockdraft.text.tokenizer import Tokenizer
 
 CONTEXT_DEFINITIONS = {
     "requested_len": "tokens of the prompt that were asked for",
@@ -102,8 +104,9 @@ class ContextBench:
             ConfigError: the text is too short, or max_tokens leaves no room for a prompt; known
                 before anything is measured.
         """
-        lengths = {wanted: self._fitting(wanted, config) for wanted in config.lengths}
-        passages = self._passages(prose, config.passages, max(lengths.values()))
+        target = self.llm.engine.target
+        lengths = fitting_lengths(config, min(target.max_context, target.memory.num_tokens))
+        passages = cut_passages(self.llm.tokenizer, prose, config.passages, max(lengths.values()))
         most = config.num_draft_tokens
         ways = [PLAIN, ADAPTIVE if most is None else fixed(most)]
         measurements: list[ContextMeasurement] = []
@@ -126,29 +129,50 @@ class ContextBench:
         }
         return tuple(samples[way] for way in ways)
 
-    def _fitting(self, wanted: int, config: ContextConfig) -> int:
-        target = self.llm.engine.target
-        room = min(target.max_context, target.memory.num_tokens)
-        most = room - config.max_tokens
-        if most < 1:
-            raise ConfigError(
-                f"max_tokens {config.max_tokens} leaves no room for a prompt in the context of "
-                f"{room} tokens; give fewer"
-            )
-        return min(wanted, most)
 
-    def _passages(self, prose: Prose, count: int, length: int) -> list[list[int]]:
-        """Pieces of `length` tokens, begun at lines that are evenly spread over the text."""
-        # The backend has no opinion on how long a text may be; the tokenizer would warn.
-        backend = self.llm.tokenizer.backend
-        starts = [_line_start(prose.text, i * len(prose.text) // count) for i in range(count)]
-        passages = [backend.encode(prose.text[start:]).ids for start in starts]
-        if (shortest := min(map(len, passages))) < length:
-            raise ConfigError(
-                f"the text of {prose.source} is too short for {count} passages of {length} tokens: "
-                f"the last one has {shortest}; give a longer --text, or fewer --passages"
-            )
-        return [ids[:length] for ids in passages]
+def check_text(outline: Outline, prose: Prose, config: ContextConfig) -> None:
+    """Refuse what `ContextBench.run` would refuse, as far as it is known before weights are read.
+
+    Raises:
+        ConfigError: the text is too short, or max_tokens leaves no room for a prompt.
+    """
+    longest = max(config.lengths)
+    if outline.max_context is not None:
+        longest = max(fitting_lengths(config, outline.max_context).values())
+    cut_passages(outline.tokenizer, prose, config.passages, longest)
+
+
+def fitting_lengths(config: ContextConfig, room: int) -> dict[int, int]:
+    """Of each length that was asked for, the tokens of the prompt that fit with the output.
+
+    Raises:
+        ConfigError: max_tokens leaves no room for a prompt.
+    """
+    most = room - config.max_tokens
+    if most < 1:
+        raise ConfigError(
+            f"max_tokens {config.max_tokens} leaves no room for a prompt in the context of "
+            f"{room} tokens; give fewer"
+        )
+    return {wanted: min(wanted, most) for wanted in config.lengths}
+
+
+def cut_passages(tokenizer: Tokenizer, prose: Prose, count: int, length: int) -> list[list[int]]:
+    """Pieces of `length` tokens, begun at lines that are evenly spread over the text.
+
+    Raises:
+        ConfigError: the text is too short.
+    """
+    # The backend has no opinion on how long a text may be; the tokenizer would warn.
+    backend = tokenizer.backend
+    starts = [_line_start(prose.text, i * len(prose.text) // count) for i in range(count)]
+    passages = [backend.encode(prose.text[start:]).ids for start in starts]
+    if (shortest := min(map(len, passages))) < length:
+        raise ConfigError(
+            f"the text of {prose.source} is too short for {count} passages of {length} tokens: "
+            f"the last one has {shortest}; give a longer --text, or fewer --passages"
+        )
+    return [ids[:length] for ids in passages]
 
 
 def _line_start(text: str, position: int) -> int:

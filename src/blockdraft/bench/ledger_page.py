@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from blockdraft.bench.ledger import Account
 from blockdraft.bench.ledger_report import LINE_LABELS, figure_lines
 from blockdraft.core.recorder import Line
+from blockdraft.core.words import counted
 from blockdraft.measure.ledger import Ledger
 from blockdraft.report.render import render
 
@@ -102,11 +103,14 @@ def _picture(account: Account, scale: float) -> _Picture:
         bars.append(_bar(index, label, kind, (begin, length, scale), f"{share:.1%}"))
         begin += length
     total = (0.0, _per_token(ledger), scale)
-    bars.append(_bar(len(lines), "sum", "host", total, f"over {ledger.num_tokens} tokens"))
+    num_lines = counted(len(lines), "line")
+    bars.append(
+        _bar(len(lines), "sum", "host", total, f"over {counted(ledger.num_tokens, 'token')}")
+    )
     return _Picture(
         title=account.title,
         figures=figure_lines(account),
-        summary=f"Waterfall of {len(lines)} lines, {_per_token(ledger):.2f} ms per token",
+        summary=f"Waterfall of {num_lines}, {_per_token(ledger):.2f} ms per token",
         height=_TOP + _ROW * (len(lines) + 1) + 8,
         marks=_marks(scale),
         bars=bars,

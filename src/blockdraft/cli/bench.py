@@ -35,6 +35,7 @@ from blockdraft.cli.ledger_output import (
 from blockdraft.cli.logs import with_verbosity
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
+from blockdraft.core.words import counted
 
 _LLM = LLMConfig()
 _SPEED = SpeedConfig()
@@ -44,14 +45,17 @@ DEMO_TEMPERATURE = 0.7
 DEMO_MAX_TOKENS = 96
 
 app = typer.Typer(
-    help="Measure how fast drafted decoding is, and that it changes nothing.", no_args_is_help=True
+    help="Measure the speed of drafted decoding, and check that it changes no output.",
+    no_args_is_help=True,
 )
 for command in (concurrency, never_slower, context):
     app.command()(with_verbosity(command))
 
 WithTransformers = Annotated[
     bool,
-    typer.Option("--with-transformers/--no-transformers", help="Also time transformers' generate."),
+    typer.Option(
+        "--with-transformers/--no-transformers", help="Also time `generate` of transformers."
+    ),
 ]
 
 
@@ -61,7 +65,9 @@ WithTransformers = Annotated[
 def speed(
     ctx: typer.Context,
     prompts: Annotated[list[Path], typer.Option(help="JSONL file of prompts. Repeatable.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="First prompts of each file.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Take only this many prompts of each file.")
+    ] = None,
     max_tokens: options.MaxTokens = _SPEED.max_tokens,
     temperature: options.Temperature = _SPEED.temperature,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _SPEED.seed,
@@ -71,7 +77,7 @@ def speed(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time plain decoding, drafted decoding and transformers, prompt by prompt in turns."""
+    """Time plain decoding, drafted decoding and transformers on each prompt in turn."""
     workload = [prompt for path in prompts for prompt in read_workload(path, limit)]
     config = SpeedConfig(
         max_tokens=max_tokens,
@@ -134,7 +140,7 @@ def _measure(
         print(headline(llm))
         for config, measurements in runs:
             how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
-            title = f"{how}, at most {config.max_tokens} tokens"
+            title = f"{how}, at most {counted(config.max_tokens, 'token')}"
             Console(markup=False).print(table(title, groups_of(measurements)))
         print(LEGEND)
     for config, measurements in runs:

@@ -17,6 +17,7 @@ from blockdraft.cli.bench_output import (
     load_for_prompts,
     parse_points,
     publish,
+    requests_of,
     show_points,
 )
 from blockdraft.cli.ledger_output import (
@@ -34,7 +35,9 @@ _CONCURRENCY = ConcurrencyConfig()
 _NEVER_SLOWER = NeverSlowerConfig()
 
 BadDrafter = Literal["no", "noise", "wrong"]
-Points = Annotated[str, typer.Option(help="Most requests at once, point by point.", metavar="N,N")]
+Points = Annotated[
+    str, typer.Option(help="Requests at once: one measurement for each number.", metavar="N,N")
+]
 Prompts = Annotated[
     list[Path] | None,
     typer.Option(help="JSONL file of prompts. Repeatable.", show_default="the bundled ones"),
@@ -49,15 +52,17 @@ def concurrency(
     requests: Annotated[
         int | None,
         typer.Option(
-            help="Requests of each point, prompts repeated if need be.",
-            show_default="the largest point",
+            help="Requests in each measurement; prompts are repeated if there are fewer.",
+            show_default="the largest number of --concurrency",
         ),
     ] = _CONCURRENCY.num_requests,
-    repeats: Annotated[int, typer.Option(help="Runs of each way.")] = _CONCURRENCY.repeats,
+    repeats: Annotated[
+        int, typer.Option(help="Repeats of each measurement.")
+    ] = _CONCURRENCY.repeats,
     num_draft_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Most candidates to verify a step where they are fixed, the anchor not counted.",
+            help="Drafted tokens that the target checks in a step of fixed drafting.",
             show_default=str(_CONCURRENCY.num_draft_tokens),
         ),
     ] = None,
@@ -69,10 +74,10 @@ def concurrency(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time the same requests, few or many at once: plain, with fixed and with adaptive drafting.
+    """Time requests, few or many at once: without drafts, with fixed and with adaptive drafting.
 
-    Closed loop: every point runs all requests to completion, and the next one starts when one has
-    ended. Exits with 1 if any output differs from plain decoding although exactness was asked for.
+    Closed loop: when a request ends, the next one starts. Exits with 1 if any output differs from
+    plain decoding although exactness was asked for.
     """
     workload = _read(prompts)
     config = ConcurrencyConfig(
@@ -124,7 +129,7 @@ def _measure_concurrency(
     if not as_json:
         print(headline(llm))
         how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
-        size = f"{config.requests_per_point} requests of at most {config.max_tokens} tokens"
+        size = requests_of(config.requests_per_point, config.max_tokens)
         rows = point_figures(runs)
         Console().print(report.concurrency_table(f"{how}, {size}", rows))
         verdicts = report.keeping_up_lines(keeping_up(runs))
@@ -145,12 +150,19 @@ def never_slower(
     prompts: Prompts = None,
     bad_drafter: Annotated[
         BadDrafter,
-        typer.Option(help="Make the drafter bad: guesses at random, or off by one."),
+        typer.Option(
+            help="Make the drafter bad on purpose: noise guesses at random, wrong is always wrong."
+        ),
     ] = "no",
     seconds: Annotated[
-        float, typer.Option(help="Least seconds of each side of a point, all pairs together.")
+        float,
+        typer.Option(
+            help="Least seconds that each of the two is timed for each number of requests."
+        ),
     ] = _NEVER_SLOWER.seconds,
-    pairs: Annotated[int, typer.Option(help="Pairs of runs of each point.")] = _NEVER_SLOWER.pairs,
+    pairs: Annotated[
+        int, typer.Option(help="Pairs of runs for each number of requests.")
+    ] = _NEVER_SLOWER.pairs,
     max_tokens: options.MaxTokens = _NEVER_SLOWER.max_tokens,
     output: Output = None,
     as_json: options.Json = False,
@@ -200,7 +212,7 @@ def _measure_never_slower(
     publish(described, output, as_json=as_json)
     if not as_json:
         print(headline(llm) + ("" if bad_drafter == "no" else f", bad drafter: {bad_drafter}"))
-        size = f"{config.requests_per_point} requests of at most {config.max_tokens} tokens"
+        size = requests_of(config.requests_per_point, config.max_tokens)
         rows = pair_figures(measured)
         Console().print(report.never_slower_table(f"greedy, {size}", rows))
         verdicts = report.holding_lines(rows)

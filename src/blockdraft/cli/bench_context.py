@@ -1,7 +1,7 @@
 """`blockdraft bench context`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,10 @@ from blockdraft.cli.bench_output import (
 )
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
+from blockdraft.core.words import counted
+
+if TYPE_CHECKING:
+    from blockdraft.text.outline import Outline
 
 _LLM = LLMConfig()
 _CONTEXT = ContextConfig()
@@ -28,34 +32,38 @@ _CONTEXT = ContextConfig()
 def context(
     ctx: typer.Context,
     lengths: Annotated[
-        str, typer.Option(help="Tokens of the prompt, point by point.", metavar="N,N")
+        str,
+        typer.Option(help="Tokens of the prompt: one measurement for each number.", metavar="N,N"),
     ] = show_points(_CONTEXT.lengths),
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Text file, or JSONL file of prompts. Repeatable.",
+            help="Text file, or JSONL file of prompts, to cut prompts from. Repeatable.",
             show_default="the help topics that come with Python",
         ),
     ] = None,
     passages: Annotated[
-        int, typer.Option(help="Pieces of the text, evenly spread.")
+        int,
+        typer.Option(
+            help="Prompts of each length, cut from places that are evenly spread over the text."
+        ),
     ] = _CONTEXT.passages,
     num_draft_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Most candidates to verify a step where they are fixed, the anchor not counted.",
-            show_default="as many as pay",
+            help="Check this many drafted tokens in every step.",
+            show_default="as many as save time",
         ),
     ] = _CONTEXT.num_draft_tokens,
     max_tokens: options.MaxTokens = _CONTEXT.max_tokens,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time long prompts of real text, continued plainly and with drafts.
+    """Time decoding behind long prompts of real text, without drafts and with them.
 
-    Greedy. The text is cut to so many tokens and continued as it is, without a chat template, and
-    past an end of the answer. A prompt that would not fit the context with its output is cut
-    shorter. By default the text is pydoc's help on the Python language, which every Python has.
+    Greedy. Prompts are cut from the text and continued as they are, without a chat template; an
+    end token does not end the output. A prompt that would not fit the context with its output is
+    cut shorter. By default the text is the help that comes with every Python.
     Exits with 1 if any output differs from plain decoding although exactness was asked for.
     """
     config = ContextConfig(
@@ -73,7 +81,13 @@ def _measure(
 ) -> None:
     config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
-    llm = options.load_llm(llm_config)
+
+    def check(outline: "Outline") -> None:
+        from blockdraft.bench.context import check_text
+
+        check_text(outline, prose, config)
+
+    llm = options.load_llm(llm_config, check)
     from rich.console import Console
 
     from blockdraft.bench import context_report as report
@@ -86,8 +100,9 @@ def _measure(
         rows = context_figures(llm, measured)
         print(headline(llm))
         most = config.num_draft_tokens
-        drafting = "adaptive drafting" if most is None else f"{most} candidates a step"
-        size = f"{config.max_tokens} tokens, {config.passages} passages of {prose.source}"
+        drafting = "adaptive drafting" if most is None else f"{counted(most, 'candidate')} a step"
+        tokens, passages = counted(config.max_tokens, "token"), counted(config.passages, "passage")
+        size = f"{tokens}, {passages} of {prose.source}"
         Console().print(report.context_table(f"greedy, {drafting}, {size}", rows))
         print(*report.clipped_lines(rows), report.CONTEXT_LEGEND, sep="\n")
     if llm_config.exact and not all(m.identical for m in measured):

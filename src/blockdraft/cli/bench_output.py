@@ -13,13 +13,17 @@ from blockdraft.cli.output import describe_llm, print_json
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.words import counted
+from blockdraft.hub.catalog import display_name
 
 if TYPE_CHECKING:
     from blockdraft.bench.workload import BenchPrompt
     from blockdraft.llm import LLM
     from blockdraft.text.outline import Outline
 
-Output = Annotated[Path | None, typer.Option(help="Write the JSON report to this file too.")]
+Output = Annotated[
+    Path | None, typer.Option(help="Also write a report with all results, as JSON, to this file.")
+]
 
 
 def check_before_loading(llm_config: LLMConfig, output: Path | None) -> None:
@@ -78,11 +82,18 @@ def publish(report: Mapping[str, Any], output: Path | None, *, as_json: bool) ->
 def headline(llm: "LLM") -> str:
     """What was measured, on two lines."""
     loaded = describe_llm(llm)
+    drafter = loaded["drafter"]
+    pair = "without a draft model" if drafter is None else f"drafted by {display_name(drafter)}"
     exact = "exact" if loaded["exact"] else "NOT exact: outputs may differ"
     return (
-        f"{loaded['target']} drafted by {loaded['drafter']}\n"
-        f"{loaded['dtype']} on {loaded['device']}, {loaded['threads']} threads, {exact}"
+        f"{display_name(loaded['target'])} {pair}\n"
+        f"{loaded['dtype']} on {loaded['device']}, {counted(loaded['threads'], 'thread')}, {exact}"
     )
+
+
+def requests_of(count: int, max_tokens: int) -> str:
+    """How much was asked for, in the title of a table."""
+    return f"{counted(count, 'request')} of at most {counted(max_tokens, 'token')}"
 
 
 class Progress:

@@ -38,7 +38,7 @@ def chat(
         bool, typer.Option("--json", help="Print one JSON object a turn, each on its line.")
     ] = False,
 ) -> None:
-    """Talk with the target. /reset forgets the conversation, /quit ends it."""
+    """Talk with the model. /reset forgets the conversation, /quit ends it."""
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     opening = [] if system is None else [{"role": "system", "content": system}]
     shortest = [*opening, {"role": "user", "content": "Hi"}]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BESIDE_JOIN = {"join", "output", "drop_truncated", "as_json"}
 
 
-Output = Annotated[Path, typer.Option(help="Folder for answers, shards and manifest.")]
+Output = Annotated[Path, typer.Option(help="Folder to write the answers to.")]
 Prompts = Annotated[
     list[Path] | None,
     typer.Option(help="JSONL file of chats, prompts or plain text. Repeatable."),
@@ -29,28 +29,36 @@ Datasets = Annotated[
     list[str] | None,
     typer.Option(
         "--dataset",
-        help="Hugging Face data set or its folder: NAME, NAME:SPLIT or NAME:CONFIG:SPLIT, such as "
-        "openai/gsm8k:main:train; NAME@REVISION is a branch, tag or commit. Read whole. "
-        "Repeatable.",
+        help="Prompts of a data set, a Hugging Face id or a folder: NAME, NAME:SPLIT or "
+        "NAME:CONFIG:SPLIT, such as openai/gsm8k:main:train; NAME@REVISION is a branch, tag or "
+        "commit. The whole of it is downloaded. Repeatable.",
     ),
 ]
 SelfWritten = Annotated[
-    int, typer.Option("--self-written", help="Prompts that the target writes itself (Magpie).")
+    int,
+    typer.Option(
+        "--self-written", help="Number of prompts that the target writes itself (Magpie)."
+    ),
 ]
 Exclude = Annotated[
     list[Path] | None,
-    typer.Option(help="Prompts that none may overlap, besides our benchmark's. Repeatable."),
+    typer.Option(
+        help="JSONL file of prompts, such as a benchmark. Prompts that overlap one of these, or of "
+        "the bundled benchmark, are left out. Repeatable."
+    ),
 ]
 Join = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Folder of answers made elsewhere; joins them, writes none. Of the other options only "
-        "--drop-truncated goes with it. Repeatable."
+        help="Folder of answers. Joins all such folders into --output, and writes no new answers; "
+        "only --drop-truncated goes with it. Repeatable."
     ),
 ]
 Temperatures = Annotated[
     list[float] | None,
-    typer.Option("--temperature", help="Of the answers, 0.7 if not given. Repeatable."),
+    typer.Option(
+        "--temperature", help="Sampling temperature of the answers, 0.7 if not given. Repeatable."
+    ),
 ]
 
 
@@ -69,43 +77,53 @@ def data(
         bool,
         typer.Option(
             "--mix-temperatures",
-            help="Answer each prompt at one of the temperatures, drawn for it, instead of at all; "
-            "repeat one to draw it more often.",
+            help="Answer each prompt at one of the temperatures, drawn at random, and not at "
+            "all of them; repeat a temperature to draw it more often.",
         ),
     ] = False,
-    samples: Annotated[int, typer.Option(help="Answers to a prompt at a temperature.")] = 1,
+    samples: Annotated[int, typer.Option(help="Answers to each prompt at each temperature.")] = 1,
     max_tokens: Annotated[
         int,
-        typer.Option(help="Most tokens of an answer; what fewer cut off before is written anew."),
+        typer.Option(
+            help="Most tokens of an answer. What a smaller limit cut off in an earlier run is "
+            "written again."
+        ),
     ] = 256,
     max_prompt_tokens: Annotated[
         int, typer.Option(help="Most tokens of a prompt; longer ones are left out.")
     ] = 192,
-    max_turns: Annotated[int, typer.Option(help="Turns of a chat that are answered.")] = 4,
+    max_turns: Annotated[int, typer.Option(help="User turns of a chat that are answered.")] = 4,
     thinking: Annotated[
-        Literal["template", "on", "off"], typer.Option(help="What the template is told.")
+        Literal["template", "on", "off"],
+        typer.Option(
+            help="Whether the answers think first; template: the chat template's default."
+        ),
     ] = "template",
     drop_truncated: Annotated[
-        bool, typer.Option("--drop-truncated", help="Leave answers without an end out.")
+        bool, typer.Option("--drop-truncated", help="Leave out answers that --max-tokens cut off.")
     ] = False,
     endpoint: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Server of the target that answers in place of our own engine: OpenAI's routes, "
-            "with token ids, such as http://localhost:8000/v1 of vLLM or blockdraft serve. Its "
-            "key: $BLOCKDRAFT_ENDPOINT_KEY.",
+            help="Let a server of the target write the answers, such as vLLM or blockdraft serve "
+            "at http://localhost:8000/v1. It must return token ids. Its API key is read from "
+            "$BLOCKDRAFT_ENDPOINT_KEY.",
         ),
     ] = None,
     endpoint_model: Annotated[
-        str | None, typer.Option(help="The target's name there.", show_default="the only one")
+        str | None,
+        typer.Option(help="With --endpoint: the target's name there.", show_default="the only one"),
     ] = None,
-    slots: Annotated[int, typer.Option(help="Answers written at once.")] = 96,
-    seed: Annotated[int, typer.Option(help="Of order and sampling.")] = 0,
+    slots: Annotated[int, typer.Option(help="Answers to write at the same time.")] = 96,
+    seed: Annotated[int, typer.Option(help="Seed of the order of prompts and of sampling.")] = 0,
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Write the target's own answers to prompts, in bulk; started again, it goes on."""
+    """Let the target answer prompts, as training data for a drafter.
+
+    A run that was interrupted is resumed by the same command.
+    """
     values = dict(locals())
     path = _join(context, values) if join else _generate(values)
     if as_json:

@@ -11,6 +11,7 @@ from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import NO
 from blockdraft.diagnose.doctor.check import SIGNS, Mark, verdict
+from blockdraft.hub.catalog import display_name
 
 if TYPE_CHECKING:
     from blockdraft.diagnose.doctor.examine import Examination
@@ -29,17 +30,22 @@ _COLORS: Mapping[Mark, str] = {
 def doctor(
     ctx: typer.Context,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Read only: load nothing, decode nothing.")
+        bool,
+        typer.Option(
+            "--quick", help="Only read the models' files; load no weights and decode nothing."
+        ),
     ] = False,
     thinking: Annotated[
         Thinking,
-        typer.Option(help="How you ask; template: as the chat template does by itself."),
+        typer.Option(
+            help="Whether you ask with thinking on or off; template: the chat template's default."
+        ),
     ] = "template",
     as_json: options.Json = False,
 ) -> None:
-    """Find what silently costs acceptance: in the pair, in how it is asked, on this machine.
+    """Look for what lowers acceptance or speed without an error: models, template, machine.
 
-    Exits with 0 if no line is out of order, and with 1 if one is.
+    Exits with 0 if nothing is wrong, and with 1 if something is.
     """
     config = options.llm_config(ctx.params)
     # They load torch: not for --help, nor for a mistyped option.
@@ -63,7 +69,8 @@ def _print(found: "Examination") -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    print(f"{found.pair.config.target} drafted by {found.pair.drafter_folder}")
+    drafter = display_name(str(found.pair.drafter_folder))
+    print(f"{display_name(found.pair.config.target)} drafted by {drafter}")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for check in found.checks:
         said = Text(check.found)

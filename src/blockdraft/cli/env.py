@@ -8,7 +8,7 @@ from blockdraft.cli.output import print_json
 
 
 def env(as_json: options.Json = False) -> None:
-    """Print versions, machine and settings for a bug report. Keys and tokens are left out."""
+    """Print versions, machine and settings for a bug report, without keys and tokens."""
     from blockdraft.measure.environment import describe_installation
 
     found = describe_installation()

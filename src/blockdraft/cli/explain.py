@@ -51,24 +51,32 @@ def explain(
     prompts: Annotated[
         Path | None, typer.Option(help="Explain every prompt of a JSONL file instead.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
     adaptive: Annotated[
         bool,
-        typer.Option("--adaptive", help="Draft as `generate` does, not whole blocks always."),
+        typer.Option(
+            "--adaptive", help="Draft as `generate` does, instead of whole blocks in every step."
+        ),
     ] = False,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Time the streaming too, with drafts and without.")
+        bool,
+        typer.Option("--stream", help="Also time how the text streams, with drafts and without."),
     ] = False,
     stall_ms: Annotated[
         float | None,
-        typer.Option(help="Gaps over this are stalls.", show_default="three median gaps"),
+        typer.Option(
+            help="With --stream: milliseconds without new text that count as a stall.",
+            show_default="three times the median gap",
+        ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page to look at, which needs no network.")
+        Path | None, typer.Option(help="Write a page that replays the run to this HTML file.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show what was drafted in every round, what was kept, and why the rest was rejected."""
+    """Show what was drafted in every step, what the target kept, and why it rejected the rest."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     if not adaptive:  # whole blocks are the drafter's own

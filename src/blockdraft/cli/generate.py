@@ -42,18 +42,25 @@ def generate(
     ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Afterwards time the first sample, plain and drafted.")
+        bool,
+        typer.Option(
+            "--compare",
+            help="Afterwards decode the first answer again, plainly and with drafts, and compare.",
+        ),
     ] = False,
     smooth: Annotated[
-        bool, typer.Option("--smooth", help="Show text evenly, a quarter of a second late.")
+        bool,
+        typer.Option("--smooth", help="Print text at an even pace, a quarter of a second late."),
     ] = False,
     ledger: Ledger = False,
     waterfall: Waterfall = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer one prompt. --compare and --ledger measure it afterwards, drafted and plain."""
+    """Answer one prompt. --compare and --ledger then measure it, with drafts and without."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
     text = sys.stdin.read() if prompt == "-" else prompt

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 Ledger = Annotated[
     bool,
-    typer.Option("--ledger", help="Account for time, operations, bytes and memory, line by line."),
+    typer.Option(
+        "--ledger", help="Show where time, operations, bytes and memory go, line by line."
+    ),
 ]
 Waterfall = Annotated[
     Path | None,
-    typer.Option(help="With --ledger: draw it into this HTML file, which needs no network."),
+    typer.Option(help="With --ledger: also write it to this HTML file, as a chart."),
 ]
 
 

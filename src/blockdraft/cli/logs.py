@@ -23,7 +23,9 @@ _DATED = "blockdraft: %(asctime)s %(levelname)s %(message)s"
 _VERBOSITY = {
     "verbose": Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Log more, with times, and show where errors arise."),
+        typer.Option(
+            "--verbose", "-v", help="Log more, with times, and show tracebacks of errors."
+        ),
     ],
     "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Log errors only.")],
 }

@@ -25,8 +25,8 @@ from blockdraft.core.errors import FAILED, INTERRUPTED, MISTAKE, BlockdraftError
 
 EXIT_STATUSES = (
     "Exit status: 0 done, or yes; 1 no (outputs differ, a check failed); "
-    "2 a mistake in the command, the configuration or what it names; 3 the network failed; "
-    "4 the disk failed; 5 blockdraft failed; 130 interrupted."
+    "2 a mistake in the command, the configuration, or a file or model it names; "
+    "3 the network failed; 4 the disk failed; 5 blockdraft failed; 130 interrupted."
 )
 
 
@@ -87,7 +87,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="Exact block-diffusion speculative decoding of large language models.",
+    help="Lossless speculative decoding of large language models, with block-diffusion drafters.",
     epilog=EXIT_STATUSES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -11,9 +11,14 @@ from blockdraft.core.errors import NO, ModelError
 from blockdraft.hub.catalog import CATALOG
 from blockdraft.hub.resolve import resolve_model
 
-Name = Annotated[str, typer.Argument(help="A catalog name, a folder or a hub id.")]
+Name = Annotated[
+    str,
+    typer.Argument(help="A name that `blockdraft models` lists, a folder, or a Hugging Face id."),
+]
 
-app = typer.Typer(help="Known models; without a command, the list of them.")
+app = typer.Typer(
+    help="List known models, fetch one, or check whether two fit. Without a command: list."
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -51,7 +56,7 @@ def _print_models(*, as_json: bool) -> None:
 @app.command()
 @with_verbosity
 def path(name: Name, as_json: options.Json = False) -> None:
-    """Print the folder of a model, fetching it first where that is needed."""
+    """Print the folder of a model; it is downloaded first if need be."""
     folder = str(resolve_model(name))
     if as_json:
         print_json({"path": folder})

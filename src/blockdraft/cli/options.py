@@ -27,33 +27,57 @@ Switch = Literal["on", "off"]
 EXACT: Switch = "on" if LLMConfig().exact else "off"
 
 Target = Annotated[
-    str, typer.Option(help="Target: a catalog name, a folder or a hub id, also ORG/NAME@REVISION.")
+    str,
+    typer.Option(
+        help="Target model: a name that `blockdraft models` lists, a folder, or a Hugging Face id, "
+        "ORG/NAME or ORG/NAME@REVISION."
+    ),
 ]
-Drafter = Annotated[str, typer.Option(help="Drafter: auto, none, or as the target.")]
-Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        help="Drafter: auto (the one that is known for the target), none, or a name, folder or id "
+        "as for --target."
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option(help="Precision of the target: auto, bfloat16, float32 or float64.")
+]
 DraftDtypeOption = Annotated[
     DraftDtype,
     typer.Option(
         "--draft-dtype",
-        help="Of the drafter's weights: int8, target (the same), or auto (the faster one).",
+        help="Precision of the drafter's weights: int8, target (that of the target), or auto "
+        "(whichever drafts faster).",
     ),
 ]
 Device = Annotated[
-    str, typer.Option(help="auto (a GPU that CUDA can use, else cpu), cpu or a torch device.")
+    str,
+    typer.Option(
+        help="auto (a GPU if CUDA finds one, else the CPU), cpu, or another device as torch names "
+        "it, such as cuda:1."
+    ),
 ]
 Exact = Annotated[
-    Switch, typer.Option(help="Keep drafted output equal to plain output, bit for bit.")
+    Switch,
+    typer.Option(
+        help="on: drafted output equals plain output, bit for bit, and models that cannot keep "
+        "that are refused. off: they run, and drafting may change the output."
+    ),
 ]
 NumDraftTokens = Annotated[
     int | None,
     typer.Option(
-        help="Most candidates to verify a step, the anchor not counted; 0 decodes plainly.",
-        show_default="as many as pay",
+        help="Most drafted tokens that the target checks in a step; 0 decodes plainly.",
+        show_default="as many as save time, up to 15 or a whole block",
     ),
 ]
 DraftDepth = Annotated[
     int | None,
-    typer.Option(help="Longest path of the candidates.", show_default="the drafter's"),
+    typer.Option(
+        help="Most tokens drafted one behind another. Checking more tokens than that makes a tree.",
+        show_default="as many as the drafter can",
+    ),
 ]
 Lookup = Annotated[
     bool | None,
@@ -74,50 +98,52 @@ SharedLookup = Annotated[
     int,
     typer.Option(
         metavar="TOKENS",
-        help="Look up in so many tokens of the last outputs of all requests too; 0: none.",
+        help="With lookup, also search this many tokens of the last outputs of all requests.",
     ),
 ]
 NumThreads = Annotated[
     int | None,
     typer.Option(
         "--threads",
-        help="Threads that compute.",
-        show_default="torch's own, at most one a free core",
+        help="CPU threads.",
+        show_default="torch's default, at most one for each core that is free",
     ),
 ]
 Recheck = Annotated[
     bool,
     typer.Option(
         "--recheck",
-        help="Test the kernels and time the steps again, as at the first start of these models.",
+        help="Test exactness and time the steps again, rather than take what an earlier start of "
+        "these models stored.",
     ),
 ]
-MaxConcurrency = Annotated[int, typer.Option(help="Most sequences to run at once.")]
+MaxConcurrency = Annotated[int, typer.Option(help="Most sequences to decode at once.")]
 Memory = Annotated[
     float | None,
     typer.Option(
-        help="GiB of memory for keys and values.",
-        show_default="what all can fill, at most a quarter of the machine's",
+        help="GiB of memory for the key-value cache.",
+        show_default="enough for all sequences, at most a quarter of the machine's memory",
     ),
 ]
 
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
-MinTokens = Annotated[int, typer.Option(help="Least tokens to generate.")]
+MinTokens = Annotated[int, typer.Option(help="Fewest tokens to generate.")]
 Temperature = Annotated[
-    float, typer.Option(help="0 takes the most likely token; higher values sample more freely.")
+    float,
+    typer.Option(help="0 takes the most likely token (greedy); higher values sample more freely."),
 ]
 TopP = Annotated[
     float,
     typer.Option(help="Choose among the fewest tokens whose probabilities reach this sum; 1: all."),
 ]
-TopK = Annotated[int, typer.Option(help="Choose among so many most likely tokens; 0: all.")]
+TopK = Annotated[int, typer.Option(help="Choose among this many most likely tokens; 0: all.")]
 MinP = Annotated[
     float,
     typer.Option(
         help="Leave out tokens less likely than this share of the most likely one; 0: none."
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.", show_default="drawn")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.", show_default="random")]
 RepetitionPenalty = Annotated[
     float, typer.Option(help="Above 1: tokens of prompt and answer become less likely.")
 ]
@@ -140,26 +166,34 @@ IgnoreEos = Annotated[
 ]
 Logprobs = Annotated[
     int | None,
-    typer.Option(help="Give the log-probability of each token, and of so many most likely ones."),
+    typer.Option(
+        help="With --json: the log-probability of each token, and of this many most likely ones."
+    ),
 ]
 JsonSchemaFile = Annotated[
-    Path | None, typer.Option("--json-schema", help="Answer with JSON that this schema accepts.")
+    Path | None,
+    typer.Option("--json-schema", help="Answer with JSON that the schema in this file accepts."),
 ]
-Regex = Annotated[str | None, typer.Option(help="Answer with text that matches this pattern.")]
+Regex = Annotated[
+    str | None, typer.Option(help="Answer with text that matches this regular expression.")
+]
 Choice = Annotated[
-    list[str] | None, typer.Option(help="Answer with this text, or another one given so.")
+    list[str] | None,
+    typer.Option(help="Answer with one of the texts that are given so. Repeatable."),
 ]
 GrammarFile = Annotated[
-    Path | None, typer.Option("--grammar", help="Answer with text of this Lark grammar.")
+    Path | None,
+    typer.Option("--grammar", help="Answer with text that the Lark grammar in this file accepts."),
 ]
 Prediction = Annotated[
     str | None,
     typer.Option(
         metavar="TEXT|@FILE",
-        help="What the answer is expected to be: drafted from, and changes no output.",
+        help="Text that the answer is expected to be like: it is drafted from, and changes no "
+        "output.",
     ),
 ]
-N = Annotated[int, typer.Option("--n", help="Number of samples.")]
+N = Annotated[int, typer.Option("--n", help="Number of answers to sample.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

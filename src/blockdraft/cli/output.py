@@ -4,6 +4,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from blockdraft.core.words import counted
+
 if TYPE_CHECKING:
     from blockdraft.engine.completion import Completion
     from blockdraft.llm import LLM
@@ -66,7 +68,7 @@ def summary_line(completion: "Completion") -> str:
     """Tokens, speed, how many were drafted a step and how they fared, on one line."""
     acceptance = completion.acceptance
     parts = [
-        f"{len(completion.token_ids)} tokens",
+        counted(len(completion.token_ids), "token"),
         f"{completion.timings.tokens_per_second:.1f} tok/s",
         f"tau {acceptance.acceptance_length:.2f}",
         f"depth {acceptance.mean_depth:.1f}",
@@ -74,5 +76,6 @@ def summary_line(completion: "Completion") -> str:
     if acceptance.drafted:
         parts.append(f"acceptance {acceptance.acceptance_rate:.0%}")
     # The prompt's pass gives the first token.
-    parts.append(f"{acceptance.num_passes + 1} target passes")
+    passes = acceptance.num_passes + 1
+    parts.append(f"{passes} target {'pass' if passes == 1 else 'passes'}")
     return ", ".join(parts)

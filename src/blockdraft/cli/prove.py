@@ -17,6 +17,7 @@ from blockdraft.cli.stages import stage_progress
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import INTERRUPTED, NO, ConfigError
 from blockdraft.core.files import write_whole
+from blockdraft.core.words import counted
 from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
 from blockdraft.proof.page import make_page
@@ -46,7 +47,10 @@ _COLORS: Mapping[Mark, str] = {"ok": "green", "failed": "bold red", "note": "dim
 def prove(
     ctx: typer.Context,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A prompt of each kind: under two minutes on 2 cores.")
+        bool,
+        typer.Option(
+            "--quick", help="Take one prompt of each kind: under two minutes on two cores."
+        ),
     ] = False,
     prompts: Annotated[
         list[Path] | None,
@@ -62,16 +66,23 @@ def prove(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampled requests.")] = _PROOF.seed,
-    output: Annotated[Path | None, typer.Option(help="Write the certificate (JSON) here.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page of it here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the certificate, all results as JSON, to this file.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the certificate as a page to this HTML file.")
+    ] = None,
     replay: Annotated[
-        Path | None, typer.Option(help="Run a certificate again and compare.")
+        Path | None,
+        typer.Option(help="Repeat the proof of a certificate, and report what differs."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prove that drafting changes no output of this pair on this machine.
+    """Test that drafting changes no output of these two models on this machine.
 
-    Exits with 0 if that is proven, and with 1 if an output differs or a planted fault is missed.
+    Decodes prompts with drafts and without, in several ways, and compares them bit for bit. Then
+    plants faults in the engine, which these tests must find. Exits with 0 if no output differs,
+    and with 1 if one does or a planted fault is missed.
     """
     asked = _options(ctx.params) if replay is None else _replayed(ctx, replay)
     for path in (output, html):
@@ -182,5 +193,5 @@ def _print_report(certificate: Mapping[str, Any]) -> None:
         console.print(table)
     print(verdict_line(certificate))
     if left_out := certificate["left_out"]:
-        print(f"{len(left_out)} prompts left out, as the target cannot take them")
-    print(f"{certificate['seconds']:.0f} s, {len(certificate['cases'])} cases")
+        print(f"{counted(len(left_out), 'prompt')} left out, as the target cannot take them")
+    print(f"{certificate['seconds']:.0f} s, {counted(len(certificate['cases']), 'case')}")

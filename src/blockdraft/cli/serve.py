@@ -25,59 +25,79 @@ OWN_ENGINE: Literal["blockdraft"] = "blockdraft"
 _SERVER_PACKAGES = frozenset({"fastapi", "prometheus_client", "uvicorn"})
 
 
-Host = Annotated[str, typer.Option(help="Address; 0.0.0.0 serves others too.")]
-Port = Annotated[int, typer.Option(help="Port; 0 takes a free one.")]
+Host = Annotated[
+    str, typer.Option(help="Address to listen on; 0.0.0.0 is reachable from other machines.")
+]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
 ModelName = Annotated[
-    str | None, typer.Option(help="What requests call the model.", show_default="the target's")
+    str | None, typer.Option(help="Name of the model in requests.", show_default="the target's")
 ]
 KeyFile = Annotated[
-    Path | None, typer.Option(help=f"One API key a line; or set {KEY_VARIABLE} to one key.")
+    Path | None,
+    typer.Option(help=f"File with one API key on each line; or set {KEY_VARIABLE} to one key."),
 ]
 Key = Annotated[str | None, typer.Option(envvar=KEY_VARIABLE, hidden=True, show_envvar=False)]
-MaxWaiting = Annotated[int, typer.Option(help="Samples that may wait; more get 429.")]
+MaxWaiting = Annotated[
+    int, typer.Option(help="Most answers that may wait; further requests get status 429.")
+]
 RequestSeconds = Annotated[
-    float, typer.Option("--request-timeout", help="Seconds that a request may take.")
+    float,
+    typer.Option("--request-timeout", help="Seconds that a request may take; then it gets 408."),
 ]
 DrainSeconds = Annotated[
-    float, typer.Option("--drain-timeout", help="Seconds to end in after SIGTERM.")
+    float,
+    typer.Option(
+        "--drain-timeout", help="Seconds that running requests may still take after SIGTERM."
+    ),
 ]
-MaxBody = Annotated[float, typer.Option(help="MiB of the largest request body.")]
+MaxBody = Annotated[float, typer.Option(help="Largest body of a request, in MiB.")]
 Origins = Annotated[
     list[str] | None,
-    typer.Option("--cors-origin", help="Web pages from there may ask. Repeatable."),
+    typer.Option("--cors-origin", help="Origin whose web pages may send requests. Repeatable."),
 ]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Refuse unknown fields of requests, not ignore them.")
+    bool,
+    typer.Option(
+        "--strict", help="Refuse requests with unknown fields, instead of ignoring the fields."
+    ),
 ]
 AllowedHosts = Annotated[
     list[str] | None,
-    typer.Option("--allowed-host", help="Name by which it may be asked. Repeatable."),
+    typer.Option(
+        "--allowed-host", help="Host name that requests may use for this server. Repeatable."
+    ),
 ]
 TrustedProxies = Annotated[
     list[str] | None,
     typer.Option(
-        "--trusted-proxy", help="Address or network whose X-Forwarded-For counts. Repeatable."
+        "--trusted-proxy",
+        help="Address or network of a proxy whose X-Forwarded-For is believed. Repeatable.",
     ),
 ]
 PrepareSeconds = Annotated[
     float,
-    typer.Option("--prepare-timeout", help="Seconds to tokenize a prompt or compile a grammar."),
+    typer.Option(
+        "--prepare-timeout",
+        help="Seconds that tokenizing a prompt or compiling a grammar may take.",
+    ),
 ]
 RootPath = Annotated[
     str,
     typer.Option(
-        help="Path under which a proxy shows the server, such as /models.", show_default="none"
+        help="Path under which a proxy offers the server, such as /models.", show_default="none"
     ),
 ]
 LogFormatOption = Annotated[
-    LogFormat, typer.Option("--log-format", help="Lines for people, or one JSON object a line.")
+    LogFormat, typer.Option("--log-format", help="Log as text, or as one JSON object on each line.")
 ]
 LogPrompts = Annotated[
     bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.")
 ]
 EngineChoice = Annotated[
     Literal["blockdraft", "vllm", "sglang"],
-    typer.Option(help="Who computes; another engine is started on the same pair."),
+    typer.Option(
+        help="Engine that runs the models; another one is started with the same two models."
+    ),
 ]
 _OTHER = "Another engine"
 Python = Annotated[
@@ -85,7 +105,7 @@ Python = Annotated[
     typer.Option(
         "--engine-python",
         envvar=PYTHON_VARIABLE,
-        help="Interpreter of the environment that holds it.",
+        help="Python interpreter of the environment where that engine is installed.",
         show_default="our own",
         rich_help_panel=_OTHER,
     ),
@@ -95,7 +115,7 @@ TensorParallel = Annotated[
     typer.Option(
         "--tensor-parallel",
         "--tensor-parallel-size",
-        help="Devices that share each layer.",
+        help="Tensor parallelism: devices that share each layer.",
         rich_help_panel=_OTHER,
     ),
 ]
@@ -104,7 +124,7 @@ PipelineParallel = Annotated[
     typer.Option(
         "--pipeline-parallel",
         "--pipeline-parallel-size",
-        help="Groups of layers on devices of their own.",
+        help="Pipeline parallelism: groups of layers, each on its own device.",
         rich_help_panel=_OTHER,
     ),
 ]
@@ -113,14 +133,14 @@ DataParallel = Annotated[
     typer.Option(
         "--data-parallel",
         "--data-parallel-size",
-        help="Copies of the model.",
+        help="Data parallelism: copies of the model.",
         rich_help_panel=_OTHER,
     ),
 ]
 Extra = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[-- OPTIONS]", help="Options of another engine's own.", show_default=False
+        metavar="[-- OPTIONS]", help="Passed on to that other engine.", show_default=False
     ),
 ]
 
@@ -152,7 +172,7 @@ def serve(
     data_parallel: DataParallel = None,
     extra: Extra = None,
 ) -> None:
-    """Serve a target with its drafter to OpenAI's clients."""
+    """Serve a target with its drafter over HTTP, with OpenAI's and Anthropic's APIs."""
     log_as_server(log_format)
     # The signature declares the options; those of the configs are read by their names.
     config = _serve_config(ctx.params, _read_keys(ctx, api_key_file, api_key))

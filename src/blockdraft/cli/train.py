@@ -35,17 +35,19 @@ def train(
         list[str],
         typer.Argument(
             metavar="[RUN.toml] [KEY=VALUE]...",
-            help="A file of settings, and settings that win over it; --keys lists them.",
+            help="A file of settings, and settings that override it; --keys lists them all.",
         ),
     ],
     plan: Annotated[
         bool,
         typer.Option(
-            "--plan", help="Time three steps, print what the run will be and take, and stop."
+            "--plan",
+            help="Check the settings, time three steps, print what the run needs, and stop.",
         ),
     ] = False,
     init_only: Annotated[
-        bool, typer.Option("--init-only", help="Write the untrained drafter, and stop.")
+        bool,
+        typer.Option("--init-only", help="Write the drafter as it is before training, and stop."),
     ] = False,
     _keys: Annotated[
         bool,
@@ -53,12 +55,12 @@ def train(
             "--keys",
             callback=_print_keys,
             is_eager=True,
-            help="Print all keys with defaults and meanings, and stop.",
+            help="Print all settings with defaults and meanings, and stop.",
         ),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train a drafter; a run that is started again with the same `out` goes on."""
+    """Train a drafter. A run with the `out` of an earlier one resumes that run."""
     if plan and init_only:
         raise ConfigError("--plan and --init-only exclude each other; leave one out")
     run = _read(arguments)

@@ -124,12 +124,19 @@ def catalog_name(model: str) -> str | None:
     folder = Path(model).expanduser()
     provenance = folder / PROVENANCE_FILE
     if provenance.is_file():
-        name = _provenance_name(provenance)
-    elif match := _SNAPSHOT.search(folder.absolute().as_posix()):
-        name = f"{match['org']}/{match['name']}"
+        name: str | None = _provenance_name(provenance)
     else:
-        return None
+        name = _package_name(folder) or _hub_name(folder)
     return name if name in CATALOG else None
+
+
+def display_name(model: str) -> str:
+    """What people call a model that is given by name or by the folder that it was resolved to.
+
+    A folder that came with the package or from the hub has the name of its model; one of the
+    user's own is named as it was given.
+    """
+    return catalog_name(model) or _hub_name(Path(model)) or model
 
 
 def find_drafter(target_name: str) -> str | None:
@@ -144,6 +151,20 @@ def find_drafter(target_name: str) -> str | None:
     """
     name = catalog_name(target_name)
     return None if name is None else CATALOG[name].drafter
+
+
+def _package_name(folder: Path) -> str | None:
+    """The name of a model whose folder was installed with the package."""
+    for entry in CATALOG.values():
+        if isinstance(entry.source, PackageFolder) and entry.source.path == folder.absolute():
+            return entry.name
+    return None
+
+
+def _hub_name(folder: Path) -> str | None:
+    """The id of a snapshot in the hub's own cache."""
+    match = _SNAPSHOT.search(folder.absolute().as_posix())
+    return f"{match['org']}/{match['name']}" if match else None
 
 
 def _provenance_name(path: Path) -> str:

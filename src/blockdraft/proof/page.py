@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from blockdraft.core.words import counted
+from blockdraft.hub.catalog import display_name
 from blockdraft.proof.summary import (
     MARKS,
     Line,
@@ -28,7 +30,7 @@ def make_page(certificate: Mapping[str, Any]) -> str:
     ]
     return render(
         "proof.html",
-        title=f"Proof of {certificate['config']['target']}",
+        title=f"Proof of {display_name(certificate['config']['target'])}",
         subtitle=_subtitle(certificate),
         verdict=certificate["verdict"],
         verdict_line=verdict_line(certificate),
@@ -107,4 +109,4 @@ def _cases(cases: Iterable[Mapping[str, Any]]) -> Table:
         for case in cases
     ]
     heads = ("case", "prompt tokens", "output of plain decoding", "hash")
-    return Table("", f"{len(rows)} cases. Texts are cut.", heads, rows)
+    return Table("", f"{counted(len(rows), 'case')}. Texts are cut.", heads, rows)

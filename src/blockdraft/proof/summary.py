@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from blockdraft.core.words import counted
+from blockdraft.hub.catalog import display_name
+
 Mark = Literal["ok", "failed", "note"]
 MARKS: Mapping[Mark, str] = {"ok": "✓", "failed": "✗", "note": "·"}
 
@@ -36,7 +39,7 @@ def verdict_line(certificate: Mapping[str, Any]) -> str:
         return "PROVEN: drafted output equals plain output, bit for bit"
     if verdict == "proven":
         near = certificate["num_differences"]
-        found = f"{near} near-ties, nothing else" if near else "no output differs"
+        found = f"{counted(near, 'near-tie')}, nothing else" if near else "no output differs"
         return f"NO VIOLATION: drafted against plain, which exact off lets differ: {found}"
     if verdict == "partial":
         return "PARTIAL: the proof was interrupted; no fault was found until then"
@@ -45,10 +48,10 @@ def verdict_line(certificate: Mapping[str, Any]) -> str:
 
 def setting_line(certificate: Mapping[str, Any]) -> str:
     """What was proven, and how it ran."""
-    config, threads = certificate["config"], certificate["threads"]
+    config, drafter = certificate["config"], display_name(certificate["drafter_folder"])
     return (
-        f"drafted by {certificate['drafter_folder']}; {config['dtype']} on {config['device']}, "
-        f"{threads} {'thread' if threads == 1 else 'threads'}, "
+        f"drafted by {drafter}; {config['dtype']} on {config['device']}, "
+        f"{counted(certificate['threads'], 'thread')}, "
         f"{'exact' if config['exact'] else 'exact off'}"
     )
 
@@ -109,15 +112,15 @@ def _how_far(certificate: Mapping[str, Any]) -> str:
 
 def _way(check: Mapping[str, Any]) -> Line:
     differences = check["differences"]
-    found = f"{check['num_cases']} cases, {check['num_tokens']} tokens, "
-    found += f"tau {check['acceptance_length']:.2f}, {len(differences)} differences"
+    found = f"{counted(check['num_cases'], 'case')}, {counted(check['num_tokens'], 'token')}, "
+    found += f"tau {check['acceptance_length']:.2f}, {counted(len(differences), 'difference')}"
     if near := len(differences) - check["num_failures"]:
-        found += f" ({near} near-ties)"
+        found += f" ({counted(near, 'near-tie')})"
     return Line(check["name"], found, "failed" if check["num_failures"] else "ok")
 
 
 def _context(check: Mapping[str, Any]) -> Line:
-    found = f"{check['num_tokens']} tokens, off by {check['deviation']:.2g} at most "
+    found = f"{counted(check['num_tokens'], 'token')}, off by {check['deviation']:.2g} at most "
     found += f"(rounding: up to {check['bound']:g})"
     return Line(check["case_id"], found, "ok" if check["is_right"] else "failed")
 
@@ -128,7 +131,7 @@ def _control(control: Mapping[str, Any]) -> Line:
         return Line(name, f"not run: {control['skipped']}", "note")
     if control["caught"]:
         return Line(name, f"caught: {control['evidence']}", "ok")
-    return Line(name, f"NOT CAUGHT on {control['num_cases']} cases", "failed")
+    return Line(name, f"NOT CAUGHT on {counted(control['num_cases'], 'case')}", "failed")
 
 
 def _distribution(check: Mapping[str, Any]) -> Line:

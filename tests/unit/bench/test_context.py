@@ -39,7 +39,7 @@ def llm(monkeypatch, folders):
 
 
 def run_cli(monkeypatch, llm, *arguments):
-    monkeypatch.setattr(options, "load_llm", lambda config: llm)
+    monkeypatch.setattr(options, "load_llm", lambda config, check: llm)
     return CliRunner().invoke(app, ["bench", "context", *map(str, arguments)])
 
 

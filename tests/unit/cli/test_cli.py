@@ -355,6 +355,10 @@ def test_a_grammar_that_cannot_be_used_is_refused(pair, tmp_path):
         (["bench", "speed", "--prompts", "FILE"], "prompt long of "),
         (["bench", "concurrency", "--prompts", "FILE"], "prompt long of "),
         (["bench", "never-slower", "--prompts", "FILE"], "prompt long of "),
+        (["bench", "context", "--text", "SHORT"], "is too short for 3 passages of 384 tokens"),
+        (["bench", "context", "--max-tokens", "512"], "in the context of 512 tokens"),
+        (["bench", "context", "--text", "/absent.txt"], "cannot read /absent.txt"),
+        (["bench", "context", "--output", "/absent/report.json"], "its folder does not exist"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_weights_are_read(
@@ -367,5 +371,7 @@ def test_what_cannot_be_answered_is_refused_before_weights_are_read(
     file = tmp_path / "prompts.jsonl"
     row = {"id": "long", "category": "text", "prompt": "x" * 600}
     file.write_text(json.dumps(row) + "\n", encoding="utf-8")
-    arguments = [str(file) if word == "FILE" else word for word in command]
-    assert reason in refusal(*arguments, *pair)
+    short = tmp_path / "short.txt"
+    short.write_text("the abc", encoding="utf-8")
+    files = {"FILE": str(file), "SHORT": str(short)}
+    assert reason in refusal(*(files.get(word, word) for word in command), *pair)

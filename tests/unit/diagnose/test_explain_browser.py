@@ -80,3 +80,11 @@ def test_sums_groups_and_streams_are_shown(page, report):
     page.locator("#prompt").select_option("1")
     assert page.locator("#question").inner_text() == QUESTIONS[1].text
     assert page.locator("#planted").count() == 0
+
+
+def test_one_thing_is_no_plural(page):
+    assert page.evaluate("[0, 1, 2].map((n) => counted(n, 'round'))") == [
+        "0 rounds",
+        "1 round",
+        "2 rounds",
+    ]

@@ -7,6 +7,7 @@ import torch
 
 from blockdraft.core import machine
 from blockdraft.core.config import LLMConfig
+from blockdraft.core.words import counted
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
 from blockdraft.kernels.backends import backend_for, kernels_state
@@ -22,7 +23,7 @@ def threads_check(config: LLMConfig) -> Check:
     """Threads against the cores that the scheduler gives this process."""
     name, cores = "threads", machine.num_cpus()
     threads = _num_threads(config)
-    found = f"{threads} threads, {cores} cores" + _quota(cores)
+    found = f"{counted(threads, 'thread')}, {counted(cores, 'core')}" + _quota(cores)
     if threads > cores:
         remedy = f"give --threads {cores}: threads that wait for each other take all the time"
         return Check(name, "out", found, remedy)
@@ -47,7 +48,7 @@ def busy_check(config: LLMConfig, busy: float | None) -> Check:
     name, cores = "other programs", machine.num_cpus()
     if busy is None:
         return Check(name, "unknown", "the system does not say what else runs")
-    found = f"{busy:.1f} of {cores} cores busy"
+    found = f"{busy:.1f} of {counted(cores, 'core')} busy"
     left = max(1, round(cores - busy))
     if busy > BUSY and _num_threads(config) > cores - busy:
         fewer = f", or give --threads {left}" if _num_threads(config) > left else ""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from blockdraft.core.words import counted
 from blockdraft.diagnose.explain.groups import Group
 from blockdraft.diagnose.explain.round import CAUSE_LABELS, CAUSES, Rejection, Round
 from blockdraft.diagnose.explain.run import Explanation
@@ -92,8 +93,9 @@ def _number(value: float | None, form: str) -> str:
 def summary_line(sums: Sums) -> str:
     """The most important counts."""
     return (
-        f"{sums.num_rounds} rounds, tau {sums.acceptance_length:.2f}, {sums.num_drafted} drafted, "
-        f"{sums.total.num_kept} kept, {sums.total.num_rejected} rejections"
+        f"{counted(sums.num_rounds, 'round')}, tau {sums.acceptance_length:.2f}, "
+        f"{sums.num_drafted} drafted, {sums.total.num_kept} kept, "
+        f"{counted(sums.total.num_rejected, 'rejection')}"
     )
 
 

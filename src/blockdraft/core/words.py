@@ -1,0 +1,6 @@
+"""Numbers in the sentences that people read."""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, whose plural ends in s: "1 thread", "2 threads"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
