@@ -7,7 +7,6 @@ rejection leaves the very bits that were there.
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 

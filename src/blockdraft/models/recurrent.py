@@ -26,8 +26,8 @@ from blockdraft.models.supported import decoder_layers
 
 _KEYS_ONLY = ("full_attention", "sliding_attention", "chunked_attention")
 _NO_MEMORY = ("moe", "mlp")
-_CACHES = ("cache_params", "past_key_values")
-"""How layers of transformers call the cache."""
+_CACHES = ("past_key_values", "cache_params")
+"""How models and layers of transformers call the cache."""
 
 
 def layer_kinds(model: PreTrainedModel) -> list[LayerKind]:
@@ -85,13 +85,29 @@ def mixers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def _is_mixer(module: nn.Module) -> bool:
-    """A convolution, an index into the cache, and a cache, but no positions: those are attention's."""
+    """It has a convolution and takes a cache, but no positions, as attention does."""
     if not hasattr(module, "layer_idx"):
         return False
     if not any(isinstance(child, nn.Conv1d) for child in module.children()):
         return False
     taken = inspect.signature(module.forward).parameters
     return any(name in taken for name in _CACHES) and "position_embeddings" not in taken
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """How the model's forward calls the cache.
+
+    Raises:
+        ModelError: it takes none.
+    """
+    taken = inspect.signature(model.forward).parameters
+    for name in _CACHES:
+        if name in taken:
+            return name
+    raise ModelError(
+        f"{type(model).__name__} is not supported: its forward takes no cache; use a model whose "
+        f"forward takes {' or '.join(_CACHES)}"
+    )
 
 
 def new_cache(model: PreTrainedModel) -> KVCache:
@@ -137,10 +153,12 @@ class StepByStep:
         """hidden_states: [1, rows, D], rows that only fill up behind the others."""
         cache = next((v for v in (*args, *kwargs.values()) if isinstance(v, StateCache)), None)
         if cache is None:
-            raise TypeError("its recurrent layers were called without a cache")
-        layer, num_fill = cache.layers[self._mixer.layer_idx], hidden_states.shape[1]
-        num_fill -= cache.num_rows
-        outputs = []
+            return self._own(
+                hidden_states, *args, **kwargs
+            )  # a whole text that nobody goes on with
+        layer = cache.layers[self._mixer.layer_idx]
+        num_fill = hidden_states.shape[1] - cache.num_rows
+        outputs: list[Tensor] = []
         try:
             for row in range(cache.num_rows):
                 # A copy: kernels look at where in memory a row begins.
@@ -149,6 +167,8 @@ class StepByStep:
                     linear.begin(hidden_states, own, row)
                 layer.before_step()
                 outputs.append(self._own(own, *args, **kwargs))
+                if not isinstance(outputs[-1], Tensor):
+                    raise TypeError("its recurrent layers return more than their output")
                 layer.num_steps += 1
                 for linear in self._linears:
                     linear.is_last = outputs[-1] is linear.output
@@ -183,6 +203,8 @@ class _Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[1, 1, inputs] -> [1, 1, outputs]; of the last layer not before `of_all`."""
+        if self._hidden is None:
+            return self._own(x)
         if x is self._row_input:
             if self._products is None:
                 self._products = self._own(self._hidden)

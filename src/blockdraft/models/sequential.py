@@ -14,7 +14,7 @@ from blockdraft.cache.memory import Unlimited
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.models.attention.exact import EXACT_ATTENTION, STOCK_ATTENTION
 from blockdraft.models.exact import NUM_COPIED, TAIL_SPLIT, Split
-from blockdraft.models.recurrent import is_recurrent, new_cache
+from blockdraft.models.recurrent import cache_argument, is_recurrent, new_cache
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
 
@@ -30,6 +30,7 @@ class SequentialTarget(TransformersTarget):
     ) -> None:
         attention = EXACT_ATTENTION if exact else STOCK_ATTENTION
         super().__init__(model, attention, layer_ids=layer_ids, exact=exact)
+        self._cache_argument = cache_argument(model)
         self.takes_trees = not is_recurrent(model)
         self.memory = Unlimited()
         self._caches: dict[int, KVCache] = {}
@@ -134,7 +135,7 @@ class SequentialTarget(TransformersTarget):
         logits = self.model(
             input_ids=ids[:1],
             position_ids=ids[1:],
-            past_key_values=cache,
+            **{self._cache_argument: cache},
             use_cache=True,
             logits_to_keep=num_rows,
         ).logits[0]
