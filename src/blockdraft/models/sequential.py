@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from blockdraft.cache.kv import KVCache, SlotKV
 from blockdraft.cache.memory import Unlimited
+from blockdraft.cache.states import StateCache
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.models.attention.exact import EXACT_ATTENTION, STOCK_ATTENTION
 from blockdraft.models.exact import NUM_COPIED, TAIL_SPLIT, Split
@@ -169,6 +170,15 @@ class SequentialTarget(TransformersTarget):
         """Forget a sequence; unknown keys are fine, it may never have run."""
         self._caches.pop(key, None)
         self._node_kv.pop(key, None)
+
+    @torch.inference_mode()
+    def state_bytes(self) -> int:
+        """Of the recurrent states of a sequence; each candidate of a step takes as many again."""
+        cache = new_cache(self.model)
+        if not isinstance(cache, StateCache):
+            return 0
+        self._run(cache, [0], 0)
+        return cache.num_state_bytes
 
     @torch.inference_mode()
     def logits_of_split(
