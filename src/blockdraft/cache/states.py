@@ -4,7 +4,7 @@ A state cannot be cut back. It is copied before each token that may be taken bac
 rejection leaves the very bits that were there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -87,7 +87,7 @@ class StateCache(KVCache):
         self._capacity = Capacity()
         self.num_rows = 0
         """Rows of the forward that runs, without those that only fill it up."""
-        make = {
+        make: dict[LayerKind, Callable[[], Any]] = {
             "kv": lambda: KVLayer(self._capacity),
             "state": lambda: StateLayer(number_of_states=num_states),
             "both": lambda: StateAndKVLayer(self._capacity, number_of_states=num_states),

@@ -152,10 +152,9 @@ class StepByStep:
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """hidden_states: [1, rows, D], rows that only fill up behind the others."""
         cache = next((v for v in (*args, *kwargs.values()) if isinstance(v, StateCache)), None)
-        if cache is None:
-            return self._own(
-                hidden_states, *args, **kwargs
-            )  # a whole text that nobody goes on with
+        if cache is None:  # a whole text that nobody goes on with
+            whole: Tensor = self._own(hidden_states, *args, **kwargs)
+            return whole
         layer = cache.layers[self._mixer.layer_idx]
         num_fill = hidden_states.shape[1] - cache.num_rows
         outputs: list[Tensor] = []
@@ -193,7 +192,10 @@ class _Linear:
 
     def clear(self) -> None:
         """Forget the rows of a call."""
-        self._hidden = self._row_input = self._products = self.output = None
+        self._hidden: Tensor | None = None
+        self._row_input: Tensor | None = None
+        self._products: Tensor | None = None
+        self.output: Tensor | None = None
         self._row = 0
         self._inputs: list[Tensor] = []
 
