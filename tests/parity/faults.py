@@ -18,6 +18,7 @@ from torch import Tensor
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.kv import KVCache
 from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.cache.states import StateCache, StateLayer
 from blockdraft.core.plan import PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.scheduler import Scheduler
@@ -25,6 +26,7 @@ from blockdraft.models import draft_convolution, draft_kernels
 from blockdraft.models import paged as paged_module
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.paged import PackedRows, PagedTarget
+from blockdraft.models.recurrent import StepByStep
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.conditionals import Candidates
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
@@ -78,6 +80,49 @@ class CropOneTooFew(SequentialTarget):
         if not planned.tree.is_chain:
             return self._run_paths(cache, planned)
         return self._run(cache, planned.token_ids, planned.num_choices)
+
+
+def state_stays_behind() -> AbstractContextManager[object]:
+    """A rejection crops keys and values only: recurrent states keep what the rejected ones did."""
+
+    def go_back(layer: StateLayer, length: int) -> None:
+        layer.num_steps = length
+
+    return patch.object(StateLayer, "go_back", go_back)
+
+
+@contextmanager
+def state_of_the_row_before() -> Iterator[None]:
+    """A rejection leaves the state of one token fewer than was kept."""
+    real = StateLayer.go_back
+
+    def go_back(layer: StateLayer, length: int) -> None:
+        earlier = length - 1 if length < layer.num_steps and length - 1 in layer._copies else length
+        real(layer, earlier)
+        layer.num_steps = length
+
+    with patch.object(StateLayer, "go_back", go_back):
+        yield
+
+
+@contextmanager
+def scan_over_the_rows() -> Iterator[None]:
+    """Rows are scanned together, as transformers does; the states stay those of single steps."""
+    real = StepByStep.__call__
+
+    def call(mixer: StepByStep, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        cache = next(v for v in (*args, *kwargs.values()) if isinstance(v, StateCache))
+        layer = cache.layers[mixer._mixer.layer_idx]
+        before = copy.deepcopy(layer)
+        num_real = cache.num_rows
+        whole = mixer._own(hidden_states[:, :num_real], *args, **kwargs)
+        vars(layer).update(vars(before))
+        real(mixer, hidden_states, *args, **kwargs)
+        fill = whole[:, -1:].expand(-1, hidden_states.shape[1] - num_real, -1)
+        return torch.cat((whole, fill), dim=1)
+
+    with patch.object(StepByStep, "__call__", call):
+        yield
 
 
 class AnchorInContext(DFlashDrafter):

@@ -102,6 +102,15 @@ class KVCache(Cache):  # type: ignore[misc]
         capacity = Capacity()
         super().__init__(layers=[KVLayer(capacity) for _ in range(num_layers)])
 
+    def may_return(self, sure: int) -> None:
+        """From here on `truncate` gets the present length, or one from `sure` on.
+
+        Keys and values can be cut anywhere; states cannot, see `blockdraft.cache.states`.
+        """
+
+    def expect(self, num_rows: int) -> None:
+        """The next forward has so many rows of tokens; others only fill it up."""
+
     @property
     def length(self) -> int:
         """Number of cached tokens."""

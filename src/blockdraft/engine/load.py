@@ -74,6 +74,12 @@ def _load(
     drafter = make_drafter(target, checkpoint)
     if config.exact:
         once("rows are independent", lambda: _passes(target.check_row_invariance))
+    if isinstance(target, SequentialTarget) and (num_bytes := target.state_bytes()):
+        logger.info(
+            "recurrent states take %.3g MiB a sequence, and as much again for each candidate of "
+            "its step",
+            num_bytes / 2**20,
+        )
     engine = Engine(
         target,
         drafter,

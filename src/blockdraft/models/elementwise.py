@@ -3,6 +3,7 @@
 See `kernels.torch.vectors`: what they compute beside whole vectors would have other bits.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from math import gcd
@@ -21,13 +22,15 @@ ACTIVATIONS = tuple(kind[0] if isinstance(kind, tuple) else kind for kind in ACT
 
 
 def keep_vectors_whole(model: PreTrainedModel) -> ExitStack:
-    """Let the activations and rotations of a model compute in whole vectors.
+    """Let the activations and rotations of a model compute in whole vectors, its gates one by one.
 
     Returns:
         what gives the model back as it was when closed.
     """
     undo = ExitStack()
     for module in model.modules():
+        if type(module) is nn.Linear and module.out_features == 1:
+            replace_forward(module, partial(_apart, module.forward), undo)
         if "forward" in vars(module):
             continue
         if isinstance(module, ACTIVATIONS):
@@ -35,6 +38,18 @@ def keep_vectors_whole(model: PreTrainedModel) -> ExitStack:
         elif any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
             replace_forward(module, WholeRotation(module), undo)
     return undo
+
+
+def _apart(gate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A gate of one value a row, [..., inputs] -> [..., 1], its values apart in memory.
+
+    What the model makes of them is no module that could be given whole vectors. Of values that do
+    not lie side by side torch computes each by the code for one.
+    """
+    values = gate(x)
+    spread = values.new_empty(*values.shape[:-1], 2)
+    spread[..., :1] = values
+    return spread[..., :1]
 
 
 class WholeRotation:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape
+from blockdraft.models.recurrent import is_recurrent
 from blockdraft.models.supported import decoder_layers, varying_rope_type
 
 PROBE_ATTENTION = "blockdraft_layer_probe"
@@ -45,6 +46,8 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     varying = varying_rope_type(model.config.get_text_config())
     if varying is not None:
         raise NotPaged(f"its rope_type {varying!r} depends on the longest sequence of a forward")
+    if is_recurrent(model):
+        raise NotPaged("its recurrent or convolution layers keep a state instead of keys")
     with _probing(model):
         ids = torch.zeros(1, 4, dtype=torch.long, device=model.device)
         try:

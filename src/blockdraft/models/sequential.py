@@ -11,23 +11,28 @@ from transformers import PreTrainedModel
 
 from blockdraft.cache.kv import KVCache, SlotKV
 from blockdraft.cache.memory import Unlimited
+from blockdraft.cache.states import StateCache
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.models.attention.exact import EXACT_ATTENTION, STOCK_ATTENTION
 from blockdraft.models.exact import NUM_COPIED, TAIL_SPLIT, Split
+from blockdraft.models.recurrent import cache_argument, is_recurrent, new_cache
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
 
 
 class SequentialTarget(TransformersTarget):
-    """One K/V cache per sequence, one forward per row or path. See TransformersTarget."""
+    """One cache per sequence, one forward per row or path. See TransformersTarget.
 
-    takes_trees = True
+    A model with recurrent layers takes chains only.
+    """
 
     def __init__(
         self, model: PreTrainedModel, *, layer_ids: Sequence[int] = (), exact: bool = True
     ) -> None:
         attention = EXACT_ATTENTION if exact else STOCK_ATTENTION
         super().__init__(model, attention, layer_ids=layer_ids, exact=exact)
+        self._cache_argument = cache_argument(model)
+        self.takes_trees = not is_recurrent(model)
         self.memory = Unlimited()
         self._caches: dict[int, KVCache] = {}
         self._node_kv: dict[int, dict[int, SlotKV]] = {}
@@ -47,8 +52,9 @@ class SequentialTarget(TransformersTarget):
 
     def _forward_row(self, planned: PlannedRow) -> tuple[Tensor, Tensor | None]:
         sequence = planned.row.sequence
-        cache = self._caches.setdefault(sequence.key, KVCache(len(self.layers)))
+        cache = self._caches.setdefault(sequence.key, new_cache(self.model))
         assert cache.length == sequence.num_cached
+        cache.may_return(sequence.num_cached + len(planned.row.new_ids))
         if not planned.tree.is_chain:
             return self._run_paths(cache, planned)
         return self._run(
@@ -124,12 +130,13 @@ class SequentialTarget(TransformersTarget):
         position_ids = [*range(start, start + num_real), *[start + num_real - 1] * num_fill]
         ids = torch.tensor([token_ids + token_ids[-1:] * num_fill, position_ids])
         ids = ids.to(self.model.device)
+        cache.expect(num_real)
         # The head is a linear layer like the others; it runs on a few rows even if none is wanted.
         num_rows = filled(max(num_choices + num_fill, 1), self.rule)
         logits = self.model(
             input_ids=ids[:1],
             position_ids=ids[1:],
-            past_key_values=cache,
+            **{self._cache_argument: cache},
             use_cache=True,
             logits_to_keep=num_rows,
         ).logits[0]
@@ -165,12 +172,21 @@ class SequentialTarget(TransformersTarget):
         self._node_kv.pop(key, None)
 
     @torch.inference_mode()
+    def state_bytes(self) -> int:
+        """Of the recurrent states of a sequence; each candidate of a step takes as many again."""
+        cache = new_cache(self.model)
+        if not isinstance(cache, StateCache):
+            return 0
+        self._run(cache, [0], 0)
+        return cache.num_state_bytes
+
+    @torch.inference_mode()
     def logits_of_split(
         self, token_ids: Sequence[int], split: Split, cache: KVCache | None = None
     ) -> Tensor:
         """See TransformersTarget.logits_of_split; goes on behind what `cache` holds."""
         assert sum(split) == len(token_ids)
-        cache, logits, done = cache or KVCache(len(self.layers)), [], 0
+        cache, logits, done = cache or new_cache(self.model), [], 0
         for length in split:
             logits.append(self._run(cache, list(token_ids[done : done + length]), length)[0])
             done += length
@@ -179,10 +195,11 @@ class SequentialTarget(TransformersTarget):
     @torch.inference_mode()
     def logits_at_border(self, token_ids: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
         """See TransformersTarget.logits_at_border; the tokens before are copies of a few."""
-        cache, tail = KVCache(len(self.layers)), sum(TAIL_SPLIT)
+        cache, tail = new_cache(self.model), sum(TAIL_SPLIT)
         if start:
             self._run(cache, list(token_ids[: min(start, NUM_COPIED)]), 0)
             cache.repeat(start)
+        cache.may_return(start + len(token_ids) - tail)
         together, _ = self._run(cache, list(token_ids), tail)
         cache.truncate(cache.length - tail)
         return together, self.logits_of_split(token_ids[-tail:], TAIL_SPLIT, cache)

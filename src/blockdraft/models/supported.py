@@ -12,20 +12,13 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
     """Refuse a model that cannot be a target.
 
     Raises:
-        ModelError: no list of decoder layers, no output head, recurrent layers, a layer id out of
-            range, or, with `exact`, rotations that depend on the length of the sequence.
+        ModelError: no list of decoder layers, no output head, a layer id out of range, or, with
+            `exact`, rotations that depend on the length of the sequence.
     """
     name, config = type(model).__name__, model.config.get_text_config()
     num_layers = len(decoder_layers(model))
     if model.get_output_embeddings() is None:
         raise ModelError(f"{name} is not supported: it has no output head; use a causal LM")
-    kinds = set(getattr(config, "layer_types", None) or [])
-    recurrent = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
-    if recurrent:
-        raise ModelError(
-            f"{name} is not supported: layers of kind {', '.join(recurrent)} "
-            "cannot be rolled back yet; use a model with attention layers only"
-        )
     wrong = [index for index in layer_ids if not 0 <= index < num_layers]
     if wrong:
         raise ModelError(

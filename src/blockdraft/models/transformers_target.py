@@ -23,6 +23,7 @@ from blockdraft.models.exact import (
 )
 from blockdraft.models.experts import EXACT_EXPERTS, forget_row_multiple, set_row_multiple
 from blockdraft.models.fused import speed_up
+from blockdraft.models.recurrent import run_step_by_step
 from blockdraft.models.row_blocks import keep_rows_apart, keeps_any_rows
 from blockdraft.models.supported import check_supported, decoder_layers
 
@@ -91,6 +92,7 @@ class TransformersTarget:
             self._undo.enter_context(keep_vectors_whole(self.model))
             if self.rule.row_multiple > 1 and keeps_any_rows(self.model):
                 self.rule = replace(self.rule, row_multiple=1)
+        self._undo.enter_context(run_step_by_step(self.model))
         for index in sorted(set(self.layer_ids)):
             self._hooks.append(self._capture(index))
         head = self.model.get_output_embeddings()

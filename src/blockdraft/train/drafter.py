@@ -25,6 +25,14 @@ _CONVOLUTIONS = ("attention_conv.", "mlp_conv.")
 """What no target has: fresh ones change nothing."""
 
 
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+)
+_EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps")
+"""What the configs of different models call it."""
+
+
 def draft_config_for(
     target_config: Any,
     *,
@@ -46,9 +54,15 @@ def draft_config_for(
 
     Raises:
         ConfigError: the target has fewer layers than features.
-        ModelError: the values do not fit together.
+        ModelError: the target lacks a size, or the values do not fit together.
     """
     config = target_config.get_text_config()
+    missing = [name for name in _SIZES if not isinstance(getattr(config, name, None), int)]
+    if missing:
+        raise ModelError(
+            f"a drafter takes its shape from the target, and {type(config).__name__} has no single "
+            f"{missing[0]}; choose another target"
+        )
     full: AttentionKind = "full_attention"
     head_dim = getattr(config, "head_dim", None)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -66,7 +80,7 @@ def draft_config_for(
         block_size=block_size,
         layer_types=(full,) * num_layers,
         num_target_layers=config.num_hidden_layers,
-        rms_norm_eps=config.rms_norm_eps,
+        rms_norm_eps=next((getattr(config, n) for n in _EPSILONS if hasattr(config, n)), 1e-6),
         # Only the base is taken over: the drafter's own rotation has nothing to stretch yet.
         rope={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
         max_position_embeddings=config.max_position_embeddings,

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from transformers import Lfm2Config, MambaConfig
 
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.train.drafter import copy_target_layers, feature_layers
+from blockdraft.train.drafter import copy_target_layers, draft_config_for, feature_layers
 from tests.tiny import tiny_drafter, tiny_target
 
 
@@ -25,6 +26,19 @@ def test_no_layer_is_read_twice(num_layers, num_features, expected):
 def test_more_features_than_layers_are_refused():
     with pytest.raises(ConfigError, match="num_features is 5, and the target has 4 layers"):
         feature_layers(4, 5)
+
+
+SHAPE = {"num_layers": 2, "block_size": 6, "num_features": 2, "mask_token_id": 3}
+
+
+def test_the_epsilon_of_norms_is_found_under_other_names():
+    config = Lfm2Config(num_hidden_layers=4, norm_eps=0.25)
+    assert draft_config_for(config, **SHAPE).rms_norm_eps == 0.25
+
+
+def test_a_target_without_the_sizes_of_attention_is_refused():
+    with pytest.raises(ModelError, match="MambaConfig has no single num_attention_heads"):
+        draft_config_for(MambaConfig(num_hidden_layers=4), **SHAPE)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

@@ -1,0 +1,157 @@
+"""States of layers that are no list of keys: a recurrent state, the last inputs of a convolution.
+
+A state cannot be cut back. It is copied before each token that may be taken back, so that a
+rejection leaves the very bits that were there.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+from transformers.cache_utils import Cache, LinearAttentionLayer
+
+from blockdraft.cache.kv import Capacity, KVCache, KVLayer
+
+LayerKind = Literal["kv", "state", "both"]
+"""What a layer remembers; one without a memory is "kv" and stays empty."""
+
+_STATE = (
+    *("conv_states", "recurrent_states", "has_previous_state"),
+    *("is_conv_states_initialized", "is_recurrent_states_initialized"),
+)
+"""What transformers keeps of a layer's state: tensors by number, and what is filled."""
+
+
+class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is untyped here
+    """The state of one layer after `num_steps` tokens, and copies of it after fewer."""
+
+    is_sliding = False
+
+    def __init__(self, **kwargs: Any) -> None:
+        LinearAttentionLayer.__init__(self, **kwargs)
+        self.num_steps = 0
+        self._first = self._sure = 0
+        self._copies: dict[int, dict[str, Any]] = {}
+
+    def may_return(self, sure: int) -> None:
+        """From here on the layer can go back to its present length, and to all from `sure` on."""
+        self._first, self._sure = self.num_steps, sure
+        self._copies = {}
+
+    def before_step(self) -> None:
+        """To be called before each token."""
+        if self.num_steps == self._first or self.num_steps >= self._sure:
+            self._copies[self.num_steps] = {name: _copied(getattr(self, name)) for name in _STATE}
+
+    def go_back(self, length: int) -> None:
+        """The state after `length` tokens.
+
+        A step that failed may have changed the state without being counted, so a copy is taken
+        where there is one.
+        """
+        if length in self._copies:
+            for name, value in self._copies[length].items():
+                setattr(self, name, _copied(value))
+        else:
+            assert length == self.num_steps, f"no state after {length} tokens was kept"
+        self.num_steps = length
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the state itself; each copy takes as many."""
+        states = (getattr(self, name) for name in _STATE[:2])
+        return sum(_num_bytes(state) for state in states)
+
+
+class StateAndKVLayer(StateLayer, KVLayer):
+    """A layer that has both: attention beside a recurrent mixer."""
+
+    def __init__(self, capacity: Capacity, **kwargs: Any) -> None:
+        KVLayer.__init__(self, capacity)
+        StateLayer.__init__(self, **kwargs)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Of keys and values if they are given, else of a state; transformers names the latter."""
+        if args:
+            KVLayer.lazy_initialization(self, *args)
+        else:
+            StateLayer.lazy_initialization(self, **kwargs)
+
+
+class StateCache(KVCache):
+    """The K/V and states of one sequence, of a model with a state in some layer at least."""
+
+    layers: list[Any]
+
+    def __init__(self, kinds: Sequence[LayerKind], num_states: int = 1) -> None:
+        self._capacity = Capacity()
+        self.num_rows = 0
+        """Rows of the forward that runs, without those that only fill it up."""
+        make: dict[LayerKind, Callable[[], Any]] = {
+            "kv": lambda: KVLayer(self._capacity),
+            "state": lambda: StateLayer(number_of_states=num_states),
+            "both": lambda: StateAndKVLayer(self._capacity, number_of_states=num_states),
+        }
+        Cache.__init__(self, layers=[make[kind]() for kind in kinds])
+
+    @property
+    def _states(self) -> list[StateLayer]:
+        return [layer for layer in self.layers if isinstance(layer, StateLayer)]
+
+    @property
+    def _held(self) -> list[KVLayer]:
+        kv = [layer for layer in self.layers if isinstance(layer, KVLayer)]
+        return [layer for layer in kv if layer.is_initialized]
+
+    @property
+    def length(self) -> int:
+        """Number of cached tokens."""
+        return self._states[0].num_steps
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The same for all layers, also for those that remember nothing."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """See KVLayer.get_mask_sizes; one mask serves all layers."""
+        layer = KVLayer(self._capacity)
+        layer.length = self.length
+        return layer.get_mask_sizes(query_length)
+
+    def may_return(self, sure: int) -> None:
+        """See KVCache.may_return."""
+        for layer in self._states:
+            layer.may_return(sure)
+
+    def expect(self, num_rows: int) -> None:
+        """See KVCache.expect."""
+        self.num_rows = num_rows
+
+    def truncate(self, length: int) -> None:
+        """See KVCache.truncate."""
+        super().truncate(length)
+        for layer in self._states:
+            layer.go_back(length)
+
+    def repeat(self, length: int) -> None:
+        """See KVCache.repeat; a state stays as it is."""
+        super().repeat(length)
+        for layer in self._states:
+            layer.num_steps = length
+
+    @property
+    def num_state_bytes(self) -> int:
+        """Of the states of all layers, once."""
+        return sum(layer.num_bytes for layer in self._states)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(part) for key, part in value.items()}
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(_num_bytes(part) for part in value.values())
+    return value.nbytes if isinstance(value, Tensor) else 0
