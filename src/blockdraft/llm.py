@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from os import PathLike, fspath
 from typing import Literal, Self, TypeGuard, cast, overload
 
 from blockdraft.core.config import DraftDtype, LLMConfig
@@ -45,8 +46,8 @@ class LLM:
 
     def __init__(
         self,
-        target: str = _DEFAULTS.target,
-        drafter: str | None = _DEFAULTS.drafter,
+        target: str | PathLike[str] = _DEFAULTS.target,
+        drafter: str | PathLike[str] | None = _DEFAULTS.drafter,
         *,
         dtype: str = _DEFAULTS.dtype,
         draft_dtype: DraftDtype = _DEFAULTS.draft_dtype,
@@ -65,8 +66,8 @@ class LLM:
         recheck: bool = _DEFAULTS.recheck,
     ) -> None:
         config = LLMConfig(
-            target=target,
-            drafter=drafter,
+            target=fspath(target),
+            drafter=None if drafter is None else fspath(drafter),
             dtype=dtype,
             draft_dtype=draft_dtype,
             device=device,

@@ -27,6 +27,13 @@ def test_drafted_equals_plain(llm, temperature):
     assert_nothing_left(llm)
 
 
+def test_folders_may_be_paths(folders):
+    target, drafter = folders
+    llm = LLM(target, drafter, dtype="float32")
+    assert llm.config.target == str(target)
+    assert llm.generate("the abc", params(max_tokens=3)).completions[0].token_ids
+
+
 def test_results_are_complete(llm):
     generation = llm.generate("abc the", params(logprobs=2, temperature=1.0, seed=3))
     (completion,) = generation.completions
