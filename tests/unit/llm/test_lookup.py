@@ -52,17 +52,17 @@ def test_lookup_without_a_drafter(folders, plain):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, {"prediction", "lookup", "dflash"}),
-        ({"lookup": False}, {"prediction", "dflash"}),
-        ({"drafter": "none"}, {"prediction", "none"}),
-        ({"drafter": "none", "lookup": True}, {"prediction", "lookup", "none"}),
+        ({}, "prediction lookup dflash"),
+        ({"lookup": False}, "prediction dflash"),
+        ({"drafter": "none"}, "prediction none"),
+        ({"drafter": "none", "lookup": True}, "prediction lookup none"),
     ],
     ids=str,
 )
 def test_lookup_drafts_beside_a_drafter_unless_told_otherwise(folders, options, expected):
     target, drafter = map(str, folders)
     llm = LLM(target, **{"drafter": drafter, "dtype": "float32", **options})
-    assert {one.kind for one in llm.engine.proposer.drafters} == expected
+    assert " ".join(one.kind for one in llm.engine.proposer.drafters) == expected
 
 
 def test_a_request_chooses_its_drafters(folders):
