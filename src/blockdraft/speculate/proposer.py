@@ -24,7 +24,7 @@ class Proposer:
     is expected to bring as much as a draft of the model, the model does not draft.
     What fails for a batch is done again row by row, so that only the row at fault goes without.
     `vocab_size` is the target's: no other token may reach it. `joins_trees`: proposals of several
-    drafters become one tree; if not, the best of all their paths. Free drafters propose chains.
+    drafters become one tree; if not, the best of all their paths, and free drafters propose chains.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, free: Items[FreeDrafter] = ()) -> None:
@@ -62,7 +62,11 @@ class Proposer:
                 allowed = self._allowed(row, proposal)
                 if allowed:
                     found[row.sequence.key].append(allowed)
-        return [self._joined(row, found[row.sequence.key]) for row in batch]
+        joined = [self._joined(row, found[row.sequence.key]) for row in batch]
+        return [
+            own if self.joins_trees or own.tree.is_chain else best_path([own], row.num_slots)
+            for row, own in zip(batch, joined, strict=True)
+        ]
 
     def propose(self, batch: Batch, free: Items[Proposal]) -> list[Proposal]:
         """What to verify of each row: of `free`, and of the model where it may draft.
@@ -131,10 +135,10 @@ class Proposer:
     def _joined(self, row: Row, proposals: list[Proposal]) -> Proposal:
         """One proposal of all; no more nodes than the largest of them has."""
         proposals = [proposal for proposal in proposals if proposal]
-        if len(proposals) == 1 and (self.joins_trees or proposals[0].tree.is_chain):
-            return proposals[0]
+        if len(proposals) <= 1:
+            return proposals[0] if proposals else NOTHING
         if self.joins_trees:
-            return merge(proposals, max(map(len, proposals), default=0))
+            return merge(proposals, max(map(len, proposals)))
         return best_path(proposals, row.num_slots)
 
     def _open_once(self, row: Row) -> None:
