@@ -50,7 +50,10 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
     """
     drafter = engine.drafter
     assert isinstance(drafter, DFlashDrafter)
-    params = SamplingParams(max_tokens=case.params.max_tokens, ignore_eos=True)
+    # Alone: where others propose as much, it would not draft.
+    params = SamplingParams(
+        max_tokens=case.params.max_tokens, ignore_eos=True, drafters=(drafter.kind,)
+    )
     # Adaptive drafting gives a bad drafter a rest.
     engine.use_fixed_drafting()
     key = engine.add(case.prompt_ids, params)
