@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from blockdraft.core.plan import Proposal
+from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 
@@ -66,6 +66,39 @@ class FreeDrafter(Drafter, Protocol):
     def serves(self, sample: Sample) -> bool:
         """False if there can be no proposal for a sequence, and no room is needed for one."""
         ...
+
+
+class ModelFree:
+    """What all drafters share that run no model: the sequence itself has the tokens they need.
+
+    `_propose` is what each of them adds, for one row.
+    """
+
+    feature_layers: tuple[int, ...] = ()
+
+    def serves(self, sample: Sample) -> bool:
+        """See FreeDrafter.serves: everyone."""
+        return True
+
+    def open(self, row: Row, num_reused: int) -> None:
+        """See Drafter.open. Nothing is prepared."""
+
+    def lag(self, row: Row) -> int:
+        """See Drafter.lag: nothing that would take a forward."""
+        return 0
+
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        """See Drafter.propose: row by row."""
+        return [self._propose(row) for row in rows]
+
+    def _propose(self, row: Row) -> Proposal:
+        return NOTHING
+
+    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
+        """See Drafter.committed. Nothing is kept."""
+
+    def close(self, key: int) -> None:
+        """See Drafter.close. Nothing is kept."""
 
 
 @runtime_checkable

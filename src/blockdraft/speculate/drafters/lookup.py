@@ -8,12 +8,11 @@ length of the match, from every token that the target chooses.
 from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
-from torch import Tensor
-
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.speculate.drafters.automaton import NO_MATCH, Automaton, Match
+from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.rates import Rates, RequestRates
 
 MAX_LOOKUP_TOKENS = 16
@@ -152,8 +151,8 @@ class _Searched:
         return max((text.chain(num) for text in reversed(self.texts)), key=lambda one: sum(one[1]))
 
 
-class LookupDrafter:
-    """Proposes what followed the same tokens in the prompt, the output, or other outputs.
+class LookupDrafter(ModelFree):
+    """Proposes what followed the same tokens in the prompt, the output, or other outputs: a chain.
 
     Only committed tokens are ever read, from the sequence itself, so there is nothing to take back,
     and a sequence that was preempted is just read again. A prompt is read when its first token is
@@ -163,7 +162,6 @@ class LookupDrafter:
     """
 
     kind = "lookup"
-    feature_layers: tuple[int, ...] = ()
 
     def __init__(self, *, shared_tokens: int = 0, max_nodes: int = MAX_LOOKUP_TOKENS) -> None:
         self.max_nodes = max_nodes
@@ -173,21 +171,9 @@ class LookupDrafter:
         self._samples: dict[int, Sample] = {}
         self._searched: dict[int, _Searched] = {}
 
-    def serves(self, sample: Sample) -> bool:
-        """See FreeDrafter.serves: everyone."""
-        return True
-
     def open(self, row: Row, num_reused: int) -> None:
         """See Drafter.open. What was reused is read like all else."""
         self._samples[row.sequence.key] = row.sequence
-
-    def lag(self, row: Row) -> int:
-        """See Drafter.lag: nothing that would take a forward."""
-        return 0
-
-    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        """See Drafter.propose: one chain each, or nothing where nothing matches."""
-        return [self._propose(row) for row in rows]
 
     def _propose(self, row: Row) -> Proposal:
         sample = row.sequence
@@ -206,9 +192,6 @@ class LookupDrafter:
         if known is None:
             known = self._prompts[prompt] = Automaton(prompt)
         return _Searched(known, lambda name: self._rates[name].of_request())
-
-    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
-        """See Drafter.committed. The sequence itself has the tokens."""
 
     def close(self, key: int) -> None:
         """See Drafter.close. An output that has ended well may serve others."""

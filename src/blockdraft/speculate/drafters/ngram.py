@@ -6,15 +6,14 @@ the noise decides that will choose the target's token, as far as it is known whi
 """
 
 import heapq
-from collections.abc import Sequence
 from math import exp
 
 import numpy as np
-from torch import Tensor
 
 from blockdraft.core.plan import NOTHING, ROOT, Proposal, Tree
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.branches import noise_of
 from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable, Successors
 
@@ -23,30 +22,14 @@ LEAST_PROBABILITY = 0.08
 """A row of the target's forward is worth more elsewhere, or not computed at all."""
 
 
-class NGramDrafter:
-    """Proposes the most probable paths of a table, the same for all texts that end alike."""
+class NGramDrafter(ModelFree):
+    """Proposes trees of the most probable paths of a table; nothing where nothing is likely."""
 
     kind = "ngram"
-    feature_layers: tuple[int, ...] = ()
     max_nodes = MAX_NODES
 
     def __init__(self, table: NGramTable) -> None:
         self._table = table
-
-    def serves(self, sample: Sample) -> bool:
-        """See FreeDrafter.serves: everyone."""
-        return True
-
-    def open(self, row: Row, num_reused: int) -> None:
-        """See Drafter.open. Nothing is kept."""
-
-    def lag(self, row: Row) -> int:
-        """See Drafter.lag: nothing that would take a forward."""
-        return 0
-
-    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        """See Drafter.propose: a tree each, or nothing where nothing is likely."""
-        return [self._propose(row) for row in rows]
 
     def _propose(self, row: Row) -> Proposal:
         sample = row.sequence
@@ -60,6 +43,7 @@ class NGramDrafter:
         num_found = 0
 
         def find(parent: int, path: tuple[int, ...], above: float) -> None:
+            """Let the successors of a path wait that are likely enough."""
             nonlocal num_found
             if len(path) == row.max_depth:
                 return
@@ -95,9 +79,3 @@ class NGramDrafter:
         total = sum(weights) + max(0.0, 1.0 - sum(share for _, share in found))
         shares = [(token_id, w / total) for (token_id, _), w in zip(found, weights, strict=True)]
         return tuple(sorted(shares, key=lambda one: -one[1]))
-
-    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
-        """See Drafter.committed. The sequence itself has the tokens."""
-
-    def close(self, key: int) -> None:
-        """See Drafter.close. Nothing is kept."""

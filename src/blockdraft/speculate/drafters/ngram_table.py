@@ -23,8 +23,8 @@ NGRAMS_NAME = "ngrams.safetensors"
 LONGEST = 3
 """Tokens of a context."""
 MAX_SUCCESSORS = 4
-MAX_COUNTED = 2**23
-"""Tokens of answers that are counted, the first ones: some 100 bytes each while they are."""
+MAX_COUNTED = 2**22
+"""Tokens of answers that are counted, the first ones: some 270 bytes each while they are."""
 
 _LEAST_COUNT = 2
 """What followed a context of several tokens only once is not kept."""

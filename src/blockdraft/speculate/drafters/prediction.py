@@ -8,11 +8,10 @@ place where it was left. Where there is none, one token is taken to stand for an
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.rates import Rates, RequestRates
 
 MAX_PREDICTED_TOKENS = 16
@@ -115,11 +114,10 @@ class _Prediction:
         return Proposal.chain(tokens[:num_likely], kind, path[:num_likely])
 
 
-class PredictionDrafter:
+class PredictionDrafter(ModelFree):
     """Proposes what the request's own prediction says comes next; for others nothing."""
 
     kind = "prediction"
-    feature_layers: tuple[int, ...] = ()
 
     def __init__(self, max_nodes: int = MAX_PREDICTED_TOKENS) -> None:
         self.max_nodes = max_nodes
@@ -130,17 +128,6 @@ class PredictionDrafter:
         """See FreeDrafter.serves: those with a prediction."""
         return bool(sample.prediction_ids)
 
-    def open(self, row: Row, num_reused: int) -> None:
-        """See Drafter.open. The output is compared when a proposal is wanted."""
-
-    def lag(self, row: Row) -> int:
-        """See Drafter.lag: nothing that would take a forward."""
-        return 0
-
-    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        """See Drafter.propose: one chain each, or nothing where the prediction is over."""
-        return [self._propose(row) for row in rows]
-
     def _propose(self, row: Row) -> Proposal:
         sample = row.sequence
         known = self._predictions.get(sample.key)
@@ -149,9 +136,6 @@ class PredictionDrafter:
             self._predictions[sample.key] = known
         known.see(sample.token_ids[sample.num_prompt + known.num_seen :])
         return known.proposal(row.num_slots, self.kind)
-
-    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
-        """See Drafter.committed. The sequence itself has the tokens."""
 
     def close(self, key: int) -> None:
         """See Drafter.close."""
