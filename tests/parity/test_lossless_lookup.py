@@ -246,27 +246,6 @@ def test_a_drafter_that_fails_costs_its_own_proposals_only(method: str) -> None:
         assert bool(record.acceptance.num_drafted_by("lookup")) == (index != 1)
 
 
-class Counting(ConstantDrafter):
-    """Counts the rows that it is asked about."""
-
-    num_asked = 0
-
-    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        self.num_asked += len(rows)
-        return super().propose(rows)
-
-
-def test_the_model_does_not_draft_where_what_is_free_brings_as_much() -> None:
-    target, params = repetitive_table(), SamplingParams(max_tokens=100)
-    plain = generate_plain(target, [1, 2], params).token_ids
-    drafter = Counting(4, 7)
-    engine = Engine(target, drafter, free_drafters=free_drafters())
-    engine.add([1, 2], params, prediction_ids=plain)
-    while engine.has_work:
-        engine.step()
-    assert drafter.num_asked <= 1
-
-
 # Planted faults.
 
 

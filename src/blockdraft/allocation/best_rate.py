@@ -118,7 +118,7 @@ class _Step:
     price: Price | None = None
     predicted: float = 0.0
     has_proposals: bool = False
-    """Of the model; where other drafters have enough to propose it is not asked."""
+    """Of the model: it may have none, or have failed."""
 
 
 @dataclass(slots=True)
@@ -310,7 +310,7 @@ class BestRate:
         )
 
     def choose(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> list[Proposal]:
-        """See `Policy`."""
+        """See `Policy`. Where no model was to draft, `proposals` are what `limit` was given."""
         step = self._step
         is_plain = step is None or (step.offer is None and (step.is_plain or not any(proposals)))
         if step is None or is_plain:
@@ -407,7 +407,7 @@ class BestRate:
             if row.sequence.key not in step.offer.keys:
                 continue
             if not any(self._model_kind in name for name in proposals[index].sources):
-                continue  # others had enough to propose
+                continue
             own = np.flatnonzero(indices == index)
             of_all = self._for_all(row)
             expectation = self._expectation(row)

@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 class Proposer:
     """Runs drafters; an exception in one drops its proposals, is counted, and ends no request.
 
-    `drafter` may run a model; those in `free` run none, and propose first. Where what they propose
-    is expected to bring as much as a draft of the model, the model does not draft.
+    `drafter` may run a model; those in `free` run none, and propose first.
     What fails for a batch is done again row by row, so that only the row at fault goes without.
     `vocab_size` is the target's: no other token may reach it. `joins_trees`: proposals of several
     drafters become one tree; if not, the best of all their paths, and free drafters propose chains.
@@ -85,13 +84,12 @@ class Proposer:
         ]
 
     def _ask_model(self, rows: list[Row], others: Mapping[int, Proposal]) -> dict[int, Proposal]:
-        """The model's proposals by key, for rows for which it is worth asking."""
+        """The model's proposals by key."""
         # Only where others propose too must the model's guesses be weighed against theirs.
         contested = {row.sequence.key for row in rows if self.free_depth(row.sequence)}
         for row in rows:
             if row.sequence.key in contested:
                 self._slot_rates.learn(row)
-        rows = [row for row in rows if not self._is_served(row, others[row.sequence.key])]
         drafted = {}
         for row, proposal in self._ask(self.drafter, [row.for_model() for row in rows]):
             key = row.sequence.key
@@ -117,11 +115,6 @@ class Proposer:
             self.failures.note(error)
             return NOTHING
         return proposal.only(sorted(allowed))
-
-    def _is_served(self, row: Row, other: Proposal) -> bool:
-        """True if what others propose is expected to bring as much as the model's."""
-        free = sum(best_path([other], row.num_slots).probabilities)
-        return free > 0.0 and free >= self._slot_rates.expected(row, row.for_model().num_slots)
 
     def _ask(self, drafter: Drafter, rows: list[Row]) -> list[tuple[Row, Proposal]]:
         """What a drafter proposes for those of the rows that it may draft for."""

@@ -49,10 +49,6 @@ class SlotRates:
         chain = [tree.tokens[node] for node in tree.through([])][:_MAX_DEPTH]
         self._guessed[row.sequence.key] = _Guessed(len(row.sequence.token_ids), chain)
 
-    def expected(self, row: Row, num_tokens: int) -> float:
-        """Tokens of a chain of so many that are expected to be kept."""
-        return sum(self._path(row, num_tokens))
-
     def rated(self, row: Row, proposal: Proposal) -> Proposal:
         """The same, no node more probable than its depth was so far."""
         depths = proposal.tree.depths

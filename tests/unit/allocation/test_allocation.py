@@ -527,8 +527,8 @@ def test_nothing_is_verified_where_the_account_is_empty_or_a_plain_step_is_due()
         limited(policy, rows)  # opens the account
         setattr(policy.account, name, value)
         policy.limit(rows, 0, [free_chain(16, 0.97)])
-        if policy._step.offer is None:
-            assert policy.choose(rows, [free_chain(16, 0.97)]) == [NOTHING]
+        assert policy._step.offer is None
+        assert policy.choose(rows, [free_chain(16, 0.97)]) == [NOTHING]
 
 
 def test_what_was_not_verified_is_learned_from_the_token_of_a_plain_step():
