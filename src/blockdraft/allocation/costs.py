@@ -52,7 +52,7 @@ class CostCurve:
         seconds: Floats = np.interp(sizes, _KNOTS, self._monotone) * (sizes > 0)
         return self.level * seconds
 
-    def at(self, size: int) -> float:
+    def at(self, size: float) -> float:
         """Seconds for one positive size: the same, without the calls of numpy."""
         left, share = _place(size)
         low, high = self._monotone[left : left + 2]
@@ -134,6 +134,10 @@ class StepCosts:
         """A target forward of so many rows, with all that a step does beside the draft."""
         return self._forward(num_rows) + self._forward.level * self._key_costs.key * num_keys
 
+    def forward_at(self, num_rows: float) -> float:
+        """The same for one number of rows, whose keys are left out."""
+        return self._forward.at(num_rows)
+
     def branch(self, num_keys: int) -> float:
         """What another branch adds to a forward, of a sequence with so many keys."""
         costs = self._key_costs
@@ -146,6 +150,10 @@ class StepCosts:
         nothing is drafted nobody measures it.
         """
         return self._forward.level * self._draft(num_slots)
+
+    def draft_at(self, num_slots: int) -> float:
+        """The same for one number of slots."""
+        return self._forward.level * self._draft.at(num_slots)
 
     def project(self, num_tokens: int) -> float:
         """Projecting the features of so many tokens."""
@@ -191,7 +199,7 @@ class StepCosts:
         self._project.record(num_tokens, seconds)
 
 
-def _place(size: int) -> tuple[int, float]:
+def _place(size: float) -> tuple[int, float]:
     """The knot at or before a size, and how far it is to the next one, 1 at most."""
     left = min(max(bisect_left(_KNOTS, size) - 1, 0), len(_KNOTS) - 2)
     return left, min((size - _KNOTS[left]) / (_KNOTS[left + 1] - _KNOTS[left]), 1.0)
