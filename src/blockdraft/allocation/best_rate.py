@@ -8,13 +8,14 @@ gives the most expected tokens per second. None is plain decoding.
 What drafting may lose is bounded by an account, whatever is believed (`account.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from blockdraft.allocation.account import Account
 from blockdraft.allocation.calibration import Calibration
+from blockdraft.allocation.candidates import Order, ordered
 from blockdraft.allocation.costs import Floats, StepCosts
 from blockdraft.allocation.expectation import Expectation, Trust
 from blockdraft.allocation.policy import DepthUse, Outcome, Use
@@ -50,19 +51,6 @@ _LARGEST_AFTERMATH = 0.25
 """A plain step behind drafts counts as at most so much slower than others."""
 _CHEAP_BRANCHES = 0.05
 """Where branches add less than this share to a step, chains need not be priced apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """Candidates of all rows, in the order in which they are taken.
-
-    gains: the probability of each. branches: seconds that each adds because it begins a branch.
-    """
-
-    rows: list[int]
-    nodes: list[int]
-    gains: Floats
-    branches: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +97,7 @@ class _Step:
 
     prices: StepPrices
     free: dict[int, _Free]
-    of_free: tuple[_Order, Price]
+    of_free: tuple[Order, Price]
     least_rate: float
     is_plain: bool
     offer: _Offer | None = None
@@ -193,7 +181,7 @@ class BestRate:
         ]
 
     def _free(
-        self, rows: Sequence[Row], free: Sequence[Proposal], order: _Order
+        self, rows: Sequence[Row], free: Sequence[Proposal], order: Order
     ) -> dict[int, _Free]:
         indices = np.array(order.rows, np.int64)
         found = {}
@@ -343,7 +331,7 @@ class BestRate:
         self._use.count(chosen)
         return chosen
 
-    def _best_of(self, step: _Step, order: _Order) -> Price:
+    def _best_of(self, step: _Step, order: Order) -> Price:
         """The best number of candidates, now that all are proposed."""
         return self._best(
             step.prices,
@@ -353,51 +341,24 @@ class BestRate:
         )
 
     def _best(
-        self, prices: StepPrices, order: _Order, drafting: float = 0.0, *, least: int = 0
+        self, prices: StepPrices, order: Order, drafting: float = 0.0, *, least: int = 0
     ) -> Price:
         trust = self._trust_of_choices(prices.num)
         return prices.best(order.gains, order.branches, drafting, least=least, trust=trust)
 
     def _order(
         self, rows: Sequence[Row], proposals: Sequence[Proposal], forced: Mapping[int, int]
-    ) -> _Order:
-        """Of all candidates: those that are verified in any case, then by probability."""
-        found: list[tuple[bool, float, int, int]] = []
-        for index, (row, proposal) in enumerate(zip(rows, proposals, strict=True)):
-            if proposal:
-                key = row.sequence.key
-                chances = self.calibration.probabilities(key, proposal, sampled=_is_sampled(row))
-                first = set(proposal.tree.through([])[: forced.get(key, 0)])
-                # Among equals the earlier: a node never comes before its parent.
-                found += [
-                    (node not in first, -chance, index, node) for node, chance in enumerate(chances)
-                ]
-        found.sort()
-        indices, nodes = [item[2] for item in found], [item[3] for item in found]
-        return _Order(
-            indices,
-            nodes,
-            np.array([-item[1] for item in found]),
-            np.array(list(self._branch_seconds(rows, proposals, indices, nodes))),
-        )
-
-    def _branch_seconds(
-        self,
-        rows: Sequence[Row],
-        proposals: Sequence[Proposal],
-        indices: Sequence[int],
-        nodes: Sequence[int],
-    ) -> Iterator[float]:
-        """What each candidate adds because another child of its parent is verified already."""
+    ) -> Order:
+        chances = [
+            self.calibration.probabilities(row.sequence.key, own, sampled=_is_sampled(row))
+            for row, own in zip(rows, proposals, strict=True)
+        ]
         branch = [self._costs.branch(row.sequence.num_cached) for row in rows]
-        parents: set[tuple[int, int]] = set()
-        for index, node in zip(indices, nodes, strict=True):
-            parent = (index, proposals[index].tree.parents[node])
-            yield branch[index] if parent in parents else 0.0
-            parents.add(parent)
+        first = [forced.get(row.sequence.key, 0) for row in rows]
+        return ordered(proposals, chances, branch, first)
 
     def _expect(
-        self, step: _Step, rows: Sequence[Row], proposals: Sequence[Proposal], order: _Order
+        self, step: _Step, rows: Sequence[Row], proposals: Sequence[Proposal], order: Order
     ) -> None:
         """Learn what the proposals of this step hold."""
         if step.offer is None:
