@@ -22,17 +22,15 @@ class NativeWords:
         """See RandomWords.words_at."""
         streams, counts = _plain(streams, np.uint64), _plain(counts, np.int64)
         ids = _plain(ids, np.int64)
-        if streams.shape != (counts.shape[0], 3) or int(counts.sum()) != ids.shape[0]:
-            raise ValueError(f"{streams.shape} streams and {counts} ids of each, of {ids.shape[0]}")
-        if (counts < 0).any() or (ids < 0).any():
+        # Asked for a few tokens at a time, often in a step: cheap, so few calls of numpy.
+        numbers, num_ids = counts.tolist(), ids.shape[0]
+        if streams.shape != (len(numbers), 3) or sum(numbers) != num_ids:
+            raise ValueError(f"{streams.shape} streams and {counts} ids of each, of {num_ids}")
+        if min(numbers, default=0) < 0 or (num_ids and int(ids.min()) < 0):
             raise ValueError("a count or an id is below 0")
-        words = np.empty(ids.shape[0], dtype=np.uint64)
+        words = np.empty(num_ids, dtype=np.uint64)
         self._kernels.words_at(
-            words.ctypes.data,
-            streams.ctypes.data,
-            counts.ctypes.data,
-            counts.shape[0],
-            ids.ctypes.data,
+            _address(words), _address(streams), _address(counts), len(numbers), _address(ids)
         )
         return words
 
@@ -57,6 +55,12 @@ class NativeWords:
 def _joined(parts: NDArray[Number], counts: Ids) -> NDArray[Number]:
     """The first `counts[i]` values of each part i."""
     return np.concatenate([own[:count] for own, count in zip(parts, counts.tolist(), strict=True)])
+
+
+def _address(values: NDArray[np.generic]) -> int:
+    """The same as `values.ctypes.data`, in half the time."""
+    address: int = values.__array_interface__["data"][0]
+    return address
 
 
 def _plain(values: NDArray[np.generic], dtype: type[Number]) -> NDArray[Number]:
