@@ -55,6 +55,16 @@ def test_outside_of_a_start_everything_is_found_out():
     assert [once("test", lambda: 1), once("test", lambda: 2)] == [1, 2]
 
 
+def test_what_does_not_last_is_found_out_again(path):
+    for _ in range(2):
+        with remembering(path, KEY, recheck=False):
+            assert once("costs", lambda: 1, lambda: False) == 1
+    with remembering(path, KEY, recheck=False):
+        assert once("costs", lambda: 2) == 2
+    with remembering(path, KEY, recheck=False):
+        assert once("costs", lambda: 3) == 2
+
+
 def test_another_key_or_recheck_finds_out_again(path):
     start(path)
     assert start(path, KEY | {"threads": 1}) == ALL

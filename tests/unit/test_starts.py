@@ -10,6 +10,7 @@ from torch import nn
 from blockdraft import LLM, ContextTooLong, Grammar, ModelError, RequestError, SamplingParams
 from blockdraft.core import remembered
 from blockdraft.core.config import LLMConfig
+from blockdraft.core.machine import OtherWork, num_cpus
 from blockdraft.models.paged import PagedTarget
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
@@ -19,6 +20,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     monkeypatch.delenv(remembered.SWITCH, raising=False)
     # Kernels stay where they were compiled.
     monkeypatch.setattr("blockdraft.engine.start_key.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(OtherWork, "busy_cores", lambda others: 0.0)
     return str(tiny_target_folder(tmp_path)), str(tiny_drafter_folder(tmp_path))
 
 
@@ -70,6 +72,23 @@ def test_other_weights_and_other_settings_are_tested(folders, counted, tmp_path)
     other = tiny_target_folder(tmp_path / "other", num_hidden_layers=3)
     LLM(str(other), None, dtype="float32")
     assert counted == ["invariance"] * 4
+
+
+def test_times_taken_beside_other_programs_are_not_remembered(
+    folders, counted, monkeypatch, caplog
+):
+    busy = 0.5 * num_cpus()
+    monkeypatch.setattr(OtherWork, "busy_cores", lambda others: busy)
+    with caplog.at_level(logging.INFO, logger="blockdraft"):
+        LLM(*folders, dtype="float32")
+    assert f"kept {busy:.1f} of" in caplog.text
+    counted.clear()
+    busy = 0.0
+    LLM(*folders, dtype="float32")
+    assert set(counted) == {"costs"}
+    counted.clear()
+    LLM(*folders, dtype="float32")
+    assert counted == []
 
 
 def test_what_fails_is_not_remembered(folders, monkeypatch):

@@ -1,5 +1,6 @@
 """What the phases of a step cost on this machine, measured once when an engine is loaded."""
 
+import logging
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sizes
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from blockdraft.allocation.costs import NO_KEY_COSTS, KeyCosts, StepCosts
 from blockdraft.core.errors import ModelError
+from blockdraft.core.machine import OtherWork, num_cpus
 from blockdraft.core.plan import NOTHING, ROOT, ForwardPlan, PlannedRow, Proposal, Tree
 from blockdraft.core.remembered import once
 from blockdraft.core.request import SamplingParams
@@ -27,17 +29,40 @@ NUM_KEYS = 256
 """Of the context behind which keys and branches are measured; fewer if the target takes fewer."""
 FEWEST_KEYS = 32
 """What fewer add is lost in the noise."""
+MOST_BUSY = 0.1
+"""Of the cores, by others, while costs are measured that are remembered."""
 _KEYS = range(-100, -100 + max(PLAIN_SEQUENCES))
 """Those of the engine are not negative."""
+
+logger = logging.getLogger(__name__)
 
 _Size = TypeVar("_Size")
 _Part = Literal["plain", "forward", "draft"]
 
 
 def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
-    """Time plain steps, forwards with chains and trees, draft forwards and projections."""
-    plain, forward, draft, project, keys = once("costs", lambda: _measure(target, drafter))
+    """Time plain steps, forwards with chains and trees, draft forwards and projections.
+
+    Where other programs compute meanwhile, some times are too long, and not those of all sizes
+    alike. Such times serve this engine alone: the next start measures again.
+    """
+    others = OtherWork()
+    plain, forward, draft, project, keys = once(
+        "costs", lambda: _measure(target, drafter), lambda: _were_free(others)
+    )
     return StepCosts(plain, forward, draft, project, KeyCosts(*keys))
+
+
+def _were_free(others: OtherWork) -> bool:
+    busy = others.busy_cores() or 0.0
+    if busy <= MOST_BUSY * num_cpus():
+        return True
+    logger.info(
+        "other programs kept %.1f of %d cores busy while steps were timed: "
+        "the next start times them again",
+        *(busy, num_cpus()),
+    )
+    return False
 
 
 def _measure(target: Target, drafter: Drafter) -> list[Any]:

@@ -59,22 +59,35 @@ def free_memory_bytes(cgroup: Path = _CGROUP, proc: Path = _PROC) -> int | None:
     return kib * 1024 if left is None else min(kib * 1024, int(left))
 
 
+class OtherWork:
+    """How many of this process's cores others have kept busy since it was made."""
+
+    def __init__(self, proc: Path = _PROC) -> None:
+        self._proc = proc
+        self._before, self._own_before = _core_times(proc), process_time()
+        self._started = perf_counter()
+
+    def busy_cores(self) -> float | None:
+        """On average; None where the system does not say."""
+        before, after = self._before, _core_times(self._proc)
+        own, passed_seconds = process_time() - self._own_before, perf_counter() - self._started
+        if not before or before.keys() != after.keys():
+            return None
+        shares = []
+        for core, (idle, total) in after.items():
+            passed = total - before[core][1]
+            shares.append(1 - (idle - before[core][0]) / passed if passed else 0.0)
+        return max(0.0, sum(shares) - own / passed_seconds)
+
+
 def busy_cores(seconds: float = 0.5, proc: Path = _PROC) -> float | None:
     """How many of this process's cores others keep busy: it sleeps that long and looks.
 
     None where the system does not say.
     """
-    before, own_before, started = _core_times(proc), process_time(), perf_counter()
+    work = OtherWork(proc)
     sleep(seconds)
-    after, own = _core_times(proc), process_time() - own_before
-    passed_seconds = perf_counter() - started
-    if not before or before.keys() != after.keys():
-        return None
-    shares = []
-    for core, (idle, total) in after.items():
-        passed = total - before[core][1]
-        shares.append(1 - (idle - before[core][0]) / passed if passed else 0.0)
-    return max(0.0, sum(shares) - own / passed_seconds)
+    return work.busy_cores()
 
 
 def _core_times(proc: Path) -> dict[int, tuple[int, int]]:

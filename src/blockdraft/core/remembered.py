@@ -37,7 +37,7 @@ class Remembered:
         self.is_new = False
         self._asked: Counter[str] = Counter()
 
-    def get(self, name: str, find_out: Callable[[], T]) -> T:
+    def get(self, name: str, find_out: Callable[[], T], lasts: Callable[[], bool]) -> T:
         """What is known under this name, or what is found out now.
 
         A name may be asked for again, for the next of several things: their order is that of the
@@ -46,7 +46,10 @@ class Remembered:
         numbered = f"{name} #{self._asked[name]}"
         self._asked[name] += 1
         if numbered not in self.found:
-            self.found[numbered] = find_out()
+            found = find_out()
+            if not lasts():
+                return found
+            self.found[numbered] = found
             self.is_new = True
         known: T = self.found[numbered]
         return known
@@ -55,13 +58,18 @@ class Remembered:
 _in_force: ContextVar[Remembered | None] = ContextVar("remembered", default=None)
 
 
-def once(name: str, find_out: Callable[[], T]) -> T:
+def _always() -> bool:
+    return True
+
+
+def once(name: str, find_out: Callable[[], T], lasts: Callable[[], bool] = _always) -> T:
     """Find something out, unless an earlier start of the same has; see `remembering`.
 
-    What is found must be the same after JSON: lists, not tuples.
+    What is found must be the same after JSON: lists, not tuples. `lasts` is asked afterwards: if it
+    says no, the next start finds out again.
     """
     remembered = _in_force.get()
-    return find_out() if remembered is None else remembered.get(name, find_out)
+    return find_out() if remembered is None else remembered.get(name, find_out, lasts)
 
 
 @contextmanager
