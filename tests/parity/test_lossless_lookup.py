@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from blockdraft.allocation.policy import VerifyAll
 from blockdraft.cache.pages import Pages
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.request import SamplingParams
@@ -244,6 +245,31 @@ def test_a_drafter_that_fails_costs_its_own_proposals_only(method: str) -> None:
         assert record.sequence.error is None
         assert record.acceptance.num_accepted_by("fake") > 0
         assert bool(record.acceptance.num_drafted_by("lookup")) == (index != 1)
+
+
+class AsksNowAndThen(VerifyAll):
+    """Has what needs no model proposed in one step of three."""
+
+    num_steps = 0
+
+    def asks_free(self, num_rows: int) -> bool:
+        self.num_steps += 1
+        return self.num_steps % 3 == 0
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_free_drafters_need_not_be_asked_in_every_step(name: str) -> None:
+    target, params = repetitive_table(), replace(PARAMS[name], max_tokens=150)
+    prompt = [1, 2, 3, 4] * 6
+    plain = generate_plain(target, prompt, params)
+    engine = Engine(target, NoDrafter(), free_drafters=free_drafters())
+    engine.allocator.policy = policy = AsksNowAndThen()
+    key = engine.add(prompt, params, prediction_ids=plain.token_ids)
+    run_checked(engine)
+    record = engine.take(key)
+    assert tuple(record.sequence.output_ids) == tuple(plain.token_ids)
+    assert record.acceptance.num_accepted > 0
+    assert policy.num_steps > 20
 
 
 # Planted faults.

@@ -36,6 +36,11 @@ class Account:
         """Take what a step has lost, or gained where it is negative."""
         self.credit -= seconds
 
+    @property
+    def may_lose(self) -> bool:
+        """True while anything may be spent that is not sure to come back."""
+        return self._is_new or self.credit > 0
+
     def allows(self, loss: float) -> bool:
         """True if a step may draft that is expected to gain in the end, and loses so much at once.
 

@@ -25,6 +25,14 @@ class Allocator:
         self.failures = FailureLog("the allocation failed; nothing is drafted", logger)
         self._takes_trees = takes_trees
 
+    def asks_free(self, batch: Batch) -> bool:
+        """False if what needs no model is not worth being proposed in the next step."""
+        num_decoding = sum(not row.is_prompt for row in batch)
+        asks = False
+        with self.failures.caught():
+            asks = self.policy.asks_free(num_decoding)
+        return asks and num_decoding > 0
+
     def limit(self, batch: Batch, free: Sequence[Proposal]) -> Batch:
         """The batch, whose rows have room for candidates, with as many as may be worth it.
 

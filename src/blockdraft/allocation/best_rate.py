@@ -18,6 +18,7 @@ from blockdraft.allocation.calibration import Calibration
 from blockdraft.allocation.candidates import Order, ordered
 from blockdraft.allocation.costs import Floats, StepCosts
 from blockdraft.allocation.expectation import Expectation, Trust
+from blockdraft.allocation.free_worth import FreeWorth
 from blockdraft.allocation.policy import DepthUse, Outcome, Use
 from blockdraft.allocation.prices import Price, StepPrices
 from blockdraft.core.plan import NOTHING, Proposal
@@ -92,7 +93,7 @@ class _Step:
     """The step that was asked about last. forced: paths that are verified in any case, by key.
 
     free: by key. of_free: all of them in order, and the best number. least_rate: tokens per second
-    without the model. is_plain: nothing may be verified.
+    without the model. is_plain: nothing may be verified. free_saves: seconds, against plain steps.
     """
 
     prices: StepPrices
@@ -100,6 +101,7 @@ class _Step:
     of_free: tuple[Order, Price]
     least_rate: float
     is_plain: bool
+    free_saves: float
     offer: _Offer | None = None
     is_idle: bool = False
     forced: dict[int, int] = field(default_factory=dict)
@@ -142,12 +144,17 @@ class BestRate:
         self._of_all: dict[bool, Expectation] = {}
         self._known: dict[int, _Known] = {}
         self._trust_of_limits, self._trust_of_choices = Trust(), Trust()
+        self._free_worth = FreeWorth()
         self._use = Use()
         self._step: _Step | None = None
         self._num_steps = self._num_drafted = 0
         self._behind_drafts = False
         self._rest: tuple[list[int], float, int] | None = None
         """Keys of the sequences that rest, the credit that ends it, and the step that does."""
+
+    def asks_free(self, num_rows: int) -> bool:
+        """See `Policy`."""
+        return self.account.may_lose and self._free_worth.asks(num_rows)
 
     def limit(
         self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]
@@ -167,7 +174,8 @@ class BestRate:
             self._free(rows, free, order),
             of_free=(order, price),
             least_rate=price.rate,
-            is_plain=self.account.wants_control or self.account.credit <= 0,
+            is_plain=self.account.wants_control or not self.account.may_lose,
+            free_saves=prices.plain_worth(price.tokens) - price.seconds,
         )
         able = [own for own in (row.for_model() for row in rows) if own.num_draft_tokens > 0]
         step.is_idle = not able or self._is_resting(able)
@@ -387,6 +395,9 @@ class BestRate:
         if step is None:
             return
         forward = sum(seconds.get(phase, 0.0) for phase in _FORWARD)
+        if (free := seconds.get("free", 0.0)) > 0.0:
+            self._free_worth.record(step.prices.num, step.free_saves, free)
+            self.account.book(free)
         drafted = step.offer is not None or (
             step.price is not None and step.price.num_candidates > 0
         )

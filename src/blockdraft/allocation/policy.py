@@ -32,10 +32,14 @@ class Outcome:
 
 
 class Policy(Protocol):
-    """Is asked twice in a step about its decoding rows, and told what came of it.
+    """Is asked three times in a step about its decoding rows, and told what came of it.
 
     The same history gives the same answers.
     """
+
+    def asks_free(self, num_rows: int) -> bool:
+        """False if what needs no model is not worth being proposed for so many rows."""
+        ...
 
     def limit(
         self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]
@@ -89,6 +93,10 @@ class VerifyAll:
 
     def __init__(self) -> None:
         self._use = Use()
+
+    def asks_free(self, num_rows: int) -> bool:
+        """See `Policy`."""
+        return True
 
     def limit(
         self, rows: Sequence[Row], num_other_rows: int, free: Sequence[Proposal]

@@ -19,6 +19,7 @@ _WIDTH, _LEFT, _RIGHT = 900, 170, 190
 _ROW, _TOP = 24, 34
 
 _KINDS: Mapping[Line, str] = {
+    "free": "drafter",
     "draft_prefill": "drafter",
     "inject": "drafter",
     "draft": "drafter",

@@ -11,6 +11,7 @@ from blockdraft.measure.ledger import Ledger, LedgerLine, SourceUse
 
 LINE_LABELS: dict[Line, str] = {
     "schedule": "scheduling",
+    "free": "drafts without model",
     "draft_prefill": "drafter prefill",
     "inject": "fusion, injection",
     "draft": "draft forward",

@@ -7,6 +7,7 @@ from typing import Literal, Protocol, Self, runtime_checkable
 
 Phase = Literal[
     "schedule",  # who runs
+    "free",  # what is proposed without a model
     "project",  # the target's features become keys and values of the drafter
     "draft",  # the drafter's forward, and all of a proposal that no other phase claims
     "draft_head",  # logits of the drafted slots
@@ -15,7 +16,7 @@ Phase = Literal[
     "capture",  # features copied out of the target's forward, and kept for the drafter
     "choose",  # the target's choices, and where the guesses end
     "commit",  # tokens appended, caches cut
-    "controller",  # what is drafted without a model, and how much is drafted and verified
+    "controller",  # how much is drafted and verified
     "stream",  # text: tokens become letters and leave; in a measured run, all between steps
     "wait",  # nothing to do, or waiting for others
     "remainder",  # what no phase claims
@@ -24,6 +25,7 @@ Phase = Literal[
 
 Line = Literal[
     "schedule",
+    "free",
     "draft_prefill",  # of project: features of the prompt
     "inject",  # of project: features of generated tokens, and of any that waited for too long
     "draft",

@@ -15,7 +15,7 @@ from blockdraft.allocation.policy import Policy, VerifyAll
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.failures import FailureLog
-from blockdraft.core.plan import Proposal
+from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import Recorded
 from blockdraft.core.request import SamplingParams, check_length
 from blockdraft.core.sequence import Batch, Constraint, Sequence
@@ -325,8 +325,12 @@ class Engine:
                 batch = self.scheduler.schedule()
             if not batch:
                 return []
+            self.proposer.open(batch)
+            free = [NOTHING] * len(batch)
+            if self.allocator.asks_free(batch):
+                with self.timer.phase("free"):
+                    free = self.proposer.propose_free(batch)
             with self.timer.phase("controller"):
-                free = self.proposer.propose_free(batch)
                 batch = self.allocator.limit(batch, free)
             self._note_start(batch)
             try:

@@ -48,10 +48,13 @@ class Proposer:
         )
         return max(serving, default=0)
 
-    def propose_free(self, batch: Batch) -> list[Proposal]:
-        """What those propose that run no model, before it is decided who else drafts."""
+    def open(self, batch: Batch) -> None:
+        """Tell all drafters of the sequences that begin, or begin again."""
         for row in batch:
             self._open_once(row)
+
+    def propose_free(self, batch: Batch) -> list[Proposal]:
+        """What those propose that run no model, before it is decided who else drafts."""
         found: dict[int, list[Proposal]] = {row.sequence.key: [] for row in batch}
         drafting = [row for row in batch if row.num_draft_tokens]
         for drafter in self.free:

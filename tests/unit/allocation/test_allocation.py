@@ -548,3 +548,47 @@ def test_what_was_not_verified_is_learned_from_the_token_of_a_plain_step():
         policy.record([Outcome(row, NOTHING, [])], {"forward": 0.02})
         assert chances() != before
     assert chances()[0] < before[0]
+
+
+def free_run(policy: BestRate, share: float, num_rows: int, took: float, num_steps: int) -> float:
+    """The share of steps in which what needs no model is asked for; a model never drafts."""
+    policy.account.allows = policy.account.allows_try = lambda loss: False
+    rows = [make_row(key, 8, 8).limited(0) for key in range(num_rows)]
+    num_asked = 0
+    for _ in range(num_steps):
+        asks = policy.asks_free(num_rows)
+        num_asked += asks
+        free = [free_chain(1, share) if asks else NOTHING for _ in rows]
+        chosen = policy.choose(policy.limit(rows, 0, free), free)
+        outcomes = [
+            Outcome(row, own, list(range(len(own)))) for row, own in zip(rows, chosen, strict=True)
+        ]
+        forward = CPU.forward(num_rows + sum(map(len, chosen)))
+        policy.record(outcomes, {"free": took * asks, "forward": forward})
+    return num_asked / num_steps
+
+
+def test_what_needs_no_model_is_asked_for_where_it_saves_more_than_it_takes():
+    assert free_run(best_rate(CPU, 5), 0.9, 1, 0.0005, 400) > 0.9
+    hopeless = best_rate(CPU, 5)
+    assert free_run(hopeless, 0.01, 1, 0.0005, 400) < 0.25
+    # What is likely from now on is found again.
+    assert free_run(hopeless, 0.9, 1, 0.0005, 400) > 0.5
+
+
+def test_what_it_takes_to_propose_without_a_model_is_booked():
+    policy = best_rate(CPU, 5)
+    took = CPU.base / 2
+    policy._free_worth.asks = lambda num: True
+    asked = free_run(policy, 0.01, 1, took, 1000)
+    # The account holds eight plain steps, and gets one in a hundred.
+    assert asked * 1000 * took < (8 + 1000 / 100 + 1) * CPU.base
+    policy.account.credit = -1.0
+    assert not policy.asks_free(1)
+
+
+def test_free_worth_is_told_apart_by_how_many_share_a_step():
+    policy = best_rate(CPU, 5)
+    assert free_run(policy, 0.01, 16, 0.004, 200) < 0.3
+    policy.account.credit = 1.0
+    assert policy.asks_free(1)

@@ -1,0 +1,46 @@
+"""Whether it pays to propose without a model. No torch.
+
+No model runs, yet it takes time for each sequence of a step: looking up, noise, merging. Where many
+sequences share a step, or a text is never guessed, that may be more than it saves.
+"""
+
+from dataclasses import dataclass
+
+_MEMORY = 32.0
+"""Steps that are remembered."""
+_FIRST_WORTH = 2.0
+"""Before anything is known it is believed to save so many times what it takes."""
+_SELDOM = 8
+"""Where it does not pay, one step of so many asks, since texts change."""
+
+
+@dataclass(slots=True)
+class _Balance:
+    """Seconds a step. num_since: steps that have not asked since the last that did."""
+
+    saved: float
+    took: float
+    num_since: int = 0
+
+
+class FreeWorth:
+    """What free proposals saved and took, by the number of sequences that share a step."""
+
+    def __init__(self) -> None:
+        self._balances: dict[int, _Balance] = {}
+
+    def asks(self, num_sequences: int) -> bool:
+        """True if the next step of so many is to be proposed for; asked once a step."""
+        balance = self._balances.get(num_sequences.bit_length())
+        if balance is None or balance.saved >= balance.took:
+            return True
+        balance.num_since += 1
+        return balance.num_since >= _SELDOM
+
+    def record(self, num_sequences: int, saved: float, took: float) -> None:
+        """Take the seconds that candidates were expected to save, and those of proposing them."""
+        key = num_sequences.bit_length()
+        balance = self._balances.setdefault(key, _Balance(_FIRST_WORTH * took, took))
+        balance.saved += (saved - balance.saved) / _MEMORY
+        balance.took += (took - balance.took) / _MEMORY
+        balance.num_since = 0
