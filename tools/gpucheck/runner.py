@@ -99,7 +99,8 @@ def _wait(process: "subprocess.Popen[bytes]", limit: float, grace: float) -> int
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace)
-    _signal(process, signal.SIGKILL)
+    finally:  # also at Ctrl-C, which reaches this process alone
+        _signal(process, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(KILL_SECONDS)
     return code

@@ -3,6 +3,8 @@
 import getpass
 import json
 import platform
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +99,23 @@ def test_the_next_call_goes_on(parts, run):
     assert [part.name for part in ran.waiting(order)] == ["slow", "bad"]
     _, states = run([parts["bad"]])
     assert [part.name for part in ran.waiting(order)] == ["slow"]
+
+
+def test_an_interrupted_call_leaves_no_part_behind(parts, run, tmp_path, monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def wait(self, timeout=None):
+            if not started:
+                started.append(self)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run([parts["slow"]])
+    assert started[0].wait(10) == -signal.SIGKILL
+    assert read_state(tmp_path, "slow") == {}  # so the next call runs it
 
 
 def test_settings_reach_the_parts(tmp_path):
