@@ -37,7 +37,7 @@ Datasets = Annotated[
 SelfWritten = Annotated[
     int,
     typer.Option(
-        "--self-written", help="Number of prompts that the target writes itself (Magpie)."
+        "--self-written", help="Number of prompts that the target writes itself (Magpie method)."
     ),
 ]
 Exclude = Annotated[
@@ -51,13 +51,15 @@ Join = Annotated[
     list[Path] | None,
     typer.Option(
         help="Folder of answers. Joins all such folders into --output, and writes no new answers; "
-        "only --drop-truncated goes with it. Repeatable."
+        "of the other options only --drop-truncated may be given with it. Repeatable."
     ),
 ]
 Temperatures = Annotated[
     list[float] | None,
     typer.Option(
-        "--temperature", help="Sampling temperature of the answers, 0.7 if not given. Repeatable."
+        "--temperature",
+        help="Sampling temperature of the answers, 0.7 if not given. Repeatable: each "
+        "prompt is answered at each of them.",
     ),
 ]
 
@@ -71,32 +73,46 @@ def data(
     num_self_written: SelfWritten = 0,
     exclude: Exclude = None,
     join: Join = None,
-    limit: Annotated[int | None, typer.Option(help="Most prompts to answer.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Most prompts to answer, drawn at random.")
+    ] = None,
     temperatures: Temperatures = None,
     mix_temperatures: Annotated[
         bool,
         typer.Option(
             "--mix-temperatures",
-            help="Answer each prompt at one of the temperatures, drawn at random, and not at "
-            "all of them; repeat a temperature to draw it more often.",
+            help="Answer each prompt at one of the temperatures, drawn at random, not at all of "
+            "them; repeat a temperature to draw it more often.",
         ),
     ] = False,
-    samples: Annotated[int, typer.Option(help="Answers to each prompt at each temperature.")] = 1,
+    samples: Annotated[
+        int,
+        typer.Option(
+            help="Answers to each prompt at each temperature; at temperature 0 always one."
+        ),
+    ] = 1,
     max_tokens: Annotated[
         int,
         typer.Option(
-            help="Most tokens of an answer. What a smaller limit cut off in an earlier run is "
-            "written again."
+            help="Most tokens of an answer. If an earlier run had a smaller limit, answers that it "
+            "cut off are written again."
         ),
     ] = 256,
     max_prompt_tokens: Annotated[
-        int, typer.Option(help="Most tokens of a prompt; longer ones are left out.")
+        int,
+        typer.Option(
+            help="Most tokens of a prompt, earlier turns of the chat included; longer prompts are "
+            "left out."
+        ),
     ] = 192,
-    max_turns: Annotated[int, typer.Option(help="User turns of a chat that are answered.")] = 4,
+    max_turns: Annotated[
+        int, typer.Option(help="Most user turns of a chat that are answered.")
+    ] = 4,
     thinking: Annotated[
         Literal["template", "on", "off"],
         typer.Option(
-            help="Whether the answers think first; template: the chat template's default."
+            help="Whether the target thinks (reasons) before it answers; template: the default of "
+            "its chat template."
         ),
     ] = "template",
     drop_truncated: Annotated[
@@ -106,9 +122,9 @@ def data(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Let a server of the target write the answers, such as vLLM or blockdraft serve "
-            "at http://localhost:8000/v1. It must return token ids. Its API key is read from "
-            "$BLOCKDRAFT_ENDPOINT_KEY.",
+            help="Let a server that serves the target write the answers, such as vLLM or "
+            "blockdraft serve at http://localhost:8000/v1. It must return token ids. The API key is "
+            "read from $BLOCKDRAFT_ENDPOINT_KEY.",
         ),
     ] = None,
     endpoint_model: Annotated[
@@ -120,9 +136,10 @@ def data(
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Let the target answer prompts, as training data for a drafter.
+    """Let the target answer prompts. The answers are training data for a drafter.
 
-    A run that was interrupted is resumed by the same command.
+    Give prompts by --prompts, --dataset or --self-written. To resume an interrupted run, give the
+    same command again.
     """
     values = dict(locals())
     path = _join(context, values) if join else _generate(values)

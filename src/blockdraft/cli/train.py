@@ -35,19 +35,21 @@ def train(
         list[str],
         typer.Argument(
             metavar="[RUN.toml] [KEY=VALUE]...",
-            help="A file of settings, and settings that override it; --keys lists them all.",
+            help="A TOML file of settings, and settings that override it; one of both is enough. "
+            "--keys lists all settings.",
         ),
     ],
     plan: Annotated[
         bool,
         typer.Option(
             "--plan",
-            help="Check the settings, time three steps, print what the run needs, and stop.",
+            help="Check the settings, time three steps, print the time and memory that the run "
+            "needs, and stop.",
         ),
     ] = False,
     init_only: Annotated[
         bool,
-        typer.Option("--init-only", help="Write the drafter as it is before training, and stop."),
+        typer.Option("--init-only", help="Write the untrained drafter, and stop."),
     ] = False,
     _keys: Annotated[
         bool,
@@ -60,7 +62,10 @@ def train(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train a drafter. A run with the `out` of an earlier one resumes that run."""
+    """Train a drafter on answers of its target.
+
+    To resume a run that was stopped, give the same command again: `out` names the run.
+    """
     if plan and init_only:
         raise ConfigError("--plan and --init-only exclude each other; leave one out")
     run = _read(arguments)

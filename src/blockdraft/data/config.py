@@ -12,25 +12,32 @@ from blockdraft.core.settings import check_kinds, require, to_dict
 class DataConfig:
     """Settings of `blockdraft data`.
 
-    Every prompt gets `samples` answers at each temperature; greedy ones would all be equal, so
-    there is one. Attributes that need a word:
-        prompts: (gzipped) JSONL files, see `data.prompts`.
-        datasets: data sets of the Hugging Face hub or local folders: "name", "name:split" or
+    `blockdraft train --keys` prints what is said here:
+        prompts: JSONL files of prompts or chats, gzipped or not.
+        datasets: data sets of the Hugging Face hub, or local folders: "name", "name:split" or
             "name:config:split"; "name@revision" is a branch, tag or commit.
-        num_self_written: prompts that the target writes itself.
-        mix_temperatures: answer each prompt at one of the temperatures, drawn for it, instead of at
-            all of them; a temperature that is repeated is drawn more often.
-        limit: most prompts to answer, drawn at random.
-        slots: answers that are written at once.
-        endpoint: URL of a server that serves the target with OpenAI's routes and returns token ids,
-            such as http://localhost:8000/v1: it answers in place of our own engine.
-        endpoint_model: the target's name there; unset for the only one.
-        max_prompt_tokens: longer prompts are skipped, conversation so far included.
-        max_turns: user turns of a conversation that are answered.
-        thinking: what the template is told, where it knows `enable_thinking`.
-        exclude: files of prompts, such as benchmarks, that no prompt may overlap.
-        drop_truncated: leave answers that reached `max_tokens` out of the shards.
-        rows_per_shard: answers of one shard file.
+        num_self_written: number of prompts that the target writes itself (the Magpie method).
+        limit: most prompts to answer, drawn at random. None answers all.
+        temperatures: each prompt is answered at each of these temperatures.
+        mix_temperatures: answer each prompt at one of the temperatures instead, drawn at random. A
+            temperature that is listed twice is drawn twice as often.
+        samples: answers to each prompt at each temperature. At temperature 0 they would all be
+            equal, so there is one.
+        max_tokens: most tokens of an answer.
+        slots: answers that are written at the same time.
+        endpoint: URL of a server that writes the answers in place of blockdraft's own engine, such
+            as http://localhost:8000/v1. It must serve the target with OpenAI's API and return token
+            ids.
+        endpoint_model: the target's name on that server. None is the only model there.
+        max_prompt_tokens: longer prompts are left out. In a chat this counts the turns before, too.
+        max_turns: most user turns of a chat that are answered.
+        thinking: on and off set `enable_thinking` in chat templates that know it; template leaves
+            the template's default.
+        exclude: files of prompts, such as benchmarks. Prompts that overlap one of these, or of the
+            bundled benchmark, are left out.
+        drop_truncated: leave out answers that `max_tokens` cut off.
+        rows_per_shard: answers in each output file.
+        seed: seed of the order of prompts and of sampling.
 
     Raises:
         ConfigError: a value is of the wrong kind or out of its range.

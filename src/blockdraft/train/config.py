@@ -13,70 +13,91 @@ PositionWeights = Literal["dpace", "decay", "uniform"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Settings of one training run. Times are in minutes unless the name says otherwise.
+    """Settings of one training run.
 
-    Attributes that need a word:
-        target: folder of the frozen target.
-        data: JSONL files of the target's own answers, or folders that `blockdraft data` made.
-        out: folder of the run: `drafter/` (the best), `last/`, `index.html`, `log.jsonl`,
-            `state.pt`.
-        init_from: folder of a drafter to continue from with its weights and shape, except the block
-            size; it keeps its mask token too. None starts from the shape given below.
-        init: of a new drafter: random weights, or those of the target's last layers.
-        architecture: None takes that of `init_from`, or dflash. A dflash drafter may go on as
-            dflash2, which then computes the same to begin with.
-        conv_kernel_size, conv_group_size, selector_rank, selector_top_k: of dflash2, see
-            `models.draft_config`; None takes those of `init_from`, or 2, 16, 256 and 16.
-        selector_weight: of the loss of dflash2's selector, beside that of the slots.
-        num_layers, num_features: of the drafter, and how many layers of the target it reads; None
-            takes those of `init_from`, or 5.
-        block_size: slots of a block with its anchor.
-        mask_token_id: None picks a token that no text uses.
-        held_out_share: of the prompts; their answers judge the drafter.
-        min_response_len: answers of fewer tokens are left out.
-        max_len: of prompt and answer in tokens; longer answers are cut.
-        feature_cache: folder that keeps the target's features on disk for later passes; 2 bytes *
-            hidden size * (num_features + 1) a token. None computes them in every pass.
-        batch_sequences: rows of a batch, over all processes.
-        accumulate: batches whose gradients make one step.
-        pack_len: tokens of a row that holds several texts, none of which sees another; None gives
+    Each is explained here once, in the order of the fields; `blockdraft train --keys` prints it:
+        target: folder or name of the target model, which is not trained.
+        data: JSONL files of the target's own answers, or folders that `blockdraft data` wrote.
+        out: folder of the run. It gets `drafter/` (the best drafter), `last/` (the newest one),
+            `index.html` (curves), `log.jsonl` and `state.pt` (to resume from).
+        init_from: folder of a drafter to continue training. Its weights, shape and mask token are
+            kept; the block size may change. None makes a new drafter from the settings below.
+        init: how a new drafter begins: with random weights, or with copies of the target's last
+            layers.
+        architecture: None takes that of `init_from`, or dflash for a new drafter. If `init_from` is
+            a dflash drafter, dflash2 adds its parts so that the output is the same at first.
+        conv_kernel_size, conv_group_size, selector_rank, selector_top_k: sizes of the convolutions
+            and of the candidate selector of dflash2. None takes those of `init_from`, or 2, 16, 256
+            and 16.
+        selector_weight: weight of the selector's loss (dflash2) beside the loss of the drafter.
+        num_layers, num_features: layers of the drafter, and number of target layers whose hidden
+            states (features) it reads. None takes those of `init_from`, or 5.
+        block_size: length of a block: its anchor (the last known token) and the slots to predict. A
+            block of 8 drafts at most 7 tokens.
+        mask_token_id: token that stands in the slots to predict. None picks one that no answer or
+            prompt contains.
+        held_out_share: share of the prompts whose answers are not trained on; the drafter is
+            evaluated on them.
+        min_response_len: shorter answers, in tokens, are left out.
+        max_len: most tokens of prompt and answer together. The end of longer answers is cut off.
+        feature_cache: folder that keeps the target's features on disk, so that later epochs need no
+            target pass. It takes 2 bytes * hidden size * (num_features + 1) for each token. None
+            computes the features in every epoch.
+        batch_sequences: rows of a batch, over all processes. A row is one text, or several with
+            `pack_len`.
+        accumulate: batches whose gradients are added up before each optimizer step.
+        pack_len: pack several texts into rows of this many tokens; no text sees another. None gives
             every text a row of its own.
-        num_anchors: blocks per row and step, drawn anew each time.
-        anchors_per_forward: blocks of each row that one draft forward holds. Small groups
-            waste less attention, because blocks do not see each other, and need less memory.
-        attention: flex skips what is masked, and needs a GPU; auto takes it there.
-        distill_share: share of the loss that follows the target's distribution rather than the
-            token that it chose.
-        position_weights, dpace_alpha, decay_gamma: what a slot counts, see `train.loss`; alpha is
-            of dpace, gamma of decay.
-        fused_loss: compute the loss with a gradient made by hand, which is faster; false takes the
-            plain form in `train/loss.py`, which is the one to edit.
-        num_frequent, num_random: the vocabulary of the loss, see `PartialVocabulary`;
-            num_frequent 0 takes the whole vocabulary.
-        draft_vocabulary: the most frequent answer tokens, so many, are all that the drafter will
-            guess, see `models.draft_vocabulary`; 0 for everything.
-        max_minutes, max_steps: whichever comes first ends the run, and one may be None; the
-            schedule follows the share that is done. Only a run without max_minutes is the same
-            each time.
-        optimizer: of the matrices; AdamW always updates the norms.
-        lr: of matrices (Muon is matched to AdamW's step size) and norms.
-        min_lr_share: of lr, reached at the end of the run.
-        ema_decay: of the averaged weights that are evaluated and saved; 0 saves the last ones.
-        eval_minutes, eval_steps: an evaluation is due when either has passed.
-        eval_sequences: held-out answers of each evaluation.
-        tau_prompts: files of prompts for real decoding at each evaluation; none takes the prompts
-            of held-out answers.
-        tau_limit: prompts of each set for that; 0 leaves real decoding out.
-        tau_max_tokens: decoded for each of them.
-        save_minutes, save_steps: the state is saved when either has passed.
-        tensorboard: write event files into `out` too; needs the package tensorboard.
-        threads: torch threads; None is torch's choice, fewer where other programs compute.
-        shard_target: each of several processes holds a share of the target's layers (FSDP2).
-        shard_drafter: each of several processes holds a share of the drafter's parameters, masters,
-            gradients, averages and optimizer state (FSDP2).
-        device_map: spreads the target of a single process over its devices, as transformers reads
-            it, such as "auto". With this or shard_target, real decoding is left to a machine that
-            has room for the whole target: tau_limit has to be 0.
+        num_anchors: blocks that are trained in each row; their places are drawn anew for each step.
+        anchors_per_forward: blocks of each row that one forward pass of the drafter computes. Fewer
+            need less memory, and waste less attention: blocks do not see each other.
+        attention: flex skips masked positions and needs a GPU; dense computes them; auto is flex on
+            a GPU, else dense.
+        distill_share: share of the loss that is distillation from the target's probabilities; the
+            rest is cross entropy on the tokens of the answer. 0 needs less computing.
+        position_weights, dpace_alpha, decay_gamma: weight of each slot in the loss. dpace (arXiv
+            2605.18810) estimates from the drafter's probabilities how much a slot adds to the
+            accepted length; dpace_alpha goes from 0 (trust these probabilities) to 1 (ignore them).
+            decay is exp(-j / decay_gamma), where j is 0 for the first slot behind the anchor.
+            uniform gives all slots the same weight.
+        fused_loss: use the faster loss whose gradient is written by hand. Set false if you edit
+            the loss in `train/loss.py`.
+        num_frequent, num_random: the loss is computed over a part of the vocabulary: the tokens
+            that are most frequent in the answers, and random others, drawn anew for each step. If
+            num_frequent is 0, it is computed over the whole vocabulary.
+        draft_vocabulary: the drafter only ever proposes this many tokens, the most frequent ones of
+            the answers, which makes it faster. 0 allows the whole vocabulary.
+        max_minutes, max_steps: the run ends at the first limit that it reaches; one of them may be
+            None. The learning rate follows the same progress. Only a run without max_minutes gives
+            the same result each time.
+        optimizer: what updates the weight matrices. Everything else is always updated by AdamW.
+        lr: highest learning rate, for all weights (Muon's step is scaled to AdamW's).
+        min_lr_share: the learning rate falls in a cosine to this share of `lr`.
+        warmup_steps: steps over which the learning rate rises at the start.
+        weight_decay: weight decay of the weight matrices.
+        momentum: momentum of Muon; AdamW has its own constants.
+        grad_clip: largest norm of the gradient; a larger gradient is scaled down to it.
+        ema_decay: decay of the moving average of the weights, which is what is evaluated and saved.
+            0 takes the weights themselves.
+        eval_minutes, eval_steps: an evaluation is due when either has passed since the last one.
+        eval_sequences: most held-out answers that an evaluation reads.
+        tau_prompts: files of prompts for real decoding at each evaluation, which measures tau, the
+            tokens per target pass. Empty takes the prompts of held-out answers.
+        tau_limit: most prompts to decode of each file or set. 0 skips real decoding.
+        tau_max_tokens: most tokens to decode for each of these prompts.
+        save_minutes, save_steps: the state is saved when either has passed since the last time.
+        tensorboard: also write TensorBoard event files to `out`; needs the package tensorboard.
+        seed: seed of everything random in the run.
+        device: auto (a GPU if CUDA finds one, else the CPU), cpu, or a torch device such as cuda:1.
+        dtype: precision of target and drafter; the optimizer keeps float32 copies of the weights.
+        threads: CPU threads of torch. None is torch's choice, or fewer while other programs keep
+            the cores busy.
+        shard_target: with several processes, divide the target's layers among them (FSDP2).
+        shard_drafter: with several processes, divide the drafter's weights, gradients and optimizer
+            state among them (FSDP2).
+        device_map: with a single process, spread the target over its devices, as in transformers.
+            With device_map or shard_target, set tau_limit to 0: real decoding needs the whole
+            target on one device.
 
     Raises:
         ConfigError: a value is of the wrong kind or out of range.

@@ -20,11 +20,14 @@ _ENTRY = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
 def describe_keys() -> str:
     """A TOML file of the defaults; keys without one, and those of answers, stand behind a "#"."""
     lines = [
-        '# Keys of RUN.toml, with their defaults; on a command line key=value. "none" is unset.',
+        "# All settings of a training run, with their defaults, as a file RUN.toml to start from.",
+        '# On a command line write key=value. "none" leaves a setting unset. The first three',
+        "# have no default; `data` may be left out with the table [answers] at the end.",
         *_lines(TrainConfig),
         "",
-        "# If there is any key of this table, the run writes these answers first and trains on",
-        "# them besides those of `data`. On a command line answers.key=value.",
+        "# With this table the run first lets the target write answers, and trains on them and on",
+        "# `data`. To use it, remove the # before the table and its keys; on a command line write",
+        "# answers.key=value.",
         f"#[{ANSWERS}]",
         *(line if line.startswith("#") else f"#{line}" for line in _lines(DataConfig)),
     ]

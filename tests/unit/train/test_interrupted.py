@@ -161,7 +161,7 @@ def test_the_keys_are_those_of_a_run_with_their_defaults(tmp_path, capsys):
     assert run.answers is None
     told = tomllib.loads(text)
     assert told.keys() == train.to_dict().keys() - {"target", "out", "data"}
-    assert "# of the prompts; their answers judge the drafter.\nheld_out_share = " in text
+    assert "# evaluated on them.\nheld_out_share = " in text
     assert '"muon"  # one of muon, adamw' in text
     # A "#" without a space hides a key.
     path.write_text(re.sub(r"^#(?! |\w+ =$)", "", text, flags=re.M), encoding="utf-8")
