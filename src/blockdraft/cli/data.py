@@ -123,8 +123,8 @@ def data(
         typer.Option(
             metavar="URL",
             help="Let a server that serves the target write the answers, such as vLLM or "
-            "blockdraft serve at http://localhost:8000/v1. It must return token ids. The API key is "
-            "read from $BLOCKDRAFT_ENDPOINT_KEY.",
+            "blockdraft serve at http://localhost:8000/v1. It must return token ids. The API key "
+            "is read from $BLOCKDRAFT_ENDPOINT_KEY.",
         ),
     ] = None,
     endpoint_model: Annotated[

@@ -35,7 +35,7 @@ def train(
         list[str],
         typer.Argument(
             metavar="[RUN.toml] [KEY=VALUE]...",
-            help="A TOML file of settings, and settings that override it; one of both is enough. "
+            help="A TOML file of settings, and settings that override it; either may be left out. "
             "--keys lists all settings.",
         ),
     ],
