@@ -18,6 +18,7 @@ from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.receipt import Environment, Receipt
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
+from blockdraft.engine.completion import Completion
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.samples import Job, Samples
 from blockdraft.speculate.sampler.choose import Chooser, Walk, choose
@@ -99,6 +100,25 @@ def audit(samples: Samples, receipt: Receipt, environment: Environment) -> Audit
     seconds = perf_counter() - started_at
     changes = tuple(_changes(receipt.environment, environment))
     return Audit(finding, changes, len(receipt.token_ids), seconds)
+
+
+def decode_again(samples: Samples, receipt: Receipt, *, is_drafted: bool) -> Completion:
+    """Decode what a receipt asks for, that sample alone. Nothing else may be under way."""
+    most = None if is_drafted else 0
+    job = Job(
+        0,
+        list(receipt.prompt_token_ids),
+        replace(receipt.params, num_draft_tokens=most),
+        receipt.seed,
+        shown_ids=frozenset(receipt.shown_token_ids),
+    )
+    key = samples.add(job, receipt.index)
+    while True:
+        if samples.has_news(key):
+            completion = samples.take_chunk(key).completion
+            if completion is not None:
+                return completion
+        samples.step()
 
 
 def _changes(then: Environment, now: Environment) -> Iterator[Change]:
