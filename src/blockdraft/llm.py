@@ -7,6 +7,8 @@ from functools import cached_property
 from os import PathLike, fspath
 from typing import Any, Literal, Self, TypeGuard, cast, overload
 
+import torch
+
 from blockdraft.core.config import DraftDtype, LLMConfig
 from blockdraft.core.errors import RequestError
 from blockdraft.core.receipt import Receipt, read_receipt
@@ -103,6 +105,7 @@ class LLM:
     def _load(self, config: LLMConfig, check: Callable[[Outline], object] | None = None) -> None:
         self.config = config
         use_threads(config.num_threads)
+        self.num_threads = torch.get_num_threads()
         self.device = resolve_device(config.device)
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.folder = resolve_model(config.target)

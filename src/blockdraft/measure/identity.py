@@ -64,12 +64,13 @@ class LoadedTarget(Protocol):
     folder: Path
     dtype: Any
     device: str
+    num_threads: int
 
 
 def describe_numbers(loaded: LoadedTarget) -> dict[str, Any]:
     """What the bits of a target's logits depend on, flat, as plain values for JSON.
 
-    Reads all weights once: seconds for a large model.
+    Reads all weights once: seconds for a large model. For any thread.
     """
     import torch
 
@@ -85,7 +86,7 @@ def describe_numbers(loaded: LoadedTarget) -> dict[str, Any]:
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": loaded.device,
         **settings,
-        "threads": torch.get_num_threads(),
+        "threads": loaded.num_threads,
         "cpu": cpu_name(),
         "cpu_features": hash_text(cpu_features())[:16],
         **{name: os.environ.get(name) for name in _VARIABLES},
