@@ -1,4 +1,4 @@
-"""Forced acceptance: the share that is kept is the share that was asked for, and only times count."""
+"""Forced acceptance: the share that is kept is the one that was asked for; only times count."""
 
 import json
 
