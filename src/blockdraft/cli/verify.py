@@ -23,7 +23,7 @@ _WORST_FIRST = ("altered", "cannot tell", "genuine")
 _MACHINE_ONLY = "a token that differs proves nothing where these differ"
 
 
-@options.models(without=("drafter", *options.FIXED))
+@options.models(without=("drafter", "max_concurrency", *options.DRAFTED, "shared_lookup"))
 def verify(
     ctx: typer.Context,
     answer: Annotated[
