@@ -6,7 +6,8 @@ there must be its choice. A row's logits do not depend on the rows beside it, so
 with which the answer was decoded, however it was: the audit is exact, at the cost of a prefill.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
@@ -142,13 +143,14 @@ def _first_finding(samples: Samples, receipt: Receipt) -> Finding | None:
     engine.check_min_tokens(params, samples.tokenizer.eos_ids)
     sequence, text = _sequence(samples, receipt)
     place = 0
-    for logits in _forced_logits(engine, receipt):
-        finding = _in_chunk(engine, logits, sequence, output[place : place + logits.shape[0]])
-        if finding is not None:
-            return finding
-        place += logits.shape[0]
-        if sequence.finish_reason is not None:
-            break
+    with closing(_forced_logits(engine, receipt)) as chunks:
+        for logits in chunks:
+            own = output[place : place + logits.shape[0]]
+            if (finding := _in_chunk(engine, logits, sequence, own)) is not None:
+                return finding
+            place += logits.shape[0]
+            if sequence.finish_reason is not None:
+                break
     return _at_end(receipt, sequence, text)
 
 
@@ -169,7 +171,7 @@ def _sequence(samples: Samples, receipt: Receipt) -> tuple[Sequence, Detokenizer
     return sequence, text
 
 
-def _forced_logits(engine: Engine, receipt: Receipt) -> Iterator[Tensor]:
+def _forced_logits(engine: Engine, receipt: Receipt) -> Generator[Tensor, None, None]:
     """The logits [rows, V] that choose the output tokens, some of them at a time, in order.
 
     No further than the first output id that is no token. Nothing is taken over from the prefix
