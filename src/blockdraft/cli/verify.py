@@ -23,7 +23,7 @@ _WORST_FIRST = ("altered", "cannot tell", "genuine")
 _MACHINE_ONLY = "a token that differs proves nothing where these differ"
 
 
-@options.models(without=("drafter", "max_concurrency", *options.DRAFTED, "shared_lookup"))
+@options.models(without=("max_concurrency", *options.DRAFTED, "shared_lookup"))
 def verify(
     ctx: typer.Context,
     answer: Annotated[
@@ -38,10 +38,9 @@ def verify(
         typer.Option(
             "--compare",
             help="Afterwards decode the answer again, and say how long that takes beside the "
-            "audit; with --drafter also drafted.",
+            "audit: plainly, and with the drafter if there is one. Nothing else needs it.",
         ),
     ] = False,
-    drafter: options.Drafter = "none",
     as_json: options.Json = False,
 ) -> None:
     """Check an answer token by token, in one pass instead of decoding it again.
@@ -60,7 +59,8 @@ def verify(
                 receipts[-1].prompt_token_ids, replace(params, max_tokens=num_output, min_tokens=0)
             )
 
-    llm = options.load_llm(options.llm_config(ctx.params), check)
+    config = options.llm_config(ctx.params)
+    llm = options.load_llm(config if compare else replace(config, drafter="none"), check)
     found = [_verify(llm, receipt, compare=compare) for receipt in receipts]
     verdict = next(one for one in _WORST_FIRST if one in {each["verdict"] for each in found})
     if as_json:

@@ -88,7 +88,7 @@ def test_comparing_times_the_audit_beside_decoding(pair, answer, target):
             assert times[way]["num_tokens"] == 12
             share = times["audit_seconds"] / times[way]["seconds"]
             assert times[way]["audit_share"] == pytest.approx(share)
-    result = run("verify", *target, answer, "--compare")
+    result = run("verify", *target, "--drafter", "none", answer, "--compare")
     assert result.stdout.count("plain decoding of 12 tokens takes") == 2
     assert "drafted decoding" not in result.stdout
 
