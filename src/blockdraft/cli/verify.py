@@ -138,7 +138,7 @@ def _print_audit(found: Mapping[str, Any]) -> None:
     if found["changes"]:
         print(f"  not as where it was answered; {_MACHINE_ONLY}:")
         for change in found["changes"]:
-            print(f"    {change['name']}: {change['then']}, here {change['now']}")
+            print(f"    {change['name']}: {change['then']!r}, here {change['now']!r}")
     num_prompt = counted(found["num_prompt_tokens"], "prompt token")
     print(f"  audited in {found['seconds']:.3g} s, with {num_prompt}")
     if "compare" in found:

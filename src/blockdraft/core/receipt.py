@@ -138,6 +138,8 @@ def read_receipt(value: Mapping[str, Any], encoder: Encoder) -> Receipt:
             f"version reads {KIND!r} of format {FORMAT}; verify it with the version that wrote it"
         )
     environment = _take(value, "environment", dict, {})
+    if odd := [name for name in environment if not name.isidentifier()]:
+        raise RequestError(f"the receipt's environment has the field {odd[0]!r:.60}; {_REMEDY}")
     finish_reason = _take(value, "finish_reason", str | None, None)
     if finish_reason not in (None, "stop", "length"):
         raise RequestError(f"finish_reason is {finish_reason!r}; give stop or length")

@@ -77,7 +77,7 @@ def test_another_machine_is_told_and_not_accused(answer, target, tmp_path):
     result = run("verify", *target, changed(answer, tmp_path, elsewhere))
     assert result.exit_code == UNDECIDED
     assert "CANNOT TELL" in result.stdout
-    assert "cpu: another, here " in result.stdout
+    assert "cpu: 'another', here '" in result.stdout
 
 
 def test_comparing_times_the_audit_beside_decoding(pair, answer, target):

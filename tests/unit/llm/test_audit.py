@@ -256,6 +256,7 @@ def test_a_receipt_survives_json_and_reads_prompts_as_text(llm):
         ({"params": []}, "params is"),
         ({"finish_reason": "error"}, "finish_reason is 'error'"),
         ({"text": 3}, "text is 3"),
+        ({"environment": {"a\x1b[2J": 1}}, r"environment has the field 'a\\x1b\[2J'"),
     ],
 )
 def test_a_malformed_receipt_is_refused(llm, changes, reason):
