@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from blockdraft.measure.identity import hash_text
 from blockdraft.models.checkpoint import write_provenance
 from blockdraft.models.fingerprint import weights_sha256
-from blockdraft.proof.fingerprint import hash_text
 from blockdraft.text.tokenizer import load_tokenizer
 from tests.tiny import (
     HIDDEN_SIZE,

@@ -21,15 +21,18 @@ from blockdraft.core.errors import (
     RequestError,
 )
 from blockdraft.core.grammar import Grammar
+from blockdraft.core.receipt import Receipt
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.threads import bound_spin
 
 if TYPE_CHECKING:
+    from blockdraft.engine.audit import Audit
     from blockdraft.engine.completion import Chunk, Completion, Generation
     from blockdraft.engine.spec_generate import DraftModel
     from blockdraft.llm import LLM
 
 __all__ = [  # noqa: RUF022 - plainly sorted
+    "Audit",
     "BlockdraftError",
     "Chunk",
     "Completion",
@@ -42,6 +45,7 @@ __all__ = [  # noqa: RUF022 - plainly sorted
     "LLM",
     "ModelError",
     "NetworkError",
+    "Receipt",
     "RequestError",
     "SamplingParams",
 ]
@@ -49,6 +53,7 @@ __all__ = [  # noqa: RUF022 - plainly sorted
 bound_spin()
 
 _LAZY = {
+    "Audit": "blockdraft.engine.audit",
     "LLM": "blockdraft.llm",
     "Chunk": "blockdraft.engine.completion",
     "Completion": "blockdraft.engine.completion",

@@ -3,16 +3,22 @@
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from os import PathLike, fspath
-from typing import Literal, Self, TypeGuard, cast, overload
+from typing import Any, Literal, Self, TypeGuard, cast, overload
+
+import torch
 
 from blockdraft.core.config import DraftDtype, LLMConfig
 from blockdraft.core.errors import RequestError
+from blockdraft.core.receipt import Receipt, read_receipt
 from blockdraft.core.request import SamplingParams
+from blockdraft.engine.audit import Audit, audit
 from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
 from blockdraft.engine.samples import Job, Samples
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
+from blockdraft.measure.identity import describe_numbers
 from blockdraft.measure.measuring import Meter, measured
 from blockdraft.models.loading import resolve_device, resolve_dtype, use_threads
 from blockdraft.text.grammar import Grammars
@@ -99,6 +105,7 @@ class LLM:
     def _load(self, config: LLMConfig, check: Callable[[Outline], object] | None = None) -> None:
         self.config = config
         use_threads(config.num_threads)
+        self.num_threads = torch.get_num_threads()
         self.device = resolve_device(config.device)
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.folder = resolve_model(config.target)
@@ -130,6 +137,44 @@ class LLM:
         waited for at every border between lines, which takes time itself.
         """
         return measured(self.engine, self.device)
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What the bits of the target's logits depend on: its hash, precision, kernels, machine.
+
+        Reads all weights the first time.
+        """
+        return describe_numbers(self)
+
+    def receipts(self, generation: Generation) -> list[Receipt]:
+        """What is needed to verify each sample of a generation of this LLM; see `verify`.
+
+        Raises:
+            RequestError: a sample ended with an error.
+        """
+        return [
+            completion.receipt(
+                generation.prompt_token_ids,
+                generation.params,
+                target=self.config.target,
+                environment=self.environment,
+            )
+            for completion in generation.completions
+        ]
+
+    def verify(self, receipt: Receipt | Mapping[str, Any]) -> Audit:
+        """Whether every token of an answer is what the target chooses, by one pass over it all.
+
+        Takes a receipt, or its JSON. No drafter is asked. For the verdicts see Audit.
+
+        Raises:
+            RequestError: the receipt is malformed, or none that this target could have.
+            ContextTooLong: prompt and output do not fit its context.
+            ConfigError: the K/V memory has no room for them.
+        """
+        if not isinstance(receipt, Receipt):
+            receipt = read_receipt(receipt, self.tokenizer)
+        return audit(self.samples, receipt, self.environment)
 
     @overload
     def generate(
@@ -250,7 +295,9 @@ class LLM:
             if chunk.completion is not None:
                 completions[chunk.prompt_index].append(chunk.completion)
         return [
-            Generation(tuple(job.prompt_ids), tuple(sorted(done, key=lambda c: c.index)))
+            Generation(
+                tuple(job.prompt_ids), tuple(sorted(done, key=lambda c: c.index)), job.params
+            )
             for job, done in zip(jobs, completions, strict=True)
         ]
 

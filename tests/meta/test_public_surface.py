@@ -14,9 +14,11 @@ LIGHT_MODULES = [
     "blockdraft.cache.memory",
     "blockdraft.cache.pages",
     "blockdraft.core.config",
+    "blockdraft.measure.identity",
     "blockdraft.measure.provenance",
     "blockdraft.core.errors",
     "blockdraft.core.grammar",
+    "blockdraft.core.receipt",
     "blockdraft.core.request",
     "blockdraft.core.sequence",
     "blockdraft.engine.fair_queue",
@@ -67,6 +69,7 @@ def test_public_names_are_sorted_and_exist():
 
 def test_public_names_are_these():
     assert blockdraft.__all__ == [
+        "Audit",
         "BlockdraftError",
         "Chunk",
         "Completion",
@@ -79,6 +82,7 @@ def test_public_names_are_these():
         "LLM",
         "ModelError",
         "NetworkError",
+        "Receipt",
         "RequestError",
         "SamplingParams",
     ]

@@ -31,6 +31,38 @@ class SpeedConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BreakEvenConfig:
+    """Times only: `force_acceptance` is the share of drafts that is kept, right or wrong."""
+
+    force_acceptance: float
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.force_acceptance <= 1:
+            raise ConfigError(
+                f"force_acceptance is {self.force_acceptance:g}; give a share of the drafts, from "
+                "0 to 1"
+            )
+        if self.max_tokens < 2:
+            raise ConfigError(
+                f"max_tokens is {self.max_tokens}; give 2 or more: the prompt's step gives the "
+                "first token, and is not timed"
+            )
+
+    @property
+    def params(self) -> SamplingParams:
+        """The drafted request. It goes on behind an end, which may be forced at any place."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            ignore_eos=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ConcurrencyConfig:
     """Several requests at once.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blockdraft.bench.config import SpeedConfig
+from blockdraft.bench.config import BreakEvenConfig, SpeedConfig
 from blockdraft.bench.workload import (
     BUNDLED,
     BenchPrompt,
@@ -34,7 +34,7 @@ from blockdraft.cli.ledger_output import (
 )
 from blockdraft.cli.logs import with_verbosity
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import NO
+from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.words import counted
 
 _LLM = LLMConfig()
@@ -74,11 +74,30 @@ def speed(
     with_transformers: WithTransformers = _SPEED.with_transformers,
     ledger: Ledger = _SPEED.ledger,
     waterfall: Waterfall = None,
+    force_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Time only: keep this share of the drafts in every step, right or wrong, and "
+            "print what a drafted step costs beside a plain one. Outputs are thrown away.",
+        ),
+    ] = None,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
     """Time plain decoding, drafted decoding and transformers on each prompt in turn."""
     workload = [prompt for path in prompts for prompt in read_workload(path, limit)]
+    if force_acceptance is not None:
+        if ledger or waterfall is not None:
+            raise ConfigError("--ledger is of real verdicts; leave it out with --force-acceptance")
+        forced = BreakEvenConfig(
+            force_acceptance=force_acceptance,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+        )
+        _measure_break_even(options.llm_config(ctx.params), forced, workload, output, as_json)
+        return
     config = SpeedConfig(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -106,6 +125,43 @@ def demo(
     greedy = SpeedConfig(max_tokens=max_tokens, with_transformers=with_transformers)
     sampled = replace(greedy, temperature=DEMO_TEMPERATURE)
     _measure(options.llm_config(ctx.params), [greedy, sampled], workload, output, as_json)
+
+
+def _measure_break_even(
+    llm_config: LLMConfig,
+    config: BreakEvenConfig,
+    workload: Sequence[BenchPrompt],
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    config.params  # noqa: B018 - raises for a bad value before anything is loaded
+    check_before_loading(llm_config, output)
+    # How much is drafted must not depend on verdicts that mean nothing.
+    llm = load_for_prompts(replace(llm_config, adaptive=False), workload, [config.params])
+    from blockdraft.bench.break_even import (
+        NOTE,
+        break_even_of,
+        json_report,
+        measure_break_even,
+    )
+
+    progress = Progress(f"forced {config.force_acceptance:g}", len(workload))
+    measurements = measure_break_even(llm, workload, config, progress.advance)
+    publish(json_report(llm, config, measurements), output, as_json=as_json)
+    if as_json:
+        return
+    found = break_even_of(measurements)
+    print(headline(llm))
+    print(
+        f"a drafted step takes {1e3 * found.drafted_step_seconds:.3g} ms, a plain one "
+        f"{1e3 * found.plain_step_seconds:.3g} ms: drafting pays from tau "
+        f"{found.step_ratio:.2f} on"
+    )
+    print(
+        f"forced: {found.kept_share:.1%} of the drafts kept, tau {found.acceptance_length:.2f}, "
+        f"{found.speedup:.2f} times as fast as plain decoding"
+    )
+    print(NOTE)
 
 
 def _measure(

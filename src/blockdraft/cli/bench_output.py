@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockdraft.cli import options
-from blockdraft.cli.output import describe_llm, print_json
+from blockdraft.cli.output import check_writable, describe_llm, print_json
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
@@ -34,10 +34,7 @@ def check_before_loading(llm_config: LLMConfig, output: Path | None) -> None:
     """
     if not llm_config.drafts:
         raise ConfigError("there is nothing to compare without a drafter; name one with --drafter")
-    if output is not None and not output.absolute().parent.is_dir():
-        raise ConfigError(f"cannot write {output}: its folder does not exist; make it first")
-    if output is not None and output.is_dir():
-        raise ConfigError(f"cannot write {output}: it is a folder; give the name of a file")
+    check_writable(output)
 
 
 def load_for_prompts(

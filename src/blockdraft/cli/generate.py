@@ -1,9 +1,11 @@
 """`blockdraft generate`: one prompt, one answer."""
 
+import json
 import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +20,7 @@ from blockdraft.cli.ledger_output import (
     write_waterfall,
 )
 from blockdraft.cli.output import (
+    check_writable,
     describe_completion,
     describe_llm,
     print_json,
@@ -25,6 +28,7 @@ from blockdraft.cli.output import (
 )
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO, ConfigError, RequestError
+from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -56,6 +60,10 @@ def generate(
         bool,
         typer.Option("--smooth", help="Print text at an even pace, a quarter of a second late."),
     ] = False,
+    receipt: Annotated[
+        Path | None,
+        typer.Option(help="Write to this file what `blockdraft verify` needs to check the answer."),
+    ] = None,
     ledger: Ledger = False,
     waterfall: Waterfall = None,
     as_json: options.Json = False,
@@ -84,11 +92,14 @@ def _answer(
     params = params if params.seed is not None else replace(params, seed=secrets.randbits(64))
     found: dict[str, Any] = {}
     if values["as_json"]:
-        found = _describe(llm, llm.generate(prompt_ids, params))
+        generation = llm.generate(prompt_ids, params)
+        found = _describe(llm, generation)
     elif values["smooth"]:
-        _print_smoothly(llm, prompt_ids, params)
+        generation = _print_smoothly(llm, prompt_ids, params)
     else:
-        _print_text(llm, prompt_ids, params)
+        generation = _print_text(llm, prompt_ids, params)
+    if values["receipt"] is not None:
+        _write_receipts(llm, generation, values["receipt"])
     if values["compare"]:
         found["compare"] = _compare(llm, prompt_ids, params, is_silent=values["as_json"])
     if values["ledger"]:
@@ -104,6 +115,7 @@ def _answer(
 def _check(values: Mapping[str, Any], config: LLMConfig, params: SamplingParams) -> None:
     """Refuse options that do not go together."""
     check_waterfall(values["waterfall"], with_ledger=values["ledger"])
+    check_writable(values["receipt"])
     if values["raw"] and values["system"] is not None:
         raise ConfigError("--system needs the chat template; leave out --system or --raw")
     if values["compare"] and not config.drafts:
@@ -142,17 +154,27 @@ def _account(
     return describe_accounts(run.accounts) | {"identical": run.identical}
 
 
-def _print_text(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:
+def _write_receipts(llm: "LLM", generation: "Generation", path: Path) -> None:
+    """One object, or a list of them for several samples."""
+    receipts = [receipt.to_json() for receipt in llm.receipts(generation)]
+    found = receipts if len(receipts) > 1 else receipts[0]
+    write_whole(path, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+
+def _print_text(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> "Generation":
     """Stream a single sample; several, one after another when finished. Summaries on stderr."""
+    completions = []
     for chunk in llm.generate(prompt_ids, params, stream=True):
         if params.n == 1:
             print(chunk.text, end="", flush=True)
         if chunk.completion is not None:
             print("" if params.n == 1 else chunk.completion.text, flush=True)
             print(_summary(chunk.completion, params), file=sys.stderr)
+            completions.append(chunk.completion)
+    return _generation(prompt_ids, params, completions)
 
 
-def _print_smoothly(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> None:
+def _print_smoothly(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -> "Generation":
     """As `_print_text`, for one sample; text leaves at the rate at which it comes."""
     from blockdraft.cli.smooth import SmoothWriter
 
@@ -162,6 +184,17 @@ def _print_smoothly(llm: "LLM", prompt_ids: list[int], params: SamplingParams) -
     print(flush=True)
     assert chunk.completion is not None
     print(_summary(chunk.completion, params), file=sys.stderr)
+    return _generation(prompt_ids, params, [chunk.completion])
+
+
+def _generation(
+    prompt_ids: list[int], params: SamplingParams, completions: list["Completion"]
+) -> "Generation":
+    """What was streamed, in the order of the samples."""
+    from blockdraft.engine.completion import Generation
+
+    in_order = sorted(completions, key=lambda completion: completion.index)
+    return Generation(tuple(prompt_ids), tuple(in_order), params)
 
 
 def _summary(completion: "Completion", params: SamplingParams) -> str:

@@ -21,12 +21,14 @@ from blockdraft.cli.logs import LOG, start_log, with_verbosity
 from blockdraft.cli.prove import prove
 from blockdraft.cli.serve import serve
 from blockdraft.cli.train import train
+from blockdraft.cli.verify import verify
 from blockdraft.core.errors import FAILED, INTERRUPTED, MISTAKE, BlockdraftError, exit_status
 
 EXIT_STATUSES = (
     "Exit status: 0 done, or yes; 1 no (outputs differ, a check failed); "
     "2 a mistake in the command, the configuration, or a file or model it names; "
-    "3 the network failed; 4 the disk failed; 5 blockdraft failed; 130 interrupted."
+    "3 the network failed; 4 the disk failed; 5 blockdraft failed; "
+    "6 cannot tell; 130 interrupted."
 )
 
 
@@ -92,7 +94,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, prove, explain, doctor, serve, data, train, env):
+for command in (generate, chat, prove, verify, explain, doctor, serve, data, train, env):
     app.command()(with_verbosity(command))
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")

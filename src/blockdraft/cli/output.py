@@ -2,8 +2,10 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blockdraft.core.errors import ConfigError
 from blockdraft.core.words import counted
 
 if TYPE_CHECKING:
@@ -19,6 +21,18 @@ def print_json(value: object, *, as_line: bool = False) -> None:
     json.dump(value, sys.stdout, ensure_ascii=False, indent=None if as_line else 2)
     sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse at once a file that could not be written at the end.
+
+    Raises:
+        ConfigError: its folder does not exist, or it is a folder.
+    """
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"cannot write {path}: its folder does not exist; make it first")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder; give the name of a file")
 
 
 def describe_llm(llm: "LLM") -> dict[str, Any]:

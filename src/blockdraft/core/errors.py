@@ -26,6 +26,8 @@ NETWORK_FAILED = 3
 DISK_FAILED = 4
 FAILED = 5
 """Anything else that is not the user's doing."""
+UNDECIDED = 6
+"""Neither yes nor no: an answer differs, and so does the machine that gave it."""
 INTERRUPTED = 128 + signal.SIGINT
 """After Ctrl-C, as shells give it."""
 OUTPUT_CLOSED = 128 + 13

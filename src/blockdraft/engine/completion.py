@@ -1,8 +1,11 @@
 """What a user gets back of a generation."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from blockdraft.core.request import FinishReason
+from blockdraft.core.errors import RequestError
+from blockdraft.core.receipt import Environment, Receipt, counting
+from blockdraft.core.request import FinishReason, SamplingParams
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.speculate.verify import TokenLogprobs
 
@@ -52,13 +55,44 @@ class Completion:
     num_predicted_tokens: int | None = None
     num_unpredicted_tokens: int | None = None
 
+    def receipt(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        target: str,
+        environment: Environment,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> Receipt:
+        """What is needed to verify it; see Receipt. `params` are those of its request.
+
+        Raises:
+            RequestError: it ended with an error.
+        """
+        if self.finish_reason == "error":
+            raise RequestError(f"an answer that ended with an error has no receipt: {self.error}")
+        return Receipt(
+            prompt_token_ids=tuple(prompt_ids),
+            params=counting(params),
+            seed=self.seed,
+            index=self.index,
+            token_ids=self.token_ids,
+            text=self.text,
+            finish_reason=self.finish_reason,
+            stop_string=self.stop_string,
+            shown_token_ids=tuple(sorted(shown_ids)),
+            target=target,
+            environment=environment,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """All samples of one prompt, in order."""
+    """All samples of one prompt, in order, and the parameters that it was given."""
 
     prompt_token_ids: tuple[int, ...]
     completions: tuple[Completion, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)

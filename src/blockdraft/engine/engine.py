@@ -194,21 +194,16 @@ class Engine:
                 `params` without the constraint that it was compiled to.
             ContextTooLong: prompt and max_tokens do not fit the target's context.
         """
-        eos_ids = frozenset(filter(self._is_token, eos_ids))
         self.check_prompt(prompt_ids, params)
-        if (params.grammar is None) != (constraint is None):
-            raise RequestError("a grammar needs its constraint, and the other way around; use LLM")
         if seed is None:
             seed = secrets.randbits(64) if params.seed is None else params.seed
-        sequence = Sequence(
-            key=next(_KEYS),
-            params=params,
-            seed=seed,
+        sequence = self.sequence(
+            prompt_ids,
+            params,
+            seed,
+            eos_ids=eos_ids,
             sample_index=sample_index,
-            stop_ids=params.ending_ids(eos_ids),
-            token_ids=list(prompt_ids),
-            num_prompt=len(prompt_ids),
-            prediction_ids=tuple(prediction_ids),
+            prediction_ids=prediction_ids,
             scan_stop=None if scan_stop is None else self._timed(scan_stop),
             constraint=constraint,
         )
@@ -217,6 +212,38 @@ class Engine:
         )
         self.scheduler.add(sequence)
         return sequence.key
+
+    def sequence(
+        self,
+        prompt_ids: Ids[int],
+        params: SamplingParams,
+        seed: int,
+        *,
+        eos_ids: frozenset[int] = frozenset(),
+        sample_index: int = 0,
+        prediction_ids: Ids[int] = (),
+        scan_stop: Callable[[int], bool] | None = None,
+        constraint: Constraint | None = None,
+    ) -> Sequence:
+        """A new sequence of this engine that is not queued. See `add`.
+
+        Raises:
+            RequestError: a grammar without its constraint, or the other way around.
+        """
+        if (params.grammar is None) != (constraint is None):
+            raise RequestError("a grammar needs its constraint, and the other way around; use LLM")
+        return Sequence(
+            key=next(_KEYS),
+            params=params,
+            seed=seed,
+            sample_index=sample_index,
+            stop_ids=params.ending_ids(frozenset(filter(self.is_token, eos_ids))),
+            token_ids=list(prompt_ids),
+            num_prompt=len(prompt_ids),
+            prediction_ids=tuple(prediction_ids),
+            scan_stop=scan_stop,
+            constraint=constraint,
+        )
 
     def _timed(self, scan_stop: Callable[[int], bool]) -> Callable[[int], bool]:
         """The same; it also writes the text, which is no part of the commit that calls it."""
@@ -271,7 +298,7 @@ class Engine:
             RequestError: every token ends the answer.
         """
         vocab_size = self.target.vocab_size
-        num_ending = sum(map(self._is_token, params.ending_ids(eos_ids)))
+        num_ending = sum(map(self.is_token, params.ending_ids(eos_ids)))
         if params.min_tokens and params.grammar is None and num_ending == vocab_size:
             raise RequestError(
                 f"min_tokens is {params.min_tokens}, and all {vocab_size} tokens of the vocabulary "
@@ -279,7 +306,8 @@ class Engine:
                 param="min_tokens",
             )
 
-    def _is_token(self, token_id: int) -> bool:
+    def is_token(self, token_id: int) -> bool:
+        """True for ids of the vocabulary."""
         return 0 <= token_id < self.target.vocab_size
 
     @property
@@ -297,7 +325,7 @@ class Engine:
         Raises:
             RequestError: names the first of them, and `param`.
         """
-        wrong = [i for i in token_ids if not self._is_token(i)]
+        wrong = [i for i in token_ids if not self.is_token(i)]
         if wrong:
             raise RequestError(
                 f"token id {wrong[0]} is outside the vocabulary; give ids from 0 to "

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Constraint
 from blockdraft.engine.completion import Chunk, Round
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.record import SampleText
@@ -77,15 +78,7 @@ class Samples:
 
     def add(self, job: Job, sample_index: int, *, added_at: float | None = None) -> int:
         """Queue one sample of a job and return its key. See `check` for what it raises."""
-        params = job.params
-        text = Detokenizer(
-            self.tokenizer,
-            prompt_ids=job.prompt_ids,
-            stop=params.stop,
-            stop_ids=params.ending_ids(self.tokenizer.eos_ids),
-            min_tokens=params.min_tokens,
-            shown_ids=job.shown_ids,
-        )
+        params, text = job.params, self.detokenizer(job)
         with self._alone():
             key = self.engine.add(
                 job.prompt_ids,
@@ -95,11 +88,27 @@ class Samples:
                 seed=job.seed,
                 prediction_ids=job.prediction_ids,
                 scan_stop=text.push,
-                constraint=None if params.grammar is None else self.grammars.start(params.grammar),
+                constraint=self.constraint(params),
                 added_at=added_at,
             )
             self.engine.progress[key].text = SampleText(job.prompt_index, text)
         return key
+
+    def detokenizer(self, job: Job) -> Detokenizer:
+        """What writes the text of a sample of a job, and scans it for stop strings."""
+        params = job.params
+        return Detokenizer(
+            self.tokenizer,
+            prompt_ids=job.prompt_ids,
+            stop=params.stop,
+            stop_ids=params.ending_ids(self.tokenizer.eos_ids),
+            min_tokens=params.min_tokens,
+            shown_ids=job.shown_ids,
+        )
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """What the grammar of a request, if it has one, allows in one sample."""
+        return None if params.grammar is None else self.grammars.start(params.grammar)
 
     def step(self) -> list[StepOutput]:
         """Advance the engine by a step. See Engine.step."""

@@ -11,8 +11,9 @@ from blockdraft.core.sequence import Sequence as Tokens
 from blockdraft.llm import LLM
 from blockdraft.models.stock import StockModel
 from blockdraft.proof.cases import Case
-from blockdraft.proof.forced import forced_logits, margin_of
+from blockdraft.proof.forced import forced_logits
 from blockdraft.proof.ways import PLAIN, run
+from blockdraft.speculate.sampler.margin import margin_of
 
 
 @dataclass(frozen=True, slots=True)

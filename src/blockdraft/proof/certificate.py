@@ -7,20 +7,19 @@ from typing import Any
 
 from blockdraft.kernels.backends import describe_kernels
 from blockdraft.llm import LLM
+from blockdraft.measure.identity import (
+    hash_code,
+    hash_kernels,
+    hash_model,
+    hash_text,
+    hash_tokenizer,
+)
 from blockdraft.measure.setting import describe_setting
 from blockdraft.proof.cases import Case
 from blockdraft.proof.config import ProofConfig
 from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.findings import Findings, WayCheck
-from blockdraft.proof.fingerprint import (
-    hash_code,
-    hash_kernels,
-    hash_model,
-    hash_prompts,
-    hash_text,
-    hash_tokenizer,
-    hash_value,
-)
+from blockdraft.proof.fingerprint import hash_prompts, hash_value
 from blockdraft.proof.replay import FORMAT, KIND
 from blockdraft.proof.ways import Output
 

@@ -6,7 +6,7 @@ drafted tokens are put to the target one by one, and each must be its choice up 
 shapes alone make on this pair.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -19,13 +19,10 @@ from blockdraft.proof.cases import Case
 from blockdraft.proof.differences import Difference, DifferenceVerdict, first_differences
 from blockdraft.proof.lone import lone_sequence
 from blockdraft.proof.ways import Output
-from blockdraft.speculate.sampler.choose import choices
+from blockdraft.speculate.sampler.margin import margin_of
 
 NUM_LEADING = 16
 """Tokens whose margins to each other are looked at: those that could be chosen."""
-MOST_MARGIN = 64.0
-"""Logits. More is not told apart: no noise is as large."""
-PRECISION = 2.0**-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,38 +128,3 @@ def max_margin(engine: Engine, case: Case, sample_index: int, output_ids: Sequen
         largest = max(largest, margin_of(logits, sequence, token_id))
         sequence.append(token_id)
     return largest
-
-
-def margin_of(logits: Tensor, sequence: Tokens, token_id: int) -> float:
-    """How much the choice leads a token, in logits [V]; 0 if the token is the choice.
-
-    The least by which the token must rise, or the choice fall, against all others until the choice
-    rule takes the token. Filters, penalties and noise are those of the rule itself, and a choice
-    that a filter lets pass by a hair falls out of it.
-    """
-    choice = next(choices(logits[None], sequence, []))
-    if choice == token_id:
-        return 0.0
-
-    def is_chosen(moved_id: int, move: float) -> bool:
-        moved = logits.float().clone()
-        moved[moved_id] += move
-        return next(choices(moved[None], sequence, [])) == token_id
-
-    return min(
-        _least(lambda margin: is_chosen(token_id, margin)),
-        _least(lambda margin: is_chosen(choice, -margin)),
-    )
-
-
-def _least(is_enough: Callable[[float], bool]) -> float:
-    """The least margin that is enough, to PRECISION; MOST_MARGIN if none below it is."""
-    low, high = 0.0, PRECISION
-    while not is_enough(high):
-        low, high = high, 2 * high
-        if high > MOST_MARGIN:
-            return MOST_MARGIN
-    while high - low > PRECISION:
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high

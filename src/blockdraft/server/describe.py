@@ -137,6 +137,7 @@ class ChatChoice(BaseModel):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     token_ids: list[int] = []
+    receipt: dict[str, Any] = {}
     finish_reason: str
 
 
@@ -173,6 +174,7 @@ class TextChoice(BaseModel):
     logprobs: TextLogprobs | None
     token_ids: list[int] = []
     prompt_token_ids: list[int] = []
+    receipt: dict[str, Any] = {}
     finish_reason: str
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from blockdraft.core.errors import BlockdraftError, RequestTimeout
+from blockdraft.core.receipt import Receipt
 from blockdraft.engine.async_engine import Stream
 from blockdraft.engine.completion import Chunk, Completion, Round
 from blockdraft.engine.samples import Job
@@ -36,7 +37,7 @@ class Piece:
     `entries` are there if log-probabilities were asked for; `text_offset` is where the text of the
     first of them begins. `rounds` are there if they were asked for, and with the last piece
     `token_kinds`, those of all tokens of the choice. `finish_reason` is OpenAI's, and comes with
-    the completion.
+    the completion, as does the `receipt` if one was asked for.
     """
 
     index: int
@@ -48,6 +49,7 @@ class Piece:
     token_kinds: list[Kind] = field(default_factory=list)
     completion: Completion | None = None
     finish_reason: str | None = None
+    receipt: Receipt | None = None
 
     @property
     def content(self) -> str:
@@ -80,6 +82,7 @@ class Piece:
         self.entries += other.entries
         self.completion = other.completion
         self.finish_reason = other.finish_reason
+        self.receipt = other.receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Answer:
 
     parser: makes what finds the parts of a choice. echoes: of each prompt, or empty. deadline: in
     the event loop's time. with_rounds: pieces tell what each target pass drafted; of a stream only.
+    receipt: makes that of a finished sample, if receipts were asked for.
     """
 
     stream: Stream
@@ -106,6 +110,7 @@ class Answer:
     parser: Callable[[], AnswerParser]
     echoes: Sequence[Echo] = ()
     with_rounds: bool = False
+    receipt: Callable[[Job, Completion], Receipt] | None = None
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the pieces of all choices as they come, none of them empty.
@@ -174,6 +179,9 @@ class _Choice:
         piece.text_offset = self._text_offset
         self._text_offset += sum(len(self._answer.token_text(i)) for i, _ in piece.entries)
         piece.finish_reason = self._finish_reason(chunk.completion)
+        if self._answer.receipt is not None and chunk.completion is not None:
+            job = self._answer.jobs[chunk.prompt_index]
+            piece.receipt = self._answer.receipt(job, chunk.completion)
         return None if piece.shows_tokens_only and not piece.token_ids else piece
 
     def _add_text(self, piece: Piece, chunk: Chunk) -> None:

@@ -153,6 +153,7 @@ class Sampling(ShapeFields):
     skip_special_tokens: Literal[True] | None = None
 
     # Our own.
+    receipt: bool | None = None
     num_draft_tokens: int | None = None
     draft_depth: int | None = None
     speculative: Speculative = None

@@ -83,6 +83,8 @@ class ChatForm:
             choice["logprobs"] = {"content": entries, "refusal": None}
         if self.with_ids and piece is not None:
             choice["token_ids"] = piece.token_ids
+        if piece is not None and piece.receipt is not None:
+            choice["receipt"] = piece.receipt.to_json()
         if piece is not None and piece.rounds:
             choice["rounds"] = _rounds(piece.rounds)
         if piece is not None and piece.token_kinds:
@@ -129,6 +131,8 @@ class CompletionForm:
         if self.with_ids:
             choice["token_ids"] = piece.token_ids
             choice["prompt_token_ids"] = list(self._prompts[piece.index // self._n])
+        if piece.receipt is not None:
+            choice["receipt"] = piece.receipt.to_json()
         # The one token behind a prompt that is only scored was not asked for.
         ended = piece.finish_reason
         choice["finish_reason"] = "length" if ended and self._is_echo_alone else ended

@@ -56,7 +56,7 @@ def make_service(llm: LLM, config: ServeConfig) -> Service:
     metrics = Metrics(name, model.max_draft_depth)
     engine = AsyncEngine(llm.samples, max_waiting=config.max_waiting, observer=metrics)
     metrics.watch(engine.load)
-    return Service(engine, llm.tokenizer, model, config, metrics)
+    return Service(engine, llm.tokenizer, model, config, metrics, lambda: llm.environment)
 
 
 def _fingerprint(llm: LLM, drafter: str | None) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from blockdraft.core.errors import ContextTooLong, RequestError
+from blockdraft.core.receipt import Environment
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.engine.samples import Job
@@ -42,6 +43,7 @@ from blockdraft.server.protocol import (
     TokenizeRequest,
 )
 from blockdraft.server.reasoning import START
+from blockdraft.server.receipts import Receipts
 from blockdraft.server.render import ChatForm, CompletionForm, Envelope, Form
 from blockdraft.server.session import Session
 from blockdraft.server.shape import Shape, Toolbox, read_shape, read_toolbox
@@ -100,6 +102,7 @@ class Service:
         model: ServedModel,
         config: ServeConfig,
         metrics: Metrics,
+        environment: Callable[[], Environment],
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -109,6 +112,7 @@ class Service:
         self.tokens = TokenBytes(tokenizer)
         self.preparing = Preparing(engine, config)
         self._marks = harmony_marks(tokenizer)
+        self._receipts = Receipts(model.root, environment)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
@@ -126,6 +130,7 @@ class Service:
         with self.engine.hold(num):
             chat = await self.preparing.prompt(lambda: self._read_chat(request), caller.client)
             shape, compiled = await self._shape(request, caller, chat.toolbox, thinks=chat.thinks)
+            await self._prepare_receipts(request)
         # Nothing is awaited from here on, so the room that was held is still there.
         params = chat_params(
             request,
@@ -165,6 +170,10 @@ class Service:
             RequestError, ApiError, Overloaded, EngineDead: they cannot be continued.
         """
         self.check_model(request.model)
+        if request.receipt and is_echo_alone(request):
+            raise RequestError(
+                "a receipt is of an answer, and max_tokens is 0; leave out receipt", param="receipt"
+            )
         num = self._num_samples(request.n, _num_prompts(request.prompt))
         with self.engine.hold(num):
             prompts, prediction_ids = await self.preparing.prompt(
@@ -172,6 +181,7 @@ class Service:
                 caller.client,
             )
             shape, compiled = await self._shape(request, caller)
+            await self._prepare_receipts(request)
         # Nothing is awaited from here on, so the room that was held is still there.
         params = [
             completion_params(
@@ -314,6 +324,7 @@ class Service:
             parser=parser,
             echoes=echoes,
             with_rounds=bool(request.stream and options.include_rounds),
+            receipt=self._receipts.make if request.receipt else None,
         )
         if self.config.log_prompts:
             texts = [self.tokenizer.decode(job.prompt_ids) for job in jobs]
@@ -329,6 +340,11 @@ class Service:
             log_text=self.config.log_prompts,
             counts_tokens=not (echoes and echoes[0].alone),
         )
+
+    async def _prepare_receipts(self, request: Sampling) -> None:
+        """The first one takes as long as reading all weights."""
+        if request.receipt:
+            await self._receipts.prepare()
 
     def _answer_parser(self, toolbox: Toolbox | None, thinks: bool | None) -> AnswerParser:
         if self._marks:

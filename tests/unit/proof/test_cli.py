@@ -178,7 +178,7 @@ def test_a_replay_names_other_kernels(pair, tmp_path, without_kernels, monkeypat
     source = tmp_path / "source"
     source.mkdir()
     (source / "other.cpp").write_text("int other;", encoding="utf-8")
-    monkeypatch.setattr("blockdraft.proof.fingerprint.KERNELS", source)
+    monkeypatch.setattr("blockdraft.measure.identity.KERNELS", source)
     made.write_bytes(b"\x7fELF GOMP_parallel\0GCC: (Somewhere 99.1) 99.1\0")
     native = NativeBackend(SimpleNamespace(), torch.float32)
     monkeypatch.setattr("blockdraft.kernels.backends.backend_for", lambda *where: native)

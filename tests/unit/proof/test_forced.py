@@ -12,18 +12,16 @@ from blockdraft.proof.cases import Case
 from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.differences import first_differences
 from blockdraft.proof.forced import (
-    MOST_MARGIN,
-    PRECISION,
     Noise,
     classify,
     forced_logits,
     judged_differences,
-    margin_of,
     max_margin,
     measure_noise,
 )
 from blockdraft.proof.ways import PLAIN, Output, run
 from blockdraft.speculate.sampler.choose import choices
+from blockdraft.speculate.sampler.margin import MOST_MARGIN, PRECISION, margin_of
 from tests.small_llm import assert_nothing_left
 
 SAMPLINGS = (

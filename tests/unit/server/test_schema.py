@@ -15,6 +15,8 @@ ANSWERS = [
     (CHAT, chat_body(n=2, temperature=1, logprobs=True, top_logprobs=2, return_token_ids=True)),
     (CHAT, chat_body(tools=[TOOL], tool_choice="required", ignore_eos=False, max_tokens=100)),
     (TEXT, {"prompt": "abc", "max_tokens": 3}),
+    (CHAT, chat_body(max_tokens=3, receipt=True)),
+    (TEXT, {"prompt": "abc", "max_tokens": 3, "receipt": True}),
     (TEXT, {"prompt": ["abc", "the"], "echo": True, "logprobs": 2, "return_token_ids": True}),
     ("/tokenize", {"prompt": "abc"}),
     ("/tokenize", {"messages": chat_body()["messages"], "return_token_strs": True}),

@@ -12,8 +12,8 @@ from blockdraft.data.shards import write_manifest
 from blockdraft.diagnose.doctor.examine import examine
 from blockdraft.diagnose.doctor.pair import read_pair
 from blockdraft.engine.probe import read_probe
+from blockdraft.measure.identity import hash_text
 from blockdraft.models.fingerprint import weights_sha256
-from blockdraft.proof.fingerprint import hash_text
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train import origin
 from blockdraft.train.origin import MIXED, describe_target

@@ -9,8 +9,8 @@ from safetensors import safe_open
 from blockdraft.core.config import Thinking
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
+from blockdraft.measure.identity import hash_text
 from blockdraft.models.fingerprint import weights_sha256
-from blockdraft.proof.fingerprint import hash_text
 from blockdraft.text.tokenizer import Tokenizer, thinking_options
 
 _MIXED = "mixed"

@@ -1,0 +1,99 @@
+"""What an output depends on, beside the request: hashes of models and code, and the environment.
+
+Loads no model library by itself, but for `describe_numbers`.
+"""
+
+import hashlib
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.fingerprint import hash_files
+from blockdraft.core.machine import cpu_features
+from blockdraft.measure.provenance import cpu_name, versions
+
+PACKAGE = Path(__file__).parents[1]
+KERNELS = PACKAGE / "kernels"
+_WEIGHTS = ("*.safetensors", "config.json", "generation_config.json")
+_NATIVE = ("**/*.cpp", "**/*.h")
+_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
+_PACKAGES = ("blockdraft", "torch", "transformers", "tokenizers", "numpy", "llguidance")
+_NEUTRAL = {
+    # Said in another way.
+    *("target", "dtype", "device", "num_threads"),
+    # Of drafts, memory and time, which change no output.
+    *("drafter", "draft_dtype", "adaptive", "num_draft_tokens", "draft_depth", "lookup"),
+    *("shared_lookup", "ngrams", "max_concurrency", "prefill_chunk", "memory", "recheck"),
+}
+"""Fields of LLMConfig on which no output depends; any other one counts."""
+_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables that keep libraries from instructions of the CPU."""
+
+
+def hash_model(folder: Path) -> str:
+    """SHA-256 over the weights and configs of a model folder."""
+    return hash_files(folder, _WEIGHTS)
+
+
+def hash_tokenizer(folder: Path) -> str:
+    """SHA-256 over the files of a tokenizer."""
+    return hash_files(folder, _TOKENIZER)
+
+
+def hash_code() -> str:
+    """SHA-256 over the Python files of this package, as they are installed."""
+    return hash_files(PACKAGE, ("**/*.py",))
+
+
+def hash_kernels() -> str:
+    """SHA-256 over the sources of the native kernels, as they are installed."""
+    return hash_files(KERNELS, _NATIVE)
+
+
+def hash_text(text: str) -> str:
+    """SHA-256 of a text, whatever characters it holds."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class LoadedTarget(Protocol):
+    """What is asked of a target that is loaded."""
+
+    config: LLMConfig
+    folder: Path
+    dtype: Any
+    device: str
+    num_threads: int
+
+
+def describe_numbers(loaded: LoadedTarget) -> dict[str, Any]:
+    """What the bits of a target's logits depend on, flat, as plain values for JSON.
+
+    Reads all weights once: seconds for a large model. For any thread.
+    """
+    import torch
+
+    from blockdraft.kernels.backends import describe_kernels
+
+    kernels = describe_kernels(loaded.dtype, loaded.device)
+    settings = {name: value for name, value in asdict(loaded.config).items()
+                if name not in _NEUTRAL}  # fmt: skip
+    is_cuda = torch.device(loaded.device).type == "cuda"
+    return {
+        "weights": hash_model(loaded.folder),
+        "tokenizer": hash_tokenizer(loaded.folder),
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "device": loaded.device,
+        **settings,
+        "threads": loaded.num_threads,
+        "cpu": cpu_name(),
+        "cpu_features": hash_text(cpu_features())[:16],
+        **{name: os.environ.get(name) for name in _VARIABLES},
+        "gpu": torch.cuda.get_device_name(loaded.device) if is_cuda else None,
+        "kernels": hash_kernels() if kernels["used"] else None,
+        "compiler": kernels["compiler"],
+        "flags": kernels["flags"],
+        "code": hash_code(),
+        **versions(_PACKAGES),
+    }

@@ -1,0 +1,129 @@
+"""`generate --receipt` and `verify`: exit statuses, what is printed, and refusals."""
+
+import json
+
+import pytest
+
+from blockdraft.core.errors import NO, UNDECIDED
+from tests.command_line import refusal, run, run_json
+from tests.tiny import tiny_drafter_folder, tiny_target_folder
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    return tiny_target_folder(root), tiny_drafter_folder(root)
+
+
+@pytest.fixture(scope="module")
+def target(pair):
+    return ["--target", str(pair[0]), "--dtype", "float32"]
+
+
+@pytest.fixture(scope="module")
+def answer(pair, target, tmp_path_factory):
+    """Two samples, drafted."""
+    path = tmp_path_factory.mktemp("answer") / "answer.json"
+    options = ["--temperature", 1, "--n", 2, "--max-tokens", 12, "--ignore-eos", "--seed", 3]
+    result = run("generate", *target, "--drafter", pair[1], *options, "--receipt", path, "the abc")
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def changed(answer, tmp_path, change):
+    receipts = json.loads(answer.read_text(encoding="utf-8"))
+    change(receipts[1])
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(receipts), encoding="utf-8")
+    return path
+
+
+def alter_token(receipt):
+    receipt["token_ids"][4] = (receipt["token_ids"][4] + 1) % 250
+
+
+def test_a_genuine_answer_is_confirmed(answer, target):
+    result = run("verify", *target, answer)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("GENUINE, 12 tokens") == 2
+    found = run_json("verify", *target, answer)
+    assert found["verdict"] == "genuine"
+    assert [one["index"] for one in found["answers"]] == [0, 1]
+    assert all(one["finding"] is None and one["seconds"] > 0 for one in found["answers"])
+
+
+def test_an_altered_token_is_named(answer, target, tmp_path):
+    path = changed(answer, tmp_path, alter_token)
+    result = run("verify", *target, path)
+    assert result.exit_code == NO
+    assert "sample 0: GENUINE" in result.stdout
+    assert "token at output position 4: the target chooses another" in result.stdout
+    result = run("verify", *target, path, "--json")
+    assert result.exit_code == NO
+    found = json.loads(result.stdout)
+    assert found["verdict"] == "altered"
+    finding = found["answers"][1]["finding"]
+    own = json.loads(answer.read_text(encoding="utf-8"))[1]["token_ids"]
+    assert (finding["position"], finding["expected"]) == (4, own[4])
+    assert finding["margin"] > 0
+    assert isinstance(finding["expected_text"], str)
+
+
+def test_another_machine_is_told_and_not_accused(answer, target, tmp_path):
+    def elsewhere(receipt):
+        receipt["environment"]["cpu"] = "another"
+        alter_token(receipt)
+
+    result = run("verify", *target, changed(answer, tmp_path, elsewhere))
+    assert result.exit_code == UNDECIDED
+    assert "CANNOT TELL" in result.stdout
+    assert "cpu: 'another', here '" in result.stdout
+
+
+def test_comparing_times_the_audit_beside_decoding(pair, answer, target):
+    found = run_json("verify", *target, "--drafter", pair[1], answer, "--compare")
+    for one in found["answers"]:
+        times = one["compare"]
+        for way in ("plain", "drafted"):
+            assert times[way]["num_tokens"] == 12
+            share = times["audit_seconds"] / times[way]["seconds"]
+            assert times[way]["audit_share"] == pytest.approx(share)
+    result = run("verify", *target, "--drafter", "none", answer, "--compare")
+    assert result.stdout.count("plain decoding of 12 tokens takes") == 2
+    assert "drafted decoding" not in result.stdout
+
+
+def test_a_single_answer_is_one_object_and_json_output_has_it_too(pair, target, tmp_path):
+    path = tmp_path / "one.json"
+    options = ["--max-tokens", 5, "--ignore-eos", "--seed", 1, "--receipt", path]
+    found = run_json("generate", *target, "--drafter", "none", *options, "the abc")
+    receipt = json.loads(path.read_text(encoding="utf-8"))
+    assert receipt["token_ids"] == found["token_ids"]
+    assert run_json("verify", *target, path)["verdict"] == "genuine"
+    smooth = run("generate", *target, "--drafter", "none", *options, "--smooth", "the abc")
+    assert smooth.exit_code == 0, smooth.output
+    assert json.loads(path.read_text(encoding="utf-8")) == receipt
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "cannot read"),
+        ("{", "cannot read"),
+        ("[]", "holds no receipt; give a file that"),
+        ('{"choices": [{"text": "a"}]}', "holds no receipt"),
+        ('{"token_ids": [5], "prompt_token_ids": [5], "bogus": 1}', "unknown field 'bogus'"),
+        ('{"token_ids": [5]}', "the receipt has no prompt"),
+        ('{"token_ids": [5], "prompt_token_ids": [999]}', "token id 999 is outside"),
+    ],
+)
+def test_what_is_no_receipt_is_refused(target, tmp_path, text, reason):
+    path = tmp_path / "answer.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    assert reason in refusal("verify", *target, path)
+
+
+def test_a_receipt_that_could_not_be_written_is_refused_at_once(target, tmp_path):
+    path = tmp_path / "missing" / "r.json"
+    assert "make it first" in refusal("generate", *target, "--receipt", path, "abc")

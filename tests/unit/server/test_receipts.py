@@ -1,0 +1,80 @@
+"""Receipts of the server: whole and streamed, of every choice, verified by another LLM."""
+
+import json
+
+import pytest
+
+from blockdraft.core.receipt import read_answers
+from tests.serving import chat_body, error_of, running_server
+from tests.small_llm import load_llm
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+SAMPLED = {"temperature": 1.0, "n": 2, "top_k": 50, "presence_penalty": 0.5, "stop": ["zz"]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def server(folders):
+    with running_server(load_llm(folders, max_concurrency=4)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def auditor(folders):
+    return load_llm(folders)
+
+
+def assert_all_genuine(auditor, choices, num):
+    receipts = [choice["receipt"] for choice in choices if "receipt" in choice]
+    assert len(receipts) == num
+    for receipt in receipts:
+        assert auditor.verify(receipt).verdict == "genuine"
+        wrong = [*receipt["token_ids"][:-1], (receipt["token_ids"][-1] + 1) % 250]
+        assert auditor.verify(receipt | {"token_ids": wrong}).verdict == "altered"
+
+
+def test_whole_answers_have_a_receipt_for_every_choice(server, auditor, tmp_path):
+    chat = server.chat(receipt=True, **SAMPLED).json()
+    assert_all_genuine(auditor, chat["choices"], 2)
+    assert chat["choices"][1]["receipt"]["index"] == 1
+    assert chat["choices"][0]["receipt"]["text"] == chat["choices"][0]["message"]["content"]
+    text = server.complete(["the abc", "ab"], receipt=True, **SAMPLED).json()
+    assert_all_genuine(auditor, text["choices"], 4)
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(text), encoding="utf-8")
+    assert read_answers(path) == [choice["receipt"] for choice in text["choices"]]
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat_body()), (TEXT, {"prompt": "the abc"})])
+def test_a_stream_has_it_in_the_last_chunk_of_a_choice(server, auditor, path, body):
+    events = server.events(path, **{**body, **SAMPLED, "receipt": True})
+    choices = [choice for event in events for choice in event["choices"]]
+    assert_all_genuine(auditor, choices, 2)
+    for choice in choices:
+        assert ("receipt" in choice) == (choice["finish_reason"] is not None)
+
+
+def test_tool_calls_and_formats_are_genuine(server, auditor):
+    options = {"tools": [TOOL], "tool_choice": "required", "ignore_eos": False, "max_tokens": 60}
+    assert_all_genuine(auditor, server.chat(receipt=True, **options).json()["choices"], 1)
+    schema = {"type": "json_object"}
+    answer = server.chat(receipt=True, response_format=schema, ignore_eos=False, max_tokens=30)
+    assert_all_genuine(auditor, answer.json()["choices"], 1)
+
+
+def test_there_is_none_unless_it_is_asked_for(server):
+    for fields in ({}, {"receipt": False}, {"receipt": None}):
+        assert "receipt" not in server.chat(**fields).json()["choices"][0]
+
+
+def test_a_prompt_that_is_only_scored_has_none(server):
+    refused = server.complete("abc", echo=True, max_tokens=0, logprobs=1, receipt=True)
+    assert "leave out receipt" in error_of(refused, 400)["message"]
+    assert error_of(server.chat(receipt="yes"), 400)["param"] == "receipt"
+
+
+def test_an_echo_is_no_part_of_it(server, auditor):
+    choices = server.complete("the abc", echo=True, receipt=True).json()["choices"]
+    assert_all_genuine(auditor, choices, 1)
+    assert choices[0]["text"] == "the abc" + choices[0]["receipt"]["text"]
