@@ -202,11 +202,18 @@ def _named(*names: str) -> Any:
     return next(getattr(transformers, name) for name in names if hasattr(transformers, name))
 
 
+def classes_of(name: str) -> tuple[Any, Any]:
+    """Of a config and of a causal LM."""
+    return (
+        _named(f"{name}TextConfig", f"{name}Config"),
+        _named(f"{name}ForCausalLM", f"{name}LMHeadModel"),
+    )
+
+
 def build(
     name: str, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
 ) -> PreTrainedModel:
-    config_type = _named(f"{name}TextConfig", f"{name}Config")
-    model_type = _named(f"{name}ForCausalLM", f"{name}LMHeadModel")
+    config_type, model_type = classes_of(name)
     config = config_type(**{**TINY_SIZES, "vocab_size": VOCAB_SIZE, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)

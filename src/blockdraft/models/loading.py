@@ -12,6 +12,7 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.threads import num_threads
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.supported import decoder_layers
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -130,21 +131,25 @@ def target_without_weights(folder: Path) -> PreTrainedModel:
     return model
 
 
-def check_pair(model: PreTrainedModel, draft: DraftConfig) -> None:
+def check_pair(model: PreTrainedModel, draft: DraftConfig, *, has_own_ends: bool = False) -> None:
     """Refuse a drafter that cannot work with a target.
+
+    has_own_ends: it brings embedding and head, so its width may be another than the target's.
 
     Raises:
         ModelError: says which size differs, and both values.
     """
     config = model.config.get_text_config()
     embedding = model.get_input_embeddings().weight
+    num_layers = len(decoder_layers(model))
     pairs = [
         ("hidden size of the target's features", draft.target_hidden_size, config.hidden_size),
-        ("hidden size", draft.hidden_size, embedding.shape[1]),
         ("vocabulary size", draft.vocab_size, config.vocab_size),
     ]
+    if not has_own_ends:
+        pairs.append(("hidden size", draft.hidden_size, embedding.shape[1]))
     if draft.num_target_layers is not None:
-        pairs.append(("number of target layers", draft.num_target_layers, config.num_hidden_layers))
+        pairs.append(("number of target layers", draft.num_target_layers, num_layers))
     for what, drafted_for, found in pairs:
         if drafted_for != found:
             raise ModelError(
@@ -156,9 +161,9 @@ def check_pair(model: PreTrainedModel, draft: DraftConfig) -> None:
             f"the drafter does not fit the target: mask token {draft.mask_token_id} is outside the "
             f"target's embedding of {embedding.shape[0]} rows; use a drafter made for this target"
         )
-    wrong = [i for i in draft.target_layer_ids if i >= config.num_hidden_layers]
+    wrong = [i for i in draft.target_layer_ids if i >= num_layers]
     if wrong:
         raise ModelError(
             f"the drafter does not fit the target: it reads layers {wrong}, and the target has "
-            f"layers 0 to {config.num_hidden_layers - 1}; use a drafter made for this target"
+            f"layers 0 to {num_layers - 1}; use a drafter made for this target"
         )
