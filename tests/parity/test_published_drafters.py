@@ -20,6 +20,7 @@ from blockdraft.models.loading import check_pair
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.kinds import load_checkpoint
 from blockdraft.speculate.drafters.none import NoDrafter
+from blockdraft.train.prepare import load_drafter
 from tests.crowd import Request, run_crowd
 from tests.parity.test_architectures import build, classes_of
 from tests.published import (
