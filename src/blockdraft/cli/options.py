@@ -157,6 +157,12 @@ LogitBias = Annotated[
     list[str] | None,
     typer.Option(metavar="TOKEN=BIAS", help="Added to the logit of a token id. Repeatable."),
 ]
+ThinkingTokenBudget = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of thinking, of a model that thinks between <think> and </think>."
+    ),
+]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")]
 StopTokenIds = Annotated[
     list[int] | None, typer.Option("--stop-token-id", help="End with this token. Repeatable.")
@@ -233,6 +239,7 @@ sampling = Fields(
     {
         "max_tokens": MaxTokens,
         "min_tokens": MinTokens,
+        "thinking_token_budget": ThinkingTokenBudget,
         "temperature": Temperature,
         "top_p": TopP,
         "top_k": TopK,

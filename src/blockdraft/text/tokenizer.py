@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ModelError, RequestError
+from blockdraft.core.thinking import ThinkingMarks
 from blockdraft.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,9 @@ TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, Lookup
 """A template computes with what it is given, and so may fail in any way."""
 
 _OTHER_THINKING = "message.thinking"
-_END_OF_THINKING = "</think>"
+START_OF_THINKING, END_OF_THINKING = "<think>", "</think>"
+_TAIL = 16
+"""Tokens at the end of a prompt in which the mark of a thinking section is looked for."""
 OPTIONAL_KEYS = frozenset({"reasoning_content"})
 _RESERVED_OPTIONS = frozenset(
     {
@@ -131,7 +134,19 @@ class Tokenizer:
     @property
     def thinks(self) -> bool:
         """True if the chat template knows a section of thinking at the start of an answer."""
-        return _END_OF_THINKING in self.chat_template
+        return END_OF_THINKING in self.chat_template
+
+    @cached_property
+    def thinking_marks(self) -> ThinkingMarks | None:
+        """The tokens around a section of thinking; None if the chat template knows none."""
+        if not self.thinks:
+            return None
+        start, end = map(self.encode_continuation, (START_OF_THINKING, END_OF_THINKING))
+        return ThinkingMarks(tuple(start), tuple(end))
+
+    def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
+        """True if a prompt ends where a section of thinking begins."""
+        return self.decode_all(prompt_ids[-_TAIL:]).rstrip().endswith(START_OF_THINKING)
 
     def encode_chat(
         self,
