@@ -12,6 +12,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
 from blockdraft.engine.samples import Job, Samples
+from blockdraft.engine.trained_thinking import warn_of_other_thinking
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.measure.measuring import Meter, measured
 from blockdraft.models.loading import resolve_device, resolve_dtype, use_threads
@@ -109,6 +110,8 @@ class LLM:
         self.engine = load_engine(
             self.config, self.folder, self.drafter_folder, self.dtype, self.device
         )
+        if self.drafter_folder is not None:
+            warn_of_other_thinking(config.drafter, self.drafter_folder, self.tokenizer)
         self.tokenizer.drop_unknown_eos_ids(self.engine.target.vocab_size)
         grammars = Grammars(self.tokenizer, self.engine.target.vocab_size)
         self.samples = Samples(self.engine, self.tokenizer, grammars)

@@ -1,5 +1,6 @@
 """A budget of thinking: kept to the token, the same with and without drafts."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,9 @@ from tokenizers import AddedToken
 
 from blockdraft import LLM, RequestError, SamplingParams
 from blockdraft.core.thinking import ThinkingLimit, ThinkingMarks
+from blockdraft.engine.trained_thinking import warn_of_other_thinking
 from blockdraft.speculate.sampler import logits
+from blockdraft.text.tokenizer import load_tokenizer
 from tests.small_llm import assert_nothing_left, load_llm
 from tests.tiny import tiny_drafter_folder, tiny_target_folder, tiny_tokenizer
 
@@ -100,6 +103,41 @@ def test_without_marks_a_budget_is_refused(folders: tuple[Path, Path]) -> None:
         plain.chat(ASKED, params())
     with pytest.raises(RequestError, match="thinking_token_budget is -1; give a number of at"):
         params(thinking_token_budget=-1)
+
+
+@pytest.mark.parametrize(
+    ("trained", "default", "told"),
+    [
+        ("off", True, "trained with thinking off, and the chat template has it on by default"),
+        ("on", False, "trained with thinking on, and the chat template has it off by default"),
+        ("on", True, None),
+        ("template", True, None),
+        ("mixed", True, None),
+        (None, True, None),
+    ],
+)
+def test_a_drafter_that_was_trained_otherwise_is_told_of_once(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    trained: str | None,
+    default: bool,
+    told: str | None,
+) -> None:
+    tokenizer = tiny_tokenizer()
+    usual = "is not defined or" if default else "is defined and"
+    tokenizer.chat_template = TEMPLATE.replace("is not defined or", usual)
+    tokenizer.save_pretrained(tmp_path)
+    facts = {} if trained is None else {"target": {"thinking": trained}}
+    (tmp_path / "provenance.json").write_text(json.dumps(facts), encoding="utf-8")
+    warn_of_other_thinking(None, tmp_path, load_tokenizer(tmp_path))
+    assert [told in record.getMessage() for record in caplog.records] == [True] * bool(told)
+
+
+def test_a_published_drafter_says_what_others_lost(
+    llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_other_thinking("z-lab/Qwen3-4B-DFlash-b16", tmp_path, llm.tokenizer)
+    assert "less than half as many drafts are accepted" in caplog.text
 
 
 MARKS = ThinkingMarks(start=(1, 2), end=(7, 8, 9))

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.hub.catalog import CATALOG, catalog_name
+from blockdraft.engine.trained_thinking import trained_thinking
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.models.checkpoint import read_config, read_provenance
 from blockdraft.models.draft_config import DraftConfig
@@ -69,12 +69,8 @@ class Pair:
 
     @property
     def known_thinking(self) -> str | None:
-        """What the template was told when the drafter was trained: its own word, or our list's."""
-        told = self.fact("target", "thinking")
-        if told is not None:
-            return str(told)
-        name = catalog_name(str(self.config.drafter)) or catalog_name(str(self.drafter_folder))
-        return CATALOG[name].thinking if name else None
+        """See `trained_thinking`."""
+        return trained_thinking(self.config.drafter, self.drafter_folder)
 
 
 def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
