@@ -65,6 +65,7 @@ class LLM:
         ngrams: bool = _DEFAULTS.ngrams,
         num_threads: int | None = _DEFAULTS.num_threads,
         recheck: bool = _DEFAULTS.recheck,
+        trust_remote_code: bool = _DEFAULTS.trust_remote_code,
     ) -> None:
         config = LLMConfig(
             target=fspath(target),
@@ -84,6 +85,7 @@ class LLM:
             ngrams=ngrams,
             num_threads=num_threads,
             recheck=recheck,
+            trust_remote_code=trust_remote_code,
         )
         self._load(config)
 
@@ -104,7 +106,7 @@ class LLM:
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.folder = resolve_model(config.target)
         self.drafter_folder = resolve_drafter(config, self.folder)
-        self.tokenizer = load_tokenizer(self.folder)
+        self.tokenizer = load_tokenizer(self.folder, trust_remote_code=config.trust_remote_code)
         if check is not None:
             check(outline_of(self.folder, self.tokenizer))
         self.engine = load_engine(

@@ -39,6 +39,8 @@ IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
     "Cohere": {},
     "Cohere2": _SLIDING,
     "Exaone4": {**_SLIDING, "sliding_window_pattern": 2},
+    "GPT2": {},
+    "GPTBigCode": {},
     "GPTNeoX": {},
     "Gemma": {},
     "Gemma3n": {
@@ -182,8 +184,7 @@ ONE_AFTER_ANOTHER: Mapping[str, tuple[Mapping[str, Any], str]] = {
     **{name: (options, "keep a state") for name, options in RECURRENT.items()},
 }
 REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "GPT2": ({}, "keeps no list of decoder layers"),
-    "Bloom": ({}, "keeps no list of decoder layers"),
+    "Bloom": ({}, "its attention cannot be replaced"),
     # Its states are kept in a cache of its own.
     "MiniMax": ({"num_local_experts": 4}, "how layer 1 changes its state is not known"),
     "RecurrentGemma": ({}, "how layer 0 changes its state is not known"),

@@ -70,6 +70,7 @@ def path(name: Name, as_json: options.Json = False) -> None:
 def check(
     target: Name,
     drafter: Name,
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
 ) -> None:
     """Say whether a drafter fits a target, and how the pair would run, without reading weights.
@@ -81,7 +82,9 @@ def check(
     from blockdraft.models.loading import resolve_device, resolve_dtype
 
     dtype = resolve_dtype("auto", resolve_device("auto"))
-    fit = examine_fit(resolve_config(target), resolve_config(drafter), dtype)
+    fit = examine_fit(
+        resolve_config(target), resolve_config(drafter), dtype, trust_remote_code=trust_remote_code
+    )
     if as_json:
         print_json(fit.to_dict())
     else:

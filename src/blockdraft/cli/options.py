@@ -109,6 +109,13 @@ NumThreads = Annotated[
         show_default="torch's default, at most one for each core that is free",
     ),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the code that comes with a model which transformers does not know.",
+    ),
+]
 Recheck = Annotated[
     bool,
     typer.Option(
@@ -228,6 +235,7 @@ models = Fields(
         "ngrams": NGrams,
         "shared_lookup": SharedLookup,
         "recheck": Recheck,
+        "trust_remote_code": TrustRemoteCode,
     },
     {f.name: getattr(_CONFIG, f.name) for f in fields(LLMConfig)}
     | {"drafter": str(_CONFIG.drafter), "exact": EXACT},

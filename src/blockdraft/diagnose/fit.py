@@ -20,6 +20,7 @@ from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.cache.states import StateCache
 from blockdraft.core.errors import ModelError
+from blockdraft.models.attention.exact import EXACT_ATTENTION
 from blockdraft.models.checkpoint import WEIGHTS_NAME, plain_name, read_config
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DraftConfig
@@ -30,6 +31,7 @@ from blockdraft.models.paged_support import NotPaged, layer_shapes
 from blockdraft.models.recurrent import cache_argument, is_recurrent, mixers, new_cache
 from blockdraft.models.speculators_layout import MARK
 from blockdraft.models.supported import check_supported, varying_rope_type
+from blockdraft.models.transformers_target import replace_attention
 from blockdraft.speculate.drafters.kinds import kind_of
 
 RunPath = Literal["paged", "one after another", "recurrent"]
@@ -92,7 +94,9 @@ class Fit:
         return asdict(self) | {"block_size": self.drafter.block_size}
 
 
-def examine_fit(target: Path, drafter: Path, dtype: torch.dtype) -> Fit:
+def examine_fit(
+    target: Path, drafter: Path, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> Fit:
     """Compare two folders of which only configs need to be there.
 
     Raises:
@@ -100,7 +104,7 @@ def examine_fit(target: Path, drafter: Path, dtype: torch.dtype) -> Fit:
     """
     raw = read_config(drafter)
     config = DraftConfig.from_dict(raw)
-    model = target_without_weights(target).to(dtype)
+    model = target_without_weights(target, trust_remote_code=trust_remote_code).to(dtype)
     facts = _target_facts(model, target, dtype)
     reason = None
     try:
@@ -132,6 +136,7 @@ def _target_facts(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> T
     try:
         kv_bytes = page_bytes(layer_shapes(model), dtype) // PAGE_SIZE
     except NotPaged as error:
+        replace_attention(model, EXACT_ATTENTION)
         path, reason = "recurrent" if recurrent else "one after another", str(error)
         kv_bytes, state_bytes = _cached_bytes(model, dtype)
     return TargetFacts(

@@ -5,11 +5,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.threads import num_threads
+from blockdraft.hub.model_config import load_config
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.supported import decoder_layers
@@ -77,15 +78,22 @@ def use_threads(asked: int | None) -> None:
 
 
 def load_target_model(
-    folder: Path, dtype: torch.dtype, device: str = "cpu", device_map: str | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    device_map: str | None = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """Load a causal LM from a folder, in evaluation mode.
 
-    With `device_map` transformers spreads it over the devices that there are.
+    With `device_map` transformers spreads it over the devices that there are. Only with
+    `trust_remote_code` is code of the folder run.
 
     Raises:
-        ModelError: transformers cannot load it.
+        ModelError: transformers cannot load it, or see `load_config`.
     """
+    load_config(folder, trust_remote_code=trust_remote_code)
     transformers_logging.disable_progress_bar()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -94,6 +102,7 @@ def load_target_model(
             local_files_only=True,
             output_loading_info=True,
             device_map=device_map,
+            trust_remote_code=trust_remote_code,
         )
         model = (model if device_map else model.to(device)).eval()
     # transformers raises any type for a broken folder; all mean the same to a user.
@@ -114,16 +123,16 @@ def _unusable(folder: Path, reason: object) -> ModelError:
     )
 
 
-def target_without_weights(folder: Path) -> PreTrainedModel:
+def target_without_weights(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """The modules of a causal LM on the meta device: their shapes, at no cost.
 
     Raises:
-        ModelError: transformers does not know the model.
+        ModelError: transformers does not know the model, or see `load_config`.
     """
+    config = load_config(folder, trust_remote_code=trust_remote_code)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     # transformers raises any type for a broken folder; all mean the same to a user.
     except Exception as error:
         raise _unusable(folder, error) from error

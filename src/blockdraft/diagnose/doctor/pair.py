@@ -84,14 +84,14 @@ def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
     drafter_folder = resolve_drafter(config, target_folder)
     if drafter_folder is None:
         raise ConfigError("there is no drafter to examine; name one with --drafter")
-    tokenizer = load_tokenizer(target_folder)
+    tokenizer = load_tokenizer(target_folder, trust_remote_code=config.trust_remote_code)
     if thinking != "template" and not tokenizer.has_thinking_switch:
         raise ConfigError(
             f"--thinking is {thinking}, but the chat template of {config.target} has no such "
             "switch; leave it out"
         )
     device = resolve_device(config.device)
-    target = target_without_weights(target_folder)
+    target = target_without_weights(target_folder, trust_remote_code=config.trust_remote_code)
     raw, facts = read_config(drafter_folder), read_provenance(drafter_folder)
     fields, refusal = _read_shape(raw, target)
     written = facts.get("drafter")
