@@ -136,7 +136,9 @@ def _target_facts(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> T
     try:
         kv_bytes = page_bytes(layer_shapes(model), dtype) // PAGE_SIZE
     except NotPaged as error:
+        own_attention = model.config._attn_implementation
         replace_attention(model, EXACT_ATTENTION)
+        model.set_attn_implementation(own_attention)
         path, reason = "recurrent" if recurrent else "one after another", str(error)
         kv_bytes, state_bytes = _cached_bytes(model, dtype)
     return TargetFacts(
@@ -195,7 +197,8 @@ def _weight_bytes(
     index = folder / f"{WEIGHTS_NAME}.index.json"
     if index.is_file():
         metadata = json.loads(index.read_text(encoding="utf-8")).get("metadata") or {}
-        return metadata.get("total_size")
+        size: int | None = metadata.get("total_size")
+        return size
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) or None
 
 
