@@ -193,7 +193,8 @@ def _weight_bytes(
 ) -> int | None:
     """In memory: what the modules count, or for quantized ones what the files have."""
     if not is_quantized:
-        return sum(p.numel() for p in model.parameters()) * dtype.itemsize
+        num_weights: int = sum(p.numel() for p in model.parameters())
+        return num_weights * dtype.itemsize
     index = folder / f"{WEIGHTS_NAME}.index.json"
     if index.is_file():
         metadata = json.loads(index.read_text(encoding="utf-8")).get("metadata") or {}

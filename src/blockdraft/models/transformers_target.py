@@ -151,10 +151,9 @@ class TransformersTarget:
         # What a model that torch cannot run in this precision or on this device raises.
         except (RuntimeError, TypeError, ValueError) as error:
             reason = str(error).split("\n")[0]
-            # Whatever runs at all runs in float32.
-            is_plain = self.model.dtype == torch.float32
-            remedy = "use another model" if is_plain else "use another dtype"
-            raise ModelError(f"{self._described} does not run: {reason}; {remedy}") from error
+            raise ModelError(
+                f"{self._described} does not run: {reason}; use another dtype or another model"
+            ) from error
         if split is not None:
             raise ModelError(
                 f"{self._described}: logits change with the number of rows (forwards of {split} "

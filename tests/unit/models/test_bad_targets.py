@@ -74,8 +74,8 @@ BAD = {
     "bert": (bert, "hidden states cannot be read; use a model whose decoder has `layers`"),
     "bloom": (refused_kind("Bloom"), "its attention cannot be replaced; use a model that supports"),
     "minimax": (refused_kind("MiniMax"), "how layer 1 changes its state is not known; use a model"),
-    "zaya": (refused_kind("Zaya"), "does not run: .*; use another model"),
-    "doge": (refused_kind("Doge"), "does not run: .*; use another model"),
+    "zaya": (refused_kind("Zaya"), "does not run: .*; use another dtype or another model"),
+    "doge": (refused_kind("Doge"), "does not run: .*; use another dtype or another model"),
 }
 
 
