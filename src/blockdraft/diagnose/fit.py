@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -21,11 +20,11 @@ from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.cache.states import StateCache
 from blockdraft.core.errors import ModelError
 from blockdraft.models.attention.exact import EXACT_ATTENTION
-from blockdraft.models.checkpoint import WEIGHTS_NAME, plain_name, read_config
+from blockdraft.models.checkpoint import WEIGHTS_NAME, read_config
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.loading import check_pair, target_without_weights
-from blockdraft.models.own_ends import EMBEDDING_NAME, HEAD_NAME
+from blockdraft.models.own_ends import has_own_ends
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.paged_support import NotPaged, layer_shapes
 from blockdraft.models.recurrent import cache_argument, is_recurrent, mixers, new_cache
@@ -108,7 +107,7 @@ def examine_fit(
     facts = _target_facts(model, target, dtype)
     reason = None
     try:
-        check_pair(model, config, has_own_ends=_has_own_ends(drafter))
+        check_pair(model, config, has_own_ends=has_own_ends(drafter))
     except ModelError as error:
         reason = str(error)
     return Fit(
@@ -216,18 +215,3 @@ def _drafter_facts(raw: Mapping[str, Any], config: DraftConfig, dtype: torch.dty
         weight_bytes=sum(p.numel() for p in model.parameters()) * dtype.itemsize,
         kv_bytes_per_token=round(PagedContexts.page_bytes(config, dtype) / PAGE_SIZE),
     )
-
-
-def _has_own_ends(folder: Path) -> bool:
-    """Whether the checkpoint has embedding and head: by names in its files, if these lie here."""
-    names: set[str] = set()
-    index = folder / f"{WEIGHTS_NAME}.index.json"
-    try:
-        if index.is_file():
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        elif (folder / WEIGHTS_NAME).is_file():
-            with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
-                names = set(file.keys())
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(f"cannot read {folder} ({error}); copy the checkpoint again") from error
-    return {EMBEDDING_NAME, HEAD_NAME} <= {plain_name(name) for name in names}

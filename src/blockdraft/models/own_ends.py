@@ -3,14 +3,17 @@
 Most take all three from the target. The head may know a part of the vocabulary only.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from blockdraft.core.errors import ModelError
+from blockdraft.models.checkpoint import WEIGHTS_NAME, plain_name
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.speculators_layout import (
     OF_THE_VERIFIER,
@@ -78,6 +81,25 @@ def _check_shape(
             f"{folder} holds {name} {list(found.shape)} instead of "
             f"{' or '.join(map(str, expected))}; use the files of one checkpoint"
         )
+
+
+def has_own_ends(folder: Path) -> bool:
+    """Whether the checkpoint has embedding and head: by names in its files, if these lie here.
+
+    Raises:
+        ModelError: the files are damaged.
+    """
+    names: set[str] = set()
+    index = folder / f"{WEIGHTS_NAME}.index.json"
+    try:
+        if index.is_file():
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        elif (folder / WEIGHTS_NAME).is_file():
+            with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
+                names = set(file.keys())
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ModelError(f"cannot read {folder} ({error}); copy the checkpoint again") from error
+    return {EMBEDDING_NAME, HEAD_NAME} <= {plain_name(name) for name in names}
 
 
 def read_mask_embedding(folder: Path, config: DraftConfig) -> Tensor | None:

@@ -1,6 +1,7 @@
 """What a pair's files say of it, before anything is loaded."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from blockdraft.models.loading import (
     resolve_dtype,
     target_without_weights,
 )
+from blockdraft.models.own_ends import has_own_ends
+from blockdraft.models.speculators_layout import published_layout
 from blockdraft.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -93,7 +96,9 @@ def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
     device = resolve_device(config.device)
     target = target_without_weights(target_folder, trust_remote_code=config.trust_remote_code)
     raw, facts = read_config(drafter_folder), read_provenance(drafter_folder)
-    fields, refusal = _read_shape(raw, target)
+    with suppress(ModelError):  # reading its shape says why
+        raw = published_layout(raw)
+    fields, refusal = _read_shape(raw, target, has_own_ends=has_own_ends(drafter_folder))
     written = facts.get("drafter")
     trained, _ = _read_shape(written, target) if isinstance(written, Mapping) else ({}, None)
     return Pair(
@@ -114,13 +119,13 @@ def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
 
 
 def _read_shape(
-    raw: Mapping[str, Any], target: PreTrainedModel
+    raw: Mapping[str, Any], target: PreTrainedModel, *, has_own_ends: bool = False
 ) -> tuple[Mapping[str, Any], str | None]:
     """(fields of DraftConfig, why they do not do)."""
     fields: Mapping[str, Any] = {}
     try:
         fields = read_fields(raw)
-        check_pair(target, DraftConfig(**fields))
+        check_pair(target, DraftConfig(**fields), has_own_ends=has_own_ends)
     except ModelError as error:
         return fields, str(error)
     return fields, None

@@ -68,7 +68,9 @@ def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
     from blockdraft.models.checkpoint import read_config
     from blockdraft.models.draft_config import DraftConfig
     from blockdraft.models.loading import check_pair, target_without_weights
+    from blockdraft.models.own_ends import has_own_ends
 
     config = DraftConfig.from_dict(read_config(drafter))
-    check_pair(target_without_weights(target, trust_remote_code=trust_remote_code), config)
+    model = target_without_weights(target, trust_remote_code=trust_remote_code)
+    check_pair(model, config, has_own_ends=has_own_ends(drafter))
     return config.block_size
