@@ -95,7 +95,8 @@ def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
         )
     device = resolve_device(config.device)
     target = target_without_weights(target_folder, trust_remote_code=config.trust_remote_code)
-    raw, facts = read_config(drafter_folder), read_provenance(drafter_folder)
+    raw: Mapping[str, Any] = read_config(drafter_folder)
+    facts = read_provenance(drafter_folder)
     with suppress(ModelError):  # reading its shape says why
         raw = published_layout(raw)
     fields, refusal = _read_shape(raw, target, has_own_ends=has_own_ends(drafter_folder))
