@@ -17,6 +17,7 @@ from blockdraft.engine.audit import Audit, audit
 from blockdraft.engine.completion import Chunk, Completion, Generation
 from blockdraft.engine.load import load_engine
 from blockdraft.engine.samples import Job, Samples
+from blockdraft.engine.trained_thinking import warn_of_other_thinking
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.measure.identity import describe_numbers
 from blockdraft.measure.measuring import Meter, measured
@@ -70,6 +71,7 @@ class LLM:
         ngrams: bool = _DEFAULTS.ngrams,
         num_threads: int | None = _DEFAULTS.num_threads,
         recheck: bool = _DEFAULTS.recheck,
+        trust_remote_code: bool = _DEFAULTS.trust_remote_code,
     ) -> None:
         config = LLMConfig(
             target=fspath(target),
@@ -89,6 +91,7 @@ class LLM:
             ngrams=ngrams,
             num_threads=num_threads,
             recheck=recheck,
+            trust_remote_code=trust_remote_code,
         )
         self._load(config)
 
@@ -110,12 +113,14 @@ class LLM:
         self.dtype = resolve_dtype(config.dtype, self.device)
         self.folder = resolve_model(config.target)
         self.drafter_folder = resolve_drafter(config, self.folder)
-        self.tokenizer = load_tokenizer(self.folder)
+        self.tokenizer = load_tokenizer(self.folder, trust_remote_code=config.trust_remote_code)
         if check is not None:
             check(outline_of(self.folder, self.tokenizer))
         self.engine = load_engine(
             self.config, self.folder, self.drafter_folder, self.dtype, self.device
         )
+        if self.drafter_folder is not None:
+            warn_of_other_thinking(config.drafter, self.drafter_folder, self.tokenizer)
         self.tokenizer.drop_unknown_eos_ids(self.engine.target.vocab_size)
         grammars = Grammars(self.tokenizer, self.engine.target.vocab_size)
         self.samples = Samples(self.engine, self.tokenizer, grammars)

@@ -5,6 +5,7 @@ Some run all sequences in one forward, some one after another; none is silently 
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged, layer_shapes
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
-from tests.crowd import Request, run_crowd
+from tests.crowd import Request, run_alone, run_crowd
+from tests.fakes import NoisyOracleDrafter
 from tests.tiny import TINY_SIZES, VOCAB_SIZE, randomize, tiny_target
 
 WINDOW = 24
@@ -33,12 +35,28 @@ _SHARED_KV = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 
+_LATENT = {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+}
+
 IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
     "Gemma2": {**_SLIDING, "query_pre_attn_scalar": 16},
     "Gemma4": {**_SHARED_KV, "global_head_dim": 32},
     "Cohere": {},
     "Cohere2": _SLIDING,
+    # Latent attention: values are smaller than keys.
+    "DeepseekV2": {**_EXPERTS, **_LATENT, "head_dim": 8},
+    "DeepseekV3": {**_EXPERTS, **_LATENT, "head_dim": 8, "n_group": 2, "topk_group": 1},
     "Exaone4": {**_SLIDING, "sliding_window_pattern": 2},
+    "GPT2": {},
+    "GPTBigCode": {},
     "GPTNeoX": {},
     "Gemma": {},
     "Gemma3n": {
@@ -161,29 +179,11 @@ RECURRENT: Mapping[str, Mapping[str, Any]] = {
 }
 """Layers with a state: recurrent ones, or convolutions."""
 ONE_AFTER_ANOTHER: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "DeepseekV3": (
-        {
-            **_EXPERTS,
-            "head_dim": 8,
-            "num_key_value_heads": 4,
-            "n_routed_experts": 8,
-            "n_group": 2,
-            "topk_group": 1,
-            "kv_lora_rank": 16,
-            "q_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 16,
-            "first_k_dense_replace": 1,
-        },
-        "keys and values of different sizes",
-    ),
     "DiffLlama": ({}, "attends twice"),
     **{name: (options, "keep a state") for name, options in RECURRENT.items()},
 }
 REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "GPT2": ({}, "keeps no list of decoder layers"),
-    "Bloom": ({}, "keeps no list of decoder layers"),
+    "Bloom": ({}, "its attention cannot be replaced"),
     # Its states are kept in a cache of its own.
     "MiniMax": ({"num_local_experts": 4}, "how layer 1 changes its state is not known"),
     "RecurrentGemma": ({}, "how layer 0 changes its state is not known"),
@@ -202,11 +202,18 @@ def _named(*names: str) -> Any:
     return next(getattr(transformers, name) for name in names if hasattr(transformers, name))
 
 
+def classes_of(name: str) -> tuple[Any, Any]:
+    """Of a config and of a causal LM."""
+    return (
+        _named(f"{name}TextConfig", f"{name}Config"),
+        _named(f"{name}ForCausalLM", f"{name}LMHeadModel"),
+    )
+
+
 def build(
     name: str, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
 ) -> PreTrainedModel:
-    config_type = _named(f"{name}TextConfig", f"{name}Config")
-    model_type = _named(f"{name}ForCausalLM", f"{name}LMHeadModel")
+    config_type, model_type = classes_of(name)
     config = config_type(**{**TINY_SIZES, "vocab_size": VOCAB_SIZE, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -310,3 +317,37 @@ def test_refused(name: str, dtype: torch.dtype) -> None:
         SequentialTarget(model).released_after() as target,
     ):
         target.check_row_invariance()
+
+
+@pytest.mark.parametrize("name", ["DeepseekV2", "DeepseekV3"])
+def test_latent_attention_drafts_what_it_decodes(name: str) -> None:
+    """Half of the drafts are right, and memory is so short that requests make room."""
+    model = build(name, IN_ONE_FORWARD[name], torch.float32)
+    wanted = [replace(r, params=SamplingParams(max_tokens=40, logprobs=0)) for r in requests()]
+    target = PagedTarget(model, Pages(8))
+    with target.released_after():
+        alone = run_alone(target, wanted)
+        drafter = NoisyOracleDrafter(8, VOCAB_SIZE, chance=0.5)
+        known = [answer.token_ids for answer in alone]
+        crowd = run_crowd(target, drafter, wanted, known=known, prefill_chunk=50)
+    assert crowd.answers == alone
+    assert len(set(alone[2].token_ids)) >= 8
+    assert sum(answer.acceptance.num_accepted for answer in crowd.answers) > 20
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda key, value: torch.nn.functional.pad(value, (key.shape[-1] - value.shape[-1], 0)),
+        lambda key, value: key,
+    ],
+    ids=["zeros in front", "keys for values"],
+)
+def test_wrong_values_of_latent_attention_are_noticed(
+    fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted faults."""
+    model = build("DeepseekV3", IN_ONE_FORWARD["DeepseekV3"])
+    monkeypatch.setattr("blockdraft.models.attention.paged.as_wide_as", fault)
+    with pytest.raises(AssertionError):
+        check_equals_stock(model, PagedTarget(model, Pages(40)))

@@ -5,11 +5,12 @@ from typing import Annotated
 import typer
 
 from blockdraft.cli import options
+from blockdraft.cli.fit_output import fit_lines
 from blockdraft.cli.logs import with_verbosity
 from blockdraft.cli.output import print_json
-from blockdraft.core.errors import NO, ModelError
+from blockdraft.core.errors import MISTAKE, NO
 from blockdraft.hub.catalog import CATALOG
-from blockdraft.hub.resolve import resolve_model
+from blockdraft.hub.resolve import resolve_config, resolve_model
 
 Name = Annotated[
     str,
@@ -69,24 +70,27 @@ def path(name: Name, as_json: options.Json = False) -> None:
 def check(
     target: Name,
     drafter: Name,
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
 ) -> None:
-    """Say whether a drafter fits a target; exit status 1 and the reason if not."""
-    from blockdraft.models.checkpoint import read_config
-    from blockdraft.models.draft_config import DraftConfig
-    from blockdraft.models.loading import check_pair, target_without_weights
+    """Say whether a drafter fits a target, and how the pair would run, without reading weights.
 
-    config = DraftConfig.from_dict(read_config(resolve_model(drafter)))
-    model = target_without_weights(resolve_model(target))
-    try:
-        check_pair(model, config)
-    except ModelError as error:
-        if as_json:
-            print_json({"fits": False, "reason": str(error)})
-        else:
-            print(error)
-        raise typer.Exit(NO) from error
+    Exit status 0: it fits; 1: it does not; 2: one of the two cannot be run here. The reason is on
+    one line.
+    """
+    from blockdraft.diagnose.fit import examine_fit
+    from blockdraft.models.loading import resolve_device, resolve_dtype
+
+    dtype = resolve_dtype("auto", resolve_device("auto"))
+    fit = examine_fit(
+        resolve_config(target), resolve_config(drafter), dtype, trust_remote_code=trust_remote_code
+    )
     if as_json:
-        print_json({"fits": True, "block_size": config.block_size})
+        print_json(fit.to_dict())
     else:
-        print(f"{drafter} fits {target}: blocks of {config.block_size} slots")
+        for line in fit_lines(fit, target, drafter):
+            print(line)
+    if not fit.fits:
+        raise typer.Exit(NO)
+    if fit.target.missing is not None:
+        raise typer.Exit(MISTAKE)

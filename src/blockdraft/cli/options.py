@@ -109,6 +109,13 @@ NumThreads = Annotated[
         show_default="torch's default, at most one for each core that is free",
     ),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the code that comes with a model which transformers does not know.",
+    ),
+]
 Recheck = Annotated[
     bool,
     typer.Option(
@@ -156,6 +163,12 @@ FrequencyPenalty = Annotated[
 LogitBias = Annotated[
     list[str] | None,
     typer.Option(metavar="TOKEN=BIAS", help="Added to the logit of a token id. Repeatable."),
+]
+ThinkingTokenBudget = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of thinking, of a model that thinks between <think> and </think>."
+    ),
 ]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")]
 StopTokenIds = Annotated[
@@ -222,6 +235,7 @@ models = Fields(
         "ngrams": NGrams,
         "shared_lookup": SharedLookup,
         "recheck": Recheck,
+        "trust_remote_code": TrustRemoteCode,
     },
     {f.name: getattr(_CONFIG, f.name) for f in fields(LLMConfig)}
     | {"drafter": str(_CONFIG.drafter), "exact": EXACT},
@@ -233,6 +247,7 @@ sampling = Fields(
     {
         "max_tokens": MaxTokens,
         "min_tokens": MinTokens,
+        "thinking_token_budget": ThinkingTokenBudget,
         "temperature": Temperature,
         "top_p": TopP,
         "top_k": TopK,

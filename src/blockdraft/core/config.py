@@ -41,6 +41,7 @@ class LLMConfig:
     all requests too. ngrams: also draft from the drafter's table of n-grams, if it has one.
     recheck: test the kernels and time the steps again, instead of taking what an earlier start of
     the same models on this machine found out.
+    trust_remote_code: run the code that comes with a model which transformers does not know.
     num_threads: of the whole process; None leaves torch's setting, but for no more than the cores
     that this process may use, and fewer where other programs keep them busy.
 
@@ -65,6 +66,7 @@ class LLMConfig:
     ngrams: bool = True
     num_threads: int | None = None
     recheck: bool = False
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "prefill_chunk", "draft_depth", "num_threads"):

@@ -27,6 +27,8 @@ class SamplingParams:
     `drafters` are the kinds of loaded drafters that may propose, all if None; () is plain decoding.
     `prediction` is what the output is expected to be, in whole or in part, as text or token ids: it
     is drafted from, and changes no output.
+    `thinking_token_budget` is the most tokens of thinking: the mark that ends the section follows
+    then. It needs a model that thinks between `<think>` and `</think>`.
     `prompt_logprobs` asks for the same of the prompt's tokens, which are then all computed.
 
     With a `grammar` the answer belongs to it as a whole, unless `max_tokens`, a stop string or a
@@ -58,6 +60,7 @@ class SamplingParams:
     prompt_logprobs: bool = False
     prediction: str | tuple[int, ...] = ()
     drafters: tuple[str, ...] | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         _check_count("max_tokens", self.max_tokens, 1)
@@ -86,6 +89,8 @@ class SamplingParams:
             _check_count("num_draft_tokens", self.num_draft_tokens, 0)
         if self.draft_depth is not None:
             _check_count("draft_depth", self.draft_depth, 1)
+        if self.thinking_token_budget is not None:
+            _check_count("thinking_token_budget", self.thinking_token_budget, 0)
         if self.drafters is not None:
             self._take("drafters", _checked_drafters(self.drafters))
         self._take("prediction", _checked_prediction(self.prediction))
@@ -107,8 +112,9 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        """True if penalties, biases, a minimum length or a grammar act on the logits."""
+        """True if penalties, biases, a limit of length or a grammar act on the logits."""
         forbids = self.min_tokens > 0 or self.grammar is not None
+        forbids = forbids or self.thinking_token_budget is not None
         return self.uses_penalties or bool(self.logit_bias) or forbids
 
     @property

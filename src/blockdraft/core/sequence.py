@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockdraft.core.request import FinishReason, SamplingParams
+from blockdraft.core.thinking import ThinkingLimit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +42,7 @@ class Sequence:
     goes in like a prompt.
 
     `scan_stop` is told every committed token and says whether it completes a stop string.
-    `constraint` is there if the parameters hold a grammar.
+    `constraint` is there if the parameters hold a grammar, `thinking` if they hold a budget of it.
     `num_reused` tokens of the prompt were taken over from earlier sequences, and `num_scored` have
     got their log-probability, if that was asked for. `prediction_ids` are what the request expects
     of its output. `lost_drafters` are the kinds that have failed to take what was committed, and
@@ -59,6 +60,7 @@ class Sequence:
     prediction_ids: tuple[int, ...] = ()
     scan_stop: Callable[[int], bool] | None = None
     constraint: Constraint | None = None
+    thinking: ThinkingLimit | None = None
     num_cached: int = 0
     num_reused: int = 0
     num_scored: int = 0

@@ -167,6 +167,7 @@ def _sequence(samples: Samples, receipt: Receipt) -> tuple[Sequence, Detokenizer
         sample_index=receipt.index,
         scan_stop=text.push,
         constraint=samples.constraint(params),
+        thinking=samples.thinking(prompt_ids, params),
     )
     return sequence, text
 

@@ -19,6 +19,7 @@ from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import Recorded
 from blockdraft.core.request import SamplingParams, check_length
 from blockdraft.core.sequence import Batch, Constraint, Sequence
+from blockdraft.core.thinking import ThinkingLimit
 from blockdraft.engine.failures import is_out_of_memory
 from blockdraft.engine.observer import Observer
 from blockdraft.engine.record import SampleRecord
@@ -180,6 +181,7 @@ class Engine:
         prediction_ids: Ids[int] = (),
         scan_stop: Callable[[int], bool] | None = None,
         constraint: Constraint | None = None,
+        thinking: ThinkingLimit | None = None,
         added_at: float | None = None,
     ) -> int:
         """Queue one sample of a request and return its key.
@@ -190,8 +192,8 @@ class Engine:
         a tokenizer can read.
 
         Raises:
-            RequestError: an empty prompt, a token id outside the vocabulary, or a grammar in
-                `params` without the constraint that it was compiled to.
+            RequestError: an empty prompt, a token id outside the vocabulary, or a grammar or a
+                budget of thinking in `params` without what was made of it.
             ContextTooLong: prompt and max_tokens do not fit the target's context.
         """
         self.check_prompt(prompt_ids, params)
@@ -206,6 +208,7 @@ class Engine:
             prediction_ids=prediction_ids,
             scan_stop=None if scan_stop is None else self._timed(scan_stop),
             constraint=constraint,
+            thinking=thinking,
         )
         self.progress[sequence.key] = SampleRecord(
             sequence, perf_counter() if added_at is None else added_at
@@ -224,14 +227,17 @@ class Engine:
         prediction_ids: Ids[int] = (),
         scan_stop: Callable[[int], bool] | None = None,
         constraint: Constraint | None = None,
+        thinking: ThinkingLimit | None = None,
     ) -> Sequence:
         """A new sequence of this engine that is not queued. See `add`.
 
         Raises:
-            RequestError: a grammar without its constraint, or the other way around.
+            RequestError: a grammar or a budget of thinking in `params` without what was made of it.
         """
         if (params.grammar is None) != (constraint is None):
             raise RequestError("a grammar needs its constraint, and the other way around; use LLM")
+        if params.thinking_token_budget != (None if thinking is None else thinking.budget):
+            raise RequestError("thinking_token_budget needs the marks of thinking; use LLM")
         return Sequence(
             key=next(_KEYS),
             params=params,
@@ -243,6 +249,7 @@ class Engine:
             prediction_ids=tuple(prediction_ids),
             scan_stop=scan_stop,
             constraint=constraint,
+            thinking=thinking,
         )
 
     def _timed(self, scan_stop: Callable[[int], bool]) -> Callable[[int], bool]:

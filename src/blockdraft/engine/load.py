@@ -65,7 +65,9 @@ def _load(
     dtype: torch.dtype,
     device: str,
 ) -> Engine:
-    model = load_target_model(target_folder, dtype, device)
+    model = load_target_model(
+        target_folder, dtype, device, trust_remote_code=config.trust_remote_code
+    )
     checkpoint = None
     if drafter_folder is not None:
         in_int8 = _drafts_in_int8(config, dtype, device)

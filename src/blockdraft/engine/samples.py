@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Constraint
+from blockdraft.core.thinking import ThinkingLimit
 from blockdraft.engine.completion import Chunk, Round
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.record import SampleText
@@ -58,12 +60,31 @@ class Samples:
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Refuse what cannot run, before anything is queued.
 
-        See Engine.check_prompt and check_min_tokens; RequestError also for a grammar.
+        See Engine.check_prompt and check_min_tokens; RequestError also for a grammar, and for a
+        budget of thinking where the model does not think.
         """
         if params.grammar is not None:
             self.grammars.compile(params.grammar)
+        self.thinking(prompt_ids, params)
         self.engine.check_prompt(prompt_ids, params)
         self.engine.check_min_tokens(params, self.tokenizer.eos_ids)
+
+    def thinking(self, prompt_ids: Sequence[int], params: SamplingParams) -> ThinkingLimit | None:
+        """What bounds the thinking of one sample of a request, if anything does.
+
+        Raises:
+            RequestError: the chat template knows no thinking.
+        """
+        budget, marks = params.thinking_token_budget, self.tokenizer.thinking_marks
+        if budget is None:
+            return None
+        if marks is None:
+            raise RequestError(
+                f"thinking_token_budget is {budget}, and the target's chat template knows no "
+                "thinking between <think> and </think>; leave it out",
+                param="thinking_token_budget",
+            )
+        return ThinkingLimit(marks, budget, begun=self.tokenizer.begins_thinking(prompt_ids))
 
     def prediction_ids(self, prediction: str | Sequence[int]) -> tuple[int, ...]:
         """The tokens of a prediction.
@@ -89,6 +110,7 @@ class Samples:
                 prediction_ids=job.prediction_ids,
                 scan_stop=text.push,
                 constraint=self.constraint(params),
+                thinking=self.thinking(job.prompt_ids, params),
                 added_at=added_at,
             )
             self.engine.progress[key].text = SampleText(job.prompt_index, text)

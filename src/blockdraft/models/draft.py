@@ -31,6 +31,12 @@ from blockdraft.models.draft_context import ContextKV, DraftContext, LayerKV
 from blockdraft.models.draft_convolution import DynamicConvolution, Layer
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
+from blockdraft.models.own_ends import (
+    read_mask_embedding,
+    saved_ends,
+    take_own_ends,
+    write_mask_embedding,
+)
 
 INIT_STD = 0.02
 """Standard deviation of freshly initialized projections, as in every published recipe."""
@@ -221,6 +227,8 @@ class DraftModel(nn.Module):
 
     Its parameters carry the published names, so its state dict is the checkpoint. Set
     `draft_vocabulary` to guess from a part of the vocabulary only, see `models.draft_vocabulary`.
+    Some checkpoints bring what others take from the target, see `models.own_ends`:
+    `own_embedding` [V, D], `own_head` [V or draft vocabulary, D] and `mask_embedding` [D].
 
     Raises:
         ModelError: the config's activation or RoPE is not usable.
@@ -230,6 +238,12 @@ class DraftModel(nn.Module):
         super().__init__()
         self.config = config
         self.draft_vocabulary: list[int] | None = None
+        # Buffers, so that they go where the weights go; in the state dict they would be trained.
+        self.own_embedding: Tensor | None
+        self.own_head: Tensor | None
+        self.mask_embedding: Tensor | None
+        for name in ("own_embedding", "own_head", "mask_embedding"):
+            self.register_buffer(name, None, persistent=False)
         num_inputs = config.num_features * config.target_hidden_size
         self.fc = nn.Linear(num_inputs, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -273,14 +287,22 @@ class DraftModel(nn.Module):
         with torch.device("meta"):
             model = cls(config)
         tensors = read_tensors(Path(folder))
+        ends = take_own_ends(tensors, config, Path(folder))
         check_tensors(tensors, model.state_dict(), Path(folder))
-        # Copies, so that nothing is left mapped to a file that a trainer may replace.
         dtype = dtype or tensors["fc.weight"].dtype
-        loaded = {
-            name: value.to(device=device, dtype=dtype, copy=True) for name, value in tensors.items()
-        }
-        model.load_state_dict(loaded, assign=True)
-        model.draft_vocabulary = read_draft_vocabulary(Path(folder), config.vocab_size)
+
+        # Copies, so that nothing is left mapped to a file that a trainer may replace.
+        def placed(value: Tensor) -> Tensor:
+            return value.to(device=device, dtype=dtype, copy=True)
+
+        model.load_state_dict({name: placed(v) for name, v in tensors.items()}, assign=True)
+        model.own_embedding = None if ends.embedding is None else placed(ends.embedding)
+        model.own_head = None if ends.head is None else placed(ends.head)
+        mask = read_mask_embedding(Path(folder), config)
+        model.mask_embedding = None if mask is None else placed(mask)
+        model.draft_vocabulary = ends.token_ids
+        if ends.token_ids is None:
+            model.draft_vocabulary = read_draft_vocabulary(Path(folder), config.vocab_size)
         return model.eval()
 
     def save_pretrained(
@@ -293,7 +315,11 @@ class DraftModel(nn.Module):
         """
         config = self.config.to_dict()
         config["dtype"] = str(self.fc.weight.dtype).removeprefix("torch.")
-        write_checkpoint(Path(folder), config, self.state_dict(), provenance)
+        ends = saved_ends(self.own_embedding, self.own_head, self.draft_vocabulary)
+        if "d2t" in ends:
+            config["draft_vocab_size"] = len(ends["d2t"])
+        write_checkpoint(Path(folder), config, self.state_dict() | ends, provenance)
+        write_mask_embedding(Path(folder), self.mask_embedding, self.config.mask_token_id)
         write_draft_vocabulary(Path(folder), self.draft_vocabulary)
 
     def new_context(self, capacity: int = 512) -> DraftContext:
@@ -314,6 +340,9 @@ class DraftModel(nn.Module):
         The raw matrix, because some targets' embedding modules scale by a factor of their own.
         """
         rows = F.embedding(token_ids, embed_weight)
+        if self.mask_embedding is not None:
+            is_mask = (token_ids == self.config.mask_token_id)[..., None]
+            rows = torch.where(is_mask, self.mask_embedding, rows)
         scale = self.config.input_embedding_scale
         return rows if scale == 1.0 else rows * scale
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from blockdraft.core.errors import ModelError
+from blockdraft.models.speculators_layout import published_layout
 
 AttentionKind = Literal["full_attention", "sliding_attention"]
 
@@ -47,8 +48,6 @@ _OTHER_METHODS = {
     "use_confidence_head": "DSpark",
     "shift_label": "DSpark or Domino",
     "sample_from_anchor": "DSpark",
-    "speculators_model_type": "a checkpoint in the speculators layout",
-    "draft_vocab_size": "a drafter with a vocabulary of its own",
 }
 """Keys that mark another kind of drafter when they are set, and what it is."""
 
@@ -96,10 +95,13 @@ def default_target_layer_ids(num_target_layers: int, num_features: int) -> tuple
 def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for `DraftConfig` from a `config.json`; what it does not say is left out.
 
+    The layout is the published one, or that of the speculators library.
+
     Raises:
         ModelError: it describes another kind of drafter, lacks a key, or has one that would change
             the computation and is not supported.
     """
+    raw = published_layout(raw)
     _refuse_unsupported(raw)
     reader = _Reader(raw)
     hidden_size = reader.integer("hidden_size")
@@ -300,6 +302,8 @@ def _read_rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     rope = dict(scaling or parameters)
     rope["rope_type"] = rope.pop("rope_type", None) or rope.get("type") or "default"
     rope.pop("type", None)
+    if rope["rope_type"] == "mrope":
+        rope["rope_type"] = "default"  # of text: the three positions of a token are equal
     theta = (scaling.get("rope_theta"), parameters.get("rope_theta"), raw.get("rope_theta"))
     rope["rope_theta"] = next((value for value in theta if value is not None), DEFAULT_ROPE_THETA)
     partial = rope.pop("partial_rotary_factor", raw.get("partial_rotary_factor"))

@@ -5,13 +5,15 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.threads import num_threads
+from blockdraft.hub.model_config import load_config
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.supported import decoder_layers
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -76,15 +78,22 @@ def use_threads(asked: int | None) -> None:
 
 
 def load_target_model(
-    folder: Path, dtype: torch.dtype, device: str = "cpu", device_map: str | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    device_map: str | None = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """Load a causal LM from a folder, in evaluation mode.
 
-    With `device_map` transformers spreads it over the devices that there are.
+    With `device_map` transformers spreads it over the devices that there are. Only with
+    `trust_remote_code` is code of the folder run.
 
     Raises:
-        ModelError: transformers cannot load it.
+        ModelError: transformers cannot load it, or see `load_config`.
     """
+    load_config(folder, trust_remote_code=trust_remote_code)
     transformers_logging.disable_progress_bar()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -93,6 +102,7 @@ def load_target_model(
             local_files_only=True,
             output_loading_info=True,
             device_map=device_map,
+            trust_remote_code=trust_remote_code,
         )
         model = (model if device_map else model.to(device)).eval()
     # transformers raises any type for a broken folder; all mean the same to a user.
@@ -113,16 +123,16 @@ def _unusable(folder: Path, reason: object) -> ModelError:
     )
 
 
-def target_without_weights(folder: Path) -> PreTrainedModel:
+def target_without_weights(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """The modules of a causal LM on the meta device: their shapes, at no cost.
 
     Raises:
-        ModelError: transformers does not know the model.
+        ModelError: transformers does not know the model, or see `load_config`.
     """
+    config = load_config(folder, trust_remote_code=trust_remote_code)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     # transformers raises any type for a broken folder; all mean the same to a user.
     except Exception as error:
         raise _unusable(folder, error) from error
@@ -130,21 +140,25 @@ def target_without_weights(folder: Path) -> PreTrainedModel:
     return model
 
 
-def check_pair(model: PreTrainedModel, draft: DraftConfig) -> None:
+def check_pair(model: PreTrainedModel, draft: DraftConfig, *, has_own_ends: bool = False) -> None:
     """Refuse a drafter that cannot work with a target.
+
+    has_own_ends: it brings embedding and head, so its width may be another than the target's.
 
     Raises:
         ModelError: says which size differs, and both values.
     """
     config = model.config.get_text_config()
     embedding = model.get_input_embeddings().weight
+    num_layers = len(decoder_layers(model))
     pairs = [
         ("hidden size of the target's features", draft.target_hidden_size, config.hidden_size),
-        ("hidden size", draft.hidden_size, embedding.shape[1]),
         ("vocabulary size", draft.vocab_size, config.vocab_size),
     ]
+    if not has_own_ends:
+        pairs.append(("hidden size", draft.hidden_size, embedding.shape[1]))
     if draft.num_target_layers is not None:
-        pairs.append(("number of target layers", draft.num_target_layers, config.num_hidden_layers))
+        pairs.append(("number of target layers", draft.num_target_layers, num_layers))
     for what, drafted_for, found in pairs:
         if drafted_for != found:
             raise ModelError(
@@ -156,9 +170,9 @@ def check_pair(model: PreTrainedModel, draft: DraftConfig) -> None:
             f"the drafter does not fit the target: mask token {draft.mask_token_id} is outside the "
             f"target's embedding of {embedding.shape[0]} rows; use a drafter made for this target"
         )
-    wrong = [i for i in draft.target_layer_ids if i >= config.num_hidden_layers]
+    wrong = [i for i in draft.target_layer_ids if i >= num_layers]
     if wrong:
         raise ModelError(
             f"the drafter does not fit the target: it reads layers {wrong}, and the target has "
-            f"layers 0 to {config.num_hidden_layers - 1}; use a drafter made for this target"
+            f"layers 0 to {num_layers - 1}; use a drafter made for this target"
         )

@@ -59,13 +59,15 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
             reason = str(error).split("\n")[0]
             raise NotPaged(f"its forward without a cache fails ({reason})") from error
         shapes, windows = dict(_reports.layers or {}), dict(_reports.windows)
-    missing = sorted(set(range(num_layers)) - set(shapes))
+    # More than the layers where each attends twice (LongCat-Flash).
+    num_pools = max(num_layers, 1 + max(shapes, default=0))
+    missing = sorted(set(range(num_pools)) - set(shapes))
     if missing:
         raise NotPaged(f"layer {missing[0]} has no attention with keys and values of its own")
     for index, window in windows.items():
         if window != _configured_window(model, index):
             raise NotPaged(f"layer {index} does not tell its attention what window it looks at")
-    return [shapes[index] for index in range(num_layers)]
+    return [shapes[index] for index in range(num_pools)]
 
 
 def _configured_window(model: PreTrainedModel, index: int) -> int | None:
@@ -106,14 +108,15 @@ def _probe_attention(
         raise NotPaged(f"layer {layer} makes a mask of its own")
     if not getattr(module, "is_causal", True):
         raise NotPaged(f"layer {layer} looks ahead")
-    if key.shape[-1] != value.shape[-1]:
-        raise NotPaged(f"layer {layer} has keys and values of different sizes")
+    if key.shape[-1] < value.shape[-1]:
+        raise NotPaged(f"layer {layer} has values that are larger than its keys")
     assert _reports.layers is not None
     if layer in _reports.layers:
         raise NotPaged(f"layer {layer} attends twice")
     _reports.layers[layer] = (key.shape[1], key.shape[3])
     _reports.windows[layer] = kwargs.get("sliding_window")
-    return query.new_zeros(query.shape).transpose(1, 2), None
+    zeros = query.new_zeros(*query.shape[:-1], value.shape[-1])
+    return zeros.transpose(1, 2), None
 
 
 AttentionInterface.register(PROBE_ATTENTION, _probe_attention)

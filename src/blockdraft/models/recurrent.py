@@ -31,15 +31,17 @@ _CACHES = ("past_key_values", "cache_params")
 
 
 def layer_kinds(model: PreTrainedModel) -> list[LayerKind]:
-    """What each layer remembers, by the cache that transformers would give it.
+    """What each layer of the cache remembers, by the one that transformers would give it.
 
     Raises:
         ModelError: a layer needs a cache of a kind that is not known here.
     """
-    names = getattr(model.config.get_text_config(), "layer_types", None)
+    config = model.config.get_text_config()
+    names = getattr(config, "layer_types", None)
     num_layers = len(decoder_layers(model))
     if names is None:
-        return ["kv"] * num_layers
+        # More than the layers where each attends twice (LongCat-Flash).
+        return ["kv"] * max(num_layers, config.num_hidden_layers)
     return [_kind(model, name) for name in names[:num_layers]]
 
 

@@ -45,8 +45,14 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     Raises:
         ModelError: the model keeps no list of them.
     """
-    layers = getattr(model.get_decoder(), "layers", None)
+    decoder = model.get_decoder()
+    layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
+        # Older models call them otherwise: `h` in GPT-2.
+        num_layers = model.config.get_text_config().num_hidden_layers
+        lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
+        layers = next((child for child in lists if len(child) == num_layers), None)
+    if layers is None:
         raise ModelError(
             f"{type(model).__name__} is not supported: it keeps no list of decoder layers, so its "
             "hidden states cannot be read; use a model whose decoder has `layers`"

@@ -75,13 +75,7 @@ class TransformersTarget:
         for config, own in self._own_settings:
             # What else is put out would be kept by hooks that transformers never takes back.
             _set(config, {name: name == "return_dict" for name in _OWN_SETTINGS[2:] if name in own})
-        self.model.set_attn_implementation(attention)
-        # transformers only warns of a model whose attention cannot be replaced.
-        if self.model.config._attn_implementation != attention:
-            raise ModelError(
-                f"{type(self.model).__name__} is not supported: its attention cannot be replaced; "
-                "use a model that supports transformers' attention interface"
-            )
+        replace_attention(self.model, attention)
         if self.exact:
             self.model.set_experts_implementation(EXACT_EXPERTS)
             set_row_multiple(self.model, self.rule.row_multiple)
@@ -158,7 +152,7 @@ class TransformersTarget:
         except (RuntimeError, TypeError, ValueError) as error:
             reason = str(error).split("\n")[0]
             raise ModelError(
-                f"{self._described} does not run: {reason}; use another dtype"
+                f"{self._described} does not run: {reason}; use another dtype or another model"
             ) from error
         if split is not None:
             raise ModelError(
@@ -205,6 +199,21 @@ class TransformersTarget:
             yield self
         finally:
             self.release()
+
+
+def replace_attention(model: PreTrainedModel, attention: str) -> None:
+    """Let the layers of a model call another attention.
+
+    Raises:
+        ModelError: they would not.
+    """
+    model.set_attn_implementation(attention)
+    # transformers only warns of a model whose attention cannot be replaced.
+    if model.config._attn_implementation != attention:
+        raise ModelError(
+            f"{type(model).__name__} is not supported: its attention cannot be replaced; "
+            "use a model that supports transformers' attention interface"
+        )
 
 
 def _configs(model: PreTrainedModel) -> list[PretrainedConfig]:

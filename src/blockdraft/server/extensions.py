@@ -30,6 +30,7 @@ class Extensions(StructuredFields):
     repetition_penalty: Number | None = None
     logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LISTED_IDS)] | None = None
     min_tokens: int | None = None
+    thinking_token_budget: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[Ids, Field(max_length=MAX_LISTED_IDS)] | None = None
     num_draft_tokens: int | None = None

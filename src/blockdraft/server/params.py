@@ -26,6 +26,7 @@ _SAME_NAMES = (
     "min_p",
     "repetition_penalty",
     "min_tokens",
+    "thinking_token_budget",
     "ignore_eos",
     "num_draft_tokens",
     "draft_depth",

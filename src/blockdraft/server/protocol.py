@@ -146,6 +146,7 @@ class Sampling(ShapeFields):
     min_p: Number | None = None
     repetition_penalty: Number | None = None
     min_tokens: int | None = None
+    thinking_token_budget: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[Ids, Field(max_length=MAX_LISTED_IDS)] | None = None
     return_token_ids: bool | None = None

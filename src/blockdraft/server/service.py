@@ -42,7 +42,6 @@ from blockdraft.server.protocol import (
     StreamOptions,
     TokenizeRequest,
 )
-from blockdraft.server.reasoning import START
 from blockdraft.server.receipts import Receipts
 from blockdraft.server.render import ChatForm, CompletionForm, Envelope, Form
 from blockdraft.server.session import Session
@@ -52,9 +51,6 @@ from blockdraft.text.harmony import harmony_marks
 from blockdraft.text.token_bytes import TokenBytes
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import encode_tool_chat
-
-_TAIL = 16
-"""Tokens at the end of a prompt in which the mark of a thinking section is looked for."""
 
 logger = logging.getLogger(__name__)
 
@@ -355,7 +351,7 @@ class Service:
     def _thinks(self, prompt_ids: Sequence[int]) -> bool | None:
         if self._marks or not self.tokenizer.thinks:
             return None
-        return self.tokenizer.decode(prompt_ids[-_TAIL:]).rstrip().endswith(START)
+        return self.tokenizer.begins_thinking(prompt_ids)
 
 
 def _num_prompts(prompt: str | list[str] | Ids | list[Ids]) -> int:

@@ -9,10 +9,12 @@ from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as Backend
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ModelError, RequestError
+from blockdraft.core.thinking import ThinkingMarks
+from blockdraft.hub.model_config import load_config
 from blockdraft.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,9 @@ TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, Lookup
 """A template computes with what it is given, and so may fail in any way."""
 
 _OTHER_THINKING = "message.thinking"
-_END_OF_THINKING = "</think>"
+START_OF_THINKING, END_OF_THINKING = "<think>", "</think>"
+_TAIL = 16
+"""Tokens at the end of a prompt in which the mark of a thinking section is looked for."""
 OPTIONAL_KEYS = frozenset({"reasoning_content"})
 _RESERVED_OPTIONS = frozenset(
     {
@@ -131,7 +135,19 @@ class Tokenizer:
     @property
     def thinks(self) -> bool:
         """True if the chat template knows a section of thinking at the start of an answer."""
-        return _END_OF_THINKING in self.chat_template
+        return END_OF_THINKING in self.chat_template
+
+    @cached_property
+    def thinking_marks(self) -> ThinkingMarks | None:
+        """The tokens around a section of thinking; None if the chat template knows none."""
+        if not self.thinks:
+            return None
+        start, end = map(self.encode_continuation, (START_OF_THINKING, END_OF_THINKING))
+        return ThinkingMarks(tuple(start), tuple(end))
+
+    def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
+        """True if a prompt ends where a section of thinking begins."""
+        return self.decode_all(prompt_ids[-_TAIL:]).rstrip().endswith(START_OF_THINKING)
 
     def encode_chat(
         self,
@@ -219,15 +235,20 @@ def _check_unicode(text: str) -> None:
         raise RequestError(f"the prompt is not valid Unicode ({error}); give UTF-8") from error
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a model folder.
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenizer:
+    """Load the tokenizer of a model folder; only with `trust_remote_code` is code of it run.
 
     Raises:
-        ModelError: it is missing, damaged, or exists in Python only.
+        ModelError: the model cannot be a target, see `load_config`; or its tokenizer is missing,
+            damaged, or exists in Python only.
     """
-    _check_config(folder)
+    if (folder / "config.json").is_file():
+        # Blame the model's config for its own damage: the tokenizer's loader reads it too.
+        load_config(folder, trust_remote_code=trust_remote_code)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     # The Rust library raises bare Exceptions for a damaged file.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -239,19 +260,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast tokenizer"
         )
     return Tokenizer(tokenizer, _eos_ids(folder, tokenizer.eos_token_id))
-
-
-def _check_config(folder: Path) -> None:
-    """Blame the model's config for its own damage: the tokenizer's loader reads it too."""
-    if not (folder / "config.json").is_file():
-        return
-    try:
-        AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # any type, as in load_tokenizer
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(
-            f"cannot read {folder / 'config.json'}: {reason}; copy the file again"
-        ) from error
 
 
 def _eos_ids(folder: Path, tokenizer_eos_id: int | None) -> frozenset[int]:

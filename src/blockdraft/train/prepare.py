@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.data.dataset import (
     count_answer_tokens,
     read_examples,
@@ -202,6 +202,7 @@ def load_drafter(
     dtype = resolve_dtype(config.dtype, config.device)
     if config.init_from is not None:
         model = DraftModel.from_pretrained(config.init_from, dtype, config.device)
+        _check_shared_ends(model, config)
         start = start_shape(config, model.config, target, examples)
         if start.dflash2 == model.config.dflash2:
             model.config = start
@@ -216,6 +217,19 @@ def load_drafter(
     if config.init == "target":
         copy_target_layers(model, target)
     return model.to(device=config.device, dtype=dtype)
+
+
+def _check_shared_ends(model: DraftModel, config: TrainConfig) -> None:
+    ends = {
+        "an embedding": model.own_embedding,
+        "a head": model.own_head,
+        "a mask embedding": model.mask_embedding,
+    }
+    if own := [what for what, tensor in ends.items() if tensor is not None]:
+        raise ModelError(
+            f"init_from {config.init_from} brings {' and '.join(own)} of its own, and training "
+            "works with the target's; start from a drafter that shares them"
+        )
 
 
 def limit_vocabulary(model: DraftModel, config: TrainConfig, examples: Sequence[Example]) -> None:

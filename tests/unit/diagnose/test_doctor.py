@@ -18,8 +18,9 @@ from blockdraft.diagnose.doctor.pair import read_pair
 from blockdraft.kernels import backends
 from blockdraft.models import draft_vocabulary
 from tests.clear_pair import MASK, SIGN_LAYER, TAU, add_switch, edit_facts, write_pair
+from tests.published import PUBLISHED, shallow, write_published
 from tests.small_llm import without_pages
-from tests.tiny import edit_json, tiny_drafter_folder
+from tests.tiny import VOCAB_SIZE, edit_json, tiny_drafter_folder, tiny_target_folder
 
 GIB = 2**30
 
@@ -392,3 +393,16 @@ def test_there_must_be_a_pair(pair):
         look((pair[0], "none"))
     with pytest.raises(ModelError, match="no model"):
         look((pair[0], "no-such-drafter"))
+
+
+def test_a_drafter_in_the_speculators_layout_is_read(tmp_path):
+    case = shallow(PUBLISHED["speculators, vocabulary of its own"])
+    write_published(tmp_path / "drafter", case)
+    sizes = {"hidden_size": 40, "num_attention_heads": 4, "head_dim": 8}
+    target = tiny_target_folder(tmp_path, "qwen3", **sizes, num_hidden_layers=7)
+    edit_json(target / "config.json", vocab_size=VOCAB_SIZE)
+    config = LLMConfig(target=str(target), drafter=str(tmp_path / "drafter"), device="cpu")
+    pair = read_pair(config, "template")
+    assert pair.refusal is None
+    assert pair.fields["target_layer_ids"] == case.layer_ids
+    assert pair.raw["rope_parameters"]["rope_theta"] == 1000000

@@ -163,9 +163,6 @@ def test_every_kind_of_mismatch_is_counted_and_named(folder):
         ("candidate_selector.predecessor_codebook", "DFlash 2 drafter, and its config.json"),
         ("markov_head.markov_w1.weight", "DSpark"),
         ("prefix_gru.weight_ih_l0", "Domino"),
-        ("d2t", "vocabulary of its own"),
-        ("embed_tokens.weight", "embedding of its own"),
-        ("model.lm_head.weight", "output head of its own"),
     ],
 )
 def test_tensors_of_other_drafters_are_refused_by_name(folder, name, message):
@@ -189,7 +186,7 @@ def test_incomplete_and_damaged_folders(folder, tmp_path):
             load_draft_model(broken)
         shutil.rmtree(broken)
     (folder / "mask_embedding.pt").touch()
-    with pytest.raises(ModelError, match="mask_embedding"):
+    with pytest.raises(ModelError, match=r"cannot read .*mask_embedding"):
         load_draft_model(folder)
     (folder / "mask_embedding.pt").unlink()
     (folder / "model.safetensors").unlink()

@@ -195,7 +195,6 @@ def test_bad_values_are_named(changes, message):
         ({"projector_type": "domino"}, "Domino"),
         ({"shift_label": True}, "DSpark or Domino"),
         ({"nested": {"sample_from_anchor": True}}, "DSpark"),
-        ({"draft_vocab_size": 32}, "vocabulary of its own"),
         ({"architectures": ["LlamaForCausalLM"]}, "another model"),
         ({"nested": {"attention_sink_bias": True}}, "attention_sink_bias"),
         ({"nested": {"draft_window_size": 64}}, "draft_window_size"),

@@ -139,7 +139,7 @@ def test_no_draft_tokens_are_plain_decoding_there_too(serve, engine):
 def test_a_known_pair_is_found_by_its_name(tmp_path, folders, started, monkeypatch):
     """The embedded drafter; the target is not fetched here."""
     monkeypatch.setattr("blockdraft.server.engines.settings.resolve_model", lambda name: folders[0])
-    monkeypatch.setattr("blockdraft.server.engines.settings._block_size", lambda target, drafter: 6)
+    monkeypatch.setattr("blockdraft.server.engines.settings._block_size", lambda *_, **__: 6)
     assert run_command("serve", "--engine", "vllm", "--port", 0).exit_code == 0
     ((_, command, _, _),) = started
     assert value(command, "--served-model-name") == "smollm2-135m"

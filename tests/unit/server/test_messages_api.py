@@ -8,6 +8,8 @@ import jsonschema
 import pydantic
 import pytest
 
+from blockdraft.core.thinking import ThinkingMarks
+from blockdraft.server.service import Service
 from blockdraft.text.tools import TAGGED
 from tests.schemas import SCHEMAS
 from tests.serving import MODEL, chat_body, running_server, saying
@@ -270,6 +272,27 @@ def test_thinking_stands_in_a_block_of_its_own(client, monkeypatch):
     kinds = [(block.type, getattr(block, block.type)) for block in whole.content]
     assert kinds == [("thinking", "hm"), ("text", "abc")]
     assert whole.stop_reason == "end_turn"
+
+
+def test_the_budget_of_thinking_is_kept(client, monkeypatch):
+    thinking = {"type": "enabled", "budget_tokens": 4}
+    free = ask(client, max_tokens=30)
+    assert shown(ask(client, thinking=thinking, max_tokens=30)) == shown(free)
+    monkeypatch.setattr("blockdraft.text.tokenizer.Tokenizer.thinks", True)
+    monkeypatch.setattr("blockdraft.text.tokenizer.Tokenizer.begins_thinking", lambda *_: True)
+    marks = ThinkingMarks(start=(60,), end=(65, 66))
+    monkeypatch.setattr("blockdraft.text.tokenizer.Tokenizer.thinking_marks", marks)
+    chats = []
+    chat = Service.chat
+
+    async def noted(self, request, caller):
+        chats.append(request)
+        return await chat(self, request, caller)
+
+    monkeypatch.setattr(Service, "chat", noted)
+    limited = ask(client, thinking=thinking, max_tokens=30)
+    assert chats[0].thinking_token_budget == 4
+    assert shown(limited) != shown(free)
 
 
 def test_the_stop_sequence_is_told(client, monkeypatch):

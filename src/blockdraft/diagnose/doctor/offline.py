@@ -139,6 +139,8 @@ def measure_offline(
 
 def _head(drafter: DFlashDrafter, target: TransformersTarget) -> Tensor:
     """[guessable tokens, D]."""
+    if drafter.model.own_head is not None:
+        return drafter.model.own_head.detach()
     weight: Tensor = target.model.get_output_embeddings().weight.detach()
     return weight if drafter.vocabulary_ids is None else weight[drafter.vocabulary_ids]
 

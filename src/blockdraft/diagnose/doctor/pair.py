@@ -1,6 +1,7 @@
 """What a pair's files say of it, before anything is loaded."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.hub.catalog import CATALOG, catalog_name
+from blockdraft.engine.trained_thinking import trained_thinking
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.models.checkpoint import read_config, read_provenance
 from blockdraft.models.draft_config import DraftConfig
@@ -21,6 +22,8 @@ from blockdraft.models.loading import (
     resolve_dtype,
     target_without_weights,
 )
+from blockdraft.models.own_ends import has_own_ends
+from blockdraft.models.speculators_layout import published_layout
 from blockdraft.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -69,12 +72,8 @@ class Pair:
 
     @property
     def known_thinking(self) -> str | None:
-        """What the template was told when the drafter was trained: its own word, or our list's."""
-        told = self.fact("target", "thinking")
-        if told is not None:
-            return str(told)
-        name = catalog_name(str(self.config.drafter)) or catalog_name(str(self.drafter_folder))
-        return CATALOG[name].thinking if name else None
+        """See `trained_thinking`."""
+        return trained_thinking(self.config.drafter, self.drafter_folder)
 
 
 def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
@@ -88,16 +87,19 @@ def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
     drafter_folder = resolve_drafter(config, target_folder)
     if drafter_folder is None:
         raise ConfigError("there is no drafter to examine; name one with --drafter")
-    tokenizer = load_tokenizer(target_folder)
+    tokenizer = load_tokenizer(target_folder, trust_remote_code=config.trust_remote_code)
     if thinking != "template" and not tokenizer.has_thinking_switch:
         raise ConfigError(
             f"--thinking is {thinking}, but the chat template of {config.target} has no such "
             "switch; leave it out"
         )
     device = resolve_device(config.device)
-    target = target_without_weights(target_folder)
-    raw, facts = read_config(drafter_folder), read_provenance(drafter_folder)
-    fields, refusal = _read_shape(raw, target)
+    target = target_without_weights(target_folder, trust_remote_code=config.trust_remote_code)
+    raw: Mapping[str, Any] = read_config(drafter_folder)
+    facts = read_provenance(drafter_folder)
+    with suppress(ModelError):  # reading its shape says why
+        raw = published_layout(raw)
+    fields, refusal = _read_shape(raw, target, has_own_ends=has_own_ends(drafter_folder))
     written = facts.get("drafter")
     trained, _ = _read_shape(written, target) if isinstance(written, Mapping) else ({}, None)
     return Pair(
@@ -118,13 +120,13 @@ def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
 
 
 def _read_shape(
-    raw: Mapping[str, Any], target: PreTrainedModel
+    raw: Mapping[str, Any], target: PreTrainedModel, *, has_own_ends: bool = False
 ) -> tuple[Mapping[str, Any], str | None]:
     """(fields of DraftConfig, why they do not do)."""
     fields: Mapping[str, Any] = {}
     try:
         fields = read_fields(raw)
-        check_pair(target, DraftConfig(**fields))
+        check_pair(target, DraftConfig(**fields), has_own_ends=has_own_ends)
     except ModelError as error:
         return fields, str(error)
     return fields, None

@@ -6,14 +6,12 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from blockdraft.core.config import Thinking
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
+from blockdraft.engine.trained_thinking import MIXED, default_thinking
 from blockdraft.measure.identity import hash_text
 from blockdraft.models.fingerprint import weights_sha256
-from blockdraft.text.tokenizer import Tokenizer, thinking_options
 
-_MIXED = "mixed"
 _DIGITS: Mapping[str, int] = {
     "float8_e4m3fn": 4,
     "float8_e5m2": 3,
@@ -109,7 +107,7 @@ def thinking_check(pair: Pair) -> Check:
             "compare the tau below with those of --thinking on and --thinking off",
         )
     trained = default if trained == "template" else trained
-    if trained in (asked, _MIXED):
+    if trained in (asked, MIXED):
         return Check(name, "ok", f"{asked}; trained: {trained}")
     switch = "false" if trained == "off" else "true"
     return Check(
@@ -119,18 +117,6 @@ def thinking_check(pair: Pair) -> Check:
         f'ask with "chat_template_kwargs": {{"enable_thinking": {switch}}}, or use a drafter that '
         f"was trained with thinking {asked}",
     )
-
-
-def default_thinking(tokenizer: Tokenizer) -> str:
-    """What a template does that is told nothing: "on", "off", or "template" if that is neither."""
-
-    def written(thinking: Thinking) -> list[int]:
-        turn = [{"role": "user", "content": "Hi"}]
-        return tokenizer.encode_chat(turn, thinking_options(thinking))
-
-    plain = written("template")
-    likes = [told for told in ("on", "off") if written(told) == plain]
-    return likes[0] if len(likes) == 1 else "template"
 
 
 def precision_check(pair: Pair) -> Check:

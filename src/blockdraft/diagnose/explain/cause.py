@@ -26,6 +26,7 @@ _UNCHANGED = {
     "logit_bias": {},
     "min_tokens": 0,
     "grammar": None,
+    "thinking_token_budget": None,
 }
 """Parameters that leave the logits as they are."""
 

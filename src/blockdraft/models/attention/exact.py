@@ -6,6 +6,7 @@ transformers models call it through their attention interface, one sequence with
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -40,7 +41,21 @@ def exact_attention(
     bias = None if attention_mask is None else attention_mask[0]
     backend = backend_for(query.dtype, query.device, query.shape[-1:])
     scoring = Scoring(scale, softcap, s_aux)
-    return backend.attend(query[0], key[0], value[0], bias, scoring)[None], None
+    num_values = value.shape[-1]
+    value = as_wide_as(key, value)
+    output = backend.attend(query[0], key[0], value[0], bias, scoring)
+    return output[None, ..., :num_values], None
+
+
+def as_wide_as(key: Tensor, value: Tensor) -> Tensor:
+    """Values filled up with zeros to the size of the keys: of latent attention they are smaller.
+
+    Pages hold both in one pool. What the zeros give is cut off again; both paths do the same, so
+    that their bits agree.
+    """
+    if value.shape[-1] == key.shape[-1]:
+        return value
+    return F.pad(value, (0, key.shape[-1] - value.shape[-1]))
 
 
 def stock_attention(

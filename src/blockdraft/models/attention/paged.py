@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.kernels.interface import Scoring
+from blockdraft.models.attention.exact import as_wide_as
 from blockdraft.models.attention.plan import LayerAttention, PlanInForce
 from blockdraft.models.attention.visibility import Visibility
 
@@ -47,7 +48,9 @@ def paged_attention(
     assert in_force.plan is not None, "no plan is in force"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attention = LayerAttention(Scoring(scale, softcap, s_aux), Visibility(window=sliding_window))
-    return in_force.plan.attend(layer, attention, query[0], key[0], value[0])[None], None
+    wide = as_wide_as(key, value)
+    output = in_force.plan.attend(layer, attention, query[0], key[0], wide[0])
+    return output[None, ..., : value.shape[-1]], None
 
 
 # No mask function is registered under this name, so transformers makes no mask.

@@ -52,7 +52,8 @@ def resolve_pair(settings: EngineSettings) -> PairFolders:
         if wanted:
             raise ConfigError(f"num_draft_tokens is {wanted}, but there is no drafter; name one")
         return PairFolders(target, None, 0)
-    most = _block_size(target, drafter) - 1
+    trusts = settings.llm.trust_remote_code
+    most = _block_size(target, drafter, trust_remote_code=trusts) - 1
     if wanted is not None and wanted > most:
         raise ConfigError(
             f"num_draft_tokens is {wanted}; this drafter guesses at most {most} tokens a step, "
@@ -61,13 +62,15 @@ def resolve_pair(settings: EngineSettings) -> PairFolders:
     return PairFolders(target, drafter, wanted or most)
 
 
-def _block_size(target: Path, drafter: Path) -> int:
+def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
     """Slots of a block, with the anchor, of a drafter that fits the target."""
     # They load torch, which the mistakes before this do not need.
     from blockdraft.models.checkpoint import read_config
     from blockdraft.models.draft_config import DraftConfig
     from blockdraft.models.loading import check_pair, target_without_weights
+    from blockdraft.models.own_ends import has_own_ends
 
     config = DraftConfig.from_dict(read_config(drafter))
-    check_pair(target_without_weights(target), config)
+    model = target_without_weights(target, trust_remote_code=trust_remote_code)
+    check_pair(model, config, has_own_ends=has_own_ends(drafter))
     return config.block_size

@@ -25,6 +25,8 @@ def _arguments(settings: EngineSettings, pair: PairFolders) -> list[str]:
         ]
     if "max_concurrency" in settings.given:
         arguments += ["--max-running-requests", str(settings.llm.max_concurrency)]
+    if settings.llm.trust_remote_code:
+        arguments.append("--trust-remote-code")
     return arguments
 
 

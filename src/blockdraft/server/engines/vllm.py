@@ -28,6 +28,8 @@ def _arguments(settings: EngineSettings, pair: PairFolders) -> list[str]:
         arguments += ["--max-num-seqs", str(settings.llm.max_concurrency)]
     if settings.llm.memory is not None:
         arguments += ["--kv-cache-memory-bytes", str(int(settings.llm.memory * _GIB))]
+    if settings.llm.trust_remote_code:
+        arguments.append("--trust-remote-code")
     if serve.cors_origins:
         arguments += ["--allowed-origins", json.dumps(serve.cors_origins)]
     return arguments

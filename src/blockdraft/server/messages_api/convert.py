@@ -31,6 +31,7 @@ CHAT_NAMES = {
     "response_format": "output_config",
     "stop": "stop_sequences",
     "parallel_tool_calls": "tool_choice",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 """How the client calls what the chat calls otherwise."""
 
@@ -77,6 +78,8 @@ def chat_request(request: CountRequest) -> ChatRequest:
 
 def _sampling_fields(request: MessagesRequest) -> dict[str, Any]:
     fields = request.sampling_fields()
+    if request.thinking is not None and request.thinking.type == "enabled":
+        fields.setdefault("thinking_token_budget", request.thinking.budget_tokens)
     for name in ("max_tokens", "stream", "temperature", "top_p", "top_k"):
         fields[name] = getattr(request, name)
     return {**fields, "stop": request.stop_sequences or None}

@@ -16,6 +16,9 @@ async def start_message(service: Service, request: MessagesRequest, caller: Call
         RequestError, ApiError, Overloaded, EngineDead: it cannot be answered.
     """
     chat = chat_request(request)
+    if request.thinking_token_budget is None and service.tokenizer.thinking_marks is None:
+        # Clients send it to every model; one that does not think keeps to it.
+        chat.thinking_token_budget = None
     with renaming(CHAT_NAMES):
         session = await service.chat(chat, caller)
     writer = MessageWriter(

@@ -48,9 +48,10 @@ class Choice(Fields):
 
 
 class Thinking(Fields):
-    """Whether the model thinks first, where its chat template has a switch."""
+    """Whether the model thinks first, where its chat template has a switch, and for how long."""
 
     type: str
+    budget_tokens: int | None = None
 
 
 class OutputFormat(Fields):

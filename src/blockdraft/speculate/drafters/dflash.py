@@ -41,7 +41,8 @@ class _Context:
 class DFlashDrafter:
     """Drafts with a DFlash model that shares the target's embedding and head.
 
-    embed_weight and lm_head_weight: [V, D] of the target, raw. `contexts` hold the draft keys and
+    embed_weight and lm_head_weight: [V, D] of the target, raw; a model that has its own uses those.
+    `contexts` hold the draft keys and
     values, one by one unless given. `max_nodes` is the most that the model was trained for;
     it may be set to anything, and the output stays the same; so may `watch`. Packed weights are
     copies of this moment, `in_int8` close ones: after `model` was trained, make a new drafter.
@@ -66,12 +67,14 @@ class DFlashDrafter:
         linears = plain_linears if self._kernel_draft is None else _fusion
         self.model = packed_copy(model, linears, in_int8=in_int8)
         self.project_context = ContextProjection(self.model, in_int8=in_int8)
-        self.embed_weight = embed_weight
+        self.embed_weight = embed_weight if model.own_embedding is None else model.own_embedding
+        head_weight = lm_head_weight if model.own_head is None else model.own_head
         self.vocabulary_ids: Tensor | None = None
         if model.draft_vocabulary is not None:
             self.vocabulary_ids = torch.tensor(model.draft_vocabulary, device=lm_head_weight.device)
-            lm_head_weight = lm_head_weight.detach()[self.vocabulary_ids]
-        self._head = linear_of(lm_head_weight, in_int8=in_int8)
+            if model.own_head is None:
+                head_weight = lm_head_weight.detach()[self.vocabulary_ids]
+        self._head = linear_of(head_weight, in_int8=in_int8)
         self.max_nodes = model.config.block_size - 1
         self.feature_layers = model.config.target_layer_ids
         self.watch: Watch | None = None

@@ -86,8 +86,24 @@ def _load_dflash(
     folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str, in_int8: bool
 ) -> Checkpoint:
     model = load_draft_model(folder, dtype, device)
-    check_pair(target, model.config)
+    has_own_ends = model.own_embedding is not None and model.own_head is not None
+    check_pair(target, model.config, has_own_ends=has_own_ends)
+    _share_ends(model, target)
     return DFlashCheckpoint(model, in_int8=in_int8)
+
+
+def _share_ends(model: DraftModel, target: PreTrainedModel) -> None:
+    """Drop what the checkpoint only copied from the target."""
+    ends = {
+        "own_embedding": target.get_input_embeddings(),
+        "own_head": target.get_output_embeddings(),
+    }
+    for name, module in ends.items():
+        own, theirs = getattr(model, name), module.weight
+        if own is None or own.shape != theirs.shape or own.device != theirs.device:
+            continue
+        if torch.equal(own, theirs.to(own.dtype)):
+            setattr(model, name, None)
 
 
 LOADERS: Mapping[str, Loader] = {"dflash": _load_dflash, "dflash2": _load_dflash}

@@ -39,7 +39,7 @@ class Place:
 
 
 def processed(scores: Scores, place: Place) -> Scores:
-    """Penalties, logit bias, grammar and the minimum length applied to `scores` [V].
+    """Penalties, logit bias, grammar and limits of length applied to `scores` [V].
 
     A copy, unless nothing changes. Only tokens of the sequence and those ahead count. Tokens
     rejected earlier never do.
@@ -60,9 +60,26 @@ def processed(scores: Scores, place: Place) -> Scores:
         allowed = sequence.constraint.allowed(sequence.output_ids, place.path)
     if sequence.num_output + place.num_ahead < params.min_tokens:
         allowed = _without_stops(allowed, sequence, scores.shape[0])
+    if sequence.thinking is not None:
+        allowed = _with_end_of_thinking(allowed, sequence, place, scores.shape[0])
     if allowed is not None:
         _forbid_others(scores, allowed)
     return scores
+
+
+def _with_end_of_thinking(
+    allowed: Mask | None, sequence: Sequence, place: Place, vocab_size: int
+) -> Mask | None:
+    """`allowed` [V], or the one token with which the thinking ends here; a grammar goes first."""
+    limit = sequence.thinking
+    if limit is None or sequence.num_output + place.num_ahead < limit.budget:
+        return allowed
+    forced = limit.forced(sequence.output_ids + place.path)
+    if forced is None or (allowed is not None and not allowed[forced]):
+        return allowed
+    only = np.zeros(vocab_size, dtype=np.bool_)
+    only[forced] = True
+    return only
 
 
 def _without_stops(allowed: Mask | None, sequence: Sequence, vocab_size: int) -> Mask:

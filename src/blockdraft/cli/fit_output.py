@@ -1,0 +1,64 @@
+"""What `models check` found, for people. Loads no model library."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blockdraft.diagnose.fit import DrafterFacts, Fit, TargetFacts
+
+_PATHS = {
+    "paged": "all sequences in one forward",
+    "one after another": "one sequence after another",
+    "recurrent": "one sequence after another, recurrent layers token by token",
+}
+
+
+def fit_lines(fit: "Fit", target: str, drafter: str) -> Iterator[str]:
+    """The verdict first, then what is known, then what is not."""
+    if not fit.fits:
+        yield f"{drafter} does not fit {target}: {fit.reason}"
+    elif fit.target.missing is not None:
+        yield f"{drafter} fits {target}, which cannot be loaded here: {fit.target.missing}"
+    else:
+        yield f"{drafter} fits {target}: blocks of {fit.drafter.block_size} slots"
+    yield from _target_lines(fit.target)
+    yield from _drafter_lines(fit.drafter)
+    yield f"  sizes are those of {fit.dtype}"
+    yield f"  only loading shows: {'; '.join(fit.later)}"
+
+
+def _target_lines(facts: "TargetFacts") -> Iterator[str]:
+    quantized = f", quantized ({facts.quantization})" if facts.quantization else ""
+    yield f"  target: {facts.architecture}, {facts.num_layers} layers{quantized}"
+    because = f" ({facts.path_reason})" if facts.path_reason else ""
+    yield f"  runs: {_PATHS[facts.path]}{because}; {'trees' if facts.trees else 'chains only'}"
+    yield (
+        f"  memory: weights {_size(facts.weight_bytes)}, keys and values "
+        f"{_size(facts.kv_bytes_per_token)} a token"
+    )
+    if not facts.trees:
+        yield (
+            f"  memory: states {_size(facts.state_bytes)} a sequence, and as much again for each "
+            "candidate of its step"
+        )
+
+
+def _drafter_lines(facts: "DrafterFacts") -> Iterator[str]:
+    layers = ", ".join(map(str, facts.target_layer_ids))
+    yield (
+        f"  drafter: {facts.kind}, {facts.layout} layout, blocks of {facts.block_size}, mask token "
+        f"{facts.mask_token_id}, reads layers {layers}, guesses from {facts.guessed_tokens} tokens"
+    )
+    yield (
+        f"  memory: weights {_size(facts.weight_bytes)}, keys and values "
+        f"{_size(facts.kv_bytes_per_token)} a token"
+    )
+
+
+def _size(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return "known when loaded"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes} bytes"

@@ -1,0 +1,60 @@
+"""The config of a target, and why some models cannot be one, before anything else is loaded."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+
+from blockdraft.core.errors import ModelError
+
+
+def load_config(folder: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """The config of a target.
+
+    Raises:
+        ModelError: it is missing or damaged, of a kind that transformers does not know, or needs
+            code of its own, which is run with `trust_remote_code` only; or it is an
+            encoder-decoder.
+    """
+    path = folder / "config.json"
+    raw = _read(path)
+    kind = raw.get("model_type")
+    if kind is not None and kind not in CONFIG_MAPPING and not trust_remote_code:
+        _refuse_unknown(folder, kind, has_code="auto_map" in raw)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    # transformers raises any type for a broken file; all mean the same to a user.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"cannot read {path}: {reason}; copy the file again") from error
+    if config.is_encoder_decoder:
+        raise ModelError(
+            f"{folder} holds an encoder-decoder ({kind}), and only models that go on with their "
+            "prompt can be targets; use a decoder-only model"
+        )
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Empty if it cannot be read: transformers says why."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def _refuse_unknown(folder: Path, kind: str, *, has_code: bool) -> None:
+    if has_code:
+        raise ModelError(
+            f"the model in {folder} (model_type {kind!r}) needs code of its own, which is not run "
+            "unasked; read its .py files, and give --trust-remote-code if you trust them"
+        )
+    raise ModelError(
+        f"transformers {version('transformers')} does not know the model_type {kind!r} of "
+        f"{folder}; install a version that does"
+    )

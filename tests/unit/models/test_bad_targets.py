@@ -1,0 +1,155 @@
+"""What cannot be a target is refused on one line, with the remedy, before its weights are read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import save_file
+
+from blockdraft import LLM
+from blockdraft.core.errors import BlockdraftError, ModelError
+from blockdraft.models.loading import load_target_model, target_without_weights
+from blockdraft.text.tokenizer import load_tokenizer
+from tests.command_line import refusal
+from tests.parity.test_architectures import REFUSED, build
+from tests.tiny import (
+    TEXT_VOCAB_SIZE,
+    tiny_drafter_folder,
+    tiny_target,
+    tiny_target_folder,
+    tiny_tokenizer,
+)
+
+BERT = {
+    "vocab_size": TEXT_VOCAB_SIZE,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+
+
+def t5() -> tf.PreTrainedModel:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = tf.T5Config(vocab_size=TEXT_VOCAB_SIZE, decoder_start_token_id=0, **sizes)
+    return tf.T5ForConditionalGeneration(config)
+
+
+def bart() -> tf.PreTrainedModel:
+    sides = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))
+    }
+    config = tf.BartConfig(vocab_size=TEXT_VOCAB_SIZE, d_model=32, **sides)
+    return tf.BartForConditionalGeneration(config)
+
+
+def encoder_and_decoder() -> tf.PreTrainedModel:
+    decoder = tf.BertConfig(**BERT, is_decoder=True, add_cross_attention=True)
+    return tf.EncoderDecoderModel(
+        encoder=tf.BertModel(tf.BertConfig(**BERT)), decoder=tf.BertLMHeadModel(decoder)
+    )
+
+
+def bert() -> tf.PreTrainedModel:
+    return tf.BertForMaskedLM(tf.BertConfig(**BERT))
+
+
+def refused_kind(name: str) -> Any:
+    def make() -> tf.PreTrainedModel:
+        options = {**REFUSED[name][0], "vocab_size": TEXT_VOCAB_SIZE}
+        return build(name, options, torch.float32)
+
+    return make
+
+
+BAD = {
+    "t5": (t5, r"holds an encoder-decoder \(t5\), .*; use a decoder-only model"),
+    "bart": (bart, r"holds an encoder-decoder \(bart\), .*; use a decoder-only model"),
+    "both": (encoder_and_decoder, r"encoder-decoder \(encoder-decoder\), .*; use a decoder-only"),
+    "bert": (bert, "hidden states cannot be read; use a model whose decoder has `layers`"),
+    "bloom": (refused_kind("Bloom"), "its attention cannot be replaced; use a model that supports"),
+    "minimax": (refused_kind("MiniMax"), "how layer 1 changes its state is not known; use a model"),
+    "zaya": (refused_kind("Zaya"), "does not run: .*; use another dtype or another model"),
+    "doge": (refused_kind("Doge"), "does not run: .*; use another dtype or another model"),
+}
+
+
+@pytest.mark.parametrize("drafts", [True, False], ids=["drafted", "plain"])
+@pytest.mark.parametrize("name", BAD)
+def test_it_is_refused_on_one_line(name: str, drafts: bool, tmp_path: Path) -> None:
+    make, message = BAD[name]
+    target = tmp_path / name
+    make().save_pretrained(target)
+    tiny_tokenizer().save_pretrained(target)
+    drafter = str(tiny_drafter_folder(tmp_path)) if drafts else None
+    with pytest.raises(BlockdraftError, match=message) as caught:
+        LLM(str(target), drafter, dtype="float32")
+    assert "\n" not in str(caught.value)
+
+
+CONFIG_CODE = """
+from transformers import LlamaConfig
+
+class OwnConfig(LlamaConfig):
+    model_type = "own_llama"
+"""
+MODEL_CODE = """
+from transformers import LlamaForCausalLM
+
+from .configuration_own import OwnConfig
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.fixture
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Llama that comes with its own code, under a name that transformers does not know."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asks at the terminal"))
+    folder = tiny_target_folder(tmp_path)
+    (folder / "configuration_own.py").write_text(CONFIG_CODE, encoding="utf-8")
+    (folder / "modeling_own.py").write_text(MODEL_CODE, encoding="utf-8")
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    raw |= {
+        "model_type": "own_llama",
+        "architectures": ["OwnForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "configuration_own.OwnConfig",
+            "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    return folder
+
+
+def test_code_of_a_model_is_run_only_if_it_is_trusted(own_code: Path, tmp_path: Path) -> None:
+    message = "needs code of its own, which is not run unasked.*give --trust-remote-code if you"
+    for load in (load_tokenizer, target_without_weights):
+        with pytest.raises(ModelError, match=message):
+            load(own_code)
+    with pytest.raises(ModelError, match=message):
+        load_target_model(own_code, torch.float32)
+    drafter = tiny_drafter_folder(tmp_path)
+    pair = ["--target", own_code, "--drafter", drafter]
+    assert "--trust-remote-code" in refusal("generate", *pair, "hi")
+    assert "--trust-remote-code" in refusal("models", "check", own_code, drafter)
+
+    llm = LLM(str(own_code), str(drafter), dtype="float32", trust_remote_code=True)
+    assert type(llm.engine.target.model).__name__ == "OwnForCausalLM"
+    (tmp_path / "same").mkdir()
+    same = tiny_target("llama", vocab_size=TEXT_VOCAB_SIZE)
+    expected = same.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False)
+    assert list(llm.generate([5, 6, 7]).completions[0].token_ids[:8]) == expected[0, 3:].tolist()
+
+
+def test_a_model_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "brandnew"}', encoding="utf-8")
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"does not know the model_type 'brandnew' of .*; inst"):
+        LLM(str(tmp_path), None)
