@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from os import PathLike, fspath
 from typing import Literal, Self, TypeGuard, cast, overload
 
-from blockdraft.core.config import DraftDtype, LLMConfig
+from blockdraft.core.config import DraftDtype, LLMConfig, Quantize
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Chunk, Completion, Generation
@@ -51,6 +51,7 @@ class LLM:
         *,
         dtype: str = _DEFAULTS.dtype,
         draft_dtype: DraftDtype = _DEFAULTS.draft_dtype,
+        quantize: Quantize | None = _DEFAULTS.quantize,
         device: str = _DEFAULTS.device,
         exact: bool = _DEFAULTS.exact,
         max_concurrency: int = _DEFAULTS.max_concurrency,
@@ -70,6 +71,7 @@ class LLM:
             drafter=None if drafter is None else fspath(drafter),
             dtype=dtype,
             draft_dtype=draft_dtype,
+            quantize=quantize,
             device=device,
             exact=exact,
             max_concurrency=max_concurrency,

@@ -8,10 +8,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from blockdraft.core.config import Quantize
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.threads import num_threads
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.quantized import quantize_model
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -76,14 +78,19 @@ def use_threads(asked: int | None) -> None:
 
 
 def load_target_model(
-    folder: Path, dtype: torch.dtype, device: str = "cpu", device_map: str | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    device_map: str | None = None,
+    *,
+    quantize: Quantize | None = None,
 ) -> PreTrainedModel:
-    """Load a causal LM from a folder, in evaluation mode.
+    """Load a causal LM from a folder, in evaluation mode, its weights quantized or not.
 
     With `device_map` transformers spreads it over the devices that there are.
 
     Raises:
-        ModelError: transformers cannot load it.
+        ModelError: transformers cannot load it, or it cannot be quantized.
     """
     transformers_logging.disable_progress_bar()
     try:
@@ -102,6 +109,8 @@ def load_target_model(
     if missing := sorted(report["missing_keys"]):
         raise _unusable(folder, f"its weights lack {missing[0]} and {len(missing) - 1} more")
     assert isinstance(model, PreTrainedModel)
+    if quantize is not None:
+        quantize_model(model, quantize)
     return model
 
 
