@@ -8,6 +8,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.quantized import weight_of
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.kinds import block_drafter
@@ -44,6 +45,6 @@ def make_dflash(
     return (drafter_type or block_drafter)(
         draft,
         model.get_input_embeddings().weight,
-        model.get_output_embeddings().weight,
+        weight_of(model.get_output_embeddings()),
         contexts,
     )

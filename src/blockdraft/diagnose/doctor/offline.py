@@ -5,7 +5,7 @@ token of answers that are known, from features of the target computed once, and 
 layer ids one lower or higher, or with the target's rotation. What does better was meant.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import sqrt
@@ -137,10 +137,15 @@ def measure_offline(
     return measured
 
 
-def _head(drafter: DFlashDrafter, target: TransformersTarget) -> Tensor:
-    """[guessable tokens, D]."""
-    weight: Tensor = target.model.get_output_embeddings().weight.detach()
-    return weight if drafter.vocabulary_ids is None else weight[drafter.vocabulary_ids]
+def _head(drafter: DFlashDrafter, target: TransformersTarget) -> Callable[[Tensor], Tensor]:
+    """The target's, from hidden states [..., D] to logits [..., guessable tokens]."""
+    head = target.model.get_output_embeddings()
+
+    def logits_of(hidden: Tensor) -> Tensor:
+        logits: Tensor = drafter.model.scaled_logits(head(hidden))
+        return logits if drafter.vocabulary_ids is None else logits[..., drafter.vocabulary_ids]
+
+    return logits_of
 
 
 @torch.inference_mode()
@@ -181,7 +186,11 @@ def _rotating(drafter: DFlashDrafter, rope: Mapping[str, Any]) -> Iterator[None]
 
 @torch.inference_mode()
 def _guesses(
-    drafter: DFlashDrafter, head: Tensor, features: Tensor, ids: Sequence[int], num_prompt: int
+    drafter: DFlashDrafter,
+    head: Callable[[Tensor], Tensor],
+    features: Tensor,
+    ids: Sequence[int],
+    num_prompt: int,
 ) -> Tensor:
     """Greedy guesses behind each token of the answer but the last: [anchors, slots] token ids."""
     model, device = drafter.model, features.device
@@ -203,9 +212,7 @@ def _guesses(
     )
     hidden = hidden.view(len(anchors), size, -1)[:, 1:]
     anchor_ids = torch.tensor(ids, device=device)[anchors]
-    return model.greedy_guesses(
-        hidden, model.logits(hidden, head), anchor_ids, drafter.vocabulary_ids
-    )
+    return model.greedy_guesses(hidden, head(hidden), anchor_ids, drafter.vocabulary_ids)
 
 
 def _tau(guesses: Tensor, ids: Sequence[int], num_prompt: int) -> float:
