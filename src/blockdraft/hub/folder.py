@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+GGUF_NAME = "model.gguf"
+"""Weights that are read as they are."""
 _INDEX = "model.safetensors.index.json"
 
 
@@ -10,8 +12,11 @@ def missing_parts(folder: Path) -> list[str]:
     """Return the names of the parts that a model folder lacks; empty for a whole one.
 
     It needs `config.json` and safetensors weights: all shards that its index names, if it has one.
+    Or it stands for a GGUF file, see `prepare`.
     """
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    if (folder / GGUF_NAME).is_file():
+        return missing
     index = folder / _INDEX
     if not index.is_file():
         if not any(folder.glob("*.safetensors")):

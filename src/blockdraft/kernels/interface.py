@@ -165,6 +165,11 @@ class GroupWeight:
         return torch.Size((outputs, groups * GROUP))
 
     @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.numbers.device
+
+    @property
     def num_bytes(self) -> int:
         """Of all that it holds."""
         return sum(part.nbytes for part in self._parts)
@@ -175,7 +180,7 @@ class GroupWeight:
         return [part for part in parts if part is not None]
 
     def at(self, outputs: Tensor | slice) -> "GroupWeight":
-        """Only some outputs, in the order asked for."""
+        """Only some outputs, in the order and the shape asked for."""
         minimums = None if self.minimums is None else self.minimums[outputs]
         return replace(
             self,
@@ -201,11 +206,11 @@ class GroupWeight:
         return torch.cat((self.numbers & 15, self.numbers >> 4), dim=-1).to(torch.int8)
 
     def dequantized(self) -> Tensor:
-        """What it stands for, [outputs, inputs], float32."""
+        """What it stands for, [.., inputs], float32."""
         values = self.unpacked() * self.scales.float()[..., None]
         if self.minimums is not None:
             values += self.minimums.float()[..., None]
-        return values.flatten(1)
+        return values.flatten(-2)
 
 
 def joined_groups(weights: Sequence[GroupWeight]) -> GroupWeight:

@@ -13,6 +13,7 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.threads import num_threads
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.gguf import gguf_file, load_gguf_model
 from blockdraft.models.quantized import quantize_model
 
 DTYPES = {
@@ -93,6 +94,8 @@ def load_target_model(
         ModelError: transformers cannot load it, or it cannot be quantized.
     """
     transformers_logging.disable_progress_bar()
+    if (path := gguf_file(folder)) is not None:
+        return _load_gguf(path, folder, dtype, device, quantize)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -112,6 +115,20 @@ def load_target_model(
     if quantize is not None:
         quantize_model(model, quantize)
     return model
+
+
+def _load_gguf(
+    path: Path, folder: Path, dtype: torch.dtype, device: str, quantize: Quantize | None
+) -> PreTrainedModel:
+    if quantize is not None:
+        raise ModelError(f"{path} is quantized already; leave out --quantize")
+    try:
+        return load_gguf_model(path, folder, dtype, device)
+    except ModelError:
+        raise
+    # The readers raise any type for a broken file; all mean the same to a user.
+    except Exception as error:
+        raise _unusable(path, error) from error
 
 
 def _unusable(folder: Path, reason: object) -> ModelError:

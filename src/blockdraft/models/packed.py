@@ -64,7 +64,7 @@ def side_by_side(*linears: nn.Linear, in_int8: bool = False) -> Linear:
 
 
 def _linear(weight: Tensor | GroupWeight, bias: Tensor | None, in_int8: bool) -> Linear:
-    backend = backend_for(weight.dtype, _held(weight).device)
+    backend = backend_for(weight.dtype, weight.device)
     if in_int8 and isinstance(weight, Tensor):
         return backend.linear(Int8Weight.of(weight), bias)
     return backend.linear(weight, bias)

@@ -7,6 +7,7 @@ quantized target is a target of its own: drafted output equals its own plain out
 import logging
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -38,8 +39,7 @@ class QuantizedLinear(nn.Linear):
     def __init__(self, quantized: GroupWeight, bias: Tensor | None) -> None:
         super(nn.Linear, self).__init__()  # its own would make a weight first
         self.out_features, self.in_features = quantized.shape
-        nothing = torch.full((), torch.nan, dtype=quantized.dtype, device=quantized.numbers.device)
-        self.weight = nn.Parameter(nothing.expand(quantized.shape), requires_grad=False)
+        self.weight = _nothing_like(quantized)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.quantized: GroupWeight | None = quantized
         self.num_bytes = quantized.num_bytes
@@ -55,20 +55,51 @@ class QuantizedLinear(nn.Linear):
         return self.quantized
 
 
+class QuantizedEmbedding(nn.Embedding):
+    """An embedding in groups; as QuantizedLinear."""
+
+    def __init__(self, quantized: GroupWeight, padding_idx: int | None) -> None:
+        super(nn.Embedding, self).__init__()
+        self.num_embeddings, self.embedding_dim = quantized.shape
+        self.padding_idx = padding_idx
+        self.weight = _nothing_like(quantized)
+        self.quantized = quantized
+        self.num_bytes = quantized.num_bytes
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[..] -> [.., D]."""
+        return look_up(token_ids, self.quantized)
+
+
+def look_up(token_ids: Tensor, weight: Tensor | GroupWeight) -> Tensor:
+    """Rows of an embedding [V, D] for token ids [..]."""
+    if isinstance(weight, Tensor):
+        return F.embedding(token_ids, weight)
+    return weight.at(token_ids).dequantized().to(weight.dtype)
+
+
+def _nothing_like(weight: GroupWeight) -> nn.Parameter:
+    nothing = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device)
+    return nn.Parameter(nothing.expand(weight.shape), requires_grad=False)
+
+
 def is_linear(module: nn.Module) -> bool:
     """True for a linear layer that is nothing more, quantized or not."""
     return type(module) in (nn.Linear, QuantizedLinear)
 
 
-def weight_of(linear: nn.Linear) -> Tensor | GroupWeight:
-    """What a layer multiplies with."""
-    return linear.whole() if isinstance(linear, QuantizedLinear) else linear.weight
+def weight_of(module: nn.Linear | nn.Embedding) -> Tensor | GroupWeight:
+    """What a layer multiplies with, or looks up."""
+    if isinstance(module, QuantizedLinear):
+        return module.whole()
+    return module.quantized if isinstance(module, QuantizedEmbedding) else module.weight
 
 
 def stored_bytes(module: nn.Module, name: str, parameter: Tensor) -> int:
     """What a module's parameter of this name takes in memory, and a forward reads of it."""
-    is_quantized = isinstance(module, QuantizedLinear) and name == "weight"
-    return module.num_bytes if is_quantized else parameter.nbytes
+    if isinstance(module, QuantizedLinear | QuantizedEmbedding) and name == "weight":
+        return module.num_bytes
+    return parameter.nbytes
 
 
 def quantize_model(model: PreTrainedModel, quantize: Quantize) -> None:
@@ -96,7 +127,7 @@ def quantize_model(model: PreTrainedModel, quantize: Quantize) -> None:
         )
     before = num_bytes(model)
     for linear, num_bits in chosen.items():
-        replace_linear(model, linear, _rounded(linear, num_bits))
+        replace_module(model, linear, _rounded(linear, num_bits))
     give_back_memory()
     logger.info(
         "%s: weights take %.3g GiB instead of %.3g; %d linear layers are quantized, embeddings and "
@@ -117,12 +148,16 @@ def warn_if_slow(model: PreTrainedModel) -> None:
 
 
 def dequantize(model: nn.Module) -> None:
-    """Plain linear layers again, with the rounded weights: what stock transformers can run."""
+    """Plain layers again, with the rounded weights: what stock transformers can run."""
     for linear in [m for m in model.modules() if isinstance(m, QuantizedLinear)]:
         plain = nn.Linear(linear.in_features, linear.out_features, device="meta")
         weight = linear.whole().dequantized().to(linear.weight.dtype)
         plain.weight, plain.bias = nn.Parameter(weight, requires_grad=False), linear.bias
-        replace_linear(model, linear, plain)
+        replace_module(model, linear, plain)
+    for embedding in [m for m in model.modules() if isinstance(m, QuantizedEmbedding)]:
+        weight = embedding.quantized.dequantized().to(embedding.weight.dtype)
+        looked_up = nn.Embedding.from_pretrained(weight, padding_idx=embedding.padding_idx)
+        replace_module(model, embedding, looked_up)
 
 
 def num_bytes(model: nn.Module) -> int:
@@ -135,8 +170,8 @@ def num_bytes(model: nn.Module) -> int:
     return sum(found.values())
 
 
-def replace_linear(model: nn.Module, old: nn.Linear, new: nn.Linear) -> None:
-    """Put a layer in the place of another."""
+def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another."""
     new.train(old.training)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

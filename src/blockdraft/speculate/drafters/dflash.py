@@ -42,7 +42,7 @@ class _Context:
 class DFlashDrafter:
     """Drafts with a DFlash model that shares the target's embedding and head.
 
-    embed_weight and lm_head_weight: [V, D] of the target, raw; the head may be in groups.
+    embed_weight and lm_head_weight: [V, D] of the target, raw or in groups.
     `contexts` hold the draft keys and values, one by one unless given. `max_nodes` is the most that
     the model was trained for; it may be set to anything, and the output stays the same; so may
     `watch`. Packed weights are copies of this moment, `in_int8` close ones: after `model` was
@@ -54,7 +54,7 @@ class DFlashDrafter:
     def __init__(
         self,
         model: DraftModel,
-        embed_weight: Tensor,
+        embed_weight: Tensor | GroupWeight,
         lm_head_weight: Tensor | GroupWeight,
         contexts: DraftContexts | None = None,
         *,

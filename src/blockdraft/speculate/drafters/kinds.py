@@ -60,13 +60,13 @@ class DFlashCheckpoint:
             contexts = PagedContexts(self._model.config, pages, weight)
         embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
         return block_drafter(
-            self._model, embedding.weight, weight_of(head), contexts, in_int8=self._in_int8
+            self._model, weight_of(embedding), weight_of(head), contexts, in_int8=self._in_int8
         )
 
 
 def block_drafter(
     model: DraftModel,
-    embed_weight: Tensor,
+    embed_weight: Tensor | GroupWeight,
     lm_head_weight: Tensor | GroupWeight,
     contexts: DraftContexts | None = None,
     *,
