@@ -20,12 +20,16 @@ WAYS: tuple[Way, ...] = ("sequential", "paged")
 
 
 def make_target(
-    way: Way, model: PreTrainedModel, *, num_pages: int = 65
+    way: Way,
+    model: PreTrainedModel,
+    *,
+    num_pages: int = 65,
+    layer_ids: tuple[int, ...] = LAYER_IDS,
 ) -> SequentialTarget | PagedTarget:
     """A target with the features that a tiny drafter wants; the memory of pages is limited."""
     if way == "sequential":
-        return SequentialTarget(model, layer_ids=LAYER_IDS)
-    return PagedTarget(model, Pages(num_pages), layer_ids=LAYER_IDS)
+        return SequentialTarget(model, layer_ids=layer_ids)
+    return PagedTarget(model, Pages(num_pages), layer_ids=layer_ids)
 
 
 def make_dflash(

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -115,8 +116,7 @@ def prepare_gguf(path: Path) -> Path:
 
 
 def _convert(path: Path, folder: Path, by: Literal["convert_gguf", "describe_gguf"]) -> None:
-    from blockdraft.hub import convert  # loads torch: only when there is work
-
+    convert = import_module("blockdraft.hub.convert")  # loads torch: only when there is work
     try:
         getattr(convert, by)(path, folder)
     except (ModelError, OSError):

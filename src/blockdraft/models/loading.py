@@ -1,5 +1,6 @@
 """Loading a target, and refusing a drafter that was made for another one."""
 
+import json
 import logging
 from functools import lru_cache
 from pathlib import Path
@@ -107,6 +108,8 @@ def load_target_model(
         model = (model if device_map else model.to(device)).eval()
     # transformers raises any type for a broken folder; all mean the same to a user.
     except Exception as error:
+        if (method := _quantized_by(folder)) is not None:
+            raise _not_quantized_here(folder, method, error) from error
         raise _unusable(folder, error) from error
     # transformers only warns, and fills in random numbers.
     if missing := sorted(report["missing_keys"]):
@@ -131,11 +134,31 @@ def _load_gguf(
         raise _unusable(path, error) from error
 
 
-def _unusable(folder: Path, reason: object) -> ModelError:
-    text = str(reason).strip().split("\n")[0] or type(reason).__name__
+def _quantized_by(folder: Path) -> str | None:
+    """The method by which another package quantized a folder's weights; None if they are whole."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return str(config["quantization_config"]["quant_method"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _not_quantized_here(folder: Path, method: str, reason: Exception) -> ModelError:
+    """transformers' reason names the package that is missing, and how to install it."""
     return ModelError(
-        f"cannot load a causal LM from {folder}: {text}; check the folder, or delete and fetch it "
-        "again"
+        f"{folder} is quantized by {method}, and this installation cannot load it: "
+        f"{_first_line(reason)}; or give the model's full-precision weights with --quantize"
+    )
+
+
+def _first_line(reason: object) -> str:
+    return str(reason).strip().split("\n")[0].rstrip(".") or type(reason).__name__
+
+
+def _unusable(folder: Path, reason: object) -> ModelError:
+    return ModelError(
+        f"cannot load a causal LM from {folder}: {_first_line(reason)}; check the folder, or delete "
+        "and fetch it again"
     )
 
 

@@ -40,7 +40,8 @@ class QuantizedLinear(nn.Linear):
         super(nn.Linear, self).__init__()  # its own would make a weight first
         self.out_features, self.in_features = quantized.shape
         self.weight = _nothing_like(quantized)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        own = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.register_parameter("bias", own)
         self.quantized: GroupWeight | None = quantized
         self.num_bytes = quantized.num_bytes
 
@@ -156,8 +157,8 @@ def dequantize(model: nn.Module) -> None:
         replace_module(model, linear, plain)
     for embedding in [m for m in model.modules() if isinstance(m, QuantizedEmbedding)]:
         weight = embedding.quantized.dequantized().to(embedding.weight.dtype)
-        looked_up = nn.Embedding.from_pretrained(weight, padding_idx=embedding.padding_idx)
-        replace_module(model, embedding, looked_up)
+        shape, padding_idx = weight.shape, embedding.padding_idx
+        replace_module(model, embedding, nn.Embedding(*shape, padding_idx, _weight=weight))
 
 
 def num_bytes(model: nn.Module) -> int:

@@ -41,7 +41,7 @@ def in_groups(weight: Tensor, num_bits: int) -> GroupWeight:
 
 def _parts(weight: Tensor) -> Iterator[Tensor]:
     """Some outputs at a time, in groups: [outputs, groups, GROUP], float32."""
-    for rows in weight.detach().split(max(1, AT_ONCE // weight.shape[1])):
+    for rows in torch.split(weight.detach(), max(1, AT_ONCE // weight.shape[1])):
         yield rows.float().view(rows.shape[0], -1, GROUP)
 
 

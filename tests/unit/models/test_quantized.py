@@ -1,6 +1,8 @@
 """Targets with quantized weights: what is rounded and how well, and that nothing else stays."""
 
+import importlib.util
 import logging
+import re
 import weakref
 
 import pytest
@@ -15,6 +17,7 @@ from blockdraft.kernels.cpu.products import GroupProduct
 from blockdraft.kernels.interface import GROUP
 from blockdraft.models.arithmetic import target_rates
 from blockdraft.models.fused import FusedLayer, drop_quantized
+from blockdraft.models.loading import load_target_model
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.quantized import (
     QuantizedLinear,
@@ -25,7 +28,7 @@ from blockdraft.models.quantized import (
 from blockdraft.models.rounding import in_groups
 from blockdraft.models.sequential import SequentialTarget
 from tests.small_llm import load_llm, params
-from tests.tiny import tiny_target
+from tests.tiny import edit_json, tiny_target, tiny_target_folder
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -183,6 +186,31 @@ def test_the_drafter_shares_the_quantized_head(folders) -> None:
     assert all(m.quantized is None for m in model.modules() if isinstance(m, QuantizedLinear))
     generation = llm.generate("the abc", params())
     assert generation.completions[0].acceptance.num_drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "package", "changes"),
+    [
+        ("awq", "gptqmodel", {"bits": 4, "group_size": 32}),
+        ("gptq", "optimum", {"bits": 4, "group_size": 32}),
+        ("compressed-tensors", "compressed_tensors", {"format": "pack-quantized"}),
+        ("bitsandbytes", "bitsandbytes", {"load_in_4bit": True}),
+    ],
+)
+def test_a_missing_package_is_named_at_load(method, package, changes, tmp_path) -> None:
+    """In one line, with what to install and what to do without."""
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    folder = tiny_target_folder(tmp_path)
+    config = {"quant_method": method, "config_groups": {}, **changes}
+    edit_json(folder / "config.json", quantization_config=config)
+    with pytest.raises(ModelError) as found:
+        load_target_model(folder, torch.float32)
+    message = str(found.value)
+    assert f"is quantized by {method}, and this installation cannot load it" in message
+    assert re.search(rf"pip install (-U )?{package.replace('_', '-')}", message)
+    assert message.endswith("or give the model's full-precision weights with --quantize")
+    assert "\n" not in message
 
 
 def test_an_unknown_kind_is_refused() -> None:

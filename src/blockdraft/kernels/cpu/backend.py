@@ -82,7 +82,7 @@ class NativeBackend(OneDnnBackend):
     @property
     def multiplies_groups(self) -> bool:
         """See Backend.multiplies_groups."""
-        return self._kernels.group_panel() > 0
+        return bool(self._kernels.group_panel())
 
     @property
     def reads_pages(self) -> bool:
