@@ -157,8 +157,8 @@ def _first_line(reason: object) -> str:
 
 def _unusable(folder: Path, reason: object) -> ModelError:
     return ModelError(
-        f"cannot load a causal LM from {folder}: {_first_line(reason)}; check the folder, or delete "
-        "and fetch it again"
+        f"cannot load a causal LM from {folder}: {_first_line(reason)}; check the folder, or "
+        "delete and fetch it again"
     )
 
 
