@@ -126,8 +126,8 @@ def figures_of(pairs: Sequence[Pair], num_bytes: int) -> dict[str, float]:
 def table(figures: Mapping[str, Mapping[str, float]]) -> str:
     """As Markdown; the first way is what the others are held against."""
     lines = [
-        "| way | plain, tokens/s | to the first | drafted, tokens/s | to the first | speed-up | tau "
-        "| memory, GiB |",
+        "| way | plain, tokens/s | to the first | drafted, tokens/s | to the first | speed-up "
+        "| tau | memory, GiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     first = next(iter(figures.values()))

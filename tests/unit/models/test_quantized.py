@@ -4,17 +4,21 @@ import importlib.util
 import logging
 import re
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from blockdraft.cache.pages import Pages
+from blockdraft.cli.output import describe_llm
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.engine.start_key import remembered_path, start_key
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.cpu.products import GroupProduct
 from blockdraft.kernels.interface import GROUP
+from blockdraft.measure.setting import describe_setting
 from blockdraft.models.arithmetic import target_rates
 from blockdraft.models.fused import FusedLayer, drop_quantized
 from blockdraft.models.loading import load_target_model
@@ -27,7 +31,8 @@ from blockdraft.models.quantized import (
 )
 from blockdraft.models.rounding import in_groups
 from blockdraft.models.sequential import SequentialTarget
-from tests.small_llm import load_llm, params
+from blockdraft.models.stock import StockModel
+from tests.small_llm import assert_nothing_left, load_llm, params
 from tests.tiny import edit_json, tiny_target, tiny_target_folder
 
 
@@ -216,3 +221,39 @@ def test_a_missing_package_is_named_at_load(method, package, changes, tmp_path) 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="quantize is 'int2'; give int8 or int4, or leave it out"):
         LLMConfig(quantize="int2")  # type: ignore[arg-type]
+
+
+def test_what_is_known_of_a_run_says_how_weights_are_rounded(folders) -> None:
+    """The same models with another option are others: for remembered checks and reports."""
+    llm = load_llm(folders, quantize="int8")
+    assert describe_setting(llm)["config"]["quantize"] == "int8"
+    assert describe_llm(llm)["quantize"] == "int8"
+    keys = [
+        start_key(replace(llm.config, quantize=quantize), *folders, torch.float32, "cpu")
+        for quantize in (None, "int8", "int4")
+    ]
+    assert len({remembered_path(key) for key in keys}) == 3
+
+
+def test_stock_transformers_runs_the_rounded_weights(folders) -> None:
+    """What `prove` compares with is the same target."""
+    llm = load_llm(folders, quantize="int8", drafter=None)
+    asked = params(max_tokens=8)
+    prompt = llm.tokenizer.encode("the abc the abc")
+    stock = StockModel(folders[0], torch.float32, "cpu", llm.tokenizer.eos_ids, "int8")
+    expected = stock.generate(prompt, asked)
+    assert llm.generate(prompt, asked).completions[0].token_ids == expected
+
+
+@pytest.mark.parametrize("asked", [{}, {"temperature": 0.7, "seed": 5}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 20}], ids=["chains", "trees"])
+def test_drafts_change_no_answer_of_a_quantized_target(folders, options, asked) -> None:
+    prompts = ["the abc the abc the abc", "a b c d e f g a b c", "xyz"]
+    llm = load_llm(folders, quantize="int4", **options)
+    drafted = [one.completions[0] for one in llm.generate(prompts, params(**asked))]
+    for prompt, own in zip(prompts, drafted, strict=True):
+        expected = llm.generate(prompt, params(num_draft_tokens=0, **asked)).completions[0]
+        assert own.token_ids == expected.token_ids
+        assert own.acceptance.num_drafted > 0
+    assert llm.engine.proposer.failures.num_failures == 0
+    assert_nothing_left(llm)
