@@ -237,7 +237,7 @@ def test_what_is_known_of_a_run_says_how_weights_are_rounded(folders) -> None:
 
 def test_stock_transformers_runs_the_rounded_weights(folders) -> None:
     """What `prove` compares with is the same target."""
-    llm = load_llm(folders, quantize="int8", drafter=None)
+    llm = load_llm(folders, quantize="int8", num_draft_tokens=0)
     asked = params(max_tokens=8)
     prompt = llm.tokenizer.encode("the abc the abc")
     stock = StockModel(folders[0], torch.float32, "cpu", llm.tokenizer.eos_ids, "int8")
