@@ -133,9 +133,9 @@ inline __m256i add_number_pairs(__m256i a, __m256i b, __m256i c) {
   return c;
 }
 
-// M rows with the two inputs whose weights are given.
+// M rows with the two inputs whose weights are given. Out of line the sums would lie in memory.
 template <int M>
-void add_step(const int16_t* rows, int64_t inputs, const __m256i weights[2], __m256i sums[M][2]) {
+__attribute__((always_inline)) inline void add_step(const int16_t* rows, int64_t inputs, const __m256i weights[2], __m256i sums[M][2]) {
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     int32_t pair;
@@ -149,7 +149,7 @@ void add_step(const int16_t* rows, int64_t inputs, const __m256i weights[2], __m
 // M rows with the numbers of a group. Of four bits, a word has those of one input for outputs i and
 // 8 + i, and of the second input behind it for the same.
 template <int M, int Bits>
-void add_group(const int16_t* rows, int64_t inputs, const char* numbers, __m256i sums[M][2]) {
+__attribute__((always_inline)) inline void add_group(const int16_t* rows, int64_t inputs, const char* numbers, __m256i sums[M][2]) {
   if constexpr (Bits == 8) {
     for (int64_t input = 0; input < kGroup; input += 2) {
       __m256i weights[2];
@@ -189,19 +189,20 @@ void multiply_group_panel(const Product& product, T* output, const GroupedRows& 
     for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = _mm256_setzero_si256();
     add_group<M, Bits>(rows.values.data() + row * inputs + group * kGroup, inputs,
                        block + Block::kNumbers, sums);
+    const size_t place = static_cast<size_t>(row * num_groups + group);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      const size_t place = static_cast<size_t>((row + m) * num_groups + group);
+    for (int i = 0; i < 2; ++i) {
+      const __m256 scales = eight_halves(block + 16 * i);
+      const __m256 minimums =
+          HasMinimums ? eight_halves(block + Block::kHalves + 16 * i) : _mm256_setzero_ps();
 #pragma GCC unroll 8
-      for (int i = 0; i < 2; ++i) {
-        const __m256 scales = eight_halves(block + 16 * i);
+      for (int m = 0; m < M; ++m) {
+        const size_t own = place + static_cast<size_t>(m * num_groups);
         __m256 sum = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[m][i]), scales);
-        sum = _mm256_mul_ps(sum, _mm256_set1_ps(rows.scales[place]));
+        sum = _mm256_mul_ps(sum, _mm256_set1_ps(rows.scales[own]));
         sum = _mm256_add_ps(_mm256_loadu_ps(totals[m] + 8 * i), sum);
-        if constexpr (HasMinimums) {
-          const __m256 minimums = eight_halves(block + Block::kHalves + 16 * i);
-          sum = _mm256_add_ps(sum, _mm256_mul_ps(minimums, _mm256_set1_ps(rows.totals[place])));
-        }
+        if constexpr (HasMinimums)
+          sum = _mm256_add_ps(sum, _mm256_mul_ps(minimums, _mm256_set1_ps(rows.totals[own])));
         _mm256_storeu_ps(totals[m] + 8 * i, sum);
       }
     }
