@@ -157,8 +157,11 @@ def dequantize(model: nn.Module) -> None:
         replace_module(model, linear, plain)
     for embedding in [m for m in model.modules() if isinstance(m, QuantizedEmbedding)]:
         weight = embedding.quantized.dequantized().to(embedding.weight.dtype)
-        shape, padding_idx = weight.shape, embedding.padding_idx
-        replace_module(model, embedding, nn.Embedding(*shape, padding_idx, _weight=weight))
+        plain_embedding = nn.Embedding(
+            embedding.num_embeddings, embedding.embedding_dim, embedding.padding_idx, device="meta"
+        )
+        plain_embedding.weight = nn.Parameter(weight, requires_grad=False)
+        replace_module(model, embedding, plain_embedding)
 
 
 def num_bytes(model: nn.Module) -> int:
