@@ -8,6 +8,12 @@ GGUF_NAME = "model.gguf"
 _INDEX = "model.safetensors.index.json"
 
 
+def gguf_file(folder: Path) -> Path | None:
+    """Where the weights of a folder lie, if they are in a GGUF file and nowhere else."""
+    path = folder / GGUF_NAME
+    return path if path.is_file() and not any(folder.glob("*.safetensors")) else None
+
+
 def missing_parts(folder: Path) -> list[str]:
     """Return the names of the parts that a model folder lacks; empty for a whole one.
 
@@ -15,7 +21,7 @@ def missing_parts(folder: Path) -> list[str]:
     Or it stands for a GGUF file, see `prepare`.
     """
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
-    if (folder / GGUF_NAME).is_file():
+    if gguf_file(folder) is not None:
         return missing
     index = folder / _INDEX
     if not index.is_file():

@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.fingerprint import hash_files
-from blockdraft.hub.folder import GGUF_NAME
+from blockdraft.hub.folder import gguf_file
 
 
 def weights_sha256(folder: Path) -> str:
@@ -20,8 +20,8 @@ def weights_sha256(folder: Path) -> str:
     Raises:
         ModelError: a file is damaged, or there is none.
     """
-    if (folder / GGUF_NAME).is_file():
-        return hash_files(folder, (GGUF_NAME,))
+    if (path := gguf_file(folder)) is not None:
+        return hash_files(folder, (path.name,))
     where: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:

@@ -25,7 +25,6 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.machine import give_back_memory
-from blockdraft.hub.folder import GGUF_NAME
 from blockdraft.kernels.interface import GROUP, GroupWeight
 from blockdraft.models.quantized import (
     QuantizedEmbedding,
@@ -38,12 +37,6 @@ from blockdraft.models.quantized import (
 _PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
 
 logger = logging.getLogger(__name__)
-
-
-def gguf_file(folder: Path) -> Path | None:
-    """Where the weights of a folder lie, if they are in a GGUF file."""
-    path = folder / GGUF_NAME
-    return path if path.is_file() else None
 
 
 def load_gguf_model(

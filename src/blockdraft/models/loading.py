@@ -12,9 +12,10 @@ from transformers.utils import logging as transformers_logging
 from blockdraft.core.config import Quantize
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.threads import num_threads
+from blockdraft.hub.folder import gguf_file
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.gguf import gguf_file, load_gguf_model
+from blockdraft.models.gguf import load_gguf_model
 from blockdraft.models.quantized import quantize_model
 
 DTYPES = {

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from blockdraft import LLM, ModelError, SamplingParams
 from blockdraft.core.config import LLMConfig
 from blockdraft.engine.start_key import start_key
-from blockdraft.hub.folder import GGUF_NAME
+from blockdraft.hub.folder import GGUF_NAME, gguf_file
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.interface import GROUP
 from blockdraft.models.fingerprint import weights_sha256
@@ -26,6 +26,7 @@ from blockdraft.proof.fingerprint import hash_model
 from tests.parity.checks import check_drafted_equals_plain
 from tests.parity.targets import WAYS, Way, make_target
 from tests.parity.test_lossless_trees import TreeDrafter
+from tests.tiny import tiny_target_folder
 from tests.tiny_gguf import write_gguf
 
 KNOWN = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0)
@@ -164,3 +165,11 @@ def test_a_tokenizer_beside_the_file_comes_first(tmp_path: Path) -> None:
     assert (
         AutoTokenizer.from_pretrained(folder)("2020")["input_ids"] == tokenizer("2020")["input_ids"]
     )
+
+
+def test_whole_weights_in_the_same_folder_come_first(tmp_path: Path) -> None:
+    folder = tiny_target_folder(tmp_path)
+    write_gguf(folder / GGUF_NAME)
+    assert gguf_file(folder) is None
+    model = load_target_model(folder, torch.float32)
+    assert not any(isinstance(m, QuantizedLinear) for m in model.modules())
