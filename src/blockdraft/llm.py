@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeGuard, cast, overload
 
 import torch
 
-from blockdraft.core.config import DraftDtype, LLMConfig
+from blockdraft.core.config import DraftDtype, LLMConfig, Quantize
 from blockdraft.core.errors import RequestError
 from blockdraft.core.receipt import Receipt, read_receipt
 from blockdraft.core.request import SamplingParams
@@ -58,6 +58,7 @@ class LLM:
         *,
         dtype: str = _DEFAULTS.dtype,
         draft_dtype: DraftDtype = _DEFAULTS.draft_dtype,
+        quantize: Quantize | None = _DEFAULTS.quantize,
         device: str = _DEFAULTS.device,
         exact: bool = _DEFAULTS.exact,
         max_concurrency: int = _DEFAULTS.max_concurrency,
@@ -78,6 +79,7 @@ class LLM:
             drafter=None if drafter is None else fspath(drafter),
             dtype=dtype,
             draft_dtype=draft_dtype,
+            quantize=quantize,
             device=device,
             exact=exact,
             max_concurrency=max_concurrency,

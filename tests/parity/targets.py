@@ -8,6 +8,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.quantized import weight_of
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.kinds import block_drafter
@@ -19,12 +20,16 @@ WAYS: tuple[Way, ...] = ("sequential", "paged")
 
 
 def make_target(
-    way: Way, model: PreTrainedModel, *, num_pages: int = 65
+    way: Way,
+    model: PreTrainedModel,
+    *,
+    num_pages: int = 65,
+    layer_ids: tuple[int, ...] = LAYER_IDS,
 ) -> SequentialTarget | PagedTarget:
     """A target with the features that a tiny drafter wants; the memory of pages is limited."""
     if way == "sequential":
-        return SequentialTarget(model, layer_ids=LAYER_IDS)
-    return PagedTarget(model, Pages(num_pages), layer_ids=LAYER_IDS)
+        return SequentialTarget(model, layer_ids=layer_ids)
+    return PagedTarget(model, Pages(num_pages), layer_ids=layer_ids)
 
 
 def make_dflash(
@@ -44,6 +49,6 @@ def make_dflash(
     return (drafter_type or block_drafter)(
         draft,
         model.get_input_embeddings().weight,
-        model.get_output_embeddings().weight,
+        weight_of(model.get_output_embeddings()),
         contexts,
     )

@@ -28,7 +28,9 @@ class StockGenerator:
     """A second, unchanged instance of an LLM's target."""
 
     def __init__(self, llm: LLM) -> None:
-        self._model = StockModel(llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids)
+        self._model = StockModel(
+            llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids, llm.config.quantize
+        )
 
     def run(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
         """Decode with the same limits; see StockModel.generate."""

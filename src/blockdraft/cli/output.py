@@ -43,6 +43,7 @@ def describe_llm(llm: "LLM") -> dict[str, Any]:
         "target": llm.config.target,
         "drafter": None if llm.drafter_folder is None else str(llm.drafter_folder),
         "dtype": str(llm.dtype).removeprefix("torch."),
+        "quantize": llm.config.quantize,
         "device": llm.device,
         "exact": llm.config.exact,
         "num_draft_tokens": llm.config.num_draft_tokens,

@@ -9,6 +9,7 @@ from blockdraft.core.errors import ConfigError
 DEFAULT_TARGET = "smollm2-135m"
 
 DraftDtype = Literal["auto", "int8", "target"]
+Quantize = Literal["int8", "int4"]
 Thinking = Literal["template", "on", "off"]
 """What a chat template is told of thinking; "template" leaves its own default."""
 
@@ -23,6 +24,8 @@ class LLMConfig:
     dtype: "auto", "bfloat16", "float32" or "float64".
     draft_dtype: of the drafter's weights, "int8", or "target" for the target's; "auto" is int8
     where this machine multiplies it faster. Output never depends on it.
+    quantize: round the weights of the target's linear layers to groups of whole numbers, "int8" or
+    "int4" (the head is int8 then, too); another target with other output. None leaves them.
     device: "auto" is a GPU that CUDA can use, else "cpu"; or a torch device.
     exact: drafted output equals plain output, bit for bit.
     max_concurrency: sequences that advance together. prefill_chunk: prompt tokens a step, of all
@@ -53,6 +56,7 @@ class LLMConfig:
     drafter: str | None = "auto"
     dtype: str = "auto"
     draft_dtype: DraftDtype = "auto"
+    quantize: Quantize | None = None
     device: str = "auto"
     exact: bool = True
     max_concurrency: int = 16
@@ -74,6 +78,8 @@ class LLMConfig:
         _check_count("num_draft_tokens", self.num_draft_tokens, 0)
         if self.draft_dtype not in get_args(DraftDtype):
             raise ConfigError(f"draft_dtype is {self.draft_dtype!r}; give auto, int8 or target")
+        if self.quantize not in (None, *get_args(Quantize)):
+            raise ConfigError(f"quantize is {self.quantize!r}; give int8 or int4, or leave it out")
         if self.memory is not None and not 0 < self.memory < math.inf:
             raise ConfigError(f"memory is {self.memory!r}; give a number of GiB above 0")
         if not isinstance(self.shared_lookup, int) or self.shared_lookup < 0:

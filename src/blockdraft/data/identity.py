@@ -13,7 +13,9 @@ from blockdraft.data.store import Example, TextStore
 def target_sha256(folder: Path) -> str:
     """Hash of a model folder's config and weights, whatever the folder is called."""
     digest = hashlib.sha256()
-    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+    for path in sorted(
+        [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.gguf")]
+    ):
         digest.update(path.name.encode())
         digest.update(bytes.fromhex(file_sha256(path)))
     return digest.hexdigest()

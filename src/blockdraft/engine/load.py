@@ -15,6 +15,7 @@ from blockdraft.core.machine import give_back_memory, memory_bytes
 from blockdraft.core.remembered import once, remembering
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.start_key import remembered_path, start_key
+from blockdraft.models.fused import drop_quantized
 from blockdraft.models.loading import load_target_model
 from blockdraft.models.packed import multiplies_int8
 from blockdraft.models.paged import PagedTarget
@@ -66,7 +67,11 @@ def _load(
     device: str,
 ) -> Engine:
     model = load_target_model(
-        target_folder, dtype, device, trust_remote_code=config.trust_remote_code
+        target_folder,
+        dtype,
+        device,
+        quantize=config.quantize,
+        trust_remote_code=config.trust_remote_code,
     )
     checkpoint = None
     if drafter_folder is not None:
@@ -74,6 +79,7 @@ def _load(
         checkpoint = load_checkpoint(drafter_folder, model, dtype, device, in_int8=in_int8)
     target = make_target(config, model, checkpoint)
     drafter = make_drafter(target, checkpoint)
+    drop_quantized(model)
     if config.exact:
         once("rows are independent", lambda: _passes(target.check_row_invariance))
     if isinstance(target, SequentialTarget) and (num_bytes := target.state_bytes()):

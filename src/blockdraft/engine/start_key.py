@@ -56,7 +56,7 @@ def remembered_path(key: dict[str, Any]) -> Path:
 
 def _fingerprint(folder: Path) -> list[str]:
     """Of the weights, by samples, and of all that says how they are used."""
-    return [sample_files(folder, ("*.safetensors",)), hash_files(folder, ("*.json",))]
+    return [sample_files(folder, ("*.safetensors", "*.gguf")), hash_files(folder, ("*.json",))]
 
 
 def _machine(device: str) -> list[str]:

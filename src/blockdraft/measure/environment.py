@@ -67,6 +67,7 @@ def _describe_torch() -> dict[str, Any]:
             "kernels": {
                 str(dtype).removeprefix("torch."): {
                     "backend": type(backend_for(dtype, "cpu")).__name__,
+                    "quantized_weights": backend_for(dtype, "cpu").multiplies_groups,
                     **describe_kernels(dtype, "cpu"),
                 }
                 for dtype in (torch.bfloat16, torch.float32)

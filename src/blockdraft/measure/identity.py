@@ -16,7 +16,7 @@ from blockdraft.measure.provenance import cpu_name, versions
 
 PACKAGE = Path(__file__).parents[1]
 KERNELS = PACKAGE / "kernels"
-_WEIGHTS = ("*.safetensors", "config.json", "generation_config.json")
+_WEIGHTS = ("*.safetensors", "*.gguf", "config.json", "generation_config.json")
 _NATIVE = ("**/*.cpp", "**/*.h")
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
 _PACKAGES = ("blockdraft", "torch", "transformers", "tokenizers", "numpy", "llguidance")

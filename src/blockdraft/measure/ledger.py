@@ -265,8 +265,8 @@ def line_rates(engine: Measurable) -> dict[Line, Rates]:
 
 
 def _draft_head(drafter: DFlashDrafter) -> Rates:
-    weight = drafter.embed_weight
-    return head_rates(drafter.num_guessable, weight.shape[1], weight.itemsize)
+    size = drafter.embed_weight.shape[1]
+    return head_rates(drafter.num_guessable, size, drafter.embed_weight.dtype.itemsize)
 
 
 def _waited(totals: PhaseTotals, name: Line, nanoseconds: int) -> int:

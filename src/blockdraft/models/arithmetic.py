@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from blockdraft.core.recorder import Work
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.packed import can_pack
+from blockdraft.models.quantized import stored_bytes
 from blockdraft.models.supported import decoder_layers
 
 
@@ -73,24 +74,27 @@ def target_rates(model: PreTrainedModel) -> Rates:
     """
     config: Any = model.config.get_text_config()
     weights = [
-        (name, parameter)
+        (parameter, stored_bytes(module, name, parameter))
         for layer in decoder_layers(model)
-        for name, parameter in layer.named_parameters()
+        for module in layer.modules()
+        for name, parameter in module.named_parameters(recurse=False)
         if not name.endswith("bias")
     ]
-    dense = [p for _, p in weights if p.ndim < 3]
-    stacked = [p for _, p in weights if p.ndim == 3]
+    dense = [(p, num_bytes) for p, num_bytes in weights if p.ndim < 3]
+    stacked = [p for p, _ in weights if p.ndim == 3]
     experts = _experts(config, stacked) if stacked else None
-    matrices = sum(p.numel() for p in dense if p.ndim == 2)
+    matrices = sum(p.numel() for p, _ in dense if p.ndim == 2)
     used = 0.0 if experts is None else experts.num_used / experts.num_experts
-    head: Tensor = model.get_output_embeddings().weight
+    head_module = model.get_output_embeddings()
+    head: Tensor = head_module.weight
     heads, kv_heads, head_dim = _heads(config)
     kv_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * head.itemsize
     return Rates(
         row_flops=2 * (matrices + used * sum(p.numel() for p in stacked)),
         head_row_flops=2 * head.numel(),
         pair_flops=4 * config.num_hidden_layers * heads * head_dim,
-        forward_bytes=sum(p.nbytes for p in dense) + head.nbytes,
+        forward_bytes=sum(num_bytes for _, num_bytes in dense)
+        + stored_bytes(head_module, "weight", head),
         row_bytes=kv_bytes,
         head_row_bytes=head.shape[0] * head.itemsize,
         key_bytes=kv_bytes,

@@ -23,6 +23,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from blockdraft.core.errors import ModelError
+from blockdraft.kernels.interface import GroupWeight
 from blockdraft.models.candidate_selector import CandidateSelector, lattice_of
 from blockdraft.models.checkpoint import check_tensors, read_config, read_tensors, write_checkpoint
 from blockdraft.models.draft_attention import ScoreMask, attend
@@ -37,6 +38,7 @@ from blockdraft.models.own_ends import (
     take_own_ends,
     write_mask_embedding,
 )
+from blockdraft.models.quantized import look_up
 
 INIT_STD = 0.02
 """Standard deviation of freshly initialized projections, as in every published recipe."""
@@ -334,12 +336,12 @@ class DraftModel(nn.Module):
             capacity=capacity,
         )
 
-    def embed(self, token_ids: Tensor, embed_weight: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, embed_weight: Tensor | GroupWeight) -> Tensor:
         """Token ids [b, q] -> [b, q, D]: rows of the target's embedding matrix [V, D], scaled.
 
         The raw matrix, because some targets' embedding modules scale by a factor of their own.
         """
-        rows = F.embedding(token_ids, embed_weight)
+        rows = look_up(token_ids, embed_weight)
         if self.mask_embedding is not None:
             is_mask = (token_ids == self.config.mask_token_id)[..., None]
             rows = torch.where(is_mask, self.mask_embedding, rows)

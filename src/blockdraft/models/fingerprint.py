@@ -7,17 +7,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.fingerprint import hash_files
+from blockdraft.hub.folder import gguf_file
 
 
 def weights_sha256(folder: Path) -> str:
     """SHA-256 over name, precision, shape and bytes of every tensor, in the order of the names.
 
     The safetensors files of the folder are read whole. Shards, metadata and the config's text do
-    not count: a model that was only saved again keeps its hash.
+    not count: a model that was only saved again keeps its hash. Of a GGUF file the bytes count.
 
     Raises:
         ModelError: a file is damaged, or there is none.
     """
+    if (path := gguf_file(folder)) is not None:
+        return hash_files(folder, (path.name,))
     where: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:

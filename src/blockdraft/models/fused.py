@@ -7,6 +7,7 @@ it gave the same bits on a probe. With kernels the operations between the produc
 replace torch's only if they then give nearly the same.
 """
 
+import copy
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,7 @@ from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, Plan
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.layer import DecoderLayer
 from blockdraft.models.packed import (
-    can_pack,
+    can_pack_linear,
     drop_weights,
     is_plain,
     pack_linears,
@@ -34,6 +35,7 @@ from blockdraft.models.packed import (
     replace_forward,
     side_by_side,
 )
+from blockdraft.models.quantized import QuantizedLinear, dequantize, is_linear
 from blockdraft.models.supported import decoder_layers
 
 FUSED_KINDS = frozenset(
@@ -189,6 +191,14 @@ def replaced_modules(model: PreTrainedModel) -> set[nn.Module]:
     }
 
 
+def drop_quantized(model: PreTrainedModel) -> None:
+    """Free the quantized weights that a model which `speed_up` prepared has packed copies of."""
+    unused = replaced_modules(model)
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear) and (module in unused or "forward" in vars(module)):
+            module.quantized = None
+
+
 @torch.inference_mode()
 def fuse_layers(
     model: PreTrainedModel, in_force: PlanInForce | None = None, *, keep_weights: bool = True
@@ -246,7 +256,7 @@ def _is_fusible(layer: nn.Module) -> bool:
         kind in FUSED_KINDS
         and "forward" not in vars(layer)
         and all(is_plain(part) for part in parts)
-        and all(type(linear) is nn.Linear and can_pack(linear.weight) for linear in linears)
+        and all(is_linear(linear) and can_pack_linear(linear) for linear in linears)
     )
 
 
@@ -272,8 +282,7 @@ def _fused_if_equal(
             fused.layer = by_reference
             if not torch.equal(fused(hidden, **arguments), expected):
                 return "its own"
-            fused.layer = by_backend
-            is_same = _is_close(fused(hidden, **arguments), expected)
+            is_same = _computes_the_same(layer, fused, by_backend, hidden, arguments)
             return "backend" if is_same else "reference"
 
         found = once("form of a layer", form)
@@ -285,6 +294,31 @@ def _fused_if_equal(
         logger.info("%s keeps torch's operations: kernels give others", type(layer).__name__)
     fused.layer = by_backend if found == "backend" else by_reference
     return fused if found in ("backend", "reference") else None
+
+
+def _computes_the_same(
+    layer: nn.Module,
+    fused: FusedLayer,
+    by_backend: DecoderLayer,
+    hidden: Tensor,
+    arguments: dict[str, Any],
+) -> bool:
+    """Whether a backend computes what the reference does, but for the last bits.
+
+    A product with whole numbers jumps where the last bit decides how a value rounds. So a quantized
+    layer is tried with the plain weights that its own stand for; its products were tried before.
+    """
+    by_reference = fused.layer
+    if any(isinstance(part, QuantizedLinear) for part in layer.modules()):
+        plain = copy.deepcopy(layer)
+        dequantize(plain)
+        parts = layer_parts(plain)
+        by_reference = DecoderLayer(by_reference.backend, parts)
+        by_backend = DecoderLayer(by_backend.backend, parts)
+    outputs = []
+    for fused.layer in (by_reference, by_backend):
+        outputs.append(fused(hidden, **arguments))
+    return _is_close(outputs[1], outputs[0])
 
 
 def _is_close(found: Tensor, expected: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Loading a target, and refusing a drafter that was made for another one."""
 
+import json
 import logging
 from functools import lru_cache
 from pathlib import Path
@@ -8,11 +9,15 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from blockdraft.core.config import Quantize
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.threads import num_threads
+from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.model_config import load_config
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.gguf import load_gguf_model
+from blockdraft.models.quantized import quantize_model
 from blockdraft.models.supported import decoder_layers
 
 DTYPES = {
@@ -84,17 +89,20 @@ def load_target_model(
     device_map: str | None = None,
     *,
     trust_remote_code: bool = False,
+    quantize: Quantize | None = None,
 ) -> PreTrainedModel:
-    """Load a causal LM from a folder, in evaluation mode.
+    """Load a causal LM from a folder, in evaluation mode, its weights quantized or not.
 
     With `device_map` transformers spreads it over the devices that there are. Only with
     `trust_remote_code` is code of the folder run.
 
     Raises:
-        ModelError: transformers cannot load it, or see `load_config`.
+        ModelError: transformers cannot load it, it cannot be quantized, or see `load_config`.
     """
     load_config(folder, trust_remote_code=trust_remote_code)
     transformers_logging.disable_progress_bar()
+    if (path := gguf_file(folder)) is not None:
+        return _load_gguf(path, folder, dtype, device, quantize)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -107,19 +115,57 @@ def load_target_model(
         model = (model if device_map else model.to(device)).eval()
     # transformers raises any type for a broken folder; all mean the same to a user.
     except Exception as error:
+        if (method := _quantized_by(folder)) is not None:
+            raise _not_quantized_here(folder, method, error) from error
         raise _unusable(folder, error) from error
     # transformers only warns, and fills in random numbers.
     if missing := sorted(report["missing_keys"]):
         raise _unusable(folder, f"its weights lack {missing[0]} and {len(missing) - 1} more")
     assert isinstance(model, PreTrainedModel)
+    if quantize is not None:
+        quantize_model(model, quantize)
     return model
 
 
-def _unusable(folder: Path, reason: object) -> ModelError:
-    text = str(reason).strip().split("\n")[0] or type(reason).__name__
+def _load_gguf(
+    path: Path, folder: Path, dtype: torch.dtype, device: str, quantize: Quantize | None
+) -> PreTrainedModel:
+    if quantize is not None:
+        raise ModelError(f"{path} is quantized already; leave out --quantize")
+    try:
+        return load_gguf_model(path, folder, dtype, device)
+    except ModelError:
+        raise
+    # The readers raise any type for a broken file; all mean the same to a user.
+    except Exception as error:
+        raise _unusable(path, error) from error
+
+
+def _quantized_by(folder: Path) -> str | None:
+    """The method by which another package quantized a folder's weights; None if they are whole."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return str(config["quantization_config"]["quant_method"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _not_quantized_here(folder: Path, method: str, reason: Exception) -> ModelError:
+    """transformers' reason names the package that is missing, and how to install it."""
     return ModelError(
-        f"cannot load a causal LM from {folder}: {text}; check the folder, or delete and fetch it "
-        "again"
+        f"{folder} is quantized by {method}, and this installation cannot load it: "
+        f"{_first_line(reason)}; or give the model's full-precision weights with --quantize"
+    )
+
+
+def _first_line(reason: object) -> str:
+    return str(reason).strip().split("\n")[0].rstrip(".") or type(reason).__name__
+
+
+def _unusable(folder: Path, reason: object) -> ModelError:
+    return ModelError(
+        f"cannot load a causal LM from {folder}: {_first_line(reason)}; check the folder, or "
+        "delete and fetch it again"
     )
 
 

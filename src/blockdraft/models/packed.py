@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from blockdraft.kernels.backends import backend_for
-from blockdraft.kernels.interface import Int8Weight, Linear
+from blockdraft.kernels.interface import GroupWeight, Int8Weight, Linear, joined_groups
+from blockdraft.models.quantized import QuantizedLinear, is_linear, weight_of
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -28,16 +29,17 @@ class PackedLinear:
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, in_int8: bool = False
+        self, weight: Tensor | GroupWeight, bias: Tensor | None = None, *, in_int8: bool = False
     ) -> None:
         self.linear = _linear(weight, bias, in_int8)
         self.has_bias = bias is not None
-        self._source = ref(weight), _version(weight)
+        self._source = ref(_held(weight)), _version(_held(weight))
 
-    def is_of(self, weight: Tensor) -> bool:
+    def is_of(self, weight: Tensor | GroupWeight) -> bool:
         """True if this very weight was packed, and was not changed in place since."""
         packed, version = self._source
-        return packed() is weight and version is not None and version == _version(weight)
+        held = _held(weight)
+        return packed() is held and version is not None and version == _version(held)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
@@ -52,14 +54,25 @@ def side_by_side(*linears: nn.Linear, in_int8: bool = False) -> Linear:
     """One layer with the outputs of several, one after another; see PackedLinear."""
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     assert len(biases) in (0, len(linears))
-    weight = _joined([linear.weight for linear in linears])
     bias = _joined(biases) if biases else None
-    return _linear(weight, bias, in_int8)
+    weights = [weight_of(linear) for linear in linears]
+    plain = [weight for weight in weights if isinstance(weight, Tensor)]
+    grouped = [weight for weight in weights if isinstance(weight, GroupWeight)]
+    if plain and grouped:
+        raise TypeError("weights of several kinds do not lie side by side")
+    return _linear(_joined(plain) if plain else joined_groups(grouped), bias, in_int8)
 
 
-def _linear(weight: Tensor, bias: Tensor | None, in_int8: bool) -> Linear:
+def _linear(weight: Tensor | GroupWeight, bias: Tensor | None, in_int8: bool) -> Linear:
     backend = backend_for(weight.dtype, weight.device)
-    return backend.linear(Int8Weight.of(weight) if in_int8 else weight, bias)
+    if in_int8 and isinstance(weight, Tensor):
+        return backend.linear(Int8Weight.of(weight), bias)
+    return backend.linear(weight, bias)
+
+
+def _held(weight: Tensor | GroupWeight) -> Tensor:
+    """What lies in memory."""
+    return weight.numbers if isinstance(weight, GroupWeight) else weight
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -71,22 +84,35 @@ def can_pack(weight: Tensor) -> bool:
     return backend_for(weight.dtype, weight.device).packs
 
 
+def can_pack_linear(linear: nn.Linear) -> bool:
+    """True for a layer whose weight this machine packs, and then multiplies well."""
+    if isinstance(linear, QuantizedLinear):
+        return backend_for(linear.weight.dtype, linear.weight.device).multiplies_groups
+    return can_pack(linear.weight)
+
+
 def multiplies_int8(dtype: torch.dtype, device: torch.device | str) -> bool:
     """True if this machine multiplies with weights in int8 faster than with those in `dtype`."""
     return backend_for(dtype, device).multiplies_int8
 
 
-def linear_of(weight: Tensor, *, in_int8: bool = False) -> Callable[[Tensor], Tensor]:
+def linear_of(weight: Tensor | GroupWeight, *, in_int8: bool = False) -> Callable[[Tensor], Tensor]:
     """The product with a weight [outputs, inputs], packed where that helps; see PackedLinear.
 
-    Shares the packed copy of a layer without bias that has this very weight.
+    Shares the packed copy of a layer without bias that has this very weight. One in groups stays
+    what it is.
     """
-    if in_int8 or not can_pack(weight):
+    if isinstance(weight, Tensor) and (in_int8 or not can_pack(weight)):
         return _linear(weight, None, in_int8)
-    known = _packed.get(weight.data_ptr())
+    known = _packed.get(_held(weight).data_ptr())
     if known is not None and known.is_of(weight):
         return known
     return PackedLinear(weight)
+
+
+def rows_of(weight: Tensor | GroupWeight, outputs: Tensor) -> Tensor | GroupWeight:
+    """The weight of some outputs."""
+    return weight.detach()[outputs] if isinstance(weight, Tensor) else weight.at(outputs)
 
 
 def _version(weight: Tensor) -> int | None:
@@ -96,7 +122,11 @@ def _version(weight: Tensor) -> int | None:
 
 def plain_linears(module: nn.Module) -> list[nn.Linear]:
     """Its linear layers that are nothing more: no subclass, and plain."""
-    return [child for child in module.modules() if type(child) is nn.Linear and is_plain(child)]
+    return [
+        child
+        for child in module.modules()
+        if isinstance(child, nn.Linear) and is_linear(child) and is_plain(child)
+    ]
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -109,10 +139,11 @@ def pack_linears(linears: Iterable[nn.Linear], *, in_int8: bool = False) -> Exit
     """Let linear layers compute from packed copies of their weights; closing undoes it."""
     undo = ExitStack()
     for linear in linears:
-        if in_int8 or can_pack(linear.weight):
-            packed = PackedLinear(linear.weight, linear.bias, in_int8=in_int8)
+        if in_int8 or can_pack_linear(linear):
+            weight = weight_of(linear)
+            packed = PackedLinear(weight, linear.bias, in_int8=in_int8)
             if not packed.has_bias and not in_int8:
-                _packed[linear.weight.data_ptr()] = packed
+                _packed[_held(weight).data_ptr()] = packed
             replace_forward(linear, packed, undo)
     return undo
 
@@ -125,7 +156,9 @@ def drop_weights(module: nn.Module) -> None:
     """
     with torch.inference_mode(False):
         for child in module.modules():
-            if isinstance(child, nn.Linear):
+            if isinstance(child, QuantizedLinear):
+                child.quantized = None
+            elif isinstance(child, nn.Linear):
                 nothing = child.weight.new_full((), torch.nan)
                 child.weight.data = nothing.expand(child.weight.shape)
 

@@ -6,21 +6,31 @@ from typing import Any
 
 import torch
 
+from blockdraft.core.config import Quantize
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.loading import load_target_model
+from blockdraft.models.quantized import dequantize
 
 
 class StockModel:
     """A target loaded a second time, with the attention that it comes with.
+
+    With `quantize` its weights are those that a quantized target's stand for.
 
     Raises:
         ModelError: transformers cannot load it.
     """
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, device: str, eos_ids: Collection[int]
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: str,
+        eos_ids: Collection[int],
+        quantize: Quantize | None = None,
     ) -> None:
-        self._model: Any = load_target_model(folder, dtype, device)
+        self._model: Any = load_target_model(folder, dtype, device, quantize=quantize)
+        dequantize(self._model)
         self._eos_ids = sorted(eos_ids)
 
     def generate(

@@ -42,7 +42,9 @@ def compare_with_stock(
     llm: LLM, cases: Sequence[Case], done: Callable[[Case], None]
 ) -> Iterator[Agreement]:
     """Decode greedy cases with our plain decoding and with transformers, loaded beside it."""
-    stock = StockModel(llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids)
+    stock = StockModel(
+        llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids, llm.config.quantize
+    )
     for case in cases:
         ours = run(llm, [case], PLAIN)[case][0].token_ids
         theirs = stock.generate(case.prompt_ids, case.params)

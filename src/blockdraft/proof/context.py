@@ -78,7 +78,7 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
 @torch.inference_mode()
 def _held(drafter: DFlashDrafter, key: int) -> list[LayerKV]:
     """A copy of the keys and values of each draft layer."""
-    config, weight = drafter.model.config, drafter.embed_weight
+    config, weight = drafter.model.config, drafter.model.fc.weight
     empty = weight.new_empty(1, config.num_key_value_heads, 0, config.head_dim)
     view = drafter.contexts.view([key], [drafter.num_written(key)])
     pairs = [view.extend(layer, empty, empty) for layer in range(config.num_hidden_layers)]

@@ -49,8 +49,9 @@ def verdict_line(certificate: Mapping[str, Any]) -> str:
 def setting_line(certificate: Mapping[str, Any]) -> str:
     """What was proven, and how it ran."""
     config, drafter = certificate["config"], display_name(certificate["drafter_folder"])
+    weights = f", weights in {config['quantize']}" if config.get("quantize") else ""
     return (
-        f"drafted by {drafter}; {config['dtype']} on {config['device']}, "
+        f"drafted by {drafter}; {config['dtype']}{weights} on {config['device']}, "
         f"{counted(certificate['threads'], 'thread')}, "
         f"{'exact' if config['exact'] else 'exact off'}"
     )

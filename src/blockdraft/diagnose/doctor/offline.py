@@ -5,7 +5,7 @@ token of answers that are known, from features of the target computed once, and 
 layer ids one lower or higher, or with the target's rotation. What does better was meant.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import sqrt
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.sequence import Row
@@ -137,12 +138,18 @@ def measure_offline(
     return measured
 
 
-def _head(drafter: DFlashDrafter, target: TransformersTarget) -> Tensor:
-    """[guessable tokens, D]."""
-    if drafter.model.own_head is not None:
-        return drafter.model.own_head.detach()
-    weight: Tensor = target.model.get_output_embeddings().weight.detach()
-    return weight if drafter.vocabulary_ids is None else weight[drafter.vocabulary_ids]
+def _head(drafter: DFlashDrafter, target: TransformersTarget) -> Callable[[Tensor], Tensor]:
+    """Its own or the target's, from hidden states [..., D] to logits [..., guessable tokens]."""
+    own_head = drafter.model.own_head
+    if own_head is not None:
+        return lambda hidden: drafter.model.scaled_logits(F.linear(hidden, own_head))
+    head = target.model.get_output_embeddings()
+
+    def logits_of(hidden: Tensor) -> Tensor:
+        logits: Tensor = drafter.model.scaled_logits(head(hidden))
+        return logits if drafter.vocabulary_ids is None else logits[..., drafter.vocabulary_ids]
+
+    return logits_of
 
 
 @torch.inference_mode()
@@ -183,7 +190,11 @@ def _rotating(drafter: DFlashDrafter, rope: Mapping[str, Any]) -> Iterator[None]
 
 @torch.inference_mode()
 def _guesses(
-    drafter: DFlashDrafter, head: Tensor, features: Tensor, ids: Sequence[int], num_prompt: int
+    drafter: DFlashDrafter,
+    head: Callable[[Tensor], Tensor],
+    features: Tensor,
+    ids: Sequence[int],
+    num_prompt: int,
 ) -> Tensor:
     """Greedy guesses behind each token of the answer but the last: [anchors, slots] token ids."""
     model, device = drafter.model, features.device
@@ -205,9 +216,7 @@ def _guesses(
     )
     hidden = hidden.view(len(anchors), size, -1)[:, 1:]
     anchor_ids = torch.tensor(ids, device=device)[anchors]
-    return model.greedy_guesses(
-        hidden, model.logits(hidden, head), anchor_ids, drafter.vocabulary_ids
-    )
+    return model.greedy_guesses(hidden, head(hidden), anchor_ids, drafter.vocabulary_ids)
 
 
 def _tau(guesses: Tensor, ids: Sequence[int], num_prompt: int) -> float:

@@ -41,6 +41,13 @@ def weights_check(pair: Pair) -> Check:
             "if tau is low: run the very target that its card names, not quantized, not tuned",
         )
     found = weights_sha256(pair.target_folder)
+    if found == trained and pair.config.quantize is not None:
+        return Check(
+            name,
+            "warning",
+            f"those that the drafter was trained with, rounded to {pair.config.quantize} at load",
+            "compare tau with and without --quantize, or train on with answers of the rounded one",
+        )
     if found == trained:
         return Check(name, "ok", f"those that the drafter was trained with ({found[:12]})")
     return Check(

@@ -25,8 +25,15 @@ from blockdraft.kernels.cpu.ops import (
     rms_norm,
     rotate_heads_,
 )
-from blockdraft.kernels.cpu.products import NativeProduct, int8_product, packed_product
+from blockdraft.kernels.cpu.products import (
+    NativeProduct,
+    group_product,
+    int8_product,
+    packed_product,
+)
 from blockdraft.kernels.interface import (
+    AnyWeight,
+    GroupWeight,
     Int8Weight,
     KVPages,
     LayerParts,
@@ -73,6 +80,11 @@ class NativeBackend(OneDnnBackend):
         return self.dtype == torch.float32 and self._kernels.int8_step() > 0
 
     @property
+    def multiplies_groups(self) -> bool:
+        """See Backend.multiplies_groups."""
+        return bool(self._kernels.group_panel())
+
+    @property
     def reads_pages(self) -> bool:
         """See Backend.reads_pages."""
         return True
@@ -85,11 +97,13 @@ class NativeBackend(OneDnnBackend):
         """See Backend.gates: silu, torch's and transformers' own."""
         return isinstance(activation, _SILU)
 
-    def linear(self, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: AnyWeight, bias: Tensor | None = None) -> Linear:
         """See Backend.linear. Products by kernels where they fit, else by oneDNN or torch."""
         product: NativeProduct | None = None
         if isinstance(weight, Int8Weight):
             product = int8_product(self._kernels, weight, bias)
+        elif isinstance(weight, GroupWeight):
+            product = group_product(self._kernels, weight, bias)
         elif self.packs:
             product = packed_product(self._kernels, weight, bias)
         return product or super().linear(weight, bias)

@@ -21,6 +21,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "product_step": [_FLAG],
     "product_panel": [],
     "int8_step": [],
+    "group_panel": [],
     "reads_narrow": [],
     "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
     "layer": [_FLAG, *[_ADDRESS] * 9],
@@ -58,6 +59,8 @@ class Library:
         self.product_panel.restype = _COUNT
         self.int8_step = _function(loaded, "int8_step")
         self.int8_step.restype = _COUNT
+        self.group_panel = _function(loaded, "group_panel")
+        self.group_panel.restype = _COUNT
         self.reads_narrow = _function(loaded, "reads_narrow")
         self.reads_narrow.restype = _FLAG
         self.multiply = _function(loaded, "multiply")
@@ -104,7 +107,7 @@ class Layer(ctypes.Structure):
 
 
 class Product(ctypes.Structure):
-    """`Product` of products.h."""
+    """`Product` of product.h."""
 
     _fields_ = (
         ("weight", ctypes.c_void_p),
@@ -113,6 +116,8 @@ class Product(ctypes.Structure):
         ("outputs", ctypes.c_int64),
         ("is_narrow", ctypes.c_int64),
         ("scales", ctypes.c_void_p),
+        ("group_bits", ctypes.c_int64),
+        ("has_minimums", ctypes.c_int64),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.interface import Int8Weight, Linear, RowRule
+from blockdraft.kernels.interface import AnyWeight, Linear, RowRule
 from blockdraft.kernels.torch.backend import TorchBackend
 
 
@@ -53,9 +53,9 @@ class OneDnnBackend(TorchBackend):
         """See Backend.rule."""
         return replace(super().rule, runs_on_vectors=True)
 
-    def linear(self, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: AnyWeight, bias: Tensor | None = None) -> Linear:
         """See Backend.linear."""
-        if isinstance(weight, Int8Weight) or not self.packs:
+        if not isinstance(weight, Tensor) or not self.packs:
             return super().linear(weight, bias)
         return OneDnnLinear(weight, bias)
 

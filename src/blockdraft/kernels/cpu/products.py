@@ -7,7 +7,8 @@ so its bits do not depend on the rows beside it.
 A float32 weight whose values all fit bfloat16, as those of a checkpoint in bfloat16, is held in it:
 a narrow weight. A product widens what it reads, so it has the same bits, and half as much is read.
 
-An Int8Weight lies in the same order, and half as much again is read. Its sums are exact.
+An Int8Weight lies in the same order, and half as much again is read. Its sums are exact. A
+GroupWeight lies in panels too, group after group, each with its scales.
 """
 
 import ctypes
@@ -21,7 +22,8 @@ from blockdraft.core.remembered import once
 from blockdraft.kernels.cpu.library import Library, Product
 from blockdraft.kernels.cpu.onednn import own_bias
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_sizes
-from blockdraft.kernels.interface import Int8Weight
+from blockdraft.kernels.interface import GROUP, GroupWeight, Int8Weight, Linear
+from blockdraft.kernels.torch.groups import GroupLinear
 from blockdraft.kernels.torch.int8 import Int8Linear
 
 LANES = 16
@@ -40,6 +42,7 @@ class NativeProduct:
     """A linear layer of rows of `dtype` with a `bias` [outputs] by kernels; see Linear.
 
     shape: of the weight. weight: the same in panels. scales: of its outputs, if it is in int8.
+    group_bits: of a number, if it is in groups, and has_minimums whether these have minimums.
     """
 
     keeps_rows = True
@@ -55,6 +58,8 @@ class NativeProduct:
         *,
         is_narrow: bool = False,
         scales: Tensor | None = None,
+        group_bits: int = 0,
+        has_minimums: bool = False,
     ) -> None:
         self._kernels = kernels
         self.shape, self.dtype = shape, dtype
@@ -73,6 +78,8 @@ class NativeProduct:
             shape[0],
             is_narrow,
             None if scales is None else scales.data_ptr(),
+            group_bits,
+            has_minimums,
         )
         """As the kernels know it; valid as long as this object."""
         self._address = ctypes.addressof(self.struct)
@@ -125,6 +132,21 @@ class Int8Product(NativeProduct):
         super().__init__(kernels, shape, dtype, panels, bias, scales=scales)
 
 
+class GroupProduct(NativeProduct):
+    """The same of a weight in groups, with the bits of GroupLinear."""
+
+    def __init__(self, kernels: Library, weight: GroupWeight, bias: Tensor | None) -> None:
+        super().__init__(
+            kernels,
+            weight.shape,
+            weight.dtype,
+            _group_panels(weight, kernels.group_panel()),
+            bias,
+            group_bits=weight.num_bits,
+            has_minimums=weight.minimums is not None,
+        )
+
+
 def packed_product(
     kernels: Library, weight: Tensor, bias: Tensor | None = None
 ) -> PackedProduct | None:
@@ -148,18 +170,36 @@ def int8_product(
     if not step or shape[1] % step:
         return None
     product = Int8Product(kernels, step, weight, bias)
-    if not once(f"int8 product {shape} right", lambda: _is_exact(product, weight, bias)):
+    if not once(
+        f"int8 product {shape} right", lambda: _is_exact(product, Int8Linear(weight, bias))
+    ):
         logger.warning("an int8 product by kernels is wrong on this machine: it is left to torch")
         return None
     return product
 
 
+def group_product(
+    kernels: Library, weight: GroupWeight, bias: Tensor | None = None
+) -> GroupProduct | None:
+    """The layer by kernels; None where these do not multiply such weights."""
+    if not kernels.group_panel():
+        return None
+    product, kind = GroupProduct(kernels, weight, bias), f"int{weight.num_bits} in groups"
+    expected = GroupLinear(weight, bias)
+    if not once(f"{kind} {tuple(weight.shape)} right", lambda: _is_exact(product, expected)):
+        logger.warning(
+            "a product with %s by kernels is wrong on this machine: it is left to torch", kind
+        )
+        return None
+    return product
+
+
 @torch.inference_mode()
-def _is_exact(product: Int8Product, weight: Int8Weight, bias: Tensor | None) -> bool:
+def _is_exact(product: NativeProduct, expected: Linear) -> bool:
     """True if one row has the bits that torch gives it."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, weight.values.shape[1], generator=generator).to(weight.dtype)
-    return torch.equal(product(x), Int8Linear(weight, bias)(x))
+    x = torch.randn(1, product.shape[1], generator=generator).to(product.dtype)
+    return torch.equal(product(x), expected(x))
 
 
 @torch.inference_mode()
@@ -193,6 +233,48 @@ def _in_panels(weight: Tensor, step: int, panel: int) -> Tensor:
         last = weight[num_whole * panel :].reshape(rest, inputs // step, step)
         panels[num_whole, :, :rest] = last.transpose(0, 1)
     return panels
+
+
+def _group_panels(weight: GroupWeight, panel: int) -> Tensor:
+    """[panels, groups, bytes], uint8: of each group the panel's scales, minimums and numbers.
+
+    Filled up with zeros. The order of the numbers is that of add_group in groups.h.
+    """
+    outputs, num_groups = weight.scales.shape
+    num_panels, step = -(-outputs // panel), panel * CHECKED_AT_ONCE // GROUP
+    halves = [part for part in (weight.scales, weight.minimums) if part is not None]
+    head = 2 * panel * len(halves)
+    panels = torch.zeros(
+        num_panels, num_groups, head + GROUP * panel * weight.num_bits // 8, dtype=torch.uint8
+    )
+    for start in range(0, outputs, step):
+        part = slice(start, min(start + step, outputs))
+        own = panels[start // panel : -(-part.stop // panel)]
+        for index, half in enumerate(halves):
+            place = slice(2 * panel * index, 2 * panel * (index + 1))
+            in_panels = _filled(half[part], panel).view(-1, panel, num_groups).transpose(1, 2)
+            own[..., place] = in_panels.contiguous().view(torch.uint8)
+        numbers = _filled(weight.at(part).unpacked(), panel)
+        own[..., head:] = _numbers_in_panels(numbers, panel, weight.num_bits)
+    return panels
+
+
+def _numbers_in_panels(numbers: Tensor, panel: int, num_bits: int) -> Tensor:
+    """[panels * panel, groups, GROUP] -> [panels, groups, bytes]."""
+    num_groups = numbers.shape[1]
+    if num_bits == 8:
+        pairs = numbers.view(-1, panel, num_groups, GROUP // 2, 2)
+        return pairs.permute(0, 2, 3, 1, 4).flatten(2).view(torch.uint8)
+    # A word has outputs i and i + panel / 2 of one input, and the same of the second one behind it.
+    words = numbers.view(-1, 2, panel // 2, num_groups, GROUP // 4, 2, 2)
+    words = words.permute(0, 3, 4, 2, 6, 5, 1).to(torch.uint8)
+    return (words[..., 0] | words[..., 1] << 4).flatten(2)
+
+
+def _filled(tensor: Tensor, panel: int) -> Tensor:
+    """With zeros behind it, so that there are whole panels of outputs."""
+    rest = -tensor.shape[0] % panel
+    return torch.cat((tensor, tensor.new_zeros(rest, *tensor.shape[1:]))) if rest else tensor
 
 
 def _narrow(weight: Tensor) -> Tensor | None:

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.kernels.interface import (
+    AnyWeight,
+    GroupWeight,
     Int8Weight,
     LayerParts,
     Linear,
@@ -19,6 +21,7 @@ from blockdraft.kernels.interface import (
     WholeLayer,
 )
 from blockdraft.kernels.torch.attention import GroupedRows, grouped_attention
+from blockdraft.kernels.torch.groups import GroupLinear
 from blockdraft.kernels.torch.int8 import Int8Linear
 from blockdraft.kernels.torch.rules import row_rule
 
@@ -59,6 +62,11 @@ class TorchBackend:
         return False
 
     @property
+    def multiplies_groups(self) -> bool:
+        """See Backend.multiplies_groups."""
+        return False
+
+    @property
     def reads_pages(self) -> bool:
         """See Backend.reads_pages."""
         return False
@@ -76,8 +84,10 @@ class TorchBackend:
         """See Backend.gates."""
         return False
 
-    def linear(self, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: AnyWeight, bias: Tensor | None = None) -> Linear:
         """See Backend.linear."""
+        if isinstance(weight, GroupWeight):
+            return GroupLinear(weight, bias)
         if isinstance(weight, Int8Weight):
             return Int8Linear(weight, bias)
         return TorchLinear(weight, bias)

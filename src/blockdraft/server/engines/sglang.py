@@ -50,6 +50,7 @@ SGLANG = Engine(
         "num_threads": "set OMP_NUM_THREADS",
         "memory": "it counts a share of the device's memory; add `-- --mem-fraction-static SHARE`",
         "draft_dtype": "it drafts with the weights as they are; leave it out",
+        "quantize": "add `-- --quantization METHOD`, or name a quantized checkpoint as --target",
         "draft_depth": "it drafts chains with this drafter; give --num-draft-tokens",
         "lookup": "it drafts with one method at a time; leave it out",
         "ngrams": "it does not read the drafter's table; leave it out",

@@ -56,6 +56,7 @@ VLLM = Engine(
         "device": "it computes where it was built for; install the build for that device",
         "num_threads": "on a CPU set VLLM_CPU_OMP_THREADS_BIND, such as 0-3",
         "draft_dtype": "it drafts with the weights as they are; leave it out",
+        "quantize": "add `-- --quantization METHOD`, or name a quantized checkpoint as --target",
         "draft_depth": "it drafts chains with this drafter; give --num-draft-tokens",
         "lookup": "it drafts with one method at a time; leave it out",
         "ngrams": "it does not read the drafter's table; leave it out",

@@ -12,12 +12,13 @@ from blockdraft.core.errors import RequestError
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.core.sequence import Row
+from blockdraft.kernels.interface import GroupWeight
 from blockdraft.models.context_projection import ContextProjection
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ContextSpan, DraftContexts, SeparateContexts
 from blockdraft.models.draft_kernels import kernel_draft
 from blockdraft.models.draft_masks import block_masks
-from blockdraft.models.packed import linear_of, packed_copy, plain_linears
+from blockdraft.models.packed import linear_of, packed_copy, plain_linears, rows_of
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.waiting_features import Waiting
 from blockdraft.speculate.drafters.base import Watch
@@ -41,11 +42,11 @@ class _Context:
 class DFlashDrafter:
     """Drafts with a DFlash model that shares the target's embedding and head.
 
-    embed_weight and lm_head_weight: [V, D] of the target, raw; a model that has its own uses those.
-    `contexts` hold the draft keys and
-    values, one by one unless given. `max_nodes` is the most that the model was trained for;
-    it may be set to anything, and the output stays the same; so may `watch`. Packed weights are
-    copies of this moment, `in_int8` close ones: after `model` was trained, make a new drafter.
+    embed_weight and lm_head_weight: [V, D] of the target, raw or in groups; a model that has its
+    own uses those. `contexts` hold the draft keys and values, one by one unless given. `max_nodes`
+    is the most that the model was trained for; it may be set to anything, and the output stays the
+    same; so may `watch`. Packed weights are copies of this moment, `in_int8` close ones: after
+    `model` was trained, make a new drafter.
     """
 
     kind = "dflash"
@@ -53,8 +54,8 @@ class DFlashDrafter:
     def __init__(
         self,
         model: DraftModel,
-        embed_weight: Tensor,
-        lm_head_weight: Tensor,
+        embed_weight: Tensor | GroupWeight,
+        lm_head_weight: Tensor | GroupWeight,
         contexts: DraftContexts | None = None,
         *,
         in_int8: bool = False,
@@ -71,9 +72,11 @@ class DFlashDrafter:
         head_weight = lm_head_weight if model.own_head is None else model.own_head
         self.vocabulary_ids: Tensor | None = None
         if model.draft_vocabulary is not None:
-            self.vocabulary_ids = torch.tensor(model.draft_vocabulary, device=lm_head_weight.device)
+            self.vocabulary_ids = torch.tensor(
+                model.draft_vocabulary, device=self.embed_weight.device
+            )
             if model.own_head is None:
-                head_weight = lm_head_weight.detach()[self.vocabulary_ids]
+                head_weight = rows_of(head_weight, self.vocabulary_ids)
         self._head = linear_of(head_weight, in_int8=in_int8)
         self.max_nodes = model.config.block_size - 1
         self.feature_layers = model.config.target_layer_ids

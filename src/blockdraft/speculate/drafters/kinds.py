@@ -14,12 +14,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import Pages
+from blockdraft.kernels.interface import GroupWeight
 from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft import DraftModel, load_draft_model
 from blockdraft.models.draft_config import ARCHITECTURE, ARCHITECTURE_2
 from blockdraft.models.draft_context import DraftContexts
 from blockdraft.models.loading import check_pair
 from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.quantized import weight_of
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter
@@ -58,14 +60,14 @@ class DFlashCheckpoint:
             contexts = PagedContexts(self._model.config, pages, weight)
         embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
         return block_drafter(
-            self._model, embedding.weight, head.weight, contexts, in_int8=self._in_int8
+            self._model, weight_of(embedding), weight_of(head), contexts, in_int8=self._in_int8
         )
 
 
 def block_drafter(
     model: DraftModel,
-    embed_weight: Tensor,
-    lm_head_weight: Tensor,
+    embed_weight: Tensor | GroupWeight,
+    lm_head_weight: Tensor | GroupWeight,
     contexts: DraftContexts | None = None,
     *,
     in_int8: bool = False,
@@ -99,8 +101,10 @@ def _share_ends(model: DraftModel, target: PreTrainedModel) -> None:
         "own_head": target.get_output_embeddings(),
     }
     for name, module in ends.items():
-        own, theirs = getattr(model, name), module.weight
-        if own is None or own.shape != theirs.shape or own.device != theirs.device:
+        own, theirs = getattr(model, name), weight_of(module)
+        if own is None or not isinstance(theirs, Tensor):  # quantized: no copy of it
+            continue
+        if own.shape != theirs.shape or own.device != theirs.device:
             continue
         if torch.equal(own, theirs.to(own.dtype)):
             setattr(model, name, None)

@@ -104,6 +104,16 @@ int64_t blockdraft_int8_step() {
 #endif
 }
 
+// The outputs that lie side by side in a packed weight of groups, or 0 where there are no products
+// with such weights.
+int64_t blockdraft_group_panel() {
+#if BLOCKDRAFT_GROUPS
+  return blockdraft::kGroupPanel;
+#else
+  return 0;
+#endif
+}
+
 // Whether weights for float32 may be held as Narrow.
 int blockdraft_reads_narrow() { return blockdraft::kReadsNarrow; }
 

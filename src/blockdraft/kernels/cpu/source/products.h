@@ -7,8 +7,9 @@
 
 #pragma once
 
+#include "groups.h"
 #include "int8.h"
-#include "lanes.h"
+#include "product.h"
 
 namespace blockdraft {
 
@@ -31,16 +32,6 @@ constexpr bool kFetchesAhead = false;
 constexpr bool kReadsNarrow = false;
 #endif
 constexpr int64_t kPanel = kPanelLanes * kLanes;
-
-struct Product {
-  const void* weight;
-  const void* bias;  // [outputs] or null
-  int64_t inputs;
-  int64_t outputs;
-  int64_t is_narrow;  // the weights are Narrow, or else what they are multiplied with
-  // Of int8 weights, for each output, filled up to whole panels; null for other weights.
-  const float* scales;
-};
 
 // The upper half of a float32 weight whose lower half is 0. In memory the first eight of sixteen
 // outputs alternate with the last eight, so that a 32-bit word has one of each.
@@ -70,18 +61,6 @@ inline Lanes load_weights(const int8_t* from) {
   return {eight(0), eight(8)};
 }
 #endif
-
-// Up to 16 outputs of a row; none if `num_outputs` is not positive.
-template <typename T>
-void put_sums(T* to, Lanes sum, const T* bias, int64_t num_outputs) {
-  if (num_outputs <= 0) return;
-  const bool is_whole = num_outputs >= kLanes;
-  if (bias != nullptr) sum = sum + (is_whole ? load(bias) : load_some(bias, num_outputs));
-  if (is_whole)
-    store(to, sum);
-  else
-    store_some(to, sum, num_outputs);
-}
 
 // The rows of a product and what their sums mean: value(sums of sixteen outputs, row, first output).
 template <typename T, typename Value>
@@ -188,6 +167,9 @@ template <typename T>
 void multiply(const Product& product, void* output, const void* input, int64_t num_rows) {
   T* to = static_cast<T*>(output);
   const T* from = static_cast<const T*>(input);
+#if BLOCKDRAFT_GROUPS
+  if (product.group_bits != 0) return multiply_groups(product, to, from, num_rows);
+#endif
 #if BLOCKDRAFT_TWO_REGISTERS
   if (product.scales != nullptr) return multiply_int8(product, to, from, num_rows);
 #endif

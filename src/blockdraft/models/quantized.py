@@ -1,0 +1,207 @@
+"""Targets whose linear layers have weights in groups of whole numbers.
+
+Only weights are rounded, at load; everything else computes in the target's own precision. The
+quantized target is a target of its own: drafted output equals its own plain output.
+"""
+
+import logging
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from blockdraft.core.config import Quantize
+from blockdraft.core.errors import ModelError
+from blockdraft.core.machine import give_back_memory
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.interface import GROUP, GroupWeight
+from blockdraft.kernels.torch.groups import GroupLinear
+from blockdraft.models.rounding import in_groups
+from blockdraft.models.supported import decoder_layers
+
+LAYER_BITS: dict[Quantize, int] = {"int8": 8, "int4": 4}
+HEAD_BITS = 8
+"""Also where layers have four: an error in the head is one in every logit."""
+MIN_OUTPUTS = 16
+"""Smaller layers are gates and routers: they decide much, and weigh nothing."""
+
+logger = logging.getLogger(__name__)
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer with a weight in groups.
+
+    Its `weight` keeps shape and type, for whoever counts, and every number reads as "not a number".
+    `quantized` is freed where others compute from a copy of it; see `packed`.
+    """
+
+    def __init__(self, quantized: GroupWeight, bias: Tensor | None) -> None:
+        super(nn.Linear, self).__init__()  # its own would make a weight first
+        self.out_features, self.in_features = quantized.shape
+        self.weight = _nothing_like(quantized)
+        own = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.register_parameter("bias", own)
+        self.quantized: GroupWeight | None = quantized
+        self.num_bytes = quantized.num_bytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs], by the reference."""
+        return GroupLinear(self.whole(), self.bias)(x)
+
+    def whole(self) -> GroupWeight:
+        """The weight, which must not have been freed."""
+        if self.quantized is None:
+            raise RuntimeError("the weight was freed: others compute from a copy of it")
+        return self.quantized
+
+
+class QuantizedEmbedding(nn.Embedding):
+    """An embedding in groups; as QuantizedLinear."""
+
+    def __init__(self, quantized: GroupWeight, padding_idx: int | None) -> None:
+        super(nn.Embedding, self).__init__()
+        self.num_embeddings, self.embedding_dim = quantized.shape
+        self.padding_idx = padding_idx
+        self.weight = _nothing_like(quantized)
+        self.quantized = quantized
+        self.num_bytes = quantized.num_bytes
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[..] -> [.., D]."""
+        return look_up(token_ids, self.quantized)
+
+
+def look_up(token_ids: Tensor, weight: Tensor | GroupWeight) -> Tensor:
+    """Rows of an embedding [V, D] for token ids [..]."""
+    if isinstance(weight, Tensor):
+        return F.embedding(token_ids, weight)
+    return weight.at(token_ids).dequantized().to(weight.dtype)
+
+
+def _nothing_like(weight: GroupWeight) -> nn.Parameter:
+    nothing = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device)
+    return nn.Parameter(nothing.expand(weight.shape), requires_grad=False)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """True for a linear layer that is nothing more, quantized or not."""
+    return type(module) in (nn.Linear, QuantizedLinear)
+
+
+def weight_of(module: nn.Linear | nn.Embedding) -> Tensor | GroupWeight:
+    """What a layer multiplies with, or looks up."""
+    if isinstance(module, QuantizedLinear):
+        return module.whole()
+    return module.quantized if isinstance(module, QuantizedEmbedding) else module.weight
+
+
+def stored_bytes(module: nn.Module, name: str, parameter: Tensor) -> int:
+    """What a module's parameter of this name takes in memory, and a forward reads of it."""
+    if isinstance(module, QuantizedLinear | QuantizedEmbedding) and name == "weight":
+        return module.num_bytes
+    return parameter.nbytes
+
+
+def quantize_model(model: PreTrainedModel, quantize: Quantize) -> None:
+    """Round the weights of the layers' linear layers and of the head, one after another, for good.
+
+    Embeddings, norms, gates and stacked experts stay, and layers whose inputs are no multiple of
+    GROUP.
+
+    Raises:
+        ModelError: there is nothing to round, it is quantized already, or a weight is no number.
+    """
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ModelError(
+            f"{type(model).__name__} is quantized already; leave out --quantize, or use the "
+            "model's full-precision weights"
+        )
+    head = model.get_output_embeddings()
+    chosen: dict[nn.Linear, int] = dict.fromkeys(_linears(model), LAYER_BITS[quantize])
+    if head is not None and _is_suitable(head):
+        chosen[head] = HEAD_BITS
+    if not chosen:
+        raise ModelError(
+            f"--quantize {quantize} finds no linear layer in {type(model).__name__} with a "
+            f"multiple of {GROUP} inputs; leave it out"
+        )
+    before = num_bytes(model)
+    for linear, num_bits in chosen.items():
+        replace_module(model, linear, _rounded(linear, num_bits))
+    give_back_memory()
+    logger.info(
+        "%s: weights take %.3g GiB instead of %.3g; %d linear layers are quantized, embeddings and "
+        "norms are not",
+        quantize, num_bytes(model) / 2**30, before / 2**30, len(chosen),
+    )  # fmt: skip
+    warn_if_slow(model)
+
+
+def warn_if_slow(model: PreTrainedModel) -> None:
+    """Say so where no kernel reads the packed weights."""
+    if not backend_for(model.dtype, model.device).multiplies_groups:
+        logger.warning(
+            "no kernel for quantized weights runs in %s on %s: products unpack them each time, "
+            "slower than without --quantize",
+            str(model.dtype).removeprefix("torch."), model.device,
+        )  # fmt: skip
+
+
+def dequantize(model: nn.Module) -> None:
+    """Plain layers again, with the rounded weights: what stock transformers can run."""
+    for linear in [m for m in model.modules() if isinstance(m, QuantizedLinear)]:
+        plain = nn.Linear(linear.in_features, linear.out_features, device="meta")
+        weight = linear.whole().dequantized().to(linear.weight.dtype)
+        plain.weight, plain.bias = nn.Parameter(weight, requires_grad=False), linear.bias
+        replace_module(model, linear, plain)
+    for embedding in [m for m in model.modules() if isinstance(m, QuantizedEmbedding)]:
+        weight = embedding.quantized.dequantized().to(embedding.weight.dtype)
+        plain_embedding = nn.Embedding(
+            embedding.num_embeddings, embedding.embedding_dim, embedding.padding_idx, device="meta"
+        )
+        plain_embedding.weight = nn.Parameter(weight, requires_grad=False)
+        replace_module(model, embedding, plain_embedding)
+
+
+def num_bytes(model: nn.Module) -> int:
+    """What all parameters take, shared ones once."""
+    found = {
+        id(parameter): stored_bytes(module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    return sum(found.values())
+
+
+def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another."""
+    new.train(old.training)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child is old:
+                setattr(parent, name, new)
+
+
+def _linears(model: PreTrainedModel) -> list[nn.Linear]:
+    return [
+        module
+        for layer in decoder_layers(model)
+        for module in layer.modules()
+        if isinstance(module, nn.Linear) and _is_suitable(module)
+    ]
+
+
+def _is_suitable(linear: nn.Module) -> bool:
+    return (
+        type(linear) is nn.Linear
+        and linear.in_features % GROUP == 0
+        and linear.out_features >= MIN_OUTPUTS
+    )
+
+
+def _rounded(linear: nn.Linear, num_bits: int) -> QuantizedLinear:
+    try:
+        return QuantizedLinear(in_groups(linear.weight, num_bits), linear.bias)
+    except ValueError as error:
+        raise ModelError(f"a weight cannot be quantized: {error}; leave out --quantize") from error
