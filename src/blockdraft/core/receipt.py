@@ -23,7 +23,7 @@ Environment = Mapping[str, Any]
 _PARAMS = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("stop", "stop_token_ids", "ignore_eos", "grammar"),
+    *("stop", "stop_token_ids", "ignore_eos", "grammar", "thinking_token_budget"),
 )
 """Fields of SamplingParams that decide which tokens are chosen; the seed stands beside them."""
 _FIELDS = {

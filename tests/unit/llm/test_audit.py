@@ -1,13 +1,14 @@
 """Audits: a genuine answer is never accused, an altered one always found."""
 
+import dataclasses
 import json
 from dataclasses import replace
 
 import pytest
 
-from blockdraft import ConfigError, Grammar, Receipt, RequestError
+from blockdraft import ConfigError, Grammar, Receipt, RequestError, SamplingParams
 from blockdraft.cache.pages import PAGE_SIZE
-from blockdraft.core.receipt import read_receipt
+from blockdraft.core.receipt import _PARAMS, read_receipt
 from blockdraft.engine import audit as audits
 from blockdraft.speculate.sampler import logits as sampler_logits
 from blockdraft.speculate.sampler.logits import Place
@@ -16,6 +17,11 @@ from tests.audits import ASKED, asked, assert_genuine, check_alterations
 from tests.small_llm import assert_nothing_left, load_llm, params
 from tests.tiny import CONTEXT
 
+NEUTRAL = {
+    *("seed", "n", "logprobs", "prompt_logprobs"),
+    *("num_draft_tokens", "draft_depth", "prediction", "drafters"),
+}
+"""Fields of SamplingParams that change no token; the seed stands beside the parameters."""
 PROMPTS = ["the abc", "ab the ab", "!!! xyz"]
 MAX_TOKENS = 10
 
@@ -31,6 +37,11 @@ def answers(folders):
     llm = load_llm(folders)
     llm.use_fixed_drafting(12)
     return llm, [receipt for name in ASKED for receipt in receipts_of(llm, name)]
+
+
+def test_a_receipt_has_every_parameter_that_counts():
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert set(_PARAMS) == names - NEUTRAL
 
 
 @pytest.mark.parametrize("name", ASKED)

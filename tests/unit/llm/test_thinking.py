@@ -70,6 +70,7 @@ def test_drafted_equals_plain_and_the_mark_comes_in_time(llm: LLM, name: str) ->
             assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
             assert one.token_ids[budget : budget + len(end)] == end
     assert drafted[0].acceptance.num_accepted > 10
+    assert llm.engine.proposer.failures.num_failures == 0
     free = llm.chat(ASKED, replace(wanted, thinking_token_budget=None)).completions[0].token_ids
     assert free[:budget] == plain[0].token_ids[:budget]
     assert free != plain[0].token_ids
@@ -166,3 +167,13 @@ MARKS = ThinkingMarks(start=(1, 2), end=(7, 8, 9))
 )
 def test_what_must_follow(begun: bool, tokens: list[int], expected: int | None) -> None:
     assert ThinkingLimit(MARKS, 3, begun).forced(tokens) == expected
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_audit_knows_the_budget(llm: LLM, name: str) -> None:
+    generation = llm.chat(ASKED, params(**SETTINGS[name]))
+    for receipt in llm.receipts(generation):
+        assert llm.verify(receipt).verdict == "genuine"
+        without = replace(receipt.params, thinking_token_budget=None)
+        audit = llm.verify(replace(receipt, params=without))
+        assert audit.verdict == "altered"

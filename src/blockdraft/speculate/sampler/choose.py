@@ -62,7 +62,9 @@ class Walk:
     @property
     def needs_path(self) -> bool:
         """True if it matters which tokens are ahead, and not only how many."""
-        return self.sequence.params.uses_penalties or self.sequence.constraint is not None
+        sequence = self.sequence
+        limits = sequence.constraint, sequence.thinking
+        return sequence.params.uses_penalties or any(limit is not None for limit in limits)
 
     @property
     def is_greedy(self) -> bool:
