@@ -1,6 +1,9 @@
 """Running the command line, and reading what it prints."""
 
 import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from typer.testing import CliRunner
 
@@ -8,9 +11,19 @@ from blockdraft.cli.main import app
 from blockdraft.core.errors import MISTAKE
 
 
+@contextmanager
+def own_log() -> Iterator[None]:
+    """Undo what the command line does to the log: its stream is closed when a command ends."""
+    logger = logging.getLogger("blockdraft")
+    before = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.level, logger.propagate = before
+
+
 def run(*arguments, **options):
     arguments = [str(argument) for argument in arguments]
-    return CliRunner().invoke(app, arguments, prog_name="blockdraft", **options)
+    with own_log():
+        return CliRunner().invoke(app, arguments, prog_name="blockdraft", **options)
 
 
 def run_json(*arguments, **options):

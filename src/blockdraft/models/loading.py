@@ -16,7 +16,6 @@ from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.model_config import load_config
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.gguf import load_gguf_model
 from blockdraft.models.quantized import quantize_model
 from blockdraft.models.supported import decoder_layers
 
@@ -132,6 +131,9 @@ def _load_gguf(
 ) -> PreTrainedModel:
     if quantize is not None:
         raise ModelError(f"{path} is quantized already; leave out --quantize")
+    # The reader's package is not needed for anything else, training for instance.
+    from blockdraft.models.gguf import load_gguf_model
+
     try:
         return load_gguf_model(path, folder, dtype, device)
     except ModelError:

@@ -18,11 +18,11 @@ from blockdraft.engine.start_key import start_key
 from blockdraft.hub.folder import GGUF_NAME, gguf_file
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.interface import GROUP
+from blockdraft.measure.identity import hash_model
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.models.gguf import in_groups
 from blockdraft.models.loading import load_target_model
 from blockdraft.models.quantized import QuantizedEmbedding, QuantizedLinear, dequantize
-from blockdraft.proof.fingerprint import hash_model
 from tests.parity.checks import check_drafted_equals_plain
 from tests.parity.targets import WAYS, Way, make_target
 from tests.parity.test_lossless_trees import TreeDrafter

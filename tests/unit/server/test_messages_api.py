@@ -281,7 +281,9 @@ def test_the_budget_of_thinking_is_kept(client, monkeypatch):
     monkeypatch.setattr("blockdraft.text.tokenizer.Tokenizer.thinks", True)
     monkeypatch.setattr("blockdraft.text.tokenizer.Tokenizer.begins_thinking", lambda *_: True)
     marks = ThinkingMarks(start=(60,), end=(65, 66))
-    monkeypatch.setattr("blockdraft.text.tokenizer.Tokenizer.thinking_marks", marks)
+    # A property goes before what the tokenizer remembers of the first request.
+    known = property(lambda self: marks)
+    monkeypatch.setattr("blockdraft.text.tokenizer.Tokenizer.thinking_marks", known)
     chats = []
     chat = Service.chat
 

@@ -44,8 +44,8 @@ def prompts(tmp_path):
     return path
 
 
-def unreadable_target(folder, kind):
-    """A target without a list of layers, or with layers that keep a state of their own."""
+def shapeless_target(folder, kind):
+    """A target that is no model of attention and a gated MLP."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_target_folder(folder), local_files_only=True)
     if kind == "gpt2":
         model = GPT2LMHeadModel(
@@ -72,12 +72,12 @@ def unreadable_target(folder, kind):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("gpt2", "hidden states cannot be read; use a model whose"),
+        ("gpt2", "has no single intermediate_size; choose another target"),
         ("mamba", "takes its shape from"),
     ],
 )
-def test_a_target_whose_states_cannot_be_read(config, tmp_path, kind, reason, stage):
-    target = unreadable_target(tmp_path, kind)
+def test_a_target_that_gives_a_drafter_no_shape(config, tmp_path, kind, reason, stage):
+    target = shapeless_target(tmp_path, kind)
     options = [] if stage == "run" else [stage]
     assert reason in refused(config, f"target={target}", *options)
 
