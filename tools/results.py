@@ -78,8 +78,8 @@ def summary(results: Mapping[str, Any]) -> str:
     figures = untuned["all"]
     greedy, sampled = figures["greedy"]["speedup"], figures["sampled"]["speedup"]
     return (
-        f"On {figures['num_prompts']} prompts from sets that the project neither trained on "
-        f"nor looked at, drafted decoding is only\n**{greedy:.2f} times** as fast as plain "
+        f"On {figures['num_prompts']} prompts of sets that no training prompt came from, drafted "
+        f"decoding is only\n**{greedy:.2f} times** as fast as plain "
         f"decoding when greedy, and **{sampled:.2f} times** at temperature "
         f"{untuned['sampled_temperature']:g}. On benchmark prompts it is\n"
         f"{benchmarks['all']['greedy']['speedup']:.2f} times as fast when greedy, and "

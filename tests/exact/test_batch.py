@@ -116,7 +116,7 @@ def check_crowd(
     return crowd
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", ["plain", "fixed", "adaptive"])
 def test_batch_does_not_change_a_request(depth: str) -> None:
     """Chunks, prefix hits and preemption at once."""

@@ -271,6 +271,7 @@ def test_all_sequences_in_one_forward(name: str) -> None:
     check_equals_stock(model, PagedTarget(model, Pages(40)))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", IN_ONE_FORWARD)
 def test_both_paths_have_the_same_bits(name: str) -> None:
     """In float32, where kernels run what fits them."""
@@ -286,6 +287,7 @@ def test_both_paths_have_the_same_bits(name: str) -> None:
         assert [e.logprob for e in ours.logprobs] == [e.logprob for e in expected.logprobs]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ONE_AFTER_ANOTHER)
 def test_one_sequence_after_another(name: str) -> None:
     options, reason = ONE_AFTER_ANOTHER[name]

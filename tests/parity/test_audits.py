@@ -47,6 +47,6 @@ def test_paged_targets(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", STATES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_targets_with_states(name: str, tmp_path: Path) -> None:
     check(LLM(recurrent_folder(tmp_path, name), None, dtype="float32", lookup=True))

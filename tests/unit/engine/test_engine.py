@@ -82,6 +82,7 @@ def test_a_preempted_sequence_continues_exactly(
     assert target.memory.num_available == target.memory.num_pages - 1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_prompt", range(PAGE_SIZE - 12, PAGE_SIZE + 1))
 def test_a_preempted_sequence_may_come_back_right_behind_a_full_page(num_prompt: int) -> None:
     """Its twin, which is ahead, has published the page: only the anchor is left to compute."""
@@ -212,6 +213,7 @@ class Failing:
 PHASES = ("project", "write", "propose", "forward", "layer", "verify")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("way", WAYS)

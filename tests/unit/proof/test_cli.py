@@ -93,7 +93,7 @@ def test_json_is_the_certificate(pair, tmp_path):
     assert json.loads(result.stdout) == json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
 def test_an_engine_with_a_fault_exits_with_1(pair, monkeypatch, control):
     real = Proof.run
