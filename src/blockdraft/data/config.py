@@ -6,6 +6,7 @@ from pathlib import Path
 from blockdraft.core.config import DEFAULT_TARGET, Thinking
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.settings import check_kinds, require, to_dict
+from blockdraft.data.endpoint_answers import check_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,8 @@ class DataConfig:
         for value in self.temperatures:
             if value < 0:
                 raise ConfigError(f"temperature is {value}; give a finite number of at least 0")
+        if self.endpoint is not None:
+            check_url(self.endpoint)
 
     def to_dict(self) -> dict[str, object]:
         """The settings as JSON values."""

@@ -13,6 +13,7 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from blockdraft.core.errors import BlockdraftError, ConfigError, NetworkError
@@ -32,6 +33,21 @@ _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 """Statuses that another try may not meet."""
 _OF_THE_JOB = {400, 413, 422}
 """Statuses that say something of one request."""
+
+
+def check_url(url: str) -> None:
+    """Refuse what no client could connect to.
+
+    Raises:
+        ConfigError: it is no URL of a web server.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # such as a port that is no number
+        fits = False
+    if not fits:
+        raise ConfigError(f"endpoint {url!r} is no URL; give one such as http://localhost:8000/v1")
 
 
 class Refused(BlockdraftError):
@@ -58,6 +74,7 @@ class Endpoint:
             ConfigError: it refuses, is none, or serves several models.
             NetworkError: it does not answer.
         """
+        check_url(url)
         url, key = url.rstrip("/"), os.environ.get(KEY_VARIABLE, "")
         if model is not None:
             return cls(url, model, key)
@@ -109,12 +126,7 @@ class Endpoint:
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         data = None if body is None else json.dumps(body).encode()
-        try:
-            return Request(self.url + path, data, headers)
-        except ValueError as error:
-            raise ConfigError(
-                f"endpoint {self.url!r} is no URL; give one such as http://localhost:8000/v1"
-            ) from error
+        return Request(self.url + path, data, headers)
 
     def _refusal(self, status: int, reason: str) -> BlockdraftError:
         if status in (401, 403):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
 from blockdraft.core.errors import MISTAKE, NETWORK_FAILED, ConfigError, NetworkError
-from blockdraft.data import endpoint_answers
+from blockdraft.data import endpoint_answers, generate
 from blockdraft.data.answers import Job
 from blockdraft.data.endpoint_answers import KEY_VARIABLE, Endpoint, EndpointWriter
 from blockdraft.data.engine_answers import EngineWriter
@@ -205,9 +205,13 @@ def test_nobody_there(monkeypatch):
         pass
     with pytest.raises(NetworkError, match=r"failed 2 times, at last with: .*refused"):
         Endpoint.find(url, None)
-    result = CliRunner().invoke(
-        app, ["data", "--output", "none", "--self-written", "1", "--endpoint", "no-url"]
-    )
-    assert result.exit_code in (MISTAKE, NETWORK_FAILED)
+
+
+@pytest.mark.parametrize("url", ["no-url", "http://", "ftp://a/v1", "http://a:port/v1"])
+def test_what_is_no_url_is_refused_before_a_model_is_looked_for(url, tmp_path, monkeypatch):
+    monkeypatch.setattr(generate, "resolve_model", lambda _: pytest.fail("looked for the target"))
+    arguments = ["--output", str(tmp_path / "out"), "--self-written", "1", "--endpoint", url]
+    result = CliRunner().invoke(app, ["data", *arguments])
+    assert result.exit_code == MISTAKE
     with pytest.raises(ConfigError, match="is no URL"):
-        Endpoint.find("no-url", None)
+        Endpoint.find(url, None)
