@@ -3,20 +3,30 @@
 It knows one small world: questions about numbers, days and letters, and answers with reasons. They
 are generated here, and so is the tokenizer. `examples/tiny.toml` trains a drafter for it.
 
-    python examples/tiny_target.py [FOLDER]     runs/tiny/target and prompts beside it by default
+    python examples/tiny_target.py [FOLDER] [--family llama|qwen3_5|qwen3_moe]
+
+The target goes into FOLDER, runs/tiny/target by default, and the prompts beside it. qwen3_5 has
+recurrent layers among those with attention, qwen3_moe has experts.
 """
 
+import argparse
 import json
 import random
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 START, END, MASK = "<|start|>", "<|end|>", "<|mask|>"
 TEMPLATE = (
@@ -26,6 +36,42 @@ TEMPLATE = (
 VOCAB_SIZE = 768
 NUM_DIALOGUES, NUM_PROMPTS = 6000, 1200
 STEPS, BATCH, LR = 300, 16, 3e-3
+
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+"""Eight layers, so that a drafter of one layer has something to save."""
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen3_5": (
+        "qwen3_5_text",
+        {
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+        },
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256,
+            "norm_topk_prob": True,
+        },
+    ),
+}
+"""Of each its model type in transformers, and what its config has beside the sizes."""
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 NAMES = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jon", "Kim", "Leo"]
@@ -107,26 +153,15 @@ def make_tokenizer(dialogues: list[Dialogue]) -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(vocab_size: int) -> LlamaForCausalLM:
-    """Eight layers, so that a drafter of one layer has something to save."""
+def make_model(family: str, vocab_size: int) -> PreTrainedModel:
+    """An untrained target of a family, in float32."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=8,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return LlamaForCausalLM(config)
+    model_type, settings = FAMILIES[family]
+    config = AutoConfig.for_model(model_type, vocab_size=vocab_size, **SIZES, **settings)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def train(model: LlamaForCausalLM, texts: list[list[int]], pad: int) -> None:
+def train(model: PreTrainedModel, texts: list[list[int]], pad: int) -> None:
     """Next-token training on whole dialogues."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=STEPS, pct_start=0.05)
@@ -147,7 +182,7 @@ def train(model: LlamaForCausalLM, texts: list[list[int]], pad: int) -> None:
             print(f"step {step + 1} of {STEPS}: loss {loss:.3f}, {time.monotonic() - began:.0f} s")
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, family: str) -> None:
     """Write the target and, beside it, prompts: new ones of the kinds that have any left."""
     rng = random.Random(0)
     made = [KINDS[kind](rng) for _ in range(NUM_DIALOGUES // 4) for kind in KINDS]
@@ -158,7 +193,7 @@ def main(folder: Path) -> None:
         )["input_ids"]
         for question, answer in made
     ]
-    model = make_model(len(tokenizer))
+    model = make_model(family, len(tokenizer))
     print(f"a target of {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
     train(model, texts, tokenizer.convert_tokens_to_ids(MASK))
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -174,4 +209,8 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tiny/target"))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/tiny/target"))
+    parser.add_argument("--family", choices=FAMILIES, default="llama")
+    args = parser.parse_args()
+    main(args.folder, args.family)
