@@ -8,7 +8,7 @@ STAMP := .venv/.stamp
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fuzz exact serve-test asan env clean
+.PHONY: help demo results test test-all check fuzz exact serve-test asan env clean
 
 help:
 	@echo "make demo      plain against drafted decoding with the default pair"
@@ -19,7 +19,11 @@ help:
 	@echo "make exact     drafted output equals plain output, bit for bit (slow)"
 	@echo "make serve-test  the server with the real pair: clients, identical texts, load (slow)"
 	@echo "make asan      the kernels' tests under AddressSanitizer (needs a compiler that has it)"
+	@echo "make results   the plots and tables of README and docs, from docs/results"
 	@echo "make clean     remove build products and tool caches, keep .venv and the models"
+
+results: env
+	$(BIN)/blockdraft bench report docs/results --into README.md --into docs/benchmarks.md
 
 demo: env
 	$(BIN)/blockdraft bench demo

@@ -26,17 +26,27 @@ def fake_allocator():
 
 
 class FakeLLM:
-    """Repeats the prompt's last token. Requests that run at once do not slow each other down.
+    """Repeats the prompt's last token. Requests come in sets that start and end together.
 
-    A token takes SECONDS_PER_TOKEN by depth. `broken`: depths at which the second token is wrong.
+    A token takes SECONDS_PER_TOKEN by depth; with `slowdown`, that share more for each other
+    request that runs beside it, as it is or by depth. `broken`: depths at which the second token is
+    wrong.
     `calls` records (depth, requests at once, prompts, max_tokens) of each `generate`.
     """
 
-    def __init__(self, *, broken=(), folder=Path("target"), drafter_folder=Path("drafter")):
+    def __init__(
+        self,
+        *,
+        broken=(),
+        slowdown=0.0,
+        folder=Path("target"),
+        drafter_folder=Path("drafter"),
+    ):
         self.config = LLMConfig()
         self.dtype, self.device = torch.bfloat16, "cpu"
         self.folder, self.drafter_folder = folder, drafter_folder
         self.broken = broken
+        self.slowdown = slowdown
         self.now = 0.0
         self.depth = None
         self.calls = []
@@ -49,6 +59,9 @@ class FakeLLM:
         )
         self.engine = SimpleNamespace(
             drafter=NoDrafter(),
+            proposer=SimpleNamespace(
+                drafters=[SimpleNamespace(kind="dflash"), SimpleNamespace(kind="lookup")]
+            ),
             scheduler=SimpleNamespace(max_running=None),
             timer=PhaseTimer(clock=lambda: int(self.now * 1e9)),
             allocator=fake_allocator(),
@@ -72,18 +85,26 @@ class FakeLLM:
         assert (params.num_draft_tokens == 0) == (self.depth == 0)
         at_once = self.engine.scheduler.max_running
         self.calls.append((self.depth, at_once, prompts, params.max_tokens))
-        generations = []
+        generations, start = [], self.now
         with self.engine.timer.step(), self.engine.timer.phase("forward"):
             for index, prompt in enumerate(prompts):
+                running = min(at_once, len(prompts) - index // at_once * at_once)
+                total = self._seconds(params.max_tokens) * self._crowding(running)
                 if index % at_once == 0:
-                    self.now += self._seconds(params.max_tokens)
-                generations.append(self._answer(prompt, params.max_tokens))
+                    waited, self.now = self.now - start, self.now + total
+                generations.append(self._answer(prompt, params.max_tokens, total, waited))
         return generations
 
     def _seconds(self, num_tokens):
         return FIRST_TOKEN_SECONDS + (num_tokens - 1) * SECONDS_PER_TOKEN[self.depth]
 
-    def _answer(self, prompt, num_tokens):
+    def _crowding(self, running):
+        slowdown = self.slowdown
+        if isinstance(slowdown, dict):
+            slowdown = slowdown[self.depth]
+        return 1 + slowdown * (running - 1)
+
+    def _answer(self, prompt, num_tokens, total, waited):
         ids = [prompt[-1]] * num_tokens
         if self.depth in self.broken:
             ids[1] += 1
@@ -94,8 +115,9 @@ class FakeLLM:
             else:
                 stats.record(1, NOTHING, [])
                 stats.record(1, NOTHING, [])
-        total = self._seconds(num_tokens)
-        timings = Timings(FIRST_TOKEN_SECONDS, total - FIRST_TOKEN_SECONDS, total, 0.0)
+        first = total * FIRST_TOKEN_SECONDS / self._seconds(num_tokens)
+        gap = (total - first) / max(1, num_tokens - 1)
+        timings = Timings(waited + first, total - first, waited + total, 0.0, waited, gap)
         completion = Completion(0, tuple(ids), "", "length", 0, None, stats, timings)
         return Generation(tuple(prompt), (completion,))
 

@@ -13,6 +13,7 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import TargetOutput
+from blockdraft.speculate.drafters.base import DraftCost
 
 Rows = IdSequence[Row]
 Ids = IdSequence[int]
@@ -24,6 +25,7 @@ class FakeDrafter:
     """Base of drafters that guess from token ids alone; `guess` may return fewer tokens."""
 
     kind = "fake"
+    cost: DraftCost = "block"
     feature_layers: tuple[int, ...] = ()
 
     def __init__(self, max_nodes: int) -> None:

@@ -6,11 +6,14 @@ from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import Pages
 from blockdraft.models.draft import DraftModel
+from blockdraft.models.eagle3 import Eagle3Model
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.pair_contexts import PagedPairs
 from blockdraft.models.quantized import weight_of
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.eagle3 import Eagle3Drafter
 from blockdraft.speculate.drafters.kinds import block_drafter
 from tests.tiny import LAYER_IDS
 
@@ -52,3 +55,12 @@ def make_dflash(
         weight_of(model.get_output_embeddings()),
         contexts,
     )
+
+
+def make_eagle(target: SequentialTarget | PagedTarget, draft: Eagle3Model) -> Eagle3Drafter:
+    """An EAGLE-3 drafter that keeps its pairs where the target keeps its cache."""
+    contexts = None
+    if isinstance(target, PagedTarget):
+        contexts = PagedPairs(draft.config, target.memory, draft.fc.weight)
+    embedding = target.model.get_input_embeddings().weight
+    return Eagle3Drafter(draft, embedding, target.layer_ids, contexts)

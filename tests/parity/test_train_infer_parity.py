@@ -7,7 +7,7 @@ from blockdraft.data.dataset import collate
 from blockdraft.data.store import Example
 from blockdraft.train.blocks import Anchors, make_blocks
 from blockdraft.train.features import FrozenTarget
-from blockdraft.train.step import draft_hidden
+from blockdraft.train.kinds.block import draft_hidden
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
 
 SLIDING = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 7}

@@ -41,6 +41,7 @@ from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import feature_layers
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.kinds.block import BlockDrafter
 from blockdraft.train.prepare import NUM_FEATURES, read_data
 from blockdraft.train.run_folder import LAST
 from blockdraft.train.trainer import train
@@ -263,7 +264,7 @@ def measure(
     if not isinstance(drafter, InputFusion):
         real = real_decoding(config, model, held_out).measure(drafter, lambda: None)
     target = FrozenTarget(model, drafter.config.target_layer_ids)
-    offline = HeldOut(target, held_out, args.eval_sequences).evaluate(drafter)
+    offline = HeldOut(target, held_out, args.eval_sequences).evaluate(BlockDrafter(drafter))
     return {
         "offline": dataclasses.asdict(offline),
         "true_tau": dict(real.tau),

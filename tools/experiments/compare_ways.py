@@ -22,7 +22,8 @@ from typing import Any
 
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.decode import encode_prompts, in_turn
-from blockdraft.bench.figures import groups_of
+from blockdraft.bench.figures import DEFINITIONS, Figures, groups_of
+from blockdraft.bench.result import VERSION, describe_memory
 from blockdraft.bench.speed import Measurement
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt, read_workload
@@ -89,16 +90,24 @@ def measure(
 
 def table(rows: Mapping[str, Sequence[Measurement]]) -> str:
     """Tau and speed-up by set and way, as Markdown; in brackets the number of outputs."""
-    lines = ["| set | " + " | ".join(f"{name}: tau | speed-up" for name in rows) + " |"]
+    lines = ["| set | " + " | ".join(f"{name}: tau | over plain (95 %)" for name in rows) + " |"]
     lines.append("|---" * (1 + 2 * len(rows)) + "|")
     by_name = {name: groups_of(measured) for name, measured in rows.items()}
     # Outputs do not depend on drafts, so all have the same groups.
     for group, first in next(iter(by_name.values())).items():
         cells = [f"{group} ({first.num_prompts})"]
         for figures in (by_set[group] for by_set in by_name.values()):
-            cells += [f"{figures.acceptance_length:.2f}", f"{figures.speedup_over_plain:.2f}"]
+            cells += [f"{figures.acceptance_length:.2f}", _speedup(figures)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _speedup(figures: Figures) -> str:
+    """With its band, if there are several prompts."""
+    band = figures.speedup_bands["plain"]
+    if band is None or band.low is None or band.high is None:
+        return f"{figures.speedup_over_plain:.2f} (no spread)"
+    return f"{band.value:.2f} ({band.low:.2f}-{band.high:.2f})"
 
 
 def main() -> None:
@@ -130,7 +139,12 @@ def main() -> None:
         compute_every_prompt(llm.engine)
     rows = measure(llms, prompts, params)
     if args.output is not None:
-        report = describe_environment() | {
+        report = {
+            "result": "ways",
+            "result_version": VERSION,
+            **describe_environment(),
+            "memory": describe_memory(),
+            "definitions": DEFINITIONS,
             "settings": {key: str(value) for key, value in vars(args).items()},
             "figures": {
                 name: {group: asdict(figures) for group, figures in groups_of(measured).items()}

@@ -21,6 +21,7 @@ from typing import Any
 
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.decode import encode_prompts, in_turn
+from blockdraft.bench.measures import measures_of, rate_of
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import read_workload
 from blockdraft.core.request import SamplingParams
@@ -103,38 +104,39 @@ def measure(
     return rows
 
 
-def figures_of(pairs: Sequence[Pair], num_bytes: int) -> dict[str, float]:
+def figures_of(pairs: Sequence[Pair], num_bytes: int) -> dict[str, Any]:
     """Of one way."""
-
-    def rate(outputs: Sequence[TimedOutput]) -> float:
-        tokens = sum(len(output.token_ids) for output in outputs)
-        return tokens / sum(output.total_seconds for output in outputs)
-
-    passes = sum(pair.drafted.acceptance.num_passes for pair in pairs)
-    tokens = sum(pair.drafted.acceptance.num_tokens for pair in pairs)
-    plain, drafted = rate([p.plain for p in pairs]), rate([p.drafted for p in pairs])
+    plain = [pair.plain for pair in pairs]
+    measures = measures_of([pair.drafted for pair in pairs], plain)
+    assert measures.speedup is not None
     return {
-        "plain": plain,
-        "drafted": drafted,
-        "speedup": drafted / plain,
-        "tau": tokens / passes if passes else 0.0,
+        "plain": rate_of(plain).tokens_per_second,
+        "drafted": measures.tokens_per_second,
+        "speedup": measures.speedup.value,
+        "speedup_low": measures.speedup.low,
+        "speedup_high": measures.speedup.high,
+        "tau": measures.tau_micro,
         "bytes": num_bytes,
         "different": sum(not pair.is_same for pair in pairs),
     }
 
 
-def table(figures: Mapping[str, Mapping[str, float]]) -> str:
+def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
     """As Markdown; the first way is what the others are held against."""
     lines = [
-        "| way | plain, tokens/s | to the first | drafted, tokens/s | to the first | speed-up "
-        "| tau | memory, GiB |",
+        "| way | plain, tokens/s | to the first | drafted, tokens/s | to the first | over plain "
+        "(95 %) | tau | memory, GiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     first = next(iter(figures.values()))
     for name, own in figures.items():
         cells = [f"{own['plain']:.1f}", f"{own['plain'] / first['plain']:.2f}"]
         cells += [f"{own['drafted']:.1f}", f"{own['drafted'] / first['drafted']:.2f}"]
-        cells += [f"{own['speedup']:.2f}", f"{own['tau']:.2f}", f"{own['bytes'] / 2**30:.2f}"]
+        band = "one prompt, no spread"
+        if own["speedup_low"] is not None:
+            band = f"{own['speedup_low']:.2f}-{own['speedup_high']:.2f}"
+        cells += [f"{own['speedup']:.2f} ({band})", f"{own['tau']:.2f}"]
+        cells += [f"{own['bytes'] / 2**30:.2f}"]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -141,7 +141,7 @@ def weight_bytes(llm: LLM) -> int:
 
 def measure(drafted: bool, args: argparse.Namespace, rate: float) -> dict[str, Any]:
     """One kind of step."""
-    llm = LLM(dtype="bfloat16", adaptive=False)
+    llm = LLM(adaptive=False)
     step = begin(llm, args.context, 20 * args.steps, drafted=drafted)
     whole = median(seconds(step, args.steps))
     per_token = kv_bytes_per_token(llm)

@@ -32,9 +32,10 @@ from blockdraft.train.blocks import Anchors, sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.config_file import read_run
 from blockdraft.train.features import FrozenTarget
+from blockdraft.train.kinds.table import load_trained
 from blockdraft.train.loss import LossVocabulary, PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
-from blockdraft.train.prepare import load_drafter, read_data
+from blockdraft.train.prepare import read_data
 from blockdraft.train.step import StepStats, accumulate_gradients, num_possible_slots
 
 RATE_SECONDS = 1.0
@@ -61,15 +62,15 @@ class Step:
         loaded = load_target_model(
             config.target, resolve_dtype(config.dtype, config.device), config.device
         )
-        self.model = load_drafter(config, loaded, [*examples, *held_out]).train()
-        self.target = FrozenTarget(loaded, self.model.config.target_layer_ids)
+        self.drafter = load_trained(config, loaded, [*examples, *held_out])
+        self.target = FrozenTarget(loaded, self.drafter.feature_layers)
         self.vocabulary = PartialVocabulary(
             self.target.lm_head_weight,
             count_answer_tokens(examples),
             config.num_frequent,
             config.num_random,
         )
-        self.optimizer = DraftOptimizer(self.model, config)
+        self.optimizer = DraftOptimizer(self.drafter.model, config)
         self.examples = examples
         self.batches = epoch_batches(
             examples, config.batch_sequences, config.seed, 0, config.pack_len
@@ -93,9 +94,9 @@ class Step:
 
     def gradients(self, drawn: Drawn, states: torch.Tensor) -> StepStats:
         """Forward and backward of the drafter, and the head."""
-        slots = num_possible_slots(drawn.anchors, self.model.config.block_size)
+        slots = num_possible_slots(drawn.anchors, self.drafter.num_slots)
         stats = accumulate_gradients(
-            self.model,
+            self.drafter,
             self.target,
             drawn.batch,
             states,
@@ -172,11 +173,11 @@ def parts_of_step(
 
 def product_rates(step: Step) -> dict[str, float]:
     """Floating-point operations a second of matrix products, by shape."""
-    shape, config = step.model.config, step.config
-    rows = config.batch_sequences * config.anchors_per_forward * shape.block_size
+    config, shape = step.config, step.drafter.describe()
+    rows = config.batch_sequences * config.anchors_per_forward * config.block_size
     v = len(step.draw(0).vocabulary.head)
-    d = shape.hidden_size
-    shapes = [(rows, d, shape.intermediate_size), (rows, d, v), (SQUARE, SQUARE, SQUARE)]
+    d = shape["hidden_size"]
+    shapes = [(rows, d, shape["intermediate_size"]), (rows, d, v), (SQUARE, SQUARE, SQUARE)]
     return {" x ".join(map(str, sizes)): _rate(sizes, config) for sizes in shapes}
 
 

@@ -58,9 +58,9 @@ _CHEAP_BRANCHES = 0.05
 class _Offer:
     """Rows that may draft. loss: what the step is expected to cost beyond its tokens' plain worth.
 
-    depth: of the blocks. rate: of tokens, where features that waited for long are paid in several
-    steps. predicted: candidates that are kept, if all of the prediction is believed. tokens: that
-    the step is expected to give.
+    depth: of the drafts. num_slots: of each draft forward. draft: seconds of all of them. rate: of
+    tokens, where features that waited for long are paid in several steps. predicted: candidates
+    that are kept, if all of the prediction is believed. tokens: that the step is expected to give.
     """
 
     keys: list[int]
@@ -282,8 +282,8 @@ class BestRate:
         if not whole:
             survival = np.sum([self._expectation(row).survival for row in rows], axis=0)
             depth = prices.best_depth(survival[:depth], len(rows))
-        num_slots = len(rows) * (1 + depth)
-        draft = float(self._costs.draft(num_slots))
+        num_slots, num_forwards = self._costs.draft_forwards(len(rows), depth)
+        draft = float(self._costs.draft(num_slots, num_forwards))
         trust = self._trust_of_limits(prices.num)
         price = prices.best(
             all_gains[order],

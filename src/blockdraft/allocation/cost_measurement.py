@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, Literal, TypeVar, get_args
 
 from blockdraft.allocation.costs import NO_KEY_COSTS, KeyCosts, StepCosts
+from blockdraft.allocation.policy import DEFAULT_NUM_DRAFT_TOKENS
 from blockdraft.core.errors import ModelError
 from blockdraft.core.machine import OtherWork, num_cpus
 from blockdraft.core.plan import NOTHING, ROOT, ForwardPlan, PlannedRow, Proposal, Tree
@@ -50,7 +51,8 @@ def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
     plain, forward, draft, project, keys = once(
         "costs", lambda: _measure(target, drafter), lambda: _were_free(others)
     )
-    return StepCosts(plain, forward, draft, project, KeyCosts(*keys))
+    by_level = drafter.cost == "level"
+    return StepCosts(plain, forward, draft, project, KeyCosts(*keys), drafts_by_level=by_level)
 
 
 def _were_free(others: OtherWork) -> bool:
@@ -74,7 +76,7 @@ def _measure(target: Target, drafter: Drafter) -> list[Any]:
         _opened(target, drafter, [longest], 1 + max(FORWARD_ROWS)),
         _opened(target, drafter, others),
     ):
-        rows = [Row(sequence, [0], drafter.max_nodes) for sequence in sequences]
+        rows = [_drafting_row(sequence, drafter) for sequence in sequences]
         # Of a sequence that has drafted all rows but one; the logits of all are computed.
         long_row = Row(longest, [0], 0)
         plain = [PlannedRow(row) for row in rows]
@@ -96,10 +98,21 @@ def _measure(target: Target, drafter: Drafter) -> list[Any]:
         [(num, seconds) for (part, num), seconds in points if part == wanted]
         for wanted in get_args(_Part)
     )
-    num_slots = 1 + drafter.max_nodes
-    draft_points = [(num * num_slots, seconds) for num, seconds in draft_points]
+    if drafter.cost == "level":
+        draft_points = [(num, seconds / drafter.max_nodes) for num, seconds in draft_points]
+    else:
+        num_slots = 1 + drafter.max_nodes
+        draft_points = [(num * num_slots, seconds) for num, seconds in draft_points]
     keys = [key_costs.key, key_costs.branch, key_costs.branch_key]
     return [plain_points, forward_points, draft_points, project_points, keys]
+
+
+def _drafting_row(sequence: Sequence, drafter: Drafter) -> Row:
+    """A row that drafts as deep as the drafter goes; a tree, if that needs other forwards."""
+    num = drafter.max_nodes
+    if drafter.cost == "level":
+        num = max(num, DEFAULT_NUM_DRAFT_TOKENS)
+    return Row(sequence, [0], num, max_depth=drafter.max_nodes)
 
 
 def _runs() -> Iterator[tuple[_Part, int]]:

@@ -104,7 +104,8 @@ class StepCosts:
     target forward that verifies chains, seconds). draft_points: (slots of a draft forward, all
     sequences together, anchors included, seconds). At least one of each. project_points: (tokens
     whose features become draft context, seconds); without them that is free until it was measured.
-    key_costs: what contexts and branches add.
+    key_costs: what contexts and branches add. drafts_by_level: the drafter runs once for each depth
+    of a proposal, and a sequence counts as one slot of each of these forwards.
 
     Rows of one sequence share its keys, so drafts cost less than as many sequences, and each have a
     curve. What a slower machine does to one of them, it does to all.
@@ -117,6 +118,8 @@ class StepCosts:
         draft_points: Iterable[tuple[int, float]],
         project_points: Sequence[tuple[int, float]] = (),
         key_costs: KeyCosts = NO_KEY_COSTS,
+        *,
+        drafts_by_level: bool = False,
     ) -> None:
         self._plain = CostCurve(plain_points)
         self._num_plain = 0
@@ -124,6 +127,7 @@ class StepCosts:
         self._draft = CostCurve(draft_points)
         self._project = CostCurve(project_points) if project_points else None
         self._key_costs = key_costs
+        self.drafts_by_level = drafts_by_level
 
     def plain(self, num_sequences: int, num_keys: int = 0) -> float:
         """A step that drafts nothing, of sequences with so many keys together."""
@@ -143,17 +147,23 @@ class StepCosts:
         costs = self._key_costs
         return self._forward.level * (costs.branch + costs.branch_key * num_keys)
 
-    def draft(self, num_slots: ArrayLike) -> Floats:
-        """A draft forward of so many slots, of all its sequences together, anchors included.
+    def draft_forwards(self, num_sequences: int, depth: int) -> tuple[int, int]:
+        """(slots of a forward, forwards) of a draft of paths so deep."""
+        if self.drafts_by_level:
+            return num_sequences, depth
+        return num_sequences * (1 + depth), 1
+
+    def draft(self, num_slots: ArrayLike, num_forwards: int = 1) -> Floats:
+        """Draft forwards of so many slots, of all their sequences together, anchors included.
 
         A machine that slows the target down is taken to slow the drafter down too, because while
         nothing is drafted nobody measures it.
         """
-        return self._forward.level * self._draft(num_slots)
+        return self._forward.level * num_forwards * self._draft(num_slots)
 
-    def draft_at(self, num_slots: int) -> float:
+    def draft_at(self, num_slots: int, num_forwards: int = 1) -> float:
         """The same for one number of slots."""
-        return self._forward.level * self._draft.at(num_slots)
+        return self._forward.level * num_forwards * self._draft.at(num_slots)
 
     def project(self, num_tokens: int) -> float:
         """Projecting the features of so many tokens."""
@@ -175,7 +185,7 @@ class StepCosts:
         self._forward.record(num_rows, seconds / expected * self._forward.at(num_rows))
 
     def record_draft(self, num_slots: int, expected: float, seconds: float) -> None:
-        """Learn from a draft forward that should have taken `expected`."""
+        """Learn from draft forwards of so many slots that should have taken `expected` together."""
         self._draft.record(num_slots, seconds / expected * self._draft.at(num_slots))
 
     def record_slowdown(self, forward: float, draft: float) -> float:

@@ -9,6 +9,9 @@ from blockdraft.core.plan import Proposal
 from blockdraft.core.recorder import Phase
 from blockdraft.core.sequence import Row
 
+DEFAULT_NUM_DRAFT_TOKENS = 15
+"""The most candidates of a sequence where as many are verified as pay."""
+
 
 @dataclass(frozen=True, slots=True)
 class DepthUse:

@@ -75,9 +75,9 @@ class StepPrices:
         return Price(found, float(tokens[found]), seconds + drafting, seconds)
 
     def best_depth(self, survival: Floats, num_drafting: int) -> int:
-        """The depth of blocks of `num_drafting` sequences, of which only chains would be verified.
+        """The depth of drafts of `num_drafting` sequences, of which only chains would be verified.
 
-        And one more: of what is drafted, not all is verified.
+        And one more where that costs no forward: of what is drafted, not all is verified.
 
         survival: [depth] chains that reach it, of all sequences together.
         """
@@ -86,9 +86,10 @@ class StepPrices:
         for depth, reached in enumerate(survival.tolist(), start=1):
             tokens += reached
             seconds = self._costs.forward_at(tokens + num_drafting)
-            seconds += self._costs.draft_at(num_drafting * (1 + depth))
+            seconds += self._costs.draft_at(*self._costs.draft_forwards(num_drafting, depth))
             rates.append(tokens / seconds)
-        return min(2 + rates.index(max(rates)), len(survival))
+        best = 1 + rates.index(max(rates))
+        return best if self._costs.drafts_by_level else min(best + 1, len(survival))
 
     def _forward(self, num_candidates: int) -> Floats:
         """Seconds of the target for each number of candidates from 0 on."""

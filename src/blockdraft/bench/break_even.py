@@ -8,17 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from blockdraft.bench.config import WARM_UP_TOKENS, BreakEvenConfig
 from blockdraft.bench.decode import check_drafts, encode_prompts, in_turn
+from blockdraft.bench.measures import MEASURES, bootstrap_band
+from blockdraft.bench.result import describe_result
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Completion
 from blockdraft.llm import LLM
 from blockdraft.measure.measuring import compute_every_prompt
-from blockdraft.measure.setting import describe_setting
 from blockdraft.proof.faults import verifying_by
 from blockdraft.speculate.verify import Verdict, verify
 
@@ -32,6 +34,7 @@ DEFINITIONS = {
     "acceptance_length": "tau as it was forced: tokens committed per step",
     "speedup": "plain seconds per token over forced ones, prompts excluded: tau / step_ratio",
     "kept_share": "kept over drafted tokens, of the longest path of each step",
+    "speedup_band": f"of speedup: {MEASURES['band']}",
 }
 
 
@@ -71,6 +74,7 @@ class BreakEven:
     acceptance_length: float
     speedup: float
     kept_share: float
+    speedup_band: tuple[float, float] | None
 
 
 class ForcedVerdicts:
@@ -148,6 +152,10 @@ def break_even_of(measurements: Sequence[ForcedMeasurement]) -> BreakEven:
     """Over at least one measurement."""
     plain, forced = (_total([getattr(m, way) for m in measurements]) for way in ("plain", "forced"))
     ratio = forced.step_seconds / plain.step_seconds
+    each = [
+        (m.forced.num_tokens, m.forced.decode_seconds, m.plain.num_tokens, m.plain.decode_seconds)
+        for m in measurements
+    ]
     tau = forced.num_tokens / forced.num_steps
     return BreakEven(
         num_prompts=len(measurements),
@@ -157,6 +165,7 @@ def break_even_of(measurements: Sequence[ForcedMeasurement]) -> BreakEven:
         acceptance_length=tau,
         speedup=tau / ratio,
         kept_share=forced.num_kept / forced.num_drafted if forced.num_drafted else 0.0,
+        speedup_band=bootstrap_band(np.array(each)) if len(each) > 1 else None,
     )
 
 
@@ -175,10 +184,9 @@ def json_report(
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result; no tokens."""
     return {
-        **describe_setting(llm),
+        **describe_result("break-even", llm, DEFINITIONS),
         "forced_acceptance": config.force_acceptance,
         "note": NOTE,
-        "definitions": DEFINITIONS,
         "config_of_requests": asdict(config),
         "break_even": asdict(break_even_of(measurements)),
         "prompts": [

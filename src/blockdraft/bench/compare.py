@@ -4,6 +4,8 @@ import secrets
 from dataclasses import dataclass, replace
 
 from blockdraft.bench.config import WARM_UP_TOKENS
+from blockdraft.bench.measures import Speedup, speedup_of
+from blockdraft.bench.timed_output import timed_output
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Completion
 from blockdraft.llm import LLM
@@ -22,10 +24,10 @@ class Comparison:
         return self.plain.token_ids == self.drafted.token_ids
 
     @property
-    def speedup(self) -> float:
-        """Drafted over plain tokens per second, both counted from the first token on."""
-        plain = self.plain.timings.tokens_per_second
-        return self.drafted.timings.tokens_per_second / plain if plain else 0.0
+    def speedup(self) -> Speedup | None:
+        """From the first token on; None if there are no more."""
+        samples = [timed_output(self.drafted)], [timed_output(self.plain)]
+        return speedup_of(*samples, "plain", decode_only=True)
 
 
 def compare(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Comparison:

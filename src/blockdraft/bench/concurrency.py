@@ -16,10 +16,20 @@ from blockdraft.bench.decode import (
     encode_prompts,
     fixed,
     run_in_turns,
-    total_acceptance,
 )
-from blockdraft.bench.figures import Spread, spread_of
 from blockdraft.bench.ledger import Account, merge_totals
+from blockdraft.bench.measures import (
+    MEASURES,
+    Measures,
+    Spread,
+    defined,
+    measures_of,
+    ratios,
+    spread_of,
+    total_acceptance,
+    without_loops,
+)
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.llm import LLM
 from blockdraft.measure.ledger import make_ledger
@@ -28,18 +38,15 @@ from blockdraft.measure.measuring import measured
 CONCURRENCY_DEFINITIONS = {
     "concurrency": "most requests that run at once; twice as many, at least 4, are asked for "
     "together, then it is the next way's turn. Every point runs the same requests to completion",
-    "tokens_per_second": "output tokens of all requests over the wall time, prompt passes and the "
-    "emptying end of every turn included; over the repeats: median, lowest, highest",
-    "tokens_per_second_per_user": "median over requests of the tokens after its first one over "
-    "the seconds since it; over the repeats: median, lowest, highest",
+    "tokens_per_second": f"{MEASURES['tokens_per_second_in_total']}; over the repeats: median, "
+    "lowest, highest",
+    "tokens_per_second_per_user": f"{MEASURES['tokens_per_second_per_user']}; over the repeats: "
+    "median, lowest, highest",
     "speedup_over_plain": "tokens_per_second over that of plain decoding in the same repeat; over "
     "the repeats: median, lowest, highest",
     "mean_decoding": "requests that are past their first token, on average over the wall time: "
     "what is left of the concurrency after prompt passes and emptying ends",
-    "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
-    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
-    "adaptive drafting has learned stays from run to run",
-    "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
+    **defined("acceptance_length", "mean_depth", "num_passes_of_depth"),
     "num_identical": "outputs that equal those of the first plain run at the first point",
     "over_best": "adaptive over the faster of the other ways at that point, by medians; repeat by "
     "repeat: median, lowest, highest",
@@ -147,6 +154,30 @@ def point_figures(runs: Sequence[PointRun]) -> list[PointFigures]:
     return [_figures(group, ways[PLAIN]) for ways in points.values() for group in ways.values()]
 
 
+@dataclass(frozen=True, slots=True)
+class PointMeasures:
+    """One way at one point, over the requests of all repeats; plain decoding is the baseline."""
+
+    measures: Measures
+    without_loops: Measures | None
+
+
+def point_measures(runs: Sequence[PointRun]) -> list[PointMeasures]:
+    """Of each point and way, in the order of `point_figures`."""
+    return [
+        PointMeasures(
+            measures_of(samples := _samples(group), plain := _samples(ways[PLAIN])),
+            without_loops(samples, plain),
+        )
+        for ways in _by_point(runs).values()
+        for group in ways.values()
+    ]
+
+
+def _samples(group: Sequence[PointRun]) -> list[TimedOutput]:
+    return [sample for measured in group for sample in measured.run.samples]
+
+
 def keeping_up(runs: Sequence[PointRun]) -> list[KeepingUp]:
     """How adaptive drafting does against the best other way, point by point."""
     return [_keeping_up(point, ways) for point, ways in _by_point(runs).items()]
@@ -177,12 +208,7 @@ def _keeping_up(concurrency: int, ways: Mapping[Way, Sequence[PointRun]]) -> Kee
     speeds = {way: [m.run.tokens_per_second for m in group] for way, group in ways.items()}
     adaptive = speeds.pop(ADAPTIVE)
     best = max(speeds, key=lambda way: median(speeds[way]))
-    return KeepingUp(concurrency, best.name, _ratio(adaptive, speeds[best]))
-
-
-def _ratio(speeds: Sequence[float], others: Sequence[float]) -> Spread:
-    """One over the other, repeat by repeat."""
-    return spread_of([speed / other for speed, other in zip(speeds, others, strict=True)])
+    return KeepingUp(concurrency, best.name, ratios(adaptive, speeds[best]))
 
 
 def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigures:
@@ -194,8 +220,8 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
         concurrency=group[0].concurrency,
         way=group[0].way.name,
         tokens_per_second=spread_of([run.tokens_per_second for run in runs]),
-        tokens_per_second_per_user=spread_of([_per_user(run) for run in runs]),
-        speedup_over_plain=_ratio(
+        tokens_per_second_per_user=spread_of([run.tokens_per_second_per_user for run in runs]),
+        speedup_over_plain=ratios(
             [run.tokens_per_second for run in runs], [m.run.tokens_per_second for m in plain]
         ),
         mean_decoding=sum(s.decode_seconds for s in samples) / sum(r.wall_seconds for r in runs),
@@ -206,7 +232,3 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
         num_outputs=len(samples),
         num_identical=sum(measured.num_identical for measured in group),
     )
-
-
-def _per_user(run: Run) -> float:
-    return median(sample.decode_tokens_per_second for sample in run.samples)

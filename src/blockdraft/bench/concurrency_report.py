@@ -14,19 +14,22 @@ from blockdraft.bench.concurrency import (
     accounts_of,
     keeping_up,
     point_figures,
+    point_measures,
 )
 from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
 from blockdraft.bench.decode import ADAPTIVE, Run
 from blockdraft.bench.ledger import describe_accounts
+from blockdraft.bench.measures import defined
 from blockdraft.bench.never_slower import (
     NEVER_SLOWER_DEFINITIONS,
     Turn,
     TurnFigures,
     pair_figures,
 )
-from blockdraft.bench.report import describe_output, empty_table, spread_cells, three_digits
+from blockdraft.bench.report import describe_output
+from blockdraft.bench.result import describe_result
+from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.llm import LLM
-from blockdraft.measure.setting import describe_setting
 
 CONCURRENCY_LEGEND = """\
 at once: most requests that run together. tok/s: output tokens of all over the
@@ -35,6 +38,12 @@ same repeat. Medians and low-high over the repeats. decoding: requests that are
 past their first token, on average. tau: tokens per target pass. depth: tokens
 drafted per target pass. same: outputs that equal those of plain decoding at the
 first point."""
+
+_MEASURED = {"measures": "of all requests and repeats"} | defined(
+    *("speedup", "decode_speedup", "band", "tau_micro", "tau_macro", "acceptance_rate"),
+    *("per_position", "per_node", "first_token_seconds", "prompt_seconds", "seconds_per_token"),
+    *("largest_gap", "share_equal", "num_looping", "without_loops", "memory"),
+)
 
 NEVER_SLOWER_LEGEND = """\
 ratio: tokens per second with adaptive drafting over those of an engine without
@@ -49,10 +58,12 @@ def concurrency_json(
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
     report: dict[str, Any] = {
-        **describe_setting(llm),
-        "definitions": CONCURRENCY_DEFINITIONS,
+        **describe_result("concurrency", llm, CONCURRENCY_DEFINITIONS | _MEASURED),
         "bench": asdict(config) | {"num_requests": config.requests_per_point},
-        "figures": [asdict(row) for row in point_figures(runs)],
+        "figures": [
+            asdict(row) | asdict(measures)
+            for row, measures in zip(point_figures(runs), point_measures(runs), strict=True)
+        ],
         "keeping_up": [asdict(row) | {"keeps_up": row.keeps_up} for row in keeping_up(runs)],
         "runs": [
             {
@@ -72,8 +83,7 @@ def concurrency_json(
 def never_slower_json(llm: LLM, config: NeverSlowerConfig, pairs: Sequence[Turn]) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
     return {
-        **describe_setting(llm),
-        "definitions": NEVER_SLOWER_DEFINITIONS,
+        **describe_result("never-slower", llm, NEVER_SLOWER_DEFINITIONS),
         "bench": asdict(config) | {"num_requests": config.requests_per_point},
         "figures": [asdict(row) for row in pair_figures(pairs)],
         "pairs": [

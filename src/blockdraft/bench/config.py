@@ -102,6 +102,47 @@ class ConcurrencyConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ParetoConfig:
+    """Several requests at once, decoded plainly and by every way to draft.
+
+    Each point of `concurrency` runs the same `num_requests` requests to completion, with at most
+    that many at once; None is as many as the largest point. `parts` also measures each drafter of
+    the pair alone.
+    """
+
+    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    num_requests: int | None = None
+    repeats: int = 3
+    parts: bool = False
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_points("concurrency", self.concurrency)
+        if list(self.concurrency) != sorted(self.concurrency):
+            raise ConfigError(
+                f"concurrency {','.join(map(str, self.concurrency))} is no curve; give growing "
+                "numbers, such as 1,2,4"
+            )
+        _check_positive("repeats", self.repeats)
+        if self.num_requests is not None:
+            _check_positive("requests", self.num_requests)
+
+    @property
+    def requests_per_point(self) -> int:
+        """How many requests each point runs."""
+        return self.num_requests or max(self.concurrency)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request; each way of decoding sets how much it drafts."""
+        return SamplingParams(
+            max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NeverSlowerConfig:
     """Adaptive drafting against an engine without a drafter, in pairs of runs.
 

@@ -13,13 +13,15 @@ from blockdraft.bench.decode import (
     check_drafts,
     fixed,
     in_turn,
-    total_acceptance,
 )
-from blockdraft.bench.figures import (
+from blockdraft.bench.measures import (
     Rate,
     Spread,
+    defined,
     rate_of,
+    ratios,
     spread_of,
+    total_acceptance,
 )
 from blockdraft.bench.memory import KVBytes, kv_bytes_per_token
 from blockdraft.bench.prose import Prose
@@ -32,16 +34,13 @@ from blockdraft.text.tokenizer import Tokenizer
 CONTEXT_DEFINITIONS = {
     "requested_len": "tokens of the prompt that were asked for",
     "prompt_len": "tokens of the prompt: less than asked for where max_tokens would not fit",
-    "tokens_per_second": "all output tokens over all seconds, the prompt's pass included",
-    "decode_tokens_per_second": "output tokens after each first one over the seconds since it",
+    **defined("tokens_per_second", "decode_tokens_per_second"),
     "decode_speedup": "drafted over plain decode_tokens_per_second of the same passage: median, "
     "lowest, highest over the passages",
     "total_speedup": "drafted over plain tokens_per_second, all passages together",
     "first_token_seconds": "from the request to its first token, median over the passages",
-    "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
-    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
-    "adaptive drafting has learned stays from run to run",
-    "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
+    "total_speedup_spread": "the same, passage by passage: median, lowest, highest",
+    **defined("acceptance_length", "mean_depth", "num_passes_of_depth"),
     "kv_bytes": "keys and values of prompt and output: layers x key-value heads x head size x 2 x "
     "bytes of a number x tokens, without pages that are partly empty",
     "num_identical": "passages whose drafted tokens equal the plain ones",
@@ -74,6 +73,7 @@ class ContextFigures:
     drafted: Rate
     decode_speedup: Spread
     total_speedup: float
+    total_speedup_spread: Spread
     plain_first_token_seconds: float
     drafted_first_token_seconds: float
     acceptance_length: float
@@ -202,6 +202,10 @@ def _figures(group: Sequence[ContextMeasurement], per_token: KVBytes) -> Context
         drafted=drafted,
         decode_speedup=spread_of([_decode_speedup(m) for m in group]),
         total_speedup=drafted.tokens_per_second / plain.tokens_per_second,
+        total_speedup_spread=ratios(
+            [m.drafted.tokens_per_second for m in group],
+            [m.plain.tokens_per_second for m in group],
+        ),
         plain_first_token_seconds=median(m.plain.first_token_seconds for m in group),
         drafted_first_token_seconds=median(m.drafted.first_token_seconds for m in group),
         acceptance_length=acceptance.acceptance_length,

@@ -14,16 +14,17 @@ from blockdraft.bench.context import (
     context_figures,
 )
 from blockdraft.bench.prose import Prose
-from blockdraft.bench.report import describe_output, empty_table, spread_cells, three_digits
+from blockdraft.bench.report import describe_output
+from blockdraft.bench.result import describe_result
+from blockdraft.bench.tables import empty_table, spread_cells, three_digits
 from blockdraft.llm import LLM
-from blockdraft.measure.setting import describe_setting
 
 CONTEXT_LEGEND = """\
-plain, drafted: output tokens per second from the first token on. speed-up: of
-these, median and low-high over the passages; whole: with the prompt's pass.
-tau: tokens per target pass. depth: tokens drafted per target pass. first token:
-median seconds from the request, drafted. K/V: MB of keys and values, target +
-drafter. same: drafted output equals plain output."""
+plain, drafts: output tokens per second from the first token on. over plain: of
+drafts, median and low-high over the passages; whole: low-high with
+the prompt's pass. tau: tokens per target pass. depth: tokens drafted per target
+pass. first token: median seconds from the request, drafted. K/V: MB of keys and
+values, target + drafter. same: drafted output equals plain output."""
 
 _MB = 1_000_000
 
@@ -33,8 +34,7 @@ def context_json(
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
     return {
-        **describe_setting(llm),
-        "definitions": CONTEXT_DEFINITIONS,
+        **describe_result("context", llm, CONTEXT_DEFINITIONS),
         "bench": asdict(config),
         "text": prose.describe(),
         "figures": [asdict(row) for row in context_figures(llm, measurements)],
@@ -55,7 +55,7 @@ def context_table(title: str, rows: Sequence[ContextFigures]) -> Table:
     """One row per length; fits 80 columns."""
     view = empty_table(
         title,
-        *("prompt", "plain\ntok/s", "drafted\ntok/s", "speed-\nup", "low-high", "whole", "tau"),
+        *("prompt", "plain\ntok/s", "drafts\ntok/s", "over\nplain", "low-high", "whole", "tau"),
         *("depth", "first\ntoken", "K/V\nMB", "same"),
     )
     for row in rows:
@@ -64,10 +64,10 @@ def context_table(title: str, rows: Sequence[ContextFigures]) -> Table:
             three_digits(row.plain.decode_tokens_per_second),
             three_digits(row.drafted.decode_tokens_per_second),
             *spread_cells(row.decode_speedup),
-            f"{row.total_speedup:.2f}",
-            f"{row.acceptance_length:.2f}",
+            spread_cells(row.total_speedup_spread)[1],
+            three_digits(row.acceptance_length),
             f"{row.mean_depth:.1f}",
-            f"{row.drafted_first_token_seconds:.2f}",
+            three_digits(row.drafted_first_token_seconds),
             f"{three_digits(row.kv_bytes.target / _MB)}+{three_digits(row.kv_bytes.draft / _MB)}",
             f"{row.num_identical}/{row.num_passages}",
         )

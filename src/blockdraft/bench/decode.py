@@ -6,6 +6,7 @@ The one place where a measurement sets how deep to draft and how many requests r
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
+from statistics import median
 from time import perf_counter
 from typing import Literal, TypeVar
 
@@ -17,7 +18,6 @@ from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
-from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.measure.phases import PhaseTotals
 from blockdraft.text.outline import Check, Outline
@@ -31,10 +31,11 @@ _LEAST_REQUESTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The most candidates of a step; 0 is plain decoding."""
+    """The most candidates of a step; 0 is plain decoding. `drafters`: kinds that may, None: all."""
 
     name: str
     num_draft_tokens: int | Literal["adaptive"]
+    drafters: tuple[str, ...] | None = None
 
 
 PLAIN = Way("plain", 0)
@@ -72,6 +73,11 @@ class Run:
         return self.num_tokens / self.wall_seconds
 
     @property
+    def tokens_per_second_per_user(self) -> float:
+        """Of the median request, from its first token on."""
+        return median(sample.decode_tokens_per_second for sample in self.samples)
+
+    @property
     def outputs(self) -> list[tuple[int, ...]]:
         """The tokens of each request."""
         return [sample.token_ids for sample in self.samples]
@@ -89,14 +95,6 @@ def joined(runs: Sequence[Run]) -> Run:
         depth_use=runs[-1].depth_use,
         phases=merge_totals(run.phases for run in runs),
     )
-
-
-def total_acceptance(samples: Sequence[TimedOutput]) -> AcceptanceStats:
-    """Counts over several outputs."""
-    total = AcceptanceStats()
-    for sample in samples:
-        total.add(sample.acceptance)
-    return total
 
 
 class Decoder:
@@ -125,6 +123,8 @@ class Decoder:
         if way == PLAIN:
             # Beyond depth 0, the drafter is not even told what the target has read.
             params = replace(params, num_draft_tokens=0)
+        elif way.drafters is not None:
+            params = replace(params, drafters=way.drafters)
         engine.timer.take_totals()
         start = perf_counter()
         with engine.timer.phase("stream"):

@@ -1,54 +1,42 @@
-"""Figures over many measurements. Each metric is defined here, once."""
+"""The rows of `bench speed`: figures over many measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import NamedTuple
 
+from blockdraft.bench.measures import (
+    MEASURES,
+    Measures,
+    Rate,
+    Speedup,
+    defined,
+    measures_of,
+    rate_of,
+    speedup_of,
+)
 from blockdraft.bench.speed import Measurement
-from blockdraft.bench.timed_output import TimedOutput
-from blockdraft.measure.acceptance import AcceptanceStats
 
 DEFINITIONS = {
-    "tokens_per_second": "all output tokens over all seconds, from request to last token, the "
-    "prompt's pass included",
-    "decode_tokens_per_second": "output tokens after each first one over the seconds since it",
     "speedup_over_plain": "drafted tokens_per_second over that of our own plain decoding",
     "speedup_over_transformers": "drafted tokens_per_second over that of transformers' generate, "
     "stock attention",
     "per_prompt_speedup": "quartiles over prompts of drafted over plain tokens per second",
-    "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
-    "acceptance_rate": "kept drafted tokens over drafted tokens",
+    "speedup_bands": "speed-ups over the other ways, end to end and from the first token on, each "
+    f"with its band: {MEASURES['band']}",
+    "ways": "measures of each way to decode; plain decoding is the baseline",
     "num_identical": "prompts whose drafted tokens equal the plain ones",
     "num_equal_to_transformers": "prompts whose tokens equal transformers' (greedy only; it does "
     "not promise equal bits)",
-    "num_looping": "outputs with under 70 % distinct 8-grams; they are easy to draft",
+    **defined(
+        *("tokens_per_second", "decode_tokens_per_second", "acceptance_length", "tau_micro"),
+        *("tau_macro", "acceptance_rate", "per_position", "per_node", "first_token_seconds"),
+        *("prompt_seconds", "seconds_per_token", "largest_gap", "share_equal", "num_looping"),
+    ),
 }
 
 ALL, WITHOUT_LOOPS = "all", "no loops"
 """Names of the groups beside the categories."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure that was measured several times."""
-
-    median: float
-    low: float
-    high: float
-
-
-def spread_of(values: Sequence[float]) -> Spread:
-    """Median, lowest and highest of at least one value."""
-    return Spread(median(values), min(values), max(values))
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Tokens per second of one way to decode, over all prompts."""
-
-    tokens_per_second: float
-    decode_tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +56,27 @@ class Figures:
     num_identical: int
     num_equal_to_transformers: int | None
     num_looping: int
+    speedup_bands: dict[str, Speedup | None]
+    ways: dict[str, Measures]
 
 
 def figures_of(measurements: Sequence[Measurement]) -> Figures:
     """Figures over at least one measurement."""
-    acceptance = AcceptanceStats()
-    for measurement in measurements:
-        acceptance.add(measurement.drafted.acceptance)
-    plain = rate_of([m.plain for m in measurements])
-    drafted = rate_of([m.drafted for m in measurements])
+    plain_samples = [m.plain for m in measurements]
+    drafted_samples = [m.drafted for m in measurements]
+    plain, drafted = rate_of(plain_samples), rate_of(drafted_samples)
+    ways = {
+        "plain": measures_of(plain_samples),
+        "drafted": measures_of(drafted_samples, plain_samples),
+    }
+    bands = {"plain": ways["drafted"].speedup, "plain_decode": ways["drafted"].decode_speedup}
     over_plain = [m.drafted.tokens_per_second / m.plain.tokens_per_second for m in measurements]
     stock = _stock_figures(measurements, drafted)
+    if stock.rate is not None:
+        both = [(m.drafted, m.transformers) for m in measurements if m.transformers is not None]
+        ours, theirs = [one for one, _ in both], [other for _, other in both]
+        ways["transformers"] = measures_of(theirs)
+        bands["transformers"] = speedup_of(ours, theirs, "transformers")
     return Figures(
         num_prompts=len(measurements),
         num_tokens=sum(len(m.drafted.token_ids) for m in measurements),
@@ -88,11 +86,13 @@ def figures_of(measurements: Sequence[Measurement]) -> Figures:
         speedup_over_plain=drafted.tokens_per_second / plain.tokens_per_second,
         speedup_over_transformers=stock.speedup,
         per_prompt_speedup=_quartiles(over_plain),
-        acceptance_length=acceptance.acceptance_length,
-        acceptance_rate=acceptance.acceptance_rate,
+        acceptance_length=ways["drafted"].tau_micro,
+        acceptance_rate=ways["drafted"].acceptance_rate,
         num_identical=sum(m.identical for m in measurements),
         num_equal_to_transformers=stock.num_equal,
         num_looping=sum(m.loops for m in measurements),
+        speedup_bands=bands,
+        ways=ways,
     )
 
 
@@ -120,17 +120,6 @@ def groups_of(measurements: Sequence[Measurement]) -> dict[str, Figures]:
     if straight := [m for m in measurements if not m.loops]:
         groups[WITHOUT_LOOPS] = straight
     return {name: figures_of(group) for name, group in groups.items()}
-
-
-def rate_of(samples: Sequence[TimedOutput]) -> Rate:
-    """Tokens per second over at least one output."""
-    decode_seconds = sum(sample.decode_seconds for sample in samples)
-    num_later = sum(len(sample.token_ids) - 1 for sample in samples)
-    total_seconds = sum(sample.total_seconds for sample in samples)
-    return Rate(
-        tokens_per_second=sum(len(sample.token_ids) for sample in samples) / total_seconds,
-        decode_tokens_per_second=num_later / decode_seconds if decode_seconds else 0.0,
-    )
 
 
 def _quartiles(values: list[float]) -> tuple[float, float, float]:

@@ -6,8 +6,8 @@ from typing import Any
 from transformers import AutoConfig
 
 from blockdraft.llm import LLM
-from blockdraft.models.checkpoint import read_config
-from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.loading import target_without_weights
+from blockdraft.speculate.drafters.shapes import read_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ def kv_bytes_per_token(llm: LLM) -> KVBytes:
     of_target = 2 * target.num_hidden_layers * kv_heads * head_dim * llm.dtype.itemsize
     if llm.drafter_folder is None:
         return KVBytes(of_target, 0)
-    draft = DraftConfig.from_dict(read_config(llm.drafter_folder))
-    size = 2 * draft.num_hidden_layers * draft.num_key_value_heads * draft.head_dim
+    outline = target_without_weights(llm.folder, trust_remote_code=llm.config.trust_remote_code)
+    shapes = read_shape(llm.drafter_folder, outline, llm.dtype).kv_shapes
+    size = 2 * sum(heads * head_dim for heads, head_dim in shapes)
     return KVBytes(of_target, size * llm.dtype.itemsize)

@@ -12,17 +12,16 @@ from blockdraft.bench.decode import (
     check_drafts,
     encode_prompts,
     run_in_turns,
-    total_acceptance,
 )
-from blockdraft.bench.figures import Spread, spread_of
+from blockdraft.bench.measures import MEASURES, Spread, defined, spread_of, total_acceptance
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.llm import LLM
 
 NEVER_SLOWER_DEFINITIONS = {
     "concurrency": "most requests that run at once; twice as many, at least 4, are asked for "
     "together, then it is the other side's turn",
-    "tokens_per_second": "output tokens over the wall time, prompt passes and the emptying end "
-    "of every turn included; over the pairs: median, lowest, highest",
+    "tokens_per_second": f"{MEASURES['tokens_per_second_in_total']}; over the pairs: median, "
+    "lowest, highest",
     "ratio": "adaptive over no drafter, pair by pair; within one the sides take turns: "
     "median, lowest, highest",
     "slowdown": "seconds per token with adaptive drafting over those without a drafter: 1 over the "
@@ -31,10 +30,7 @@ NEVER_SLOWER_DEFINITIONS = {
     "holds": "slowdown is at most limit",
     "confidence": "chance that lowest and highest enclose the true median of the ratio, if pairs "
     "are independent: 1 - 2^(1 - pairs)",
-    "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
-    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
-    "adaptive drafting has learned stays from run to run",
-    "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
+    **defined("acceptance_length", "mean_depth", "num_passes_of_depth"),
     "num_identical": "outputs of both sides that equal the first ones without a drafter",
 }
 

@@ -4,17 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from blockdraft.bench.config import SpeedConfig
-from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, Spread, groups_of
+from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
 from blockdraft.bench.ledger import Account, describe_accounts, merge_totals
+from blockdraft.bench.measures import Speedup
+from blockdraft.bench.result import describe_result
 from blockdraft.bench.speed import Measurement
+from blockdraft.bench.tables import empty_table, three_digits
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.llm import LLM
 from blockdraft.measure.ledger import make_ledger
-from blockdraft.measure.setting import describe_setting
 
 Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
 
@@ -22,8 +23,7 @@ Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
 def json_report(llm: LLM, runs: Runs) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
     return {
-        **describe_setting(llm),
-        "definitions": DEFINITIONS,
+        **describe_result("speed", llm, DEFINITIONS),
         "runs": [_run(llm, config, measurements) for config, measurements in runs],
     }
 
@@ -74,10 +74,10 @@ def describe_output(sample: TimedOutput) -> dict[str, Any]:
 
 
 LEGEND = """\
-tok/s: all tokens over all seconds. speed-up: drafted over the other. quartiles:
-of the speed-up over plain, prompt by prompt. tau: tokens per target pass. same
-tokens: drafted output equals plain output. loops: outputs that repeat
-themselves, which are easy to draft."""
+tok/s: all tokens over all seconds. speed-up: drafted over the other. 95 %: its
+band, where prompts are drawn again. tau: tokens per target pass. same tokens:
+drafted output equals plain output. loops: outputs that repeat themselves, which
+are easy to draft."""
 
 
 def table(title: str, groups: Mapping[str, Figures]) -> Table:
@@ -87,8 +87,8 @@ def table(title: str, groups: Mapping[str, Figures]) -> Table:
         title,
         *("", "drafted\ntok/s", "plain\ntok/s"),
         *(["trans-\nformers\ntok/s"] if with_stock else []),
-        *("speed-up\nover\nplain", "quartiles"),
-        *(["over\ntrans-\nformers"] if with_stock else []),
+        *("speed-up\nover\nplain", "95 %"),
+        *(["over trans-\nformers\n95 %"] if with_stock else []),
         *("tau", "same\ntokens", "loops"),
     )
     for name, row in groups.items():
@@ -100,37 +100,24 @@ def table(title: str, groups: Mapping[str, Figures]) -> Table:
 
 
 def _cells(row: Figures) -> list[str]:
-    stock, over_stock = row.transformers, row.speedup_over_transformers
-    low, _, high = row.per_prompt_speedup
+    stock = row.transformers
     return [
         f"{row.drafted.tokens_per_second:.1f}",
         f"{row.plain.tokens_per_second:.1f}",
         *([] if stock is None else [f"{stock.tokens_per_second:.1f}"]),
         f"{row.speedup_over_plain:.2f}",
-        f"{low:.2f}-{high:.2f}",
-        *([] if over_stock is None else [f"{over_stock:.2f}"]),
+        _band(row.speedup_bands["plain"]),
+        *([] if stock is None else [_band(row.speedup_bands["transformers"])]),
         f"{row.acceptance_length:.2f}",
         f"{row.num_identical}/{row.num_prompts}",
         str(row.num_looping),
     ]
 
 
-def empty_table(title: str, *headings: str) -> Table:
-    """A table without rows; a column without a heading holds names, the others numbers."""
-    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    for heading in headings:
-        view.add_column(heading, justify="right" if heading else "left")
-    return view
-
-
-def spread_cells(spread: Spread) -> tuple[str, str]:
-    """Median, and lowest to highest."""
-    return (
-        three_digits(spread.median),
-        f"{three_digits(spread.low)}-{three_digits(spread.high)}",
-    )
-
-
-def three_digits(value: float) -> str:
-    """As many decimals as leave three digits, so that a column fits slow and fast machines."""
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+def _band(speedup: Speedup | None) -> str:
+    """Of a single prompt there is none, only the figure."""
+    if speedup is None:
+        return "-"
+    if speedup.low is None or speedup.high is None:
+        return f"{three_digits(speedup.value)} (one)"
+    return f"{three_digits(speedup.low)}-{three_digits(speedup.high)}"

@@ -12,12 +12,16 @@ class TimedOutput:
 
     total_seconds: from the request to the last token, the prompt's pass included.
     decode_seconds: from the first token to the last.
+    queue_seconds: from the request to its first step, part of the total.
+    largest_gap: the longest between two tokens; None where it was not watched.
     """
 
     token_ids: tuple[int, ...]
     total_seconds: float
     decode_seconds: float
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+    queue_seconds: float = 0.0
+    largest_gap: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -35,8 +39,20 @@ class TimedOutput:
         """From the request to its first token, waiting and the prompt's pass included."""
         return self.total_seconds - self.decode_seconds
 
+    @property
+    def prompt_seconds(self) -> float:
+        """From its first step to its first token."""
+        return self.first_token_seconds - self.queue_seconds
+
 
 def timed_output(completion: Completion) -> TimedOutput:
     """The figures of one of our own outputs."""
     timings = completion.timings
-    return TimedOutput(completion.token_ids, timings.total, timings.decode, completion.acceptance)
+    return TimedOutput(
+        token_ids=completion.token_ids,
+        total_seconds=timings.total,
+        decode_seconds=timings.decode,
+        acceptance=completion.acceptance,
+        queue_seconds=timings.queue,
+        largest_gap=timings.largest_gap,
+    )

@@ -25,6 +25,8 @@ from blockdraft.cli.bench_output import (
     load_for_prompts,
     publish,
 )
+from blockdraft.cli.bench_pareto import pareto
+from blockdraft.cli.bench_results import plan, report
 from blockdraft.cli.ledger_output import (
     Ledger,
     Waterfall,
@@ -45,10 +47,10 @@ DEMO_TEMPERATURE = 0.7
 DEMO_MAX_TOKENS = 96
 
 app = typer.Typer(
-    help="Measure the speed of drafted decoding, and check that it changes no output.",
+    help="Measure the speed of drafted decoding, check that it changes no output, and report.",
     no_args_is_help=True,
 )
-for command in (concurrency, never_slower, context):
+for command in (concurrency, never_slower, context, pareto, plan, report):
     app.command()(with_verbosity(command))
 
 WithTransformers = Annotated[
@@ -151,6 +153,10 @@ def _measure_break_even(
     if as_json:
         return
     found = break_even_of(measurements)
+    spread = "one prompt, no spread"
+    if found.speedup_band is not None:
+        low, high = found.speedup_band
+        spread = f"95 % of resamples {low:.2f}-{high:.2f}"
     print(headline(llm))
     print(
         f"a drafted step takes {1e3 * found.drafted_step_seconds:.3g} ms, a plain one "
@@ -159,7 +165,7 @@ def _measure_break_even(
     )
     print(
         f"forced: {found.kept_share:.1%} of the drafts kept, tau {found.acceptance_length:.2f}, "
-        f"{found.speedup:.2f} times as fast as plain decoding"
+        f"{found.speedup:.2f} times as fast as plain decoding ({spread})"
     )
     print(NOTE)
 

@@ -20,7 +20,7 @@ def fit_lines(fit: "Fit", target: str, drafter: str) -> Iterator[str]:
     elif fit.target.missing is not None:
         yield f"{drafter} fits {target}, which cannot be loaded here: {fit.target.missing}"
     else:
-        yield f"{drafter} fits {target}: blocks of {fit.drafter.block_size} slots"
+        yield f"{drafter} fits {target}: {_proposed(fit.drafter)}"
     yield from _target_lines(fit.target)
     yield from _drafter_lines(fit.drafter)
     yield f"  sizes are those of {fit.dtype}"
@@ -45,14 +45,27 @@ def _target_lines(facts: "TargetFacts") -> Iterator[str]:
 
 def _drafter_lines(facts: "DrafterFacts") -> Iterator[str]:
     layers = ", ".join(map(str, facts.target_layer_ids))
+    reads = f"reads layers {layers}" if layers else "reads no features"
     yield (
-        f"  drafter: {facts.kind}, {facts.layout} layout, blocks of {facts.block_size}, mask token "
-        f"{facts.mask_token_id}, reads layers {layers}, guesses from {facts.guessed_tokens} tokens"
+        f"  drafter: {facts.kind}, {facts.layout} layout, {_steps(facts)}, {reads}, guesses from "
+        f"{facts.guessed_tokens} tokens"
     )
     yield (
         f"  memory: weights {_size(facts.weight_bytes)}, keys and values "
         f"{_size(facts.kv_bytes_per_token)} a token"
     )
+
+
+def _proposed(facts: "DrafterFacts") -> str:
+    if facts.block_size is not None:
+        return f"blocks of {facts.block_size} slots"
+    return f"paths of up to {facts.longest_path} tokens"
+
+
+def _steps(facts: "DrafterFacts") -> str:
+    if facts.block_size is not None:
+        return f"blocks of {facts.block_size}, mask token {facts.mask_token_id}"
+    return "a forward for each depth"
 
 
 def _size(num_bytes: int | None) -> str:

@@ -218,11 +218,12 @@ def _compare(
         print(f"plain    {summary_line(plain)}", file=sys.stderr)
         print(f"drafted  {summary_line(drafted)}", file=sys.stderr)
         same = "identical" if result.identical else "DIFFERENT"
-        print(f"speed-up {result.speedup:.2f}x, {same} tokens", file=sys.stderr)
+        speedup = "none: a single token" if result.speedup is None else str(result.speedup)
+        print(f"speed-up {speedup}, {same} tokens", file=sys.stderr)
     return {
         "plain": describe_completion(plain),
         "drafted": describe_completion(drafted),
-        "speedup": result.speedup,
+        "speedup": 0.0 if result.speedup is None else result.speedup.value,
         "acceptance_length": drafted.acceptance.acceptance_length,
         "identical": result.identical,
         "warm_up": f"both ways, up to {WARM_UP_TOKENS} tokens each, before timing",

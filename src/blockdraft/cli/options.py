@@ -100,7 +100,7 @@ NGrams = Annotated[
     bool,
     typer.Option(
         "--ngrams/--no-ngrams",
-        help="Also draft from the drafter's table of n-grams, if it has one.",
+        help="Also draft from n-grams: the drafter's table, if it has one, and the text itself.",
     ),
 ]
 SharedLookup = Annotated[

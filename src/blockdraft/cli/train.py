@@ -155,7 +155,7 @@ def _print_plan(run: "RunFile", *, as_json: bool) -> None:
         print_json({"settings": settings, "plan": figures.to_dict()})
         return
     _print_table("Settings", {name: _shown(value) for name, value in settings.items()})
-    _print_table("Plan", _plan_rows(figures))
+    _print_table("Plan", _plan_rows(figures, run.train.block_size))
     for warning in figures.warnings:
         typer.echo(f"Warning: {warning}")
     if expected := figures.texts.num_expected:
@@ -171,14 +171,15 @@ def _shown(value: object) -> str:
     return "unset" if value is None else str(value)
 
 
-def _plan_rows(plan: "Estimate") -> Mapping[str, str]:
+def _plan_rows(plan: "Estimate", block_size: int) -> Mapping[str, str]:
     memory, texts = plan.memory, plan.texts
+    layers = ", ".join(map(str, plan.drafter.feature_layers))
+    features = f"features of layers {layers}" if layers else "no features"
     at_most = "at most " if texts.num_expected else ""
     each = f"in each of {plan.num_processes} processes " if plan.num_processes > 1 else ""
     rows = {
         "drafter": f"{plan.num_parameters / 1e6:.1f} M parameters, "
-        f"layers: {plan.drafter.num_hidden_layers}, blocks of {plan.drafter.block_size}, "
-        f"features of layers {', '.join(map(str, plan.drafter.target_layer_ids))}",
+        f"layers: {plan.drafter.num_layers}, blocks of {block_size}, {features}",
         "target": f"{plan.target_parameters / 1e6:.1f} M parameters",
         "answers": f"{at_most}{texts.num_train} to train on, {texts.num_held_out} held out",
         "tokens": f"{at_most}{texts.num_tokens}, {texts.num_answer_tokens} of them answers",

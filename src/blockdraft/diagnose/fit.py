@@ -18,20 +18,14 @@ from blockdraft.cache.kv import KVLayer
 from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.cache.states import StateCache
-from blockdraft.core.errors import ModelError
 from blockdraft.models.attention.exact import EXACT_ATTENTION
-from blockdraft.models.checkpoint import WEIGHTS_NAME, read_config
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.loading import check_pair, target_without_weights
-from blockdraft.models.own_ends import has_own_ends
-from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.checkpoint import WEIGHTS_NAME
+from blockdraft.models.loading import target_without_weights
 from blockdraft.models.paged_support import NotPaged, layer_shapes
 from blockdraft.models.recurrent import cache_argument, is_recurrent, mixers, new_cache
-from blockdraft.models.speculators_layout import MARK
 from blockdraft.models.supported import check_supported, varying_rope_type
 from blockdraft.models.transformers_target import replace_attention
-from blockdraft.speculate.drafters.kinds import kind_of
+from blockdraft.speculate.drafters.shapes import DrafterShape, read_shape
 
 RunPath = Literal["paged", "one after another", "recurrent"]
 """All sequences in one forward; one sequence a forward; and there its layers token by token."""
@@ -65,12 +59,13 @@ class TargetFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterFacts:
-    """What a drafter's config says; memory as in TargetFacts."""
+    """What a drafter's config says; memory as in TargetFacts. See DrafterShape."""
 
     kind: str
     layout: str
-    block_size: int
-    mask_token_id: int
+    block_size: int | None
+    mask_token_id: int | None
+    longest_path: int
     target_layer_ids: tuple[int, ...]
     guessed_tokens: int
     weight_bytes: int
@@ -101,20 +96,13 @@ def examine_fit(
     Raises:
         ModelError: one of them cannot be run at all; says why, and the remedy.
     """
-    raw = read_config(drafter)
-    config = DraftConfig.from_dict(raw)
     model = target_without_weights(target, trust_remote_code=trust_remote_code).to(dtype)
-    facts = _target_facts(model, target, dtype)
-    reason = None
-    try:
-        check_pair(model, config, has_own_ends=has_own_ends(drafter))
-    except ModelError as error:
-        reason = str(error)
+    shape = read_shape(drafter, model, dtype)
     return Fit(
-        fits=reason is None,
-        reason=reason,
-        target=facts,
-        drafter=_drafter_facts(raw, config, dtype),
+        fits=shape.refusal is None,
+        reason=shape.refusal,
+        target=_target_facts(model, target, dtype),
+        drafter=_drafter_facts(shape, dtype),
         dtype=str(dtype).removeprefix("torch."),
     )
 
@@ -202,16 +190,15 @@ def _weight_bytes(
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) or None
 
 
-def _drafter_facts(raw: Mapping[str, Any], config: DraftConfig, dtype: torch.dtype) -> DrafterFacts:
-    with torch.device("meta"):
-        model = DraftModel(config)
+def _drafter_facts(shape: DrafterShape, dtype: torch.dtype) -> DrafterFacts:
     return DrafterFacts(
-        kind=kind_of(raw) if config.dflash2 is None else "dflash2",
-        layout="speculators" if MARK in raw else "z-lab",
-        block_size=config.block_size,
-        mask_token_id=config.mask_token_id,
-        target_layer_ids=config.target_layer_ids,
-        guessed_tokens=raw.get("draft_vocab_size") or config.vocab_size,
-        weight_bytes=sum(p.numel() for p in model.parameters()) * dtype.itemsize,
-        kv_bytes_per_token=round(PagedContexts.page_bytes(config, dtype) / PAGE_SIZE),
+        kind=shape.kind,
+        layout=shape.layout,
+        block_size=shape.block_size,
+        mask_token_id=shape.mask_token_id,
+        longest_path=shape.longest_path,
+        target_layer_ids=shape.target_layer_ids,
+        guessed_tokens=shape.guessed_tokens,
+        weight_bytes=shape.num_weights * dtype.itemsize,
+        kv_bytes_per_token=round(shape.page_bytes / PAGE_SIZE),
     )

@@ -18,6 +18,7 @@ class Timings:
     first_token: from the request to the first token, waiting and prompt pass included.
     decode: from the first token to the last. total: from the request to the last token.
     tokens_per_second: tokens after the first over `decode`; 0 for a single token.
+    largest_gap: the longest between two tokens; tokens of one step come together.
     """
 
     first_token: float
@@ -25,6 +26,7 @@ class Timings:
     total: float
     tokens_per_second: float
     queue: float = 0.0
+    largest_gap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from blockdraft.allocation.allocator import Allocator
 from blockdraft.allocation.best_rate import BestRate
 from blockdraft.allocation.cost_measurement import measure_costs
 from blockdraft.allocation.costs import StepCosts
-from blockdraft.allocation.policy import Policy, VerifyAll
+from blockdraft.allocation.policy import DEFAULT_NUM_DRAFT_TOKENS, Policy, VerifyAll
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.failures import FailureLog
@@ -34,9 +34,6 @@ from blockdraft.speculate.proposer import Proposer
 from blockdraft.speculate.verify import verify
 
 _DEFAULTS = LLMConfig()
-
-DEFAULT_NUM_DRAFT_TOKENS = 15
-"""The most candidates of a sequence where as many are verified as pay."""
 
 logger = logging.getLogger(__name__)
 
@@ -445,6 +442,8 @@ class Engine:
                 record.first_token_at = now
             else:
                 self._count(record.acceptance, output)
+                record.largest_gap = max(record.largest_gap, now - record.last_token_at)
+            record.last_token_at = now
         self._observe(lambda observer: observer.reported(outputs))
         return outputs
 

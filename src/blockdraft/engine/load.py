@@ -161,13 +161,13 @@ def free_drafters(config: LLMConfig, drafter_folder: Path | None) -> list[FreeDr
         ModelError: the drafter's table of n-grams is damaged.
     """
     found: list[FreeDrafter] = [PredictionDrafter()]
-    if config.looks_up(has_drafter=drafter_folder is not None):
+    looks_up = config.looks_up(has_drafter=drafter_folder is not None)
+    if looks_up:
         found.append(LookupDrafter(shared_tokens=config.shared_lookup))
-    table = None
-    if config.ngrams and drafter_folder is not None:
-        table = NGramTable.load(drafter_folder)
-    if table is not None:
-        found.append(NGramDrafter(table))
+    if config.ngrams:
+        table = None if drafter_folder is None else NGramTable.load(drafter_folder)
+        if table is not None or looks_up:
+            found.append(NGramDrafter(table or NGramTable([])))
     return found
 
 

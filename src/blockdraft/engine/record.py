@@ -96,6 +96,8 @@ class SampleRecord:
     text: SampleText | None = None
     started_at: float | None = None
     first_token_at: float | None = None
+    last_token_at: float = 0.0
+    largest_gap: float = 0.0
     finished_at: float | None = None
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
 
@@ -138,4 +140,5 @@ class SampleRecord:
             total=self.finished_at - self.added_at,
             tokens_per_second=(self.sequence.num_output - 1) / decode if decode else 0.0,
             queue=(self.started_at or self.finished_at) - self.added_at,
+            largest_gap=self.largest_gap,
         )

@@ -292,6 +292,18 @@ class WholeLayer(Protocol):
     """A decoder layer that runs in one call, by the backend that made it."""
 
 
+class LayerStack(Protocol):
+    """Whole layers one behind another, over the pages that they were bound to."""
+
+    def __call__(
+        self, hidden: Tensor, rotation: Rotation, seen: Sequence["PagedAttention"]
+    ) -> Tensor:
+        """[.., size] -> [1 + kept, .., size]: the last layer's output, then those that are kept.
+
+        rotation: cos and signed sin, [rows, head_dim] each. seen: of each layer.
+        """
+
+
 class PagedAttention(Protocol):
     """Attention of the rows of a forward that see certain ranges of keys."""
 
@@ -406,6 +418,19 @@ class Backend(Protocol):
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:
         """The layer in one call, over pages; None where that cannot be."""
+
+    def stack(
+        self,
+        layers: Sequence[WholeLayer],
+        kv: KVPages,
+        scorings: Sequence[Scoring],
+        kept: Sequence[int],
+    ) -> LayerStack | None:
+        """Layers of this backend, one for each of the pages' pools, in one call.
+
+        kept: numbers of layers but the last whose outputs are wanted too, each once. None where
+        that cannot be.
+        """
 
 
 class RandomWords(Protocol):

@@ -113,6 +113,14 @@ class AcceptanceStats:
         return [self.accepted[i] / self.drafted[i] for i in sorted(self.drafted)]
 
     @property
+    def per_node(self) -> dict[tuple[int, int], float]:
+        """Share of the candidates at each depth, from 0, and rank there that were kept."""
+        return {
+            place: self.accepted_at[place] / number
+            for place, number in sorted(self.drafted_at.items())
+        }
+
+    @property
     def per_rank(self) -> dict[int, float]:
         """Share of the candidates of each rank among their siblings that were kept."""
         drafted: Counter[int] = Counter()

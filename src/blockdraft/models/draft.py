@@ -32,6 +32,7 @@ from blockdraft.models.draft_context import ContextKV, DraftContext, LayerKV
 from blockdraft.models.draft_convolution import DynamicConvolution, Layer
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
+from blockdraft.models.eagle3_config import AnyDraftConfig
 from blockdraft.models.own_ends import (
     read_mask_embedding,
     saved_ends,
@@ -72,7 +73,7 @@ class Rotary:
         ModelError: transformers rejects the RoPE parameters.
     """
 
-    def __init__(self, config: DraftConfig) -> None:
+    def __init__(self, config: AnyDraftConfig) -> None:
         # Real values even while the model around it is built on the meta device.
         with torch.device("cpu"):
             self._frequencies, self._scale = _rope_frequencies(config)
@@ -87,7 +88,7 @@ class Rotary:
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
-def _rope_frequencies(config: DraftConfig) -> tuple[Tensor, float]:
+def _rope_frequencies(config: AnyDraftConfig) -> tuple[Tensor, float]:
     """Inverse frequencies [head_dim / 2] in float32, and the factor on cos and sin."""
     if config.rope["rope_type"] == "default":
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
@@ -154,7 +155,7 @@ class DraftAttention(nn.Module):
 class DraftMLP(nn.Module):
     """Gated feed-forward network."""
 
-    def __init__(self, config: DraftConfig) -> None:
+    def __init__(self, config: AnyDraftConfig) -> None:
         super().__init__()
         if config.hidden_act not in ACT2FN:
             raise ModelError(
@@ -246,8 +247,7 @@ class DraftModel(nn.Module):
         self.mask_embedding: Tensor | None
         for name in ("own_embedding", "own_head", "mask_embedding"):
             self.register_buffer(name, None, persistent=False)
-        num_inputs = config.num_features * config.target_hidden_size
-        self.fc = nn.Linear(num_inputs, config.hidden_size, bias=False)
+        self.fc = nn.Linear(config.context_width, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -352,8 +352,9 @@ class DraftModel(nn.Module):
         """Turn target features into each layer's keys and values.
 
         Args:
-            features: [b, c, num_features * target_hidden_size], the outputs of the target's
-                layers `target_layer_ids`, concatenated in that order.
+            features: [b, c, context_width], the outputs of the target's layers
+                `target_layer_ids`, concatenated in that order; of a drafter without features, the
+                tokens' embeddings from `embed`.
             positions: [b, c], absolute.
 
         Returns:

@@ -9,6 +9,7 @@ from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.draft_config_reader import (
     ARCHITECTURE,
     ARCHITECTURE_2,
+    ARCHITECTURE_TOKENS,
     AttentionKind,
     DFlash2Config,
     default_target_layer_ids,
@@ -18,6 +19,7 @@ from blockdraft.models.draft_config_reader import (
 __all__ = [
     "ARCHITECTURE",
     "ARCHITECTURE_2",
+    "ARCHITECTURE_TOKENS",
     "AttentionKind",
     "DFlash2Config",
     "DraftConfig",
@@ -42,14 +44,16 @@ class DraftConfig:
         rope: `rope_type` and `rope_theta`, and whatever that type needs (transformers' names).
         num_target_layers: layers of the target it was made for; None when the checkpoint does
             not say.
-        target_hidden_size: width of one target feature; `fc` reads
-            `len(target_layer_ids) * target_hidden_size`.
-        target_layer_ids: 0-based target layers whose *outputs* are the features, in order.
+        target_hidden_size: width of one target feature.
+        target_layer_ids: 0-based target layers whose *outputs* are the features, in order; empty
+            for a drafter without features, whose context is the tokens' own embeddings.
         block_size: slots of a block with the anchor, as trained.
         sliding_window: keys a sliding layer sees, its own slot included; None without such layers.
         causal: whether slots see only earlier slots of their block; None means that sliding
             layers do and full layers do not.
         dflash2: what DFlash 2 adds; None for DFlash.
+        num_denoising_steps: forwards that fill a block, see `models.denoising`; more than one only
+            without features.
 
     Raises:
         ModelError: a value is out of range or two contradict each other.
@@ -81,12 +85,13 @@ class DraftConfig:
     final_logit_softcapping: float | None = None
     input_embedding_scale: float = 1.0
     dflash2: DFlash2Config | None = None
+    num_denoising_steps: int = 1
 
     def __post_init__(self) -> None:
         _check_sizes(self)
         _check_pairing(self)
         _check_attention(self)
-        _check_rope(self.rope)
+        check_rope(self.rope)
         if self.dflash2 is not None:
             _check_dflash2(self, self.dflash2)
 
@@ -94,6 +99,16 @@ class DraftConfig:
     def num_features(self) -> int:
         """How many target layers are concatenated into one context feature."""
         return len(self.target_layer_ids)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the context is the tokens themselves, and not features of the target."""
+        return not self.target_layer_ids
+
+    @property
+    def context_width(self) -> int:
+        """Numbers of a context token that `fc` reads."""
+        return self.num_features * self.target_hidden_size or self.hidden_size
 
     def is_causal(self, kind: AttentionKind) -> bool:
         """Whether a slot in a layer of this kind sees only itself and earlier slots."""
@@ -128,6 +143,9 @@ class DraftConfig:
             if getattr(self, name) != getattr(type(self), name):
                 drafter[name] = getattr(self, name)
         architecture = ARCHITECTURE
+        if self.reads_tokens:
+            architecture = ARCHITECTURE_TOKENS
+            drafter["num_denoising_steps"] = self.num_denoising_steps
         if self.dflash2 is not None:
             architecture = ARCHITECTURE_2
             drafter |= asdict(self.dflash2)
@@ -187,8 +205,14 @@ def _check_pairing(config: DraftConfig) -> None:
             f"mask_token_id {config.mask_token_id} is outside the vocabulary (0 to "
             f"{config.vocab_size - 1}); set mask_token_id to a row of the target's embedding"
         )
-    if not config.target_layer_ids:
-        raise ModelError("target_layer_ids is empty; a drafter reads at least one target layer")
+    if config.reads_tokens and config.dflash2 is not None:
+        raise ModelError("target_layer_ids is empty; a DFlash 2 drafter reads at least one layer")
+    most = config.block_size - 1 if config.reads_tokens else 1
+    if not 1 <= config.num_denoising_steps <= most:
+        raise ModelError(
+            f"num_denoising_steps is {config.num_denoising_steps} in the drafter's config; give a "
+            f"number from 1 to {most}"
+        )
     limit = config.num_target_layers
     if bad := [i for i in config.target_layer_ids if i < 0 or (limit is not None and i >= limit)]:
         last = "the target's last layer" if limit is None else str(limit - 1)
@@ -216,7 +240,7 @@ def _check_attention(config: DraftConfig) -> None:
         )
 
 
-def _check_rope(rope: Mapping[str, Any]) -> None:
+def check_rope(rope: Mapping[str, Any]) -> None:
     """Raise ModelError unless the kind of RoPE is supported and complete."""
     kind = rope.get("rope_type")
     if kind not in _ROPE_KEYS:

@@ -16,6 +16,8 @@ AttentionKind = Literal["full_attention", "sliding_attention"]
 
 ARCHITECTURE = "DFlashDraftModel"
 ARCHITECTURE_2 = "DFlash2DraftModel"
+ARCHITECTURE_TOKENS = "BlockDiffusionDraftModel"
+"""Of this project: a DFlash drafter whose context is the tokens, not features of the target."""
 
 DEFAULT_ROPE_THETA = 10000.0
 """Where a config names none, as in transformers."""
@@ -36,6 +38,7 @@ _NESTED_KEYS = frozenset(
         "target_hidden_size",
         # Advice to one engine on how much to draft; what a slot predicts does not depend on it.
         "runtime_block_size",
+        "num_denoising_steps",
     }
 )
 
@@ -51,7 +54,7 @@ _OTHER_METHODS = {
 }
 """Keys that mark another kind of drafter when they are set, and what it is."""
 
-_UNSUPPORTED: dict[str, object] = {
+UNSUPPORTED: dict[str, object] = {
     "attention_sink_bias": False,
     "attention_value_scale": 1.0,
     "draft_window_size": 0,
@@ -103,7 +106,7 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """
     raw = published_layout(raw)
     _refuse_unsupported(raw)
-    reader = _Reader(raw)
+    reader = Reader(raw)
     hidden_size = reader.integer("hidden_size")
     num_layers = reader.integer("num_hidden_layers")
     num_heads = reader.integer("num_attention_heads")
@@ -121,14 +124,16 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": reader.integer("head_dim", hidden_size // max(num_heads, 1)),
         "vocab_size": reader.integer("vocab_size"),
         "target_hidden_size": reader.integer("target_hidden_size", hidden_size),
-        "target_layer_ids": _read_layer_ids(reader, num_target_layers, num_layers),
+        "target_layer_ids": ()
+        if ARCHITECTURE_TOKENS in _architectures(raw)
+        else _read_layer_ids(reader, num_target_layers, num_layers),
         "mask_token_id": reader.integer("mask_token_id"),
         "block_size": reader.integer("block_size"),
         "layer_types": layer_types,
         "num_target_layers": num_target_layers,
         "hidden_act": reader.optional_string("hidden_act"),
         "rms_norm_eps": reader.optional_number("rms_norm_eps"),
-        "rope": _read_rope(raw),
+        "rope": read_rope(raw),
         "max_position_embeddings": reader.optional_integer("max_position_embeddings"),
         "attention_bias": reader.optional_boolean("attention_bias"),
         "sliding_window": sliding_window,
@@ -137,16 +142,17 @@ def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "final_logit_softcapping": reader.optional_number("final_logit_softcapping"),
         "input_embedding_scale": reader.optional_number("input_embedding_scale"),
         "dflash2": dflash2,
+        "num_denoising_steps": reader.optional_integer("num_denoising_steps"),
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-class _Reader:
-    """Typed look-up of config values: inside `dflash_config`, then at the top level."""
+class Reader:
+    """Typed look-up of config values: inside a nested object, then at the top level."""
 
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self._top = raw
-        self._nested: Mapping[str, Any] = raw.get("dflash_config") or {}
+    def __init__(self, raw: Mapping[str, Any], nested: str = "dflash_config") -> None:
+        self._top, self._place = raw, nested
+        self._nested: Mapping[str, Any] = raw.get(nested) or {}
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or `default` where it is absent or null."""
@@ -156,6 +162,7 @@ class _Reader:
         return default
 
     def optional_integer(self, name: str) -> int | None:
+        """An integer, or None where there is none."""
         value = self.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise ModelError(f"{name} is {value!r} in the drafter's config.json; give an integer")
@@ -171,18 +178,20 @@ class _Reader:
         value = default if value is None else value
         if value is None:
             raise ModelError(
-                f"the drafter's config.json has no {name}, neither in dflash_config nor at the "
-                f"top level; add it, or use a checkpoint in the published DFlash layout"
+                f"the drafter's config.json has no {name}, neither in {self._place} nor at the "
+                f"top level; add it, or use a checkpoint in the published layout"
             )
         return value
 
     def optional_number(self, name: str) -> float | None:
+        """A number, or None where there is none."""
         value = self.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ModelError(f"{name} is {value!r} in the drafter's config.json; give a number")
         return None if value is None else float(value)
 
     def optional_boolean(self, name: str) -> bool | None:
+        """A truth value, or None where there is none."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise ModelError(
@@ -191,6 +200,7 @@ class _Reader:
         return value
 
     def optional_string(self, name: str) -> str | None:
+        """A string, or None where there is none."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise ModelError(f"{name} is {value!r} in the drafter's config.json; give a string")
@@ -203,7 +213,7 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if not isinstance(nested, Mapping):
         raise ModelError(f"dflash_config is {nested!r} in the drafter's config; give an object")
     architectures = _architectures(raw)
-    if not {ARCHITECTURE, ARCHITECTURE_2}.intersection(architectures):
+    if not {ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_TOKENS}.intersection(architectures):
         raise _unsupported(f"architectures = {architectures}", "another model")
     for place in (nested, raw):
         for key in DFLASH2_KEYS:
@@ -219,10 +229,10 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         for key, what in _OTHER_METHODS.items():
             if place.get(key):
                 raise _unsupported(f"{key} = {place[key]!r}", what)
-        for key, neutral in _UNSUPPORTED.items():
+        for key, neutral in UNSUPPORTED.items():
             if place.get(key) not in (None, neutral):
                 raise _unsupported(f"{key} = {place[key]!r}", "a variant with other mathematics")
-    known = _NESTED_KEYS.union(DFLASH2_KEYS, _OTHER_METHODS, _UNSUPPORTED, {"projector_type"})
+    known = _NESTED_KEYS.union(DFLASH2_KEYS, _OTHER_METHODS, UNSUPPORTED, {"projector_type"})
     if unknown := sorted(set(nested) - known):
         raise ModelError(
             f"unknown keys in dflash_config: {', '.join(unknown)}; they may change what the "
@@ -242,7 +252,7 @@ def _architectures(raw: Mapping[str, Any]) -> list[str]:
 
 
 def _read_layer_ids(
-    reader: _Reader, num_target_layers: int | None, num_layers: int
+    reader: Reader, num_target_layers: int | None, num_layers: int
 ) -> tuple[int, ...]:
     """The named layer ids, or the default ones: as many as the drafter has layers."""
     ids = reader.get("target_layer_ids")
@@ -255,11 +265,16 @@ def _read_layer_ids(
         return default_target_layer_ids(num_target_layers, num_layers)
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise ModelError(f"target_layer_ids is {ids!r}; give a list of 0-based layer numbers")
+    if not ids:
+        raise ModelError(
+            f"target_layer_ids is empty; a drafter reads at least one target layer, unless its "
+            f"architecture is {ARCHITECTURE_TOKENS}"
+        )
     return tuple(ids)
 
 
 def _read_attention(
-    reader: _Reader, num_layers: int
+    reader: Reader, num_layers: int
 ) -> tuple[tuple[AttentionKind, ...], int | None, bool | None]:
     """Kind of each layer, the window of the sliding ones, and the explicit causality if any."""
     causal = reader.optional_boolean("causal")
@@ -286,7 +301,7 @@ def _read_attention(
     return tuple(kinds), window, causal
 
 
-def _read_rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+def read_rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     """One flat dict from the three places in which checkpoints keep RoPE's parameters.
 
     Theta: the scaling dict wins over the top level, as in transformers.

@@ -59,8 +59,11 @@ class DraftContexts(Protocol):
     together: bool
     waiting: WaitingFeatures
 
+    def parts(self, key: int, start: int, features: Tensor) -> list[Waiting]:
+        """Features [new, width] of the tokens from `start` on, by what will hold their keys."""
+
     def keep(self, key: int, start: int, features: Tensor) -> None:
-        """Let features [new, num_features * hidden] wait, of the tokens from `start` on."""
+        """Let features [new, width] wait, of the tokens from `start` on."""
 
     def due(self, span: ContextSpan) -> list[Waiting]:
         """What must be written before someone drafts from these tokens."""
@@ -175,6 +178,10 @@ class SeparateContexts:
         self.waiting = WaitingFeatures(MAX_WAITING)
         self._new_context = new_context
         self._contexts: dict[int, DraftContext] = {}
+
+    def parts(self, key: int, start: int, features: Tensor) -> list[Waiting]:
+        """See `DraftContexts.parts`."""
+        return [Waiting(key, start, start + len(features), [features])]
 
     def keep(self, key: int, start: int, features: Tensor) -> None:
         """See `DraftContexts.keep`."""

@@ -15,7 +15,7 @@ from blockdraft.models.attention.plan import LayerAttention
 from blockdraft.models.draft import DraftLayer, DraftModel, RMSNorm
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.draft_convolution import DynamicConvolution, Layer, convolve, dynamic_taps
-from blockdraft.models.layer import Attend, DecoderLayer
+from blockdraft.models.layer import Attend, DecoderLayer, stack_of
 from blockdraft.models.packed import side_by_side
 from blockdraft.models.paged_context import PagedContexts
 
@@ -35,6 +35,7 @@ class KernelDraft:
             LayerAttention(scoring, config.visibility(kind)) for kind in config.layer_types
         ]
         self._norm = _norm(model.norm)
+        self._stack = stack_of(self._layers, self._attentions, contexts.kv)
 
     def __call__(
         self,
@@ -54,8 +55,11 @@ class KernelDraft:
         rotation = cos.flatten(0, 1), signed_sin.flatten(0, 1)
         # Rows of all blocks one behind another, unless somebody asks which block a row is of.
         x = embeddings if self._is_convolved else embeddings.reshape(-1, embeddings.shape[-1])
-        for index, layer in enumerate(self._layers):
-            x = layer.over_pages(plan, index, self._attentions[index], x, rotation)
+        if self._stack is not None:
+            (x,) = plan.run_stack(self._stack, self._attentions, x, rotation)
+        else:
+            for index, layer in enumerate(self._layers):
+                x = layer.over_pages(plan, index, self._attentions[index], x, rotation)
         return self._contexts.backend.norm(x, self._norm).view(embeddings.shape)
 
 

@@ -68,12 +68,16 @@ class RotationSigns:
     def __call__(self, rotation: Rotation) -> Rotation:
         """cos and signed sin, each [1, tokens, 1, head_dim]."""
         if self._signed is None or rotation is not self._of:
-            cos, sin = rotation
-            first, second = sin.chunk(2, dim=-1)
-            signed = torch.cat((-first, second), dim=-1)
-            self._of = rotation
-            self._signed = cos.contiguous()[:, :, None], signed[:, :, None]
+            self._of, self._signed = rotation, with_sign(rotation)
         return self._signed
+
+
+def with_sign(rotation: Rotation) -> Rotation:
+    """cos and sin [1, tokens, head_dim] -> cos and signed sin, each [1, tokens, 1, head_dim]."""
+    cos, sin = rotation
+    first, second = sin.chunk(2, dim=-1)
+    signed = torch.cat((-first, second), dim=-1)
+    return cos.contiguous()[:, :, None], signed[:, :, None]
 
 
 class FusedLayer:
@@ -329,7 +333,7 @@ def _is_close(found: Tensor, expected: Tensor) -> bool:
 
 def _check_whole(fused: FusedLayer, attention: Any) -> None:
     """Leave a layer in parts if in one call it has other bits."""
-    if not fused.layer.runs_whole:
+    if fused.layer.whole is None:
         return
     if not once("whole layer right", lambda: _is_whole_right(fused, attention)):
         logger.warning("a whole layer by kernels is wrong on this machine: it runs in parts")

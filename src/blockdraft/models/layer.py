@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from blockdraft.kernels.interface import Backend, LayerParts, Rotation
+from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.kernels.interface import Backend, LayerParts, LayerStack, Rotation
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -18,25 +19,21 @@ class DecoderLayer:
     """norm, products and attention, then norm, products and gate, with both residuals.
 
     products: what is called for the products of `parts`, in the order in which they are there.
-    runs_whole: over pages the layer may run in one call.
+    whole: the layer in one call over pages, where that can be. is_usual: False if its input is not
+    as wide as its output, which no backend runs whole.
     """
 
-    def __init__(self, backend: Backend, parts: LayerParts) -> None:
+    def __init__(self, backend: Backend, parts: LayerParts, *, is_usual: bool = True) -> None:
         self.backend = backend
         self.parts = parts
         self.products: Sequence[Callable[[Tensor], Tensor]] = (
             parts.qkv, parts.o, parts.gate_up, parts.down,
         )  # fmt: skip
-        self._whole = backend.layer(parts)
-
-    @property
-    def runs_whole(self) -> bool:
-        """See the class."""
-        return self._whole is not None
+        self.whole = backend.layer(parts) if is_usual else None
 
     def use_parts(self) -> None:
         """Never run in one call."""
-        self._whole = None
+        self.whole = None
 
     def over_pages(
         self,
@@ -47,8 +44,8 @@ class DecoderLayer:
         rotation: Rotation,
     ) -> Tensor:
         """The `index`-th layer of the plan's pages, [.., rows, size] -> the same."""
-        if self._whole is not None:
-            output = plan.run_layer(self._whole, index, attention, hidden, rotation)
+        if self.whole is not None:
+            output = plan.run_layer(self.whole, index, attention, hidden, rotation)
             if output is not None:
                 return output
         return self.in_parts(
@@ -75,6 +72,24 @@ class DecoderLayer:
         """What the MLP adds to the residual."""
         _, _, gate_up_of, down_of = self.products
         return down_of(self.backend.gate(gate_up_of(normed), self.parts.activation))
+
+
+def stack_of(
+    layers: Sequence[DecoderLayer],
+    attentions: Sequence[LayerAttention],
+    kv: PagedKV,
+    kept: Sequence[int] = (),
+) -> LayerStack | None:
+    """All layers of a model over its pages in one call; None where one of them runs in parts.
+
+    attentions: of each layer. kept: see Backend.stack.
+    """
+    whole = [layer.whole for layer in layers]
+    found = [layer for layer in whole if layer is not None]
+    if not whole or len(found) < len(whole):
+        return None
+    scorings = [attention.scoring for attention in attentions]
+    return layers[0].backend.stack(found, kv, scorings, kept)
 
 
 def _over(

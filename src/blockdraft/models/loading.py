@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.model_config import load_config
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.eagle3_config import Eagle3Config
 from blockdraft.models.quantized import quantize_model
 from blockdraft.models.supported import decoder_layers
 
@@ -207,18 +209,52 @@ def check_pair(model: PreTrainedModel, draft: DraftConfig, *, has_own_ends: bool
         pairs.append(("hidden size", draft.hidden_size, embedding.shape[1]))
     if draft.num_target_layers is not None:
         pairs.append(("number of target layers", draft.num_target_layers, num_layers))
+    _check_equal(pairs)
+    if draft.mask_token_id >= embedding.shape[0]:
+        raise ModelError(
+            f"the drafter does not fit the target: mask token {draft.mask_token_id} is outside the "
+            f"target's embedding of {embedding.shape[0]} rows; use a drafter made for this target"
+        )
+    _check_layers(draft.target_layer_ids, num_layers)
+
+
+def check_eagle3(
+    model: PreTrainedModel, draft: Eagle3Config, *, has_embedding: bool = False
+) -> tuple[int, ...]:
+    """Refuse an EAGLE-3 drafter that cannot work with a target; returns the layers that it reads.
+
+    has_embedding: it brings one, so its width may be another than the target's.
+
+    Raises:
+        ModelError: says which size differs, and both values.
+    """
+    config = model.config.get_text_config()
+    pairs = [
+        ("hidden size of the target's features", draft.target_hidden_size, config.hidden_size),
+        ("vocabulary size", draft.vocab_size, config.vocab_size),
+    ]
+    if not has_embedding:
+        width = model.get_input_embeddings().weight.shape[1]
+        pairs.append(("hidden size", draft.hidden_size, width))
+    _check_equal(pairs)
+    num_layers = len(decoder_layers(model))
+    layer_ids = draft.layers_of(num_layers)
+    _check_layers(layer_ids, num_layers)
+    return layer_ids
+
+
+def _check_equal(pairs: Iterable[tuple[str, int, int]]) -> None:
+    """(what, of the drafter, of the target)."""
     for what, drafted_for, found in pairs:
         if drafted_for != found:
             raise ModelError(
                 f"the drafter does not fit the target: {what} is {drafted_for} in the drafter and "
                 f"{found} in the target; use a drafter made for this target"
             )
-    if draft.mask_token_id >= embedding.shape[0]:
-        raise ModelError(
-            f"the drafter does not fit the target: mask token {draft.mask_token_id} is outside the "
-            f"target's embedding of {embedding.shape[0]} rows; use a drafter made for this target"
-        )
-    wrong = [i for i in draft.target_layer_ids if i >= num_layers]
+
+
+def _check_layers(layer_ids: Sequence[int], num_layers: int) -> None:
+    wrong = [i for i in layer_ids if i >= num_layers]
     if wrong:
         raise ModelError(
             f"the drafter does not fit the target: it reads layers {wrong}, and the target has "

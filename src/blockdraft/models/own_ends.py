@@ -89,6 +89,15 @@ def has_own_ends(folder: Path) -> bool:
     Raises:
         ModelError: the files are damaged.
     """
+    return {EMBEDDING_NAME, HEAD_NAME} <= _tensor_names(folder)
+
+
+def has_own_embedding(folder: Path) -> bool:
+    """The same of the embedding."""
+    return EMBEDDING_NAME in _tensor_names(folder)
+
+
+def _tensor_names(folder: Path) -> set[str]:
     names: set[str] = set()
     index = folder / f"{WEIGHTS_NAME}.index.json"
     try:
@@ -99,7 +108,7 @@ def has_own_ends(folder: Path) -> bool:
                 names = set(file.keys())
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"cannot read {folder} ({error}); copy the checkpoint again") from error
-    return {EMBEDDING_NAME, HEAD_NAME} <= {plain_name(name) for name in names}
+    return {plain_name(name) for name in names}
 
 
 def read_mask_embedding(folder: Path, config: DraftConfig) -> Tensor | None:

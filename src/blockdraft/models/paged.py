@@ -16,6 +16,7 @@ from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.interface import Span
 from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
 from blockdraft.models.attention.plan import AttentionPlan, PlanInForce
+from blockdraft.models.direct import direct_forward
 from blockdraft.models.exact import TAIL_SPLIT, Split
 from blockdraft.models.fused import speed_up
 from blockdraft.models.paged_support import layer_shapes
@@ -77,6 +78,7 @@ class PagedTarget(TransformersTarget):
         self.kv = PagedKV(shapes, memory.num_pages, dtype=model.dtype, device=model.device)
         head_dims = {head_dim for _, head_dim in shapes}
         self._backend = backend_for(model.dtype, model.device, head_dims)
+        self._direct = direct_forward(model, self.kv, self.layer_ids)
 
     def _prepare(self, attention: str) -> None:
         super()._prepare(attention)
@@ -153,15 +155,24 @@ class PagedTarget(TransformersTarget):
         device, num_rows = self.model.device, len(rows)
         self.kv.clear_begun(rows.slots)
         inputs = torch.tensor(self._filled(rows), device=device)
+        wanted = torch.tensor(self._head_rows(rows.wanted), device=device)
         plan = AttentionPlan(self._backend, self.kv, rows.spans, inputs[2], self.rule.row_multiple)
+        if self._direct is not None:
+            logits, self._captured = self._direct(plan, inputs[:1], inputs[1:2], wanted)
+        else:
+            logits = self._by_transformers(plan, inputs, wanted)
+        return logits[: len(rows.wanted)], self._take_features(num_rows, with_features)
+
+    def _by_transformers(self, plan: AttentionPlan, inputs: Tensor, wanted: Tensor) -> Tensor:
+        """Logits of the rows `wanted` by the model's own forward."""
         with self._in_force.follow(plan):
-            logits = self.model(
+            logits: Tensor = self.model(
                 input_ids=inputs[:1],
                 position_ids=inputs[1:2],
                 use_cache=False,
-                logits_to_keep=torch.tensor(self._head_rows(rows.wanted), device=device),
+                logits_to_keep=wanted,
             ).logits[0]
-        return logits[: len(rows.wanted)], self._take_features(num_rows, with_features)
+        return logits
 
     def _filled(self, rows: PackedRows) -> list[list[int]]:
         """Token ids, positions and slots of all rows.

@@ -10,8 +10,8 @@ from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages, even_tables
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.interface import Span
 from blockdraft.models.attention.plan import AttentionPlan
-from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.draft_context import ContextSpan, LayerKV
+from blockdraft.models.eagle3_config import AnyDraftConfig
 from blockdraft.models.waiting_features import Waiting, WaitingFeatures
 
 WAITING_SHARE = 1 / 16
@@ -27,7 +27,7 @@ class PagedContexts:
 
     together = True
 
-    def __init__(self, config: DraftConfig, pages: Pages, weight: Tensor) -> None:
+    def __init__(self, config: AnyDraftConfig, pages: Pages, weight: Tensor) -> None:
         self.pages = pages
         self.kv = PagedKV(
             self.shapes(config), pages.num_pages, dtype=weight.dtype, device=weight.device
@@ -40,25 +40,32 @@ class PagedContexts:
         pages.on_forget = self.waiting.drop
 
     @staticmethod
-    def shapes(config: DraftConfig) -> list[LayerShape]:
+    def shapes(config: AnyDraftConfig) -> list[LayerShape]:
         """kv_heads and head_dim of each layer."""
         return [(config.num_key_value_heads, config.head_dim)] * config.num_hidden_layers
 
     @staticmethod
-    def page_bytes(config: DraftConfig, dtype: torch.dtype) -> float:
+    def page_bytes(config: AnyDraftConfig, dtype: torch.dtype) -> float:
         """Memory for each page: its keys and values, and its share of the features that wait."""
         features = PAGE_SIZE * config.num_features * config.target_hidden_size * dtype.itemsize
         return page_bytes(PagedContexts.shapes(config), dtype) + WAITING_SHARE * features
 
+    def parts(self, key: int, start: int, features: Tensor) -> list[Waiting]:
+        """See `DraftContexts.parts`: page by page."""
+        page_ids, end = self.pages.page_ids(key), start + features.shape[0]
+        parts, begin = list[Waiting](), start
+        while begin < end:
+            index = begin // PAGE_SIZE
+            stop = min(end, (index + 1) * PAGE_SIZE)
+            own = features[begin - start : stop - start]
+            parts.append(Waiting(page_ids[index], begin, stop, [own]))
+            begin = stop
+        return parts
+
     def keep(self, key: int, start: int, features: Tensor) -> None:
         """See `DraftContexts.keep`."""
-        page_ids, index = self.pages.page_ids(key), start // PAGE_SIZE
-        room = (index + 1) * PAGE_SIZE - start
-        while features.shape[0] > room:
-            self.waiting.keep(page_ids[index], start, features[:room])
-            features = features[room:]
-            start, index, room = start + room, index + 1, PAGE_SIZE
-        self.waiting.keep(page_ids[index], start, features)
+        for part in self.parts(key, start, features):
+            self.waiting.keep(part.holder, part.start, part.parts[0])
 
     def due(self, span: ContextSpan) -> list[Waiting]:
         """See `DraftContexts.due`."""

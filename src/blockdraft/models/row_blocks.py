@@ -102,7 +102,7 @@ def keeps_any_rows(model: PreTrainedModel) -> bool:
     if model.dtype != torch.float32:
         return False
     layers = [vars(layer).get("forward") for layer in decoder_layers(model)]
-    if not all(isinstance(layer, FusedLayer) and layer.layer.runs_whole for layer in layers):
+    if not all(isinstance(layer, FusedLayer) and layer.layer.whole is not None for layer in layers):
         return False
     unused = replaced_modules(model)
     return all(

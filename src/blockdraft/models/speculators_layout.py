@@ -49,12 +49,14 @@ def published_layout(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     own = {name: value for name, value in raw.items() if value is not None}
     drafter = {name: own.pop(name) for name in _DRAFTER_KEYS if name in own}
-    drafter["target_layer_ids"] = _zero_based(own.pop("aux_hidden_state_layer_ids", None))
+    drafter["target_layer_ids"] = zero_based(
+        own.pop("aux_hidden_state_layer_ids", None), "aux_hidden_state_layer_ids"
+    )
     if own.pop("sliding_window_non_causal", False):
         drafter["causal"] = False
     del own["transformer_layer_config"], own[MARK]
     return (
-        _with_defaults(layers)
+        with_defaults(layers)
         | own
         | {
             "architectures": [ARCHITECTURE_OF[kind]],
@@ -63,22 +65,27 @@ def published_layout(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     )
 
 
-def _zero_based(ids: object) -> list[int]:
-    """The layers whose outputs are read, from the numbers of layers before these states."""
+def zero_based(ids: object, name: str) -> list[int]:
+    """The layers whose outputs are read, from the numbers of layers before these states.
+
+    Raises:
+        ModelError: under this name is no list of them, or one is the embedding.
+    """
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise ModelError(
-            f"aux_hidden_state_layer_ids is {ids!r} in the drafter's config.json; give a list of "
+            f"{name} is {ids!r} in the drafter's config.json; give a list of "
             "the target's layers, the first being 1"
         )
     if 0 in ids:
         raise ModelError(
-            f"aux_hidden_state_layer_ids is {ids} in the drafter's config.json: 0 is the target's "
+            f"{name} is {ids} in the drafter's config.json: 0 is the target's "
             "embedding, and only outputs of its layers can be read; use another drafter"
         )
     return [i - 1 for i in ids]
 
 
-def _with_defaults(layers: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(layers: Mapping[str, Any]) -> dict[str, Any]:
+    """The shape of the layers, with what equals the defaults of their `model_type`."""
     from transformers import CONFIG_MAPPING  # slow to import, and needed for this layout only
 
     kind = layers.get("model_type", "qwen3")

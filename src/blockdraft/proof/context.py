@@ -2,7 +2,8 @@
 
 What the drafter knows of the target never shows in the output: features of the wrong tokens only
 make it guess worse. So the keys and values that it holds in the middle of a run are compared with
-those of the features of one forward over the same tokens.
+those of the features of one forward over the same tokens, or, where a drafter reads no features,
+of the tokens.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.models.draft_context import LayerKV
 from blockdraft.proof.cases import Case
 from blockdraft.proof.lone import lone_sequence
-from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.lazy_context import LazyContext
 
 BOUNDS = {torch.bfloat16: 0.1, torch.float32: 1e-3, torch.float64: 1e-9}
 """Relative deviations that rounding may make: the projection, unlike the target, is not exact. The
@@ -43,13 +44,18 @@ class ContextCheck:
         return self.num_tokens > 0 and self.deviation <= self.bound
 
 
-def check_context(engine: Engine, case: Case) -> ContextCheck:
-    """Decode a case in whole blocks, look at its draft context after each, keep the last look.
+def keeps_context(engine: Engine) -> bool:
+    """True if its drafter has a context to look at: a language model has a cache of its own."""
+    return isinstance(engine.drafter, LazyContext)
 
-    Nothing may be running.
+
+def check_context(engine: Engine, case: Case) -> ContextCheck:
+    """Decode a case with whole drafts, look at its draft context after each, keep the last look.
+
+    Nothing may be running, and the engine `keeps_context`.
     """
     drafter = engine.drafter
-    assert isinstance(drafter, DFlashDrafter)
+    assert isinstance(drafter, LazyContext)
     # Alone: where others propose as much, it would not draft.
     params = SamplingParams(
         max_tokens=case.params.max_tokens, ignore_eos=True, drafters=(drafter.kind,)
@@ -67,33 +73,33 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
     finally:
         engine.take(key)
     num_tokens = held[0][0].shape[2] if held else 0
-    deviation = 0.0
+    deviation = bound = 0.0
     if num_tokens:
         expected = _computed(engine, drafter, sequence.token_ids[:num_tokens])
         deviation = max(_deviation(one, other) for one, other in zip(held, expected, strict=True))
-    bound = BOUNDS[drafter.embed_weight.dtype]
+        bound = BOUNDS[held[0][0].dtype]
     return ContextCheck(case.id, num_tokens, deviation, bound)
 
 
 @torch.inference_mode()
-def _held(drafter: DFlashDrafter, key: int) -> list[LayerKV]:
+def _held(drafter: LazyContext, key: int) -> list[LayerKV]:
     """A copy of the keys and values of each draft layer."""
-    config, weight = drafter.model.config, drafter.model.fc.weight
-    empty = weight.new_empty(1, config.num_key_value_heads, 0, config.head_dim)
     view = drafter.contexts.view([key], [drafter.num_written(key)])
-    pairs = [view.extend(layer, empty, empty) for layer in range(config.num_hidden_layers)]
-    return [(k.clone(), v.clone()) for k, v in pairs]
+    found = []
+    for layer, (heads, head_dim) in enumerate(drafter.context_shapes):
+        empty = drafter.context_weight.new_empty(1, heads, 0, head_dim)
+        k, v = view.extend(layer, empty, empty)
+        found.append((k.clone(), v.clone()))
+    return found
 
 
 @torch.inference_mode()
-def _computed(engine: Engine, drafter: DFlashDrafter, token_ids: Sequence[int]) -> list[LayerKV]:
+def _computed(engine: Engine, drafter: LazyContext, token_ids: Sequence[int]) -> list[LayerKV]:
     """Keys and values of each draft layer for tokens that the target has just read, at once."""
     with lone_sequence(engine, token_ids, 0, features=True) as sequence:
         row = Row(sequence, list(token_ids), 0)
         features = engine.target.forward(ForwardPlan([PlannedRow(row)])).features[0]
-    assert features is not None
-    positions = torch.arange(len(token_ids), device=features.device)
-    return drafter.project_context(features[None], positions[None])
+    return drafter.fresh_context(token_ids, features)
 
 
 def _deviation(found: LayerKV, expected: LayerKV) -> float:

@@ -98,6 +98,8 @@ def run_control(
     named = control.name, control.about, control.check
     if control.exact and not llm.config.exact:
         return ControlResult(*named, skipped="what it breaks is not promised with exact off")
+    if control.check == "draft context" and not llm.engine.drafter.feature_layers:
+        return ControlResult(*named, skipped="the drafter reads no features")
     number = 0
     for number, case in enumerate(cases, 1):
         evidence = (

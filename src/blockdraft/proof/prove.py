@@ -11,7 +11,7 @@ from blockdraft.llm import LLM
 from blockdraft.proof.agreement import compare_with_stock, greedy_cases
 from blockdraft.proof.cases import Case, plan_cases
 from blockdraft.proof.config import ProofConfig
-from blockdraft.proof.context import check_context
+from blockdraft.proof.context import check_context, keeps_context
 from blockdraft.proof.controls import CONTROLS, run_control, suitable_cases
 from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.distribution import SAMPLINGS, check_planted, check_sampling
@@ -61,7 +61,8 @@ class Proof:
         self._cases = self.findings.chosen.cases
         self._ways = ways_of(llm, adaptive=config.adaptive)
         several = [case for case in self._cases if len(case.prompt_ids) > 1]
-        self._context_cases = greedy_cases(several, config.max_tokens, config.num_context_cases)
+        num_contexts = config.num_context_cases if keeps_context(llm.engine) else 0
+        self._context_cases = greedy_cases(several, config.max_tokens, num_contexts)
         self._greedy_cases = greedy_cases(self._cases, config.max_tokens, config.num_stock_prompts)
         self._total = self._all_work()
 

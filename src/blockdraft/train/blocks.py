@@ -3,7 +3,7 @@
 Shapes: b sequences of S tokens, A anchors each, B slots a block (the anchor is slot 0).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,18 +16,28 @@ class Anchors:
     """Where blocks begin.
 
     positions: [b, A], places in the rows, ascending; keep: [b, A], False where a row has no more.
+    shown: [b, A, B - 1], True for slots that show their token instead of a mask; None for none.
     """
 
     positions: Tensor
     keep: Tensor
+    shown: Tensor | None = None
+
+    def showing(self, shown: Tensor) -> "Anchors":
+        """The same with other slots shown."""
+        return replace(self, shown=shown)
 
     def group(self, start: int, size: int) -> "Anchors":
         """The anchors start .. start + size of every sequence."""
-        return Anchors(self.positions[:, start : start + size], self.keep[:, start : start + size])
+        return self._of(slice(None), slice(start, start + size))
 
     def rows(self, chosen: slice) -> "Anchors":
         """The anchors of some of the rows."""
-        return Anchors(self.positions[chosen], self.keep[chosen])
+        return self._of(chosen, slice(None))
+
+    def _of(self, rows: slice, places: slice) -> "Anchors":
+        shown = None if self.shown is None else self.shown[rows, places]
+        return Anchors(self.positions[rows, places], self.keep[rows, places], shown)
 
     def num_groups(self, size: int) -> int:
         """How many groups of `size` hold all that is kept."""
@@ -50,6 +60,10 @@ class Blocks:
     keep: Tensor
     starts: Tensor
 
+    def reading(self, token_ids: Tensor) -> "Blocks":
+        """The same with other inputs."""
+        return replace(self, token_ids=token_ids)
+
 
 def sample_anchors(batch: Batch, num_anchors: int, generator: torch.Generator) -> Anchors:
     """Up to `num_anchors` different answer tokens per row whose successor is one of the same text.
@@ -71,8 +85,10 @@ def sample_anchors(batch: Batch, num_anchors: int, generator: torch.Generator) -
     return Anchors(torch.where(keep, positions, last), keep)
 
 
-def make_blocks(batch: Batch, anchors: Anchors, block_size: int, mask_token_id: int) -> Blocks:
-    """Lay a block on every anchor."""
+def make_blocks(
+    batch: Batch, anchors: Anchors, block_size: int, mask_token_id: int | None
+) -> Blocks:
+    """Lay a block on every anchor; without a mask token its slots read their own tokens."""
     offsets = torch.arange(block_size, device=anchors.positions.device)
     places = anchors.positions[:, :, None] + offsets
     width = batch.token_ids.shape[1]
@@ -82,8 +98,12 @@ def make_blocks(batch: Batch, anchors: Anchors, block_size: int, mask_token_id: 
         for values in (batch.token_ids, batch.documents)
     )
     exists = (places < width) & (documents == documents[:, :, :1]) & anchors.keep[:, :, None]
-    inputs = torch.full_like(tokens, mask_token_id)
-    inputs[:, :, 0] = tokens[:, :, 0]
+    inputs = tokens
+    if mask_token_id is not None:
+        inputs = torch.full_like(tokens, mask_token_id)
+        inputs[:, :, 0] = tokens[:, :, 0]
+    if anchors.shown is not None:
+        inputs[:, :, 1:] = torch.where(anchors.shown, tokens[:, :, 1:], inputs[:, :, 1:])
     first = batch.positions.gather(1, anchors.positions)
     return Blocks(
         token_ids=inputs.flatten(1),

@@ -1,24 +1,18 @@
 """What would stop a run, found before anything is loaded or written."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedModel
 
 from blockdraft.core.files import check_output_folder
 from blockdraft.data.config import DataConfig
-from blockdraft.data.store import Example
-from blockdraft.models.checkpoint import read_config
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.loading import target_without_weights
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.drafter import check_copy
+from blockdraft.train.kinds.base import DrafterShape
+from blockdraft.train.kinds.table import drafter_shape
 from blockdraft.train.parallel import check_sharing, launched
-from blockdraft.train.prepare import check_disk, check_ids, check_target, shape_of, start_shape
+from blockdraft.train.prepare import check_disk, check_ids, check_target
 from blockdraft.train.run_folder import event_log_class
-from blockdraft.train.sharing import check_rows
 from blockdraft.train.texts import Texts, count_texts
 from blockdraft.train.true_tau import prompts_to_decode
 
@@ -29,8 +23,7 @@ class Checked:
 
     texts: Texts
     target: PreTrainedModel
-    drafter: DraftConfig
-    num_parameters: int
+    drafter: DrafterShape
 
 
 def check_run(config: TrainConfig, answers: DataConfig | None = None) -> Checked:
@@ -54,25 +47,15 @@ def check_run(config: TrainConfig, answers: DataConfig | None = None) -> Checked
     check_target(config, target)
     check_ids(target, texts.examples)
     prompts_to_decode(config, target, texts.held_out)
-    shape = drafter_shape(config, target, texts.examples)
-    with torch.device("meta"):
-        drafter = DraftModel(shape)
-    if config.init == "target":
-        check_copy(drafter, target)
-    if config.shard_drafter:
-        check_rows(drafter, config, num_processes)
-    num_parameters = sum(p.numel() for p in drafter.parameters())
-    width = (shape.num_features + 1) * shape.target_hidden_size
+    shape = drafter_shape(config, target, texts.examples, num_processes)
+    width = state_width(shape, target)
     # Expected answers are counted too long: they refuse no disk.
-    check_disk(config, num_parameters, 0 if texts.num_expected else texts.num_tokens, width)
-    return Checked(texts=texts, target=target, drafter=shape, num_parameters=num_parameters)
+    num_tokens = 0 if texts.num_expected else texts.num_tokens
+    check_disk(config, shape.num_parameters, num_tokens, width)
+    return Checked(texts=texts, target=target, drafter=shape)
 
 
-def drafter_shape(
-    config: TrainConfig, target: PreTrainedModel, examples: Sequence[Example]
-) -> DraftConfig:
-    """The drafter's shape; the target may be without weights."""
-    if config.init_from is None:
-        return shape_of(config, target, examples)
-    found = DraftConfig.from_dict(read_config(config.init_from))
-    return start_shape(config, found, target, examples)
+def state_width(shape: DrafterShape, target: PreTrainedModel) -> int:
+    """Numbers of a token's features and final state; the target may be without weights."""
+    hidden_size: int = target.get_input_embeddings().weight.shape[1]
+    return (len(shape.feature_layers) + 1) * hidden_size

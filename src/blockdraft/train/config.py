@@ -24,8 +24,13 @@ class TrainConfig:
             kept; the block size may change. None makes a new drafter from the settings below.
         init: how a new drafter begins: with random weights, or with copies of the target's last
             layers.
-        architecture: None takes that of `init_from`, or dflash for a new drafter. If `init_from` is
-            a dflash drafter, dflash2 adds its parts so that the output is the same at first.
+        architecture: what drafts. None takes that of `init_from`, or dflash for a new drafter. If
+            `init_from` is a dflash drafter, dflash2 adds its parts so that the output is the same
+            at first. The others are what DFlash is compared with: diffusion fills blocks without
+            features of the target; eagle3 extrapolates features token by token; draft_model is a
+            causal LM of the target's class with fewer layers.
+        num_denoising_steps: forwards in which a diffusion drafter fills a block. None takes those
+            of `init_from`, or 1.
         conv_kernel_size, conv_group_size, selector_rank, selector_top_k: sizes of the convolutions
             and of the candidate selector of dflash2. None takes those of `init_from`, or 2, 16, 256
             and 16.
@@ -33,7 +38,8 @@ class TrainConfig:
         num_layers, num_features: layers of the drafter, and number of target layers whose hidden
             states (features) it reads. None takes those of `init_from`, or 5.
         block_size: length of a block: its anchor (the last known token) and the slots to predict. A
-            block of 8 drafts at most 7 tokens.
+            block of 8 drafts at most 7 tokens. For eagle3 and draft_model: the tokens of a drafted
+            chain and one more.
         mask_token_id: token that stands in the slots to predict. None picks one that no answer or
             prompt contains.
         held_out_share: share of the prompts whose answers are not trained on; the drafter is
@@ -66,7 +72,8 @@ class TrainConfig:
             that are most frequent in the answers, and random others, drawn anew for each step. If
             num_frequent is 0, it is computed over the whole vocabulary.
         draft_vocabulary: the drafter only ever proposes this many tokens, the most frequent ones of
-            the answers, which makes it faster. 0 allows the whole vocabulary.
+            the answers, which makes it faster. 0 allows the whole vocabulary, which a draft_model
+            always has.
         max_minutes, max_steps: the run ends at the first limit that it reaches; one of them may be
             None. The learning rate follows the same progress. Only a run without max_minutes gives
             the same result each time.
@@ -109,7 +116,8 @@ class TrainConfig:
     init_from: Path | None = None
     init: Literal["random", "target"] = "random"
 
-    architecture: Literal["dflash", "dflash2"] | None = None
+    architecture: Literal["dflash", "dflash2", "diffusion", "eagle3", "draft_model"] | None = None
+    num_denoising_steps: int | None = None
     conv_kernel_size: int | None = None
     conv_group_size: int | None = None
     selector_rank: int | None = None
@@ -193,7 +201,7 @@ class TrainConfig:
             raise ConfigError("max_minutes and max_steps are both unset; the run would not end")
         for name in (
             *("max_minutes", "max_steps", "threads", "eval_steps", "save_steps"),
-            *("num_layers", "num_features", *DFLASH2_KEYS),
+            *("num_layers", "num_features", "num_denoising_steps", *DFLASH2_KEYS),
         ):
             require(self, name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
         require(self, "mask_token_id", (self.mask_token_id or 0) >= 0, "at least 0")

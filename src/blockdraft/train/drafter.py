@@ -41,6 +41,7 @@ def draft_config_for(
     num_features: int,
     mask_token_id: int,
     dflash2: DFlash2Config | None = None,
+    num_denoising_steps: int = 1,
 ) -> DraftConfig:
     """A drafter of the target's own shape with fewer layers, all of full attention.
 
@@ -48,13 +49,39 @@ def draft_config_for(
         target_config: transformers' config of the target.
         num_layers: of the drafter.
         block_size: slots, anchor included.
-        num_features: how many target layers it reads, see `feature_layers`.
+        num_features: how many target layers it reads, see `feature_layers`; 0 for a drafter
+            without features.
         mask_token_id: stands for a masked slot.
         dflash2: for a drafter of DFlash 2.
+        num_denoising_steps: for one without features.
 
     Raises:
         ConfigError: the target has fewer layers than features.
         ModelError: the target lacks a size, or the values do not fit together.
+    """
+    values = layer_values(target_config)
+    num_target_layers = target_config.get_text_config().num_hidden_layers
+    full: AttentionKind = "full_attention"
+    ids = feature_layers(num_target_layers, num_features) if num_features else ()
+    return DraftConfig(
+        **values,
+        num_hidden_layers=num_layers,
+        target_hidden_size=values["hidden_size"],
+        target_layer_ids=ids,
+        mask_token_id=mask_token_id,
+        block_size=block_size,
+        layer_types=(full,) * num_layers,
+        num_target_layers=num_target_layers,
+        dflash2=dflash2,
+        num_denoising_steps=num_denoising_steps,
+    )
+
+
+def layer_values(target_config: Any) -> dict[str, Any]:
+    """What the layers of a new drafter have of the target's, by the names of its config.
+
+    Raises:
+        ModelError: the target lacks a size.
     """
     config = target_config.get_text_config()
     missing = [name for name in _SIZES if not isinstance(getattr(config, name, None), int)]
@@ -63,29 +90,20 @@ def draft_config_for(
             f"a drafter takes its shape from the target, and {type(config).__name__} has no single "
             f"{missing[0]}; choose another target"
         )
-    full: AttentionKind = "full_attention"
     head_dim = getattr(config, "head_dim", None)
     rope = getattr(config, "rope_parameters", None) or {}
-    return DraftConfig(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=head_dim or config.hidden_size // config.num_attention_heads,
-        vocab_size=config.vocab_size,
-        target_hidden_size=config.hidden_size,
-        target_layer_ids=feature_layers(config.num_hidden_layers, num_features),
-        mask_token_id=mask_token_id,
-        block_size=block_size,
-        layer_types=(full,) * num_layers,
-        num_target_layers=config.num_hidden_layers,
-        rms_norm_eps=next((getattr(config, n) for n in _EPSILONS if hasattr(config, n)), 1e-6),
+    return {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": head_dim or config.hidden_size // config.num_attention_heads,
+        "vocab_size": config.vocab_size,
+        "rms_norm_eps": next((getattr(config, n) for n in _EPSILONS if hasattr(config, n)), 1e-6),
         # Only the base is taken over: the drafter's own rotation has nothing to stretch yet.
-        rope={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
-        max_position_embeddings=config.max_position_embeddings,
-        dflash2=dflash2,
-    )
+        "rope": {"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
+        "max_position_embeddings": config.max_position_embeddings,
+    }
 
 
 def feature_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]:

@@ -12,12 +12,12 @@ import torch
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.config import DataConfig
 from blockdraft.data.store import Example
-from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.loading import resolve_device, resolve_dtype
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.advice import few_steps, few_texts
-from blockdraft.train.check import check_run
+from blockdraft.train.check import check_run, state_width
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.kinds.base import DrafterShape
 from blockdraft.train.parallel import launched
 from blockdraft.train.prepare import BYTES_PER_PARAMETER
 from blockdraft.train.texts import Texts
@@ -35,7 +35,7 @@ class Estimate:
     """
 
     num_processes: int
-    drafter: DraftConfig
+    drafter: DrafterShape
     num_parameters: int
     target_parameters: int
     texts: Texts
@@ -56,7 +56,7 @@ class Estimate:
         texts, passes = self.texts, self.passes
         return {
             "processes": self.num_processes,
-            "drafter": self.drafter.to_dict(),
+            "drafter": dict(self.drafter.facts),
             "parameters": self.num_parameters,
             "target_parameters": self.target_parameters,
             "answers": {
@@ -87,7 +87,8 @@ def estimate_run(config: TrainConfig, answers: DataConfig | None = None) -> Esti
     """
     config = replace(config, device=resolve_device(config.device))
     checked = check_run(config, answers)
-    texts, shape, num_parameters = checked.texts, checked.drafter, checked.num_parameters
+    texts, shape = checked.texts, checked.drafter
+    num_parameters = shape.num_parameters
     _, num_processes = launched()
     target_parameters = sum(p.numel() for p in checked.target.parameters())
     mean_len = texts.num_tokens / texts.num_train
@@ -113,6 +114,7 @@ def estimate_run(config: TrainConfig, answers: DataConfig | None = None) -> Esti
             target_parameters - own + own // (num_processes if config.shard_target else 1),
             math.ceil(config.batch_sequences / num_processes),
             mean_len if config.pack_len is None else config.pack_len,
+            state_width(shape, checked.target),
         ),
         step_seconds=step_seconds,
         num_steps=num_steps,
@@ -148,11 +150,12 @@ def _timed(config: TrainConfig, texts: Texts) -> Texts:
 
 def _memory(
     config: TrainConfig,
-    shape: DraftConfig,
+    shape: DrafterShape,
     num_parameters: int,
     target_parameters: int,
     num_rows: int,
     row_tokens: float,
+    width: int,
 ) -> dict[str, int]:
     """Bytes of what is largest in a process: a floor, as much again may be needed on the way.
 
@@ -160,9 +163,10 @@ def _memory(
     """
     size = torch.finfo(resolve_dtype(config.dtype, config.device)).bits // 8
     tokens = num_rows * row_tokens
-    slots = num_rows * config.anchors_per_forward * shape.block_size
-    per_slot = shape.num_hidden_layers * (8 * shape.hidden_size + 3 * shape.intermediate_size)
-    width = (shape.num_features + 1) * shape.target_hidden_size
+    slots = num_rows * config.anchors_per_forward * config.block_size
+    if shape.reads_whole_rows:
+        slots = round(tokens)
+    per_slot = shape.num_layers * (8 * shape.hidden_size + 3 * shape.intermediate_size)
     return {
         "target": target_parameters * size,
         "drafter": num_parameters * 2 * size,

@@ -15,11 +15,9 @@ from torch import Tensor
 from blockdraft.data.dataset import Batch, collate
 from blockdraft.data.identity import texts_sha256
 from blockdraft.data.store import Example
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_context import ConcatContext
-from blockdraft.models.draft_masks import block_masks
-from blockdraft.train.blocks import Anchors, Blocks, make_blocks
+from blockdraft.train.blocks import Anchors, Blocks
 from blockdraft.train.features import FrozenTarget
+from blockdraft.train.kinds.base import TrainedDrafter
 
 BATCH_SEQUENCES = 32
 
@@ -97,25 +95,26 @@ class HeldOut:
 
     @torch.no_grad()
     def evaluate(
-        self, model: DraftModel, tick: Callable[[], object] = lambda: None
+        self, drafter: TrainedDrafter, tick: Callable[[], object] = lambda: None
     ) -> HeldOutMetrics:
         """Walk over every example with the drafter as it is; `tick` is called on the way."""
         tally = _Tally()
         for examples, batch, features in self._batches:
-            self._walk(model, examples, batch, features, tally)
+            self._walk(drafter, examples, batch, features, tally)
             tick()
         return tally.metrics()
 
     def _walk(
         self,
-        model: DraftModel,
+        drafter: TrainedDrafter,
         examples: list[Example],
         batch: Batch,
         features: Tensor,
         tally: _Tally,
     ) -> None:
         device = features.device
-        context_kv = model.project_context(features, batch.positions)
+        embed_weight, head = self._target.embed_weight, self._target.lm_head_weight
+        context = drafter.context(features, batch, embed_weight)
         rows = torch.arange(len(examples), device=device)
         anchors = torch.tensor([len(example.prompt_ids) for example in examples], device=device)
         lengths = torch.tensor([len(example) for example in examples], device=device)
@@ -125,16 +124,13 @@ class HeldOut:
                 return
             part = batch.rows(rows)
             here = Anchors(anchors[rows, None], torch.ones_like(rows[:, None], dtype=torch.bool))
-            blocks = make_blocks(part, here, model.config.block_size, model.config.mask_token_id)
-            end = int(anchors[rows].max())
-            context = ConcatContext([(k[rows, :, :end], v[rows, :, :end]) for k, v in context_kv])
-            masks = block_masks(model.config, here.positions, model.config.block_size, end)
-            embeddings = model.embed(blocks.token_ids, self._target.embed_weight)
-            hidden = model(embeddings, blocks.positions, context, masks)
-            logits = model.logits(hidden[:, 1:], self._target.lm_head_weight).float()
+            blocks = drafter.blocks(part, here)
+            own = [tensor[rows] for tensor in context]
+            hidden = drafter.filled(own, blocks, here, embed_weight, head)[:, 0]
+            logits = drafter.logits(hidden, head).float()
             left = lengths[rows] - 1 - anchors[rows]
             sets = [examples[row].set for row in rows.tolist()]
-            guesses = model.greedy_guesses(hidden[:, 1:], logits, blocks.token_ids[:, 0])
+            guesses = drafter.greedy_guesses(hidden, logits, blocks.token_ids[:, 0])
             anchors[rows] += _count_cycle(logits, guesses, blocks, left, sets, tally)
 
 

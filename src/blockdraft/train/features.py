@@ -53,7 +53,7 @@ class FrozenTarget:
     ) -> None:
         self._decoder: nn.Module = model.get_decoder()
         layers = decoder_layers(model)
-        if max(layer_ids) >= len(layers):
+        if max(layer_ids, default=-1) >= len(layers):
             raise ModelError(
                 f"{type(model).__name__} has no decoder layers {list(layer_ids)} to read features "
                 f"from; choose other target_layer_ids"

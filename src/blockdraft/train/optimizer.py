@@ -88,18 +88,21 @@ def _is_matrix(name: str, parameter: Tensor) -> bool:
 class DraftOptimizer:
     """Owns the master weights of `model` and writes every update back into it.
 
+    Parameters that want no gradient stay as they are.
+
     Muon (Jordan et al., 2024) with the step size matched to AdamW's (arXiv 2502.16982), so both
     share one learning rate.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self._config = config
-        self._params = list(model.parameters())
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._params = [parameter for _, parameter in trained]
         self._masters = [nn.Parameter(p.detach().float().clone()) for p in self._params]
         self._gradients = [torch.zeros_like(master) for master in self._masters]
         self._averages = [master.detach().clone() for master in self._masters]
         self._step = 0
-        named = zip((name for name, _ in model.named_parameters()), self._masters, strict=True)
+        named = zip((name for name, _ in trained), self._masters, strict=True)
         are_matrices = [_is_matrix(name, master) for name, master in named]
         pairs = list(zip(self._masters, are_matrices, strict=True))
         matrices = [master for master, is_matrix in pairs if is_matrix]

@@ -17,7 +17,6 @@ from blockdraft.data.identity import template_sha256
 from blockdraft.data.shards import read_manifest
 from blockdraft.engine.probe import describe_probe, encode_probe, read_probe, run_probe
 from blockdraft.models.checkpoint import read_provenance, write_provenance
-from blockdraft.models.draft import DraftModel
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.config import TrainConfig
@@ -69,10 +68,9 @@ def write_expected(
     tokenizer = load_tokenizer(config.target)
     told = facts["target"]["thinking"]
     thinking: Thinking = told if told in ("on", "off") else "template"
-    drafter = DraftModel.from_pretrained(folder, model.dtype, model.device)
     try:
         encoded = encode_probe(tokenizer, read_probe(), thinking)
-        with serving(model, drafter) as engine:
+        with serving(model, folder) as engine:
             answers = run_probe(engine, encoded, tokenizer.eos_ids, tick)
     except RequestError as error:
         logger.warning("what to expect of the drafter is not known: %s", error)

@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.models.draft import DraftModel
 from blockdraft.models.supported import decoder_layers
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.sharing import num_held, share_parameters
+from blockdraft.train.kinds.base import TrainedDrafter
+from blockdraft.train.sharing import num_held
 
 PATIENCE = timedelta(hours=2)
 """Others wait while the first process evaluates."""
@@ -110,13 +110,13 @@ class Processes:
     def _mesh(self) -> DeviceMesh:
         return init_device_mesh(self._device, (self.count,))
 
-    def share_drafter(self, model: DraftModel, config: TrainConfig) -> int:
-        """Leave each process a share of each parameter, see `share_parameters`.
+    def share_drafter(self, drafter: TrainedDrafter, config: TrainConfig) -> int:
+        """Leave each process a share of each parameter, see `sharing.share_parameters`.
 
-        Returns how many of the model's parameters this process holds.
+        Returns how many of the drafter's parameters this process holds.
         """
-        share_parameters(model, config, self._mesh)
-        return num_held(model)
+        drafter.share(config, self._mesh)
+        return num_held(drafter.model)
 
     def share_layers(self, model: PreTrainedModel) -> int:
         """Leave each process a share of each decoder layer, and all of what is beside them.

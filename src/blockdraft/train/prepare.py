@@ -26,6 +26,7 @@ from blockdraft.models.loading import check_pair, resolve_dtype
 from blockdraft.models.supported import check_supported
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import copy_target_layers, draft_config_for, with_block_size
+from blockdraft.train.kinds.base import TrainedDrafter
 from blockdraft.train.support import check_plain_head
 
 logger = logging.getLogger(__name__)
@@ -126,10 +127,32 @@ def shape_of(
         target.config,
         num_layers=config.num_layers or NUM_LAYERS,
         block_size=config.block_size,
-        num_features=config.num_features or NUM_FEATURES,
+        num_features=_num_features(config),
         mask_token_id=mask_token_id,
         dflash2=_dflash2_of(config),
+        num_denoising_steps=config.num_denoising_steps or 1,
     )
+
+
+def _num_features(config: TrainConfig) -> int:
+    """Of a new drafter; 0 for one without."""
+    if config.architecture != "diffusion":
+        _refuse_steps(config)
+        return config.num_features or NUM_FEATURES
+    if config.num_features is not None:
+        raise ConfigError(
+            f"num_features is {config.num_features}, and a drafter of architecture=diffusion reads "
+            "none; leave it out"
+        )
+    return 0
+
+
+def _refuse_steps(config: TrainConfig) -> None:
+    if config.num_denoising_steps not in (None, 1):
+        raise ConfigError(
+            f"num_denoising_steps is {config.num_denoising_steps}, and a drafter that reads "
+            "features fills a block in one; leave it out, or give architecture=diffusion"
+        )
 
 
 def _dflash2_of(config: TrainConfig) -> DFlash2Config | None:
@@ -167,7 +190,14 @@ def start_shape(
         "num_features": found.num_features,
         "mask_token_id": found.mask_token_id,
     }
-    if found.dflash2 is None:
+    if found.reads_tokens:
+        owned |= {"architecture": "diffusion"}
+        steps = config.num_denoising_steps or found.num_denoising_steps
+        found = replace(found, num_denoising_steps=steps, dflash2=_dflash2_of(config))
+    elif found.dflash2 is None:
+        _refuse_steps(config)
+        if config.architecture == "diffusion":
+            owned |= {"architecture": "dflash"}
         found = replace(found, dflash2=_dflash2_of(config))
     else:
         owned |= {"architecture": "dflash2", **asdict(found.dflash2)}
@@ -232,12 +262,15 @@ def _check_shared_ends(model: DraftModel, config: TrainConfig) -> None:
         )
 
 
-def limit_vocabulary(model: DraftModel, config: TrainConfig, examples: Sequence[Example]) -> None:
+def limit_vocabulary(
+    drafter: TrainedDrafter, config: TrainConfig, examples: Sequence[Example]
+) -> None:
     """Let the drafter guess the most frequent answer tokens only, or all if 0 are asked for."""
-    model.draft_vocabulary = None
+    token_ids = None
     if config.draft_vocabulary:
         most_common = count_answer_tokens(examples).most_common(config.draft_vocabulary)
-        model.draft_vocabulary = [token for token, _ in most_common]
+        token_ids = [token for token, _ in most_common]
+    drafter.limit_vocabulary(token_ids)
 
 
 def check_disk(config: TrainConfig, num_parameters: int, num_tokens: int, state_width: int) -> None:

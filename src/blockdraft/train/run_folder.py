@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.models.checkpoint import PROVENANCE_NAME, read_provenance
-from blockdraft.models.draft import DraftModel
 from blockdraft.train.config import TrainConfig
+from blockdraft.train.kinds.base import TrainedDrafter
 from blockdraft.train.report import write_report
 from blockdraft.train.run_log import append_log, best_of, evaluations, forget_after
 
@@ -43,9 +43,11 @@ class RunFolder:
         if self._events is not None:
             self._events.add(row)
 
-    def add(self, model: DraftModel, row: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    def add(
+        self, drafter: TrainedDrafter, row: Mapping[str, Any], facts: Mapping[str, Any]
+    ) -> None:
         """Add an evaluation: `row` for the log, `facts` of where the drafter comes from."""
-        model.save_pretrained(self._out / LAST, {**facts, "result": row})
+        drafter.save_pretrained(self._out / LAST, {**facts, "result": row})
         self.log(row)
         write_report(self._out)
 

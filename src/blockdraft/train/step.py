@@ -4,7 +4,6 @@ Shapes: b sequences of S tokens, g anchors of each in one draft forward, B slots
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,15 +11,11 @@ from torch import Tensor
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.dataset import Batch, Row
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_attention import ScoreMask, flex_masks
-from blockdraft.models.draft_config import AttentionKind
-from blockdraft.models.draft_context import ConcatContext, LayerKV
-from blockdraft.models.draft_masks import block_masks
-from blockdraft.train.blocks import Anchors, Blocks, make_blocks
+from blockdraft.train.blocks import Anchors, Blocks
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.fused_loss import fused_block_loss
+from blockdraft.train.kinds.base import TrainedDrafter
 from blockdraft.train.loss import (
     BlockLoss,
     Candidates,
@@ -53,7 +48,7 @@ class Part:
     def stand_in(self) -> "Part":
         """A row that weighs nothing, for a process that has none and must compute with others."""
         first = self.of(slice(1))
-        weightless = Anchors(first.anchors.positions, torch.zeros_like(first.anchors.keep))
+        weightless = replace(first.anchors, keep=torch.zeros_like(first.anchors.keep))
         return Part([], first.batch, weightless, self.vocabulary)
 
 
@@ -94,39 +89,8 @@ class StepStats:
             )
 
 
-def draft_hidden(
-    model: DraftModel,
-    embed_weight: Tensor,
-    blocks: Blocks,
-    anchors: Anchors,
-    context_kv: list[LayerKV],
-    *,
-    is_sparse: bool = False,
-) -> Tensor:
-    """The drafter's states [b, g, B, D] of many blocks over one context.
-
-    Args:
-        model: the drafter.
-        embed_weight: [V, D] of the target.
-        blocks, anchors: of this forward.
-        context_kv: of the whole rows; the last anchor decides how much of it is used.
-        is_sparse: attend with tiles.
-    """
-    # Tiles skip what no block sees, and one shape for all steps is compiled once.
-    num_context = context_kv[0][0].shape[2] if is_sparse else int(anchors.positions.max())
-    block_size = blocks.labels.shape[-1] + 1
-    context = ConcatContext([(k[:, :, :num_context], v[:, :, :num_context]) for k, v in context_kv])
-    where = (model.config, anchors.positions, block_size, num_context, blocks.starts)
-    masks: Mapping[AttentionKind, ScoreMask] = (
-        flex_masks(*where) if is_sparse else block_masks(*where)
-    )
-    embeddings = model.embed(blocks.token_ids, embed_weight)
-    hidden: Tensor = model(embeddings, blocks.positions, context, masks, block_size)
-    return hidden.view(len(hidden), -1, block_size, hidden.shape[-1])
-
-
 def accumulate_gradients(
-    model: DraftModel,
+    drafter: TrainedDrafter,
     target: FrozenTarget,
     batch: Batch,
     states: Tensor,
@@ -136,14 +100,14 @@ def accumulate_gradients(
     scale: float,
     num_groups: int,
 ) -> StepStats:
-    """Add the gradient of one batch, times `scale`, to the model's.
+    """Add the gradient of one batch, times `scale`, to the drafter's.
 
     Blocks are taken a few anchors at a time, in ascending order: early groups need only a short
     context, and no slot pays for the keys of blocks that it may not see. The context is projected
     once; its gradient is collected over the groups.
 
     Args:
-        model: the drafter.
+        drafter: of any kind.
         target: gives embedding and head.
         batch: the tokens.
         states: [b, S, (K + 1) * D], see `FrozenTarget.states`.
@@ -154,17 +118,15 @@ def accumulate_gradients(
         num_groups: draft forwards, see `Anchors.num_groups`; more than are needed add nothing.
     """
     features, final_states = target.split(states)
-    projected = model.project_context(features, batch.positions)
-    leaves = [(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in projected]
+    context = drafter.context(features, batch, target.embed_weight)
+    leaves = [tensor.detach().requires_grad_() for tensor in context]
     nll, distill, selector, count = 0.0, 0.0, 0.0, 0
     for number in range(num_groups):
         size = config.anchors_per_forward
         group = anchors.group(number * size, size)
-        blocks = make_blocks(batch, group, model.config.block_size, model.config.mask_token_id)
-        hidden = draft_hidden(
-            model, target.embed_weight, blocks, group, leaves, is_sparse=config.is_sparse
-        )
-        result = group_loss(model, hidden, final_states, blocks, group, vocabulary, config)
+        blocks = drafter.blocks(batch, group)
+        hidden = drafter.slots(leaves, blocks, group, target.embed_weight)
+        result = group_loss(drafter, hidden, final_states, blocks, group, vocabulary, config)
         (result.loss * scale).backward()  # type: ignore[no-untyped-call]
         keep = blocks.keep.flatten(0, 1)
         nll += float((result.nll * keep).sum())
@@ -174,21 +136,20 @@ def accumulate_gradients(
         count += int(keep.sum())
     pairs = [
         (tensor, leaf.grad)
-        for layer, layer_leaves in zip(projected, leaves, strict=True)
-        for tensor, leaf in zip(layer, layer_leaves, strict=True)
+        for tensor, leaf in zip(context, leaves, strict=True)
         if leaf.grad is not None
     ]
     torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])
     return StepStats(nll, distill, selector, count)
 
 
-def num_possible_slots(anchors: Anchors, block_size: int) -> int:
+def num_possible_slots(anchors: Anchors, num_slots: int) -> int:
     """Slots behind the kept anchors. A mean over these does not depend on the weights."""
-    return int(anchors.keep.sum()) * (block_size - 1)
+    return int(anchors.keep.sum()) * num_slots
 
 
 def group_loss(
-    model: DraftModel,
+    drafter: TrainedDrafter,
     hidden: Tensor,
     final_states: Tensor,
     blocks: Blocks,
@@ -199,14 +160,14 @@ def group_loss(
     """The loss of the blocks of one forward.
 
     Args:
-        model: the drafter.
-        hidden: [b, g, B, D], see `draft_hidden`.
+        drafter: of any kind.
+        hidden: [b, g, B - 1, D], see `TrainedDrafter.slots`.
         final_states: [b, S, D] of the target.
         blocks, anchors: of this forward.
         vocabulary: of the loss.
         config: of the run.
     """
-    predicting = hidden[:, :, 1:].flatten(0, 1)
+    predicting = hidden.flatten(0, 1)
     last_states = None
     if config.distill_share > 0:
         # The target's word on slot k is its output one token earlier, at anchor + k - 1.
@@ -216,13 +177,13 @@ def group_loss(
         last_states = final_states[rows, places].flatten(0, 1)
     labels = vocabulary.slot_of[blocks.labels].flatten(0, 1)
     keep = blocks.keep.flatten(0, 1)
-    selector, candidates = model.candidate_selector, list[Candidates]()
+    selector, candidates = drafter.candidate_selector, list[Candidates]()
 
     blocks_loss = fused_block_loss if config.fused_loss else block_loss
 
     def loss_of(part: Tensor, chosen: slice) -> BlockLoss:
         wanted = None if last_states is None else last_states[chosen] @ vocabulary.head.T
-        logits = model.logits(part, vocabulary.head)
+        logits = drafter.logits(part, vocabulary.head)
         if selector is not None:
             candidates.append(candidates_of(logits, wanted, labels[chosen], selector.top_k))
         return blocks_loss(

@@ -24,7 +24,6 @@ from blockdraft.data.dataset import (
 )
 from blockdraft.data.identity import target_sha256, texts_sha256
 from blockdraft.data.store import TextStore
-from blockdraft.models.draft import DraftModel
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype, use_threads
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.train.advice import few_steps, few_texts
@@ -33,15 +32,17 @@ from blockdraft.train.check import check_run
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.kinds.base import TrainedDrafter, num_trained
+from blockdraft.train.kinds.table import load_trained
 from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.origin import describe_target, write_expected
 from blockdraft.train.parallel import Processes
-from blockdraft.train.prepare import limit_vocabulary, load_drafter
+from blockdraft.train.prepare import limit_vocabulary
 from blockdraft.train.run_folder import BEST, RunFolder
 from blockdraft.train.run_log import best_of, evaluations
 from blockdraft.train.run_state import Interval, RunClock, load_state, provenance, save_state
-from blockdraft.train.sharing import whole_drafter, whole_tensors
+from blockdraft.train.sharing import whole_tensors
 from blockdraft.train.step import Part, StepStats, accumulate_gradients, num_possible_slots
 from blockdraft.train.stopping import Stopped, StopSignals
 from blockdraft.train.texts import Texts
@@ -141,29 +142,30 @@ class _Run:
             config.device_map,
         )
         self.loaded = loaded
-        self.model = load_drafter(config, loaded, texts.examples).train()
-        self.num_parameters = sum(p.numel() for p in self.model.parameters())
+        self.drafter = load_trained(config, loaded, texts.examples)
+        self.drafter.model.train()
+        self.num_parameters = num_trained(self.drafter.model)
         self.trained: dict[str, Any] = {
             "target_sha256": target_sha256(config.target),
-            "drafter": self.model.config.to_dict(),
+            "drafter": self.drafter.describe(),
         }
         self.texts = texts_sha256(self.examples)
         if config.shard_drafter:
-            held = processes.share_drafter(self.model, config)
+            held = processes.share_drafter(self.drafter, config)
             logger.info("of the drafter's parameters this process holds %d", held)
         most = None
         if config.shard_target:
             held = processes.share_layers(loaded)
             logger.info("of the target's parameters this process holds %d", held)
             most = processes.most
-        self.target = FrozenTarget(loaded, self.model.config.target_layer_ids, most)
+        self.target = FrozenTarget(loaded, self.drafter.feature_layers, most)
         self._open_states()
         counts = count_answer_tokens(self.examples)
         self.vocabulary = PartialVocabulary(
             self.target.lm_head_weight, counts, config.num_frequent, config.num_random
         )
-        limit_vocabulary(self.model, config, self.examples)
-        self.optimizer = DraftOptimizer(self.model, config)
+        limit_vocabulary(self.drafter, config, self.examples)
+        self.optimizer = DraftOptimizer(self.drafter.model, config)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.step = self.epoch = self.next_batch = self.num_sequences = self.num_tokens = 0
         self._batches: tuple[int, list[list[Row]]] | None = None
@@ -315,9 +317,9 @@ class _Run:
     def _next_step(self) -> None:
         begin = time.monotonic()
         parts = [self._draw() for _ in range(self.config.accumulate)]
-        block_size = self.model.config.block_size
+        per_anchor = self.drafter.num_slots
         # A mean over all possible slots, of all parts and processes.
-        num_slots = sum(num_possible_slots(part.anchors, block_size) for part in parts)
+        num_slots = sum(num_possible_slots(part.anchors, per_anchor) for part in parts)
         sums = [0.0, 0.0, 0.0, 0.0]
         for part in parts:
             own = self._gradients(part, 1.0 / max(1, num_slots))
@@ -354,6 +356,7 @@ class _Run:
             self.config.pack_len,
         )
         anchors = sample_anchors(batch, self.config.num_anchors, self.generator)
+        anchors = self.drafter.draw(anchors, self.generator)
         return Part(rows, batch, anchors, self.vocabulary.draw(batch.token_ids, self.generator))
 
     def _gradients(self, part: Part, scale: float) -> StepStats:
@@ -369,7 +372,7 @@ class _Run:
         if num_groups == 0:
             return StepStats(0.0, 0.0, 0.0, 0)
         return accumulate_gradients(
-            self.model,
+            self.drafter,
             self.target,
             own.batch,
             states,
@@ -397,7 +400,7 @@ class _Run:
             "slots_per_second": round(stats.num_slots / seconds),
             "sequences_per_second": round(num_sequences / seconds, 2),
         }
-        if self.model.candidate_selector is not None:
+        if self.drafter.candidate_selector is not None:
             row["selector"] = round(stats.selector, 4)
         self.folder.log(row)
         self.shown.show(
@@ -428,12 +431,13 @@ class _Run:
         self.shown.clear()
         if any(self.processes.decided([is_new])):
             self.optimizer.use_averages()
-            model = whole_drafter(self.model, self.processes.is_main).eval()
+            whole = self.drafter.whole(self.processes.is_main)
+            whole.model.eval()
             if self.processes.is_main:
-                row = self._measure(model)
-                self.folder.add(model, row, self._facts(model))
+                row = self._measure(whole)
+                self.folder.add(whole, row, self._facts(whole))
             self.optimizer.use_masters()
-            self.model.train()
+            self.drafter.model.train()
             self.evaluated = self._now()
             if self.step:
                 self._save()
@@ -454,9 +458,9 @@ class _Run:
             NGramTable.count(answers).save(self.config.out / BEST)
         self.processes.wait()
 
-    def _measure(self, model: DraftModel) -> dict[str, Any]:
-        metrics = self.held_out.evaluate(model, self._tick)
-        real = self.real_decoding.measure(model, self._tick)
+    def _measure(self, drafter: TrainedDrafter) -> dict[str, Any]:
+        metrics = self.held_out.evaluate(drafter, self._tick)
+        real = self.real_decoding.measure(drafter, self._tick)
         row: dict[str, Any] = {
             "step": self.step,
             "minutes": round(self.clock.tick() / 60, 3),
@@ -474,7 +478,7 @@ class _Run:
             logger.info("decoding: speed-up %.2f, tau %s", real.speedup.get("all", 0.0), true)
         return row
 
-    def _facts(self, model: DraftModel) -> dict[str, Any]:
+    def _facts(self, drafter: TrainedDrafter) -> dict[str, Any]:
         """Where a drafter of this moment comes from."""
         data = {
             "train": len(self.examples),
@@ -482,5 +486,5 @@ class _Run:
             "passes": self.num_sequences / len(self.examples),
         }
         return provenance(
-            self.config, target=self.target_facts, drafter=model.config.to_dict(), data=data
+            self.config, target=self.target_facts, drafter=drafter.describe(), data=data
         )

@@ -5,7 +5,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Protocol
 
 from transformers import AutoTokenizer, PreTrainedModel
 
@@ -19,8 +22,7 @@ from blockdraft.engine.load import make_drafter, make_target
 from blockdraft.engine.probe import decode_alone
 from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
-from blockdraft.models.draft import DraftModel
-from blockdraft.speculate.drafters.kinds import DFlashCheckpoint
+from blockdraft.speculate.drafters.kinds import load_checkpoint
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.text.kinds import loops
 from blockdraft.text.tokenizer import load_tokenizer
@@ -28,6 +30,13 @@ from blockdraft.train.config import TrainConfig
 
 Encoded = tuple[str, tuple[int, ...]]
 """The set of a prompt, and its token ids."""
+
+
+class Saved(Protocol):
+    """A drafter that can be written as serving loads it."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +86,20 @@ class RealDecoding:
         name = f"{said} {max_tokens}".encode()
         self.prompts_sha256 = hashlib.sha256(name).hexdigest() if prompts else ""
 
-    def measure(self, drafter: DraftModel, tick: Callable[[], object]) -> TrueTau:
-        """Decode with the drafter as it is.
+    def measure(self, drafter: Saved, tick: Callable[[], object]) -> TrueTau:
+        """Decode with the drafter as it is, saved and loaded.
 
         `tick` is called on the way, so that a clock can tell work from a stopped process.
         """
         if not self._prompts:
             return TrueTau(tau={}, speedup={})
+        with TemporaryDirectory() as folder:
+            drafter.save_pretrained(folder)
+            return self._measured(Path(folder), tick)
+
+    def _measured(self, folder: Path, tick: Callable[[], object]) -> TrueTau:
         sums: dict[str, _Sums] = defaultdict(_Sums)
-        with serving(self._model, drafter) as served:
+        with serving(self._model, folder) as served:
             plain = Engine(served.target, NoDrafter())
             for name, prompt_ids in self._prompts:
                 drafted = self._decode(served, prompt_ids, tick)
@@ -110,16 +124,13 @@ class RealDecoding:
 
 
 @contextmanager
-def serving(model: PreTrainedModel, drafter: DraftModel) -> Iterator[Engine]:
-    """An engine of a target and a copy of a drafter; afterwards the target is as it was.
+def serving(model: PreTrainedModel, folder: Path) -> Iterator[Engine]:
+    """An engine of a target and the drafter in a folder; afterwards the target is as it was.
 
     Raises:
         ModelError: the target cannot be served.
     """
-    copy = DraftModel(drafter.config).to(device=model.device, dtype=model.dtype)
-    copy.load_state_dict(drafter.state_dict())
-    copy.draft_vocabulary = drafter.draft_vocabulary
-    checkpoint = DFlashCheckpoint(copy.eval())
+    checkpoint = load_checkpoint(folder, model, model.dtype, str(model.device))
     try:
         # The run goes on with the same weights.
         target = make_target(LLMConfig(max_concurrency=1), model, checkpoint, keep_weights=True)

@@ -8,7 +8,8 @@ from blockdraft.data.config import DataConfig
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.check import check_run
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.prepare import limit_vocabulary, load_drafter
+from blockdraft.train.kinds.table import load_trained
+from blockdraft.train.prepare import limit_vocabulary
 from blockdraft.train.run_state import provenance
 
 logger = logging.getLogger(__name__)
@@ -27,14 +28,14 @@ def write_untrained(config: TrainConfig, answers: DataConfig | None = None) -> P
     texts, target = checked.texts, checked.target
     if config.init == "target":
         target = load_target_model(config.target, resolve_dtype(config.dtype, config.device))
-    model = load_drafter(config, target, texts.examples)
+    drafter = load_trained(config, target, texts.examples)
     if not texts.num_expected:
-        limit_vocabulary(model, config, texts.train)
+        limit_vocabulary(drafter, config, texts.train)
     elif config.mask_token_id is None or config.draft_vocabulary:
         logger.warning(
             "the answers are not written yet: they may change the mask token, and limit what the "
             "drafter guesses (draft_vocabulary)"
         )
     folder = config.out / "untrained"
-    model.save_pretrained(folder, provenance(config, result="untrained"))
+    drafter.save_pretrained(folder, provenance(config, result="untrained"))
     return folder

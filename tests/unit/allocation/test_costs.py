@@ -6,6 +6,7 @@ import pytest
 
 from blockdraft.allocation.cost_measurement import measure_points
 from blockdraft.allocation.costs import CostCurve, KeyCosts, StepCosts
+from blockdraft.allocation.prices import StepPrices
 
 FORWARD = [(1, 0.016), (4, 0.0175), (16, 0.022), (64, 0.046)]
 
@@ -188,3 +189,31 @@ def test_what_slows_target_and_drafter_alike_is_the_machine():
         assert costs.record_slowdown(0.5, 1.2) == 1.0
         assert costs.record_slowdown(0.5, 0.8) == 0.8
         assert costs.record_slowdown(1.25, 5.0) == 1.25
+
+
+def test_a_drafter_that_runs_for_each_depth_is_priced_by_depth() -> None:
+    """Twice as deep takes twice as long, and what one depth was measured at serves all."""
+    costs = StepCosts(FORWARD, FORWARD, [(1, 0.002), (8, 0.004)], drafts_by_level=True)
+    assert costs.draft_forwards(8, 3) == (8, 3)
+    for depth in (1, 2, 7):
+        assert float(costs.draft(*costs.draft_forwards(1, depth))) == pytest.approx(0.002 * depth)
+        assert costs.draft_at(*costs.draft_forwards(8, depth)) == pytest.approx(0.004 * depth)
+    for depth in (2, 5) * 100:
+        slots, num_forwards = costs.draft_forwards(1, depth)
+        expected = float(costs.draft(slots, num_forwards))
+        costs.record_draft(slots, expected, 0.001 * depth)
+    assert float(costs.draft(1, 7)) == pytest.approx(0.007, rel=0.03)
+    block = StepCosts(FORWARD, FORWARD, [(6, 0.006)])
+    assert block.draft_forwards(2, 5) == (12, 1)
+
+
+def test_shallow_drafts_where_each_depth_costs_a_forward() -> None:
+    """A block goes as deep as tokens are likely; level by level only as deep as that pays."""
+    survival = 0.75 ** np.arange(1.0, 8)
+    flat = [(1, 0.02), (64, 0.0201)]
+    block = StepCosts(flat, flat, [(2, 0.006), (64, 0.0061)])
+    level = StepCosts(flat, flat, [(1, 0.006)], drafts_by_level=True)
+    cheap = StepCosts(flat, flat, [(1, 0.0001)], drafts_by_level=True)
+    depths = [StepPrices(c, 1, 0, 0).best_depth(survival, 1) for c in (block, level, cheap)]
+    assert depths[0] == depths[2] == 7
+    assert depths[1] < 5

@@ -22,7 +22,7 @@ from blockdraft.bench.concurrency_report import (
 )
 from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig
 from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
-from blockdraft.bench.figures import Spread
+from blockdraft.bench.measures import Spread
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.cache.pages import Pages
 from blockdraft.cli import options
@@ -286,7 +286,7 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     assert [row["concurrency"] for row in report["keeping_up"]] == [1, 2]
     assert len(report["runs"]) == 2 * 3 * 2
     run = report["runs"][0]
-    assert run["way"] == {"name": "plain", "num_draft_tokens": 0}
+    assert run["way"] == {"name": "plain", "num_draft_tokens": 0, "drafters": None}
     assert [len(request["token_ids"]) for request in run["requests"]] == [11, 11]
     assert run["depth_use"]["mean_depth"] == 2.0
 

@@ -14,7 +14,7 @@ from blockdraft.bench.context import (
     context_figures,
 )
 from blockdraft.bench.context_report import CONTEXT_LEGEND, clipped_lines, context_table
-from blockdraft.bench.figures import Rate, Spread
+from blockdraft.bench.measures import Rate, Spread
 from blockdraft.bench.memory import KVBytes, kv_bytes_per_token
 from blockdraft.bench.prose import Prose, python_help, read_prose
 from blockdraft.cli import options
@@ -165,7 +165,17 @@ def test_every_definition_is_a_figure():
 def test_the_table_fits_80_columns():
     row = ContextFigures(
         *(131072, 131000, 3, Rate(1234.5, 1234.5), Rate(12345.6, 12345.6)),
-        *(Spread(12.3, 0.5, 12.4), 1.23, 123.4, 123.4, 12.34, 0.5, 12.3, {15: 9}),
+        *(
+            Spread(12.3, 0.5, 12.4),
+            1.23,
+            Spread(1.23, 0.98, 12.4),
+            123.4,
+            123.4,
+            12.34,
+            0.5,
+            12.3,
+            {15: 9},
+        ),
         *(KVBytes(12_345_000_000, 1_234_000_000), 3),
     )
     console = Console(width=80, file=io.StringIO())

@@ -12,7 +12,7 @@ from blockdraft.bench.concurrency_report import (
     never_slower_table,
 )
 from blockdraft.bench.config import NeverSlowerConfig
-from blockdraft.bench.figures import Spread
+from blockdraft.bench.measures import Spread
 from blockdraft.bench.never_slower import (
     NEVER_SLOWER_DEFINITIONS,
     NeverSlowerBench,

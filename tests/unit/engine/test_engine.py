@@ -495,3 +495,18 @@ def test_an_end_that_is_no_token_is_left_out(eos_id: int) -> None:
     expected = generate_plain(TableTarget(TABLE), [1, 2], params).token_ids
     assert joined(run(engine)[key]) == expected
     assert engine.progress[key].sequence.stop_ids == frozenset()
+
+
+def test_the_largest_gap_is_between_tokens_and_not_before_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(engine_module, "perf_counter", lambda: clock[0])
+    engine = Engine(TableTarget(TABLE), NoDrafter())
+    key = engine.add([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True))
+    for seconds in (9.0, 0.5, 3.0, 0.25):
+        clock[0] += seconds
+        engine.step()
+    record = engine.take(key)
+    assert record.sequence.finish_reason == "length"
+    assert record.largest_gap == 3.0

@@ -8,6 +8,7 @@ from blockdraft import LLM, SamplingParams
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.grammar import Grammar
+from blockdraft.speculate.merge import sources_of
 from tests.small_llm import assert_nothing_left, load_llm, params
 
 PROMPTS = ["the abc the abc the abc", "é€ a b c d e f g a b c"]
@@ -24,7 +25,9 @@ def plain(folders):
 
 @pytest.mark.parametrize("asked", [{"max_tokens": 60}, {"max_tokens": 60, "temperature": 0.5}])
 @pytest.mark.parametrize(
-    "options", [{}, {"adaptive": True}, {"num_draft_tokens": 20}, {"shared_lookup": 500}], ids=str
+    "options",
+    [{}, {"adaptive": True}, {"num_draft_tokens": 20}, {"shared_lookup": 500}, {"ngrams": False}],
+    ids=str,
 )
 def test_lookup_beside_a_drafter_changes_no_answer(folders, plain, options, asked):
     asked = {**asked, "seed": 3}
@@ -38,12 +41,14 @@ def test_lookup_beside_a_drafter_changes_no_answer(folders, plain, options, aske
     assert_nothing_left(llm)
 
 
-def test_lookup_without_a_drafter(folders, plain):
-    llm = LLM(str(folders[0]), "none", dtype="float32", lookup=True)
+@pytest.mark.parametrize(("ngrams", "kinds"), [(False, {"lookup"}), (True, {"lookup", "ngram"})])
+def test_lookup_without_a_drafter(folders, plain, ngrams, kinds):
+    llm = LLM(str(folders[0]), "none", dtype="float32", lookup=True, ngrams=ngrams)
     asked = {"max_tokens": 80}
     found = [one.completions[0] for one in llm.generate(PROMPTS, params(**asked))]
     assert [one.token_ids for one in found] == plain(asked)
-    assert {source for one in found for source in one.acceptance.drafted_by} == {"lookup"}
+    drafted_by = {source for one in found for source in one.acceptance.drafted_by}
+    assert {kind for source in drafted_by for kind in sources_of(source)} == kinds
     llm.use_fixed_drafting(0)
     (off,) = llm.generate(PROMPTS[0], params(**asked)).completions
     assert off.acceptance.num_drafted == 0
@@ -52,10 +57,11 @@ def test_lookup_without_a_drafter(folders, plain):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, "prediction lookup dflash"),
-        ({"lookup": False}, "prediction dflash"),
+        ({}, "prediction lookup ngram dflash"),
+        ({"lookup": False}, "prediction dflash"),  # whose drafter has no table
+        ({"ngrams": False}, "prediction lookup dflash"),
         ({"drafter": "none"}, "prediction none"),
-        ({"drafter": "none", "lookup": True}, "prediction lookup none"),
+        ({"drafter": "none", "lookup": True}, "prediction lookup ngram none"),
     ],
     ids=str,
 )
@@ -71,7 +77,7 @@ def test_a_request_chooses_its_drafters(folders):
         (found,) = llm.generate(PROMPTS[0], params(max_tokens=60, drafters=drafters)).completions
         assert set(found.acceptance.drafted_by) <= expected
         assert bool(found.acceptance.drafted_by) == bool(expected)
-    with pytest.raises(RequestError, match="names 'eagle', and loaded are prediction, lookup, dfl"):
+    with pytest.raises(RequestError, match="names 'eagle', and loaded are prediction, lookup, ngr"):
         llm.generate(PROMPTS[0], SamplingParams(drafters=("eagle",)))
     for wrong in ("lookup", [1], 5):
         with pytest.raises(RequestError, match="drafters"):
@@ -101,7 +107,7 @@ def test_shared_lookup_needs_lookup():
 
 
 def test_what_was_drafted_by_whom_is_told_in_json(folders):
-    llm = load_llm(folders, lookup=True)
+    llm = load_llm(folders, lookup=True, ngrams=False)
     (found,) = llm.generate(PROMPTS[0], params(max_tokens=60)).completions
     told = json.loads(json.dumps(found.acceptance.to_dict()))["per_source"]
     assert set(told) <= {"dflash", "lookup", "dflash+lookup", "lookup+dflash"}

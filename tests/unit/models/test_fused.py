@@ -19,7 +19,7 @@ from transformers import (
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.cpu.backend import NativeBackend
-from blockdraft.kernels.cpu.layer import NativeLayer
+from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from blockdraft.kernels.cpu.ops import TiledAttention
@@ -265,6 +265,8 @@ def test_the_self_test_finds_an_attention_that_sees_how_many_rows_there_are(
     for target in (SequentialTarget(make("llama")), PagedTarget(make("llama"), Pages(20))):
         with target.released_after(), monkeypatch.context() as patch:
             target.check_row_invariance()
+            if isinstance(target, PagedTarget):
+                patch.setattr(target, "_direct", None)
             patch.setattr(AttentionPlan, "run_layer", lambda *_: None)
             patch.setattr(TiledAttention, "attend", variant)
             with pytest.raises(ModelError, match="number of rows"):
@@ -272,7 +274,7 @@ def test_the_self_test_finds_an_attention_that_sees_how_many_rows_there_are(
 
 
 def runs_whole(layer: Any) -> bool:
-    return bool(vars(layer)["forward"].layer.runs_whole)
+    return vars(layer)["forward"].layer.whole is not None
 
 
 @needs_kernels
@@ -281,7 +283,7 @@ def runs_whole(layer: Any) -> bool:
 def test_a_whole_layer_has_the_bits_of_its_parts(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For any rows, and of the sequential path too, which runs the parts."""
+    """Alone or all layers in one call, for any rows, and of the sequential path's parts too."""
     ids = IDS[0].tolist()
     with SequentialTarget(make(name, dtype)).released_after() as sequential:
         expected = sequential.logits_of_split(ids, (len(ids),))
@@ -290,6 +292,8 @@ def test_a_whole_layer_has_the_bits_of_its_parts(
             pytest.skip("no products by kernels on this CPU")
         for split in ((len(ids),), (1,) * len(ids), (7, 1, 16, 1, 5, 10)):
             assert torch.equal(target.logits_of_split(ids, split), expected), split
+        monkeypatch.setattr(target, "_direct", None)
+        assert torch.equal(target.logits_of_split(ids, (len(ids),)), expected)
         monkeypatch.setattr(AttentionPlan, "run_layer", lambda *_: None)
         assert torch.equal(target.logits_of_split(ids, (len(ids),)), expected)
 
@@ -317,19 +321,23 @@ def test_a_whole_layer_with_other_bits_runs_in_parts(
 
 
 @needs_kernels
+@pytest.mark.parametrize("kind", [NativeLayer, NativeStack])
 def test_the_self_test_finds_a_whole_layer_that_sees_how_many_rows_there_are(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = NativeLayer.__call__
+    real = kind.__call__
 
-    def variant(layer: NativeLayer, hidden: Tensor, *args: Any) -> Tensor:
-        return real(layer, hidden, *args) * (1.0 + 1e-6 * (hidden.shape[1] > 8))
+    def variant(layers: Any, hidden: Tensor, *args: Any) -> Tensor:
+        result: Tensor = real(layers, hidden, *args)
+        return result * (1.0 + 1e-6 * (hidden.shape[1] > 8))
 
     with PagedTarget(make("llama"), Pages(20)).released_after() as target:
         if not all(runs_whole(layer) for layer in target.layers):
             pytest.skip("no products by kernels on this CPU")
+        if kind is NativeLayer:
+            monkeypatch.setattr(target, "_direct", None)
         target.check_row_invariance()
-        monkeypatch.setattr(NativeLayer, "__call__", variant)
+        monkeypatch.setattr(kind, "__call__", variant)
         with pytest.raises(ModelError, match="number of rows"):
             target.check_row_invariance()
 

@@ -163,7 +163,7 @@ def test_layers_are_fused_and_hold_one_copy(way: str) -> None:
     layer = vars(target.layers[1])["forward"]
     assert isinstance(layer, FusedLayer)
     assert isinstance(layer.layer.parts.gate_up, GroupProduct)
-    assert layer.layer.runs_whole
+    assert layer.layer.whole is not None
     assert target.rule.row_multiple == 1
     drop_quantized(model)
     assert all(m.quantized is None for m in model.modules() if isinstance(m, QuantizedLinear))

@@ -7,7 +7,7 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.models.draft_context import ContextSpan
 from blockdraft.models.paged_context import WAITING_SHARE, PagedContexts
 from blockdraft.models.waiting_features import Waiting, WaitingFeatures
-from blockdraft.speculate.drafters.dflash import _pieces
+from blockdraft.speculate.drafters.lazy_context import _pieces
 from tests.tiny import tiny_drafter
 
 MODEL = tiny_drafter(torch.float32)

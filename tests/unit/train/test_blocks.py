@@ -14,8 +14,9 @@ from blockdraft.models.draft_masks import block_masks
 from blockdraft.train.blocks import Anchors, make_blocks, sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.features import FrozenTarget
+from blockdraft.train.kinds.block import draft_hidden
 from blockdraft.train.loss import LossVocabulary
-from blockdraft.train.step import draft_hidden, group_loss
+from blockdraft.train.step import group_loss
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_draft_config, tiny_drafter, tiny_target
 
 SLIDING = {
@@ -122,7 +123,9 @@ def test_a_block_sees_nothing_from_its_anchor_on(changes):
     every = torch.arange(VOCAB_SIZE)
     vocabulary = LossVocabulary(target.lm_head_weight, torch.zeros(VOCAB_SIZE), every, every)
     middle = dataclasses.replace(blocks, keep=blocks.keep & torch.tensor([[[0], [1], [0]]]).bool())
-    loss = group_loss(model, hidden, final_states, middle, anchors, vocabulary, config).loss
+    loss = group_loss(
+        model, hidden[:, :, 1:], final_states, middle, anchors, vocabulary, config
+    ).loss
     by_state, by_input = torch.autograd.grad(loss, (states, inputs))
     assert (by_state[0, 8:] == 0).all()
     assert (by_state[0, 7] != 0).any()

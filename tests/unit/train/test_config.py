@@ -89,7 +89,7 @@ def test_what_is_missing_is_named(tmp_path):
 
 def test_every_recipe_and_example_can_be_read():
     root = Path(__file__).parents[3]
-    files = [*root.glob("recipes/*/*.toml"), *root.glob("examples/*.toml")]
+    files = [*root.glob("recipes/**/*.toml"), *root.glob("examples/*.toml")]
     assert len(files) >= 2
     for path in files:
         read_run(path, [])

@@ -12,15 +12,17 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.data.dataset import collate
 from blockdraft.data.store import Example
 from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_config import DraftConfig
 from blockdraft.train import step as step_module
 from blockdraft.train.blocks import Anchors, make_blocks
 from blockdraft.train.drafter import copy_target_layers
 from blockdraft.train.estimate import estimate_run
 from blockdraft.train.features import FrozenTarget
+from blockdraft.train.kinds.block import draft_hidden
 from blockdraft.train.loss import Candidates, PartialVocabulary, selector_loss, slot_weights
 from blockdraft.train.optimizer import DraftOptimizer
 from blockdraft.train.prepare import load_drafter
-from blockdraft.train.step import draft_hidden, group_loss
+from blockdraft.train.step import group_loss
 from blockdraft.train.trainer import train
 from blockdraft.train.untrained import write_untrained
 from tests.tiny import DFLASH2, LAYER_IDS, tiny_drafter, tiny_drafter_folder, tiny_target
@@ -76,8 +78,8 @@ class Case:
             self.model, self.target.embed_weight, self.blocks, self.anchors, context
         )
         return group_loss(
-            self.model, self.hidden, self.final, self.blocks, self.anchors, self.vocabulary,
-            self.config,
+            self.model, self.hidden[:, :, 1:], self.final, self.blocks, self.anchors,
+            self.vocabulary, self.config,
         )  # fmt: skip
 
     def selector_by_definition(self):
@@ -115,8 +117,8 @@ def group_loss_without_selector(case):
     selector, case.model.candidate_selector = case.model.candidate_selector, None
     try:
         return group_loss(
-            case.model, case.hidden, case.final, case.blocks, case.anchors, case.vocabulary,
-            case.config,
+            case.model, case.hidden[:, :, 1:], case.final, case.blocks, case.anchors,
+            case.vocabulary, case.config,
         )  # fmt: skip
     finally:
         case.model.candidate_selector = selector
@@ -235,10 +237,12 @@ def test_a_run_a_resumed_run_and_the_export(tmp_path):
 def test_a_plan_and_an_untrained_drafter(tmp_path):
     config = small_config(tmp_path, **SHAPE)
     plan, plain = estimate_run(config), estimate_run(small_config(tmp_path))
-    added = 2 * plan.drafter.vocab_size * 8 + 8 * 64 + 4 * (2 * 2 * 64 + 2 * 2 * 4 * 64)
+    added = 2 * plan.drafter.facts["vocab_size"] * 8 + 8 * 64 + 4 * (2 * 2 * 64 + 2 * 2 * 4 * 64)
     assert plan.num_parameters - plain.num_parameters == added
     assert plan.step_seconds > 0
-    assert DraftModel.from_pretrained(write_untrained(config)).config == plan.drafter
+    assert (
+        DraftModel.from_pretrained(write_untrained(config)).config.to_dict() == plan.drafter.facts
+    )
 
 
 def test_it_may_begin_from_the_targets_layers():
@@ -288,7 +292,7 @@ def test_settings_that_contradict_the_drafter_are_refused(tmp_path, changes, is_
 def test_the_settings_of_a_dflash2_drafter_may_stay_unset(tmp_path):
     folder = tiny_drafter_folder(tmp_path, block_size=4, dflash2=DFLASH2)
     config = small_config(tmp_path, init_from=folder, num_layers=None, num_features=None)
-    assert estimate_run(config).drafter.dflash2 == DFLASH2
+    assert DraftConfig.from_dict(estimate_run(config).drafter.facts).dflash2 == DFLASH2
 
 
 @pytest.mark.parametrize("name", ["conv_kernel_size", "selector_rank"])

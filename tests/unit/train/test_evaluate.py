@@ -8,6 +8,7 @@ from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ConcatContext
 from blockdraft.train.evaluate import HeldOut, num_accepted
 from blockdraft.train.features import FrozenTarget
+from blockdraft.train.kinds.block import BlockDrafter
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
 
 
@@ -88,7 +89,7 @@ def guessable_examples(model: DraftModel, target: FrozenTarget) -> list[Example]
 def test_walk_equals_decoding_one_block_at_a_time():
     model, target = tiny_drafter(), FrozenTarget(tiny_target(), LAYER_IDS)
     examples = guessable_examples(model, target)
-    metrics = HeldOut(target, examples, limit=10).evaluate(model)
+    metrics = HeldOut(target, examples, limit=10).evaluate(BlockDrafter(model))
     walks = {example.id: plain_walk(model, target, example) for example in examples}
     tokens, cycles = (sum(column) for column in zip(*walks.values(), strict=True))
     assert metrics.tau == pytest.approx(tokens / cycles)
@@ -114,5 +115,5 @@ def test_limit_takes_examples_evenly():
         Example(id=str(i), set=str(i), prompt_ids=(1, 2), response_ids=(3, 4, 5, 6))
         for i in range(10)
     ]
-    metrics = HeldOut(target, examples, limit=5).evaluate(tiny_drafter())
+    metrics = HeldOut(target, examples, limit=5).evaluate(BlockDrafter(tiny_drafter()))
     assert sorted(metrics.tau_by_set) == ["0", "2", "4", "6", "8"]

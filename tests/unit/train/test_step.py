@@ -13,6 +13,7 @@ from blockdraft.models.draft_masks import block_masks
 from blockdraft.train import loss as loss_module
 from blockdraft.train.blocks import Anchors, make_blocks, sample_anchors
 from blockdraft.train.features import FrozenTarget, StateCache
+from blockdraft.train.kinds.block import BlockDrafter
 from blockdraft.train.loss import PartialVocabulary
 from blockdraft.train.step import (
     StepStats,
@@ -62,13 +63,13 @@ class Trained:
     def gradients(self, parts: list[tuple[list[list[int]], Batch, Anchors]]):
         """Of the batches given, together one step."""
         self.model.zero_grad()
-        size = self.model.config.block_size
-        num_slots = sum(num_possible_slots(anchors, size) for _, _, anchors in parts)
+        per_anchor = self.model.config.block_size - 1
+        num_slots = sum(num_possible_slots(anchors, per_anchor) for _, _, anchors in parts)
         stats: list[StepStats] = []
         for rows, batch, anchors in parts:
             stats.append(
                 accumulate_gradients(
-                    self.model,
+                    BlockDrafter(self.model),
                     self.target,
                     batch,
                     self.states.get(rows, batch),
@@ -119,7 +120,7 @@ def test_a_slot_learns_the_targets_word_on_its_own_token(tmp_path):
     config = dataclasses.replace(trained.config, distill_share=1.0)
     losses = {}
     for shift in (-2, -1, 0):
-        places = anchors.positions[:, :, None] + torch.arange(size) + shift
+        places = anchors.positions[:, :, None] + torch.arange(1, size) + shift
         places = places.clamp(max=final_states.shape[1] - 1)
         hidden = final_states[torch.arange(4)[:, None, None], places]
         result = group_loss(

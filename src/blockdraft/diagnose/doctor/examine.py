@@ -87,13 +87,7 @@ def examine(pair: Pair, on_stage: OnStage, *, quick: bool = False) -> Examinatio
         target_checks.precision_check(pair),
     ]
     measured = _measure(pair, memory, on_stage, quick=quick)
-    shape = [
-        shape_checks.rope_check(pair, measured.offline),
-        shape_checks.window_check(pair),
-        shape_checks.mask_check(pair),
-        shape_checks.layers_check(pair, measured.offline),
-        shape_checks.vocabulary_check(pair, measured.offline),
-    ]
+    shape = _shape_lines(pair, measured.offline)
     machine = [
         machine_checks.threads_check(config),
         memory,
@@ -103,6 +97,19 @@ def examine(pair: Pair, on_stage: OnStage, *, quick: bool = False) -> Examinatio
     fit = shape_checks.fit_check(pair, measured.failure, shape)
     checks = [fit, *target, *shape, *_run_lines(pair, measured), *machine]
     return Examination(pair, checks, measured.acceptance, perf_counter() - begun)
+
+
+def _shape_lines(pair: Pair, measured: Offline | None) -> list[Check]:
+    """Of a block-diffusion drafter; what others compute stands in their files alone."""
+    if not pair.fills_blocks:
+        return []
+    return [
+        shape_checks.rope_check(pair, measured),
+        shape_checks.window_check(pair),
+        shape_checks.mask_check(pair),
+        shape_checks.layers_check(pair, measured),
+        shape_checks.vocabulary_check(pair, measured),
+    ]
 
 
 def _run_lines(pair: Pair, measured: _Measured) -> list[Check]:
@@ -151,9 +158,11 @@ def _run(pair: Pair, on_stage: OnStage) -> _Measured:
     on_stage("reusing a prompt", 0.7)
     long_ids = [token for _, ids in encoded for token in ids]
     reuse = measure_reuse(llm.engine, long_ids, llm.tokenizer.eos_ids)
-    on_stage("trying other configs", 0.73)
-    rope = shape_checks.target_rope(pair)
-    offline = measure_offline(llm.engine, answers, rope, pair.num_tokens)
+    offline = None
+    if pair.fills_blocks:
+        on_stage("trying other configs", 0.73)
+        rope = shape_checks.target_rope(pair)
+        offline = measure_offline(llm.engine, answers, rope, pair.num_tokens)
     return _Measured(
         offline=offline,
         reuse=reuse_check(llm.engine, reuse),

@@ -11,8 +11,6 @@ from blockdraft.core.words import counted
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
 from blockdraft.kernels.backends import backend_for, kernels_state
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import DraftConfig
 
 GIB = 2**30
 BUSY = 0.3
@@ -80,10 +78,8 @@ def needed_bytes(pair: Pair) -> float:
     Those that are quantized are read whole first, and freed before they are packed.
     """
     numbers = sum(int(weight.numel()) for weight in pair.target.parameters())
-    if pair.refusal is None:
-        with torch.device("meta"):
-            drafter = DraftModel(DraftConfig(**pair.fields))
-        numbers += sum(weight.numel() for weight in drafter.parameters())
+    if pair.shape is not None and pair.refusal is None:
+        numbers += pair.shape.num_weights
     packs = backend_for(pair.dtype, pair.device).packs and pair.config.quantize is None
     copies = 2 if packs else 1
     kv = (pair.config.memory or 0.0) * GIB

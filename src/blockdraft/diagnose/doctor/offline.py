@@ -20,6 +20,7 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.probe import ProbeAnswer
+from blockdraft.models.denoising import denoise, greedy
 from blockdraft.models.draft import Rotary
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.draft_context import ConcatContext
@@ -92,7 +93,7 @@ def variants_of(
     found = [Variant(AS_CONFIGURED, ids, rope)]
     for name, by in (("one lower", -1), ("one higher", 1)):
         moved = tuple(index + by for index in ids)
-        if min(moved) >= 0 and max(moved) < num_layers:
+        if moved and min(moved) >= 0 and max(moved) < num_layers:
             found.append(Variant(name, moved, rope))
     if dict(rope) != dict(target_rope):
         found.append(Variant("target rope", ids, target_rope))
@@ -128,7 +129,9 @@ def measure_offline(
         ids = [*answer.prompt_ids, *answer.output_ids]
         states = _layer_outputs(engine, target, ids, wanted)
         for variant in variants:
-            features = torch.cat([states[index] for index in variant.layer_ids], dim=-1)
+            features = None
+            if variant.layer_ids:
+                features = torch.cat([states[index] for index in variant.layer_ids], dim=-1)
             with _rotating(drafter, variant.rope):
                 guesses = _guesses(drafter, head, features, ids, len(answer.prompt_ids))
             measured.taus[variant.name].append(_tau(guesses, ids, len(answer.prompt_ids)))
@@ -192,29 +195,33 @@ def _rotating(drafter: DFlashDrafter, rope: Mapping[str, Any]) -> Iterator[None]
 def _guesses(
     drafter: DFlashDrafter,
     head: Callable[[Tensor], Tensor],
-    features: Tensor,
+    features: Tensor | None,
     ids: Sequence[int],
     num_prompt: int,
 ) -> Tensor:
     """Greedy guesses behind each token of the answer but the last: [anchors, slots] token ids."""
-    model, device = drafter.model, features.device
+    model, device = drafter.model, drafter.embed_weight.device
     size = model.config.block_size
     anchors = torch.arange(num_prompt, len(ids) - 1, device=device)
     num_context = len(ids) - 1
     context = model.project_context(
-        features[None, :num_context], torch.arange(num_context, device=device)[None]
+        drafter.context_features(ids, features)[None, :num_context],
+        torch.arange(num_context, device=device)[None],
     )
     masked = [model.config.mask_token_id] * (size - 1)
     slots = [[ids[anchor], *masked] for anchor in anchors.tolist()]
     positions = anchors[:, None] + torch.arange(size, device=device)
-    hidden = model(
-        model.embed(torch.tensor(slots, device=device).view(1, -1), drafter.embed_weight),
-        positions.view(1, -1),
-        ConcatContext(context),
-        block_masks(model.config, anchors[None], size, num_context),
-        size,
-    )
-    hidden = hidden.view(len(anchors), size, -1)[:, 1:]
+    masks = block_masks(model.config, anchors[None], size, num_context)
+
+    def forward(token_ids: Tensor) -> Tensor:
+        embeddings = model.embed(token_ids.view(1, -1), drafter.embed_weight)
+        where = positions.view(1, -1), ConcatContext(context), masks, size
+        hidden: Tensor = model(embeddings, *where)
+        return hidden.view(len(anchors), size, -1)
+
+    guess = greedy(head, drafter.vocabulary_ids)
+    blocks = torch.tensor(slots, device=device)
+    hidden = denoise(blocks, forward, guess, model.config.num_denoising_steps)[:, 1:]
     anchor_ids = torch.tensor(ids, device=device)[anchors]
     return model.greedy_guesses(hidden, head(hidden), anchor_ids, drafter.vocabulary_ids)
 

@@ -14,16 +14,10 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.engine.trained_thinking import trained_thinking
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.models.checkpoint import read_config, read_provenance
-from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.draft_config_reader import read_fields
-from blockdraft.models.loading import (
-    check_pair,
-    resolve_device,
-    resolve_dtype,
-    target_without_weights,
-)
-from blockdraft.models.own_ends import has_own_ends
+from blockdraft.models.loading import resolve_device, resolve_dtype, target_without_weights
 from blockdraft.models.speculators_layout import published_layout
+from blockdraft.speculate.drafters.shapes import DrafterShape, read_shape
 from blockdraft.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -33,7 +27,8 @@ class Pair:
 
     config, thinking: how it is to be run. target: its modules without weights. raw: the drafter's
     config.json; `fields`: what it comes to, and `trained`: what its trainer says that it was; empty
-    if they cannot be read. facts: its provenance, empty without. refusal: why it cannot run.
+    if they cannot be read, and for a drafter that fills no blocks. shape: what all kinds have, None
+    if it cannot be read. facts: its provenance, empty without. refusal: why it cannot run.
     """
 
     config: LLMConfig
@@ -48,7 +43,13 @@ class Pair:
     fields: Mapping[str, Any]
     trained: Mapping[str, Any]
     facts: Mapping[str, Any]
+    shape: DrafterShape | None
     refusal: str | None
+
+    @property
+    def fills_blocks(self) -> bool:
+        """True for the kinds whose config is that of DFlash."""
+        return self.shape is None or self.shape.block_size is not None
 
     @property
     def target_config(self) -> Any:
@@ -99,14 +100,24 @@ def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
     facts = read_provenance(drafter_folder)
     with suppress(ModelError):  # reading its shape says why
         raw = published_layout(raw)
-    fields, refusal = _read_shape(raw, target, has_own_ends=has_own_ends(drafter_folder))
-    written = facts.get("drafter")
-    trained, _ = _read_shape(written, target) if isinstance(written, Mapping) else ({}, None)
+    dtype = resolve_dtype(config.dtype, device)
+    fields: Mapping[str, Any] = {}
+    trained: Mapping[str, Any] = {}
+    shape, refusal = None, None
+    try:
+        shape = read_shape(drafter_folder, target, dtype)
+        refusal = shape.refusal
+    except ModelError as error:
+        refusal = str(error)
+    if shape is None or shape.block_size is not None:
+        fields = _read_fields(raw)
+        written = facts.get("drafter")
+        trained = _read_fields(written) if isinstance(written, Mapping) else {}
     return Pair(
         config=config,
         thinking=thinking,
         device=device,
-        dtype=resolve_dtype(config.dtype, device),
+        dtype=dtype,
         target_folder=target_folder,
         drafter_folder=drafter_folder,
         target=target,
@@ -115,18 +126,13 @@ def read_pair(config: LLMConfig, thinking: Thinking) -> Pair:
         fields=fields,
         trained=trained,
         facts=facts,
+        shape=shape,
         refusal=refusal,
     )
 
 
-def _read_shape(
-    raw: Mapping[str, Any], target: PreTrainedModel, *, has_own_ends: bool = False
-) -> tuple[Mapping[str, Any], str | None]:
-    """(fields of DraftConfig, why they do not do)."""
-    fields: Mapping[str, Any] = {}
-    try:
-        fields = read_fields(raw)
-        check_pair(target, DraftConfig(**fields), has_own_ends=has_own_ends)
-    except ModelError as error:
-        return fields, str(error)
-    return fields, None
+def _read_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fields of DraftConfig; empty if they cannot be read."""
+    with suppress(ModelError):  # reading the shape says why
+        return read_fields(raw)
+    return {}

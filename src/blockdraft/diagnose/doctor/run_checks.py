@@ -13,7 +13,7 @@ from blockdraft.engine.probe import MAX_TOKENS, decode_alone
 from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.proof.cases import Case
-from blockdraft.proof.context import ContextCheck, check_context
+from blockdraft.proof.context import ContextCheck, check_context, keeps_context
 from blockdraft.proof.corpus import ProofPrompt
 
 REUSED_PAGES = 2
@@ -26,12 +26,15 @@ USELESS_TAU = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The same prompt, computed and then taken from memory; and the draft context behind it."""
+    """The same prompt, computed and then taken from memory; and the draft context behind it.
+
+    context: None for a drafter that has none.
+    """
 
     num_reused: int
     fresh: AcceptanceStats
     reused: AcceptanceStats
-    context: ContextCheck
+    context: ContextCheck | None
 
 
 def measure_reuse(
@@ -52,8 +55,10 @@ def measure_reuse(
     with _reusing(memory):
         fresh = decode_alone(engine, prompt_ids, params, eos_ids)
         again = decode_alone(engine, prompt_ids, params, eos_ids)
-        prompt = ProofPrompt("reuse", "reuse", "")
-        context = check_context(engine, Case(prompt, prompt_ids, "greedy", params))
+        context = None
+        if keeps_context(engine):
+            prompt = ProofPrompt("reuse", "reuse", "")
+            context = check_context(engine, Case(prompt, prompt_ids, "greedy", params))
     return Reuse(_num_reused(again), fresh.acceptance, again.acceptance, context)
 
 
@@ -80,12 +85,14 @@ def reuse_check(engine: Engine, reuse: Reuse | None) -> Check:
     if not reuse.num_reused:
         return Check(name, "unknown", "the second request took nothing from memory")
     fresh, again = reuse.fresh.acceptance_length, reuse.reused.acceptance_length
-    deviation = f"draft context off by {reuse.context.deviation:.1%}"
     found = f"tau {again:.2f} with {reuse.num_reused} tokens from memory, {fresh:.2f} without"
-    if not reuse.context.is_right or again < (1 - TOLERANCE) * fresh:
+    if reuse.context is not None:
+        found += f"; draft context off by {reuse.context.deviation:.1%}"
+    is_right = reuse.context is None or reuse.context.is_right
+    if not is_right or again < (1 - TOLERANCE) * fresh:
         remedy = "features were lost: please report it; until then send prompts that differ"
-        return Check(name, "out", f"{found}; {deviation}", remedy)
-    return Check(name, "ok", f"{found}; {deviation}")
+        return Check(name, "out", found, remedy)
+    return Check(name, "ok", found)
 
 
 def tau_checks(pair: Pair, measured: Mapping[str, AcceptanceStats]) -> list[Check]:

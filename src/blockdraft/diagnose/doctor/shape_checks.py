@@ -155,6 +155,8 @@ def layers_check(pair: Pair, measured: Offline | None) -> Check:
     if not pair.fields:
         return Check(name, "unknown", _UNREAD)
     ids, trained = list(pair.fields["target_layer_ids"]), pair.trained.get("target_layer_ids")
+    if not ids:
+        return Check(name, "ok", "the drafter reads no features")
     last = pair.target_config.num_hidden_layers - 1
     if wrong := [index for index in ids if not 0 <= index <= last]:
         return Check(
@@ -228,6 +230,10 @@ def _padding_check(name: str, padding: int, num_guessable: int, measured: Offlin
 def fit_check(pair: Pair, failure: str | None, others: list[Check]) -> Check:
     """Whether the pair runs at all; what another line has found already is not told twice."""
     name, reason = "pair", pair.refusal or failure
+    if reason is None and not pair.fills_blocks:
+        assert pair.shape is not None
+        about = f"{pair.shape.kind}, paths of up to {pair.shape.longest_path} tokens"
+        return Check(name, "ok", f"sizes fit; {about}")
     if reason is None:
         layers, block = pair.fields["num_hidden_layers"], pair.fields["block_size"]
         return Check(name, "ok", f"sizes fit; {layers} layers, blocks of {block}")

@@ -160,7 +160,9 @@ def _stored_precision(pair: Pair) -> tuple[str, str | None]:
             for tensor_name in file.keys():  # noqa: SIM118 - it is no mapping
                 kind = str(file.get_slice(tensor_name).get_dtype())
                 dtype = _NAMES.get(kind, kind)
-                if _DIGITS.get(dtype, 0) < _DIGITS[coarsest]:
+                if dtype not in _DIGITS:
+                    continue  # token ids, not weights
+                if _DIGITS[dtype] < _DIGITS[coarsest]:
                     coarsest = dtype
                 if broken is None and not _is_finite(file.get_tensor(tensor_name)):
                     broken = tensor_name

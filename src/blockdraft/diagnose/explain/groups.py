@@ -55,6 +55,7 @@ class Group:
 
     behind: tau of all prompts together less that of these; above 0 they lose. speedup: tokens per
     second of drafted over plain, both summed over the prompts; None unless the streaming was timed.
+    speedup_ends: the lowest and the highest of the prompts.
     """
 
     category: str
@@ -62,6 +63,7 @@ class Group:
     sums: Sums
     behind: float
     speedup: float | None
+    speedup_ends: tuple[float, float] | None
     examples: tuple[Example, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,6 +73,7 @@ class Group:
             "num_prompts": self.num_prompts,
             "behind": self.behind,
             "speedup": self.speedup,
+            "speedup_ends": self.speedup_ends,
             "sums": self.sums.to_dict(),
             "examples": [
                 {name: getattr(example, name) for name in Example.__slots__}
@@ -97,12 +100,15 @@ def group_prompts(prompts: Sequence[Explained]) -> list[Group]:
 
 def _group(category: str, prompts: Sequence[Explained], overall: float) -> Group:
     sums = sum_all(one.explanation.sums for one in prompts)
+    streams = [one.streams for one in prompts if one.streams is not None]
+    each = [one.speedup for one in streams]
     return Group(
         category=category,
         num_prompts=len(prompts),
         sums=sums,
         behind=overall - sums.acceptance_length,
-        speedup=_speedup([one.streams for one in prompts if one.streams is not None]),
+        speedup=_speedup(streams),
+        speedup_ends=(min(each), max(each)) if each else None,
         examples=_examples(prompts, sums),
     )
 

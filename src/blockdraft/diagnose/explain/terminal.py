@@ -158,7 +158,7 @@ def groups_table(groups: Sequence[Group]) -> Table:
     """Categories of prompts, the one that loses most first."""
     table = Table(title="by kind of prompt", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
-    for name in ("prompts", "tau", "tau against all", "rate", "speed-up"):
+    for name in ("prompts", "tau", "tau against all", "rate", "over plain, low-high"):
         table.add_column(name, justify="right")
     table.add_column("commonest causes")
     for group in groups:
@@ -173,10 +173,17 @@ def groups_table(groups: Sequence[Group]) -> Table:
             f"{group.sums.acceptance_length:.2f}",
             f"{-group.behind:+.2f}",
             f"{total.acceptance_rate:.0%}",
-            "-" if group.speedup is None else f"{group.speedup:.2f}x",
+            _speedup_cell(group),
             ", ".join(causes),
         )
     return table
+
+
+def _speedup_cell(group: Group) -> str:
+    if group.speedup is None or group.speedup_ends is None:
+        return "-"
+    low, high = group.speedup_ends
+    return f"{group.speedup:.2f}x, {low:.2f}-{high:.2f}"
 
 
 def example_lines(groups: Sequence[Group]) -> list[Text]:

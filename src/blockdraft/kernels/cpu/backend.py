@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from blockdraft.kernels.cpu.layer import NativeLayer
+from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.onednn import OneDnnBackend
 from blockdraft.kernels.cpu.ops import (
@@ -37,8 +37,10 @@ from blockdraft.kernels.interface import (
     Int8Weight,
     KVPages,
     LayerParts,
+    LayerStack,
     Linear,
     Norm,
+    PagedAttention,
     PagedRows,
     Rotation,
     Scoring,
@@ -167,6 +169,19 @@ class NativeBackend(OneDnnBackend):
         norms = parts.norm, parts.mlp_norm
         return NativeLayer(self._kernels, (qkv, o, gate_up, down), norms, parts.head_norms)
 
+    def stack(
+        self,
+        layers: Sequence[WholeLayer],
+        kv: KVPages,
+        scorings: Sequence[Scoring],
+        kept: Sequence[int],
+    ) -> LayerStack | None:
+        """See Backend.stack. A whole layer has neither soft cap nor sinks."""
+        if not all(_is_simple(scoring) for scoring in scorings):
+            return None
+        native = [layer for layer in layers if isinstance(layer, NativeLayer)]
+        return TiledStack(NativeStack(self._kernels, native, kv.pools, scorings, kept))
+
 
 class TiledRows:
     """Rows that read their pages in place, one by one; see PagedRows."""
@@ -212,14 +227,14 @@ class TiledPages:
 
     def __init__(self, kernels: Library, attention: TiledAttention) -> None:
         self._kernels = kernels
-        self._attention = attention
+        self.attention = attention
 
     def attend(
         self, kv: KVPages, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """See PagedAttention.attend."""
         keys, values = kv.pools[layer].unbind()
-        return self._attention.attend(self._kernels, query, keys, values, scoring, (key, value))
+        return self.attention.attend(self._kernels, query, keys, values, scoring, (key, value))
 
     def run_layer(
         self,
@@ -232,10 +247,28 @@ class TiledPages:
     ) -> Tensor | None:
         """See PagedAttention.run_layer. A whole layer has neither soft cap nor sinks."""
         assert isinstance(whole, NativeLayer)
-        if scoring.softcap is not None or scoring.sinks is not None:
+        if not _is_simple(scoring):
             return None
         keys, values = kv.pools[layer].unbind()
-        return whole(hidden, rotation, self._attention, keys, values, scoring)
+        return whole(hidden, rotation, self.attention, keys, values, scoring)
+
+
+class TiledStack:
+    """Layers straight over the pages; see LayerStack."""
+
+    def __init__(self, stack: NativeStack) -> None:
+        self._stack = stack
+
+    def __call__(
+        self, hidden: Tensor, rotation: Rotation, seen: Sequence[PagedAttention]
+    ) -> Tensor:
+        """See LayerStack.__call__."""
+        tiled = [own.attention for own in seen if isinstance(own, TiledPages)]
+        return self._stack(hidden, rotation, tiled)
+
+
+def _is_simple(scoring: Scoring) -> bool:
+    return scoring.softcap is None and scoring.sinks is None
 
 
 def _is_plain(bias: Tensor | None, num_rows: int, num_keys: int) -> bool:

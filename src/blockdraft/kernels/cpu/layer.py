@@ -1,15 +1,17 @@
-"""A whole decoder layer in one call: norm, attention with rotated heads, norm, gated MLP.
+"""Whole decoder layers in one call: norm, attention with rotated heads, norm, gated MLP.
 
 The parts are those of `ops` and `products`, one after the other, with the same bits. Threads stay
-together from the first to the last; between calls they would go to sleep and wake up.
+together from the first to the last; between calls they would go to sleep and wake up. A stack of
+layers takes one call too: a step of a small model would spend a quarter of its time between them.
 """
 
 import ctypes
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.cpu.library import Library, Weights
+from blockdraft.kernels.cpu.library import Layer, Library, Weights
 from blockdraft.kernels.cpu.ops import (
     IS_BFLOAT16,
     TiledAttention,
@@ -57,7 +59,7 @@ class NativeLayer:
             norms[0].eps, norms[1].eps, head_norms[0].eps if head_norms else 0.0,
             norms[0].rounds_first,
         )  # fmt: skip
-        self._address = ctypes.addressof(self._weights)
+        self.address = ctypes.addressof(self._weights)
 
     def __call__(
         self,
@@ -78,18 +80,112 @@ class NativeLayer:
         """
         hidden = hidden.contiguous()
         cos, signed_sin = rotation
-        check_alike(self._like, hidden, cos, signed_sin, keys, values)
+        layer, output = self.over(keys, values, scoring), torch.empty_like(hidden)
+        check_alike(self._like, hidden, cos, signed_sin)
         check_contiguous(cos, signed_sin)
-        kv_heads, head_dim = keys.shape[0], keys.shape[-1]
-        heads = self._weights.o.inputs // head_dim
-        check_sizes(heads % kv_heads == 0 and self._head_sizes <= {head_dim})
-        check_sizes(self._weights.qkv.outputs == (heads + 2 * kv_heads) * head_dim)
-        check_sizes(hidden.numel() == attention.num_rows * self._weights.qkv.inputs)
-        check_sizes(cos.numel() == signed_sin.numel() == attention.num_rows * head_dim)
-        layer, output = layer_of(heads, keys, values, scoring), torch.empty_like(hidden)
+        check_sizes(hidden.numel() == attention.num_rows * self.size)
+        check_sizes(cos.numel() == signed_sin.numel() == attention.num_rows * layer.head_dim)
         self._kernels.layer(
-            IS_BFLOAT16[hidden.dtype], self._address, attention.address,
+            IS_BFLOAT16[hidden.dtype], self.address, attention.address,
             ctypes.addressof(layer), output.data_ptr(), hidden.data_ptr(),
             cos.data_ptr(), signed_sin.data_ptr(), keys.data_ptr(), values.data_ptr(),
         )  # fmt: skip
         return output
+
+    @property
+    def size(self) -> int:
+        """Values of a row."""
+        inputs: int = self._weights.qkv.inputs
+        return inputs
+
+    def over(self, keys: Tensor, values: Tensor, scoring: Scoring) -> Layer:
+        """What the kernels know of its attention over keys and values; see `__call__`.
+
+        Raises:
+            RuntimeError: they do not fit the layer.
+        """
+        check_alike(self._like, keys, values)
+        kv_heads, head_dim = keys.shape[0], keys.shape[-1]
+        heads = self._weights.o.inputs // head_dim
+        check_sizes(heads % kv_heads == 0 and self._head_sizes <= {head_dim})
+        check_sizes(self._weights.qkv.outputs == (heads + 2 * kv_heads) * head_dim)
+        return layer_of(heads, keys, values, scoring)
+
+
+class NativeStack:
+    """Layers one behind another over pages, in one call; see LayerStack.
+
+    Args:
+        kernels: what their products run on too.
+        layers: at least one, all of a size.
+        pools: of each layer, [2, kv_heads, .., head_dim]; keys and values are read and written
+            there in every call.
+        scorings: of each layer.
+        kept: numbers of the layers whose outputs are wanted.
+
+    Raises:
+        RuntimeError: pools do not fit the layers, or layers each other.
+    """
+
+    def __init__(
+        self,
+        kernels: Library,
+        layers: Sequence[NativeLayer],
+        pools: Sequence[Tensor],
+        scorings: Sequence[Scoring],
+        kept: Sequence[int],
+    ) -> None:
+        check_sizes(len(layers) == len(pools) == len(scorings) > 0)
+        first, *others = layers
+        check_sizes(all(layer.size == first.size for layer in others))
+        over = [
+            layer.over(pool[0], pool[1], scoring)
+            for layer, pool, scoring in zip(layers, pools, scorings, strict=True)
+        ]
+        check_sizes(len({layer.head_dim for layer in over}) == 1)
+        self._kernels = kernels
+        self._held = (layers, over)
+        self._pools = pools
+        self._num_layers, self._size, self._head_dim = len(layers), first.size, over[0].head_dim
+        # Place 0 is passed on from layer to layer; each wanted output stays at a place of its own.
+        own = {index: place for place, index in enumerate(kept, start=1)}
+        check_sizes(set(own) <= set(range(len(layers) - 1)) and len(own) == len(kept))
+        self._num_places = 1 + len(own)
+        self._places = (ctypes.c_int64 * len(layers))(*(own.get(i, 0) for i in range(len(layers))))
+        self._weights = _addresses(layer.address for layer in layers)
+        self._layers = _addresses(map(ctypes.addressof, over))
+        self._keys, self._values = (
+            _addresses(pool[half].data_ptr() for pool in pools) for half in range(2)
+        )
+
+    def __call__(
+        self, hidden: Tensor, rotation: Rotation, attentions: Sequence[TiledAttention]
+    ) -> Tensor:
+        """[..., size] -> [1 + kept, .., size]: the output of the last layer, then those wanted.
+
+        rotation: cos and signed sin, [rows, head_dim] each. attentions: of each layer.
+
+        Raises:
+            RuntimeError: as for `TiledAttention.attend`.
+        """
+        hidden = hidden.contiguous()
+        cos, signed_sin = rotation
+        num_rows = attentions[0].num_rows
+        check_alike(hidden, self._pools[0], cos, signed_sin)
+        check_contiguous(cos, signed_sin)
+        check_sizes(len(attentions) == self._num_layers and hidden.numel() == num_rows * self._size)
+        check_sizes(all(attention.num_rows == num_rows for attention in attentions))
+        check_sizes(cos.numel() == signed_sin.numel() == num_rows * self._head_dim)
+        states = hidden.new_empty((self._num_places, *hidden.shape))
+        self._kernels.layers(
+            IS_BFLOAT16[hidden.dtype], self._num_layers, self._weights,
+            _addresses(attention.address for attention in attentions), self._layers,
+            states.data_ptr(), self._places, hidden.data_ptr(), cos.data_ptr(),
+            signed_sin.data_ptr(), self._keys, self._values,
+        )  # fmt: skip
+        return states
+
+
+def _addresses(addresses: Iterable[int]) -> "ctypes.Array[ctypes.c_void_p]":
+    found = list(addresses)
+    return (ctypes.c_void_p * len(found))(*found)

@@ -25,6 +25,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "reads_narrow": [],
     "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
     "layer": [_FLAG, *[_ADDRESS] * 9],
+    "layers": [_FLAG, _COUNT, *[_ADDRESS] * 10],
     "words_at": [*[_ADDRESS] * 3, _COUNT, _ADDRESS],
     "words_below": [*[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT, ctypes.c_uint64, _COUNT],
 }  # fmt: skip
@@ -65,6 +66,7 @@ class Library:
         self.reads_narrow.restype = _FLAG
         self.multiply = _function(loaded, "multiply")
         self.layer = _checked(_function(loaded, "layer"))
+        self.layers = _checked(_function(loaded, "layers"))
         self.words_at = _function(loaded, "words_at")
         self.words_below = _function(loaded, "words_below")
 

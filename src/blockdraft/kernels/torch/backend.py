@@ -10,7 +10,9 @@ from blockdraft.kernels.interface import (
     AnyWeight,
     GroupWeight,
     Int8Weight,
+    KVPages,
     LayerParts,
+    LayerStack,
     Linear,
     Norm,
     PagedRows,
@@ -141,5 +143,15 @@ class TorchBackend:
         return GroupedRows(spans, slots, row_multiple)
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:
+        """None: torch has no whole layers."""
+        return None
+
+    def stack(
+        self,
+        layers: Sequence[WholeLayer],
+        kv: KVPages,
+        scorings: Sequence[Scoring],
+        kept: Sequence[int],
+    ) -> LayerStack | None:
         """None: torch has no whole layers."""
         return None

@@ -10,6 +10,7 @@ from torch import Tensor
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.kernels.interface import (
     Backend,
+    LayerStack,
     PagedAttention,
     Rotation,
     Scoring,
@@ -72,6 +73,16 @@ class AttentionPlan:
         """A whole layer in one call, hidden [.., rows, size]; None if it must run in parts."""
         over = self._over(attention.visibility)
         return over.run_layer(whole, self._kv, layer, hidden, rotation, attention.scoring)
+
+    def run_stack(
+        self,
+        stack: LayerStack,
+        attentions: Sequence[LayerAttention],
+        hidden: Tensor,
+        rotation: Rotation,
+    ) -> Tensor:
+        """All layers in one call; see LayerStack. attentions: of each layer."""
+        return stack(hidden, rotation, [self._over(own.visibility) for own in attentions])
 
     def _over(self, visibility: Visibility) -> PagedAttention:
         if visibility not in self._seeing:

@@ -1,7 +1,7 @@
 """What the engine needs of a drafter."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -14,14 +14,19 @@ Watch = Callable[[list[Row], Tensor], None]
 the drafter cannot guess have -inf. A row may use fewer slots than there are."""
 
 
+DraftCost = Literal["none", "block", "level"]
+"""Forwards of a proposal: none, one however deep it is, or one for each depth."""
+
+
 class Drafter(Protocol):
     """Proposes the tokens that the target will choose; whatever it proposes, output is the same.
 
     kind: its name in the table of kinds. feature_layers: of the target, whose outputs it wants; ()
-    if none. max_nodes: of its longest path.
+    if none. max_nodes: of its longest path. cost: how often it runs a model for a proposal.
     """
 
     kind: str
+    cost: DraftCost
     feature_layers: tuple[int, ...]
     max_nodes: int
 
@@ -74,6 +79,7 @@ class ModelFree:
     `_propose` is what each of them adds, for one row.
     """
 
+    cost: DraftCost = "none"
     feature_layers: tuple[int, ...] = ()
 
     def serves(self, sample: Sample) -> bool:

@@ -119,16 +119,21 @@ def best_first(successors: Successors, num_nodes: int) -> tuple[Tree, tuple[floa
 
 def slots_of(
     logits: Tensor,
-    chain: Sequence[int],
+    chain: Sequence[int | None],
     sample: Sample,
     vocabulary_ids: Tensor | None,
     num_ahead: int = 0,
+    *,
+    is_one_position: bool = False,
 ) -> list[Slot]:
     """What a drafter thinks of the slots behind a sample's tokens, those of its chain first.
 
+    None in the chain: the most probable token comes first.
+
     logits: [slots, tokens] as the request's penalties, bias and grammar left them, at least as many
     slots as the chain has. vocabulary_ids: of these tokens; None if they are all. num_ahead: tokens
-    between the sample's and the first slot.
+    between the sample's and the first slot. is_one_position: the slots are of siblings, and all
+    stand where the first one does.
     """
     logits = logits[: len(chain)].float()
     values, places = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
@@ -139,7 +144,9 @@ def slots_of(
     ids = (places if vocabulary_ids is None else vocabulary_ids[places]).cpu().numpy()
     found = values.cpu().numpy().astype(np.float64)
     shares = _shares(
-        found, noise_of(ids, sample, num_ahead), totals.cpu().numpy().astype(np.float64)
+        found,
+        noise_of(ids, sample, num_ahead, is_one_position=is_one_position),
+        totals.cpu().numpy().astype(np.float64),
     )
     order = np.argsort(-shares, axis=1, kind="stable")
     return [
@@ -153,12 +160,15 @@ def slots_of(
     ]
 
 
-def noise_of(ids: Ids, sample: Sample, num_ahead: int = 0) -> Noise:
+def noise_of(
+    ids: Ids, sample: Sample, num_ahead: int = 0, *, is_one_position: bool = False
+) -> Noise:
     """What the target's choice will add to the logits of the tokens `ids` [slots, n]."""
     params = sample.params
     if params.temperature == 0.0 or params.top_k == 1:
         return np.zeros(ids.shape)
-    streams = [Place(sample, num_ahead + index, []).stream for index in range(ids.shape[0])]
+    ahead = [num_ahead + (0 if is_one_position else index) for index in range(ids.shape[0])]
+    streams = [Place(sample, num, []).stream for num in ahead]
     noise = noise_at(streams, [ids.shape[1]] * ids.shape[0], ids.ravel())
     return params.temperature * noise.reshape(ids.shape)
 
@@ -189,11 +199,12 @@ def _shares(logits: Noise, noise: Noise, totals: Noise) -> Noise:
     return np.where(np.isfinite(shares), shares, 0.0)
 
 
-def _slot(first: int, ids: list[int], shares: list[float]) -> Slot:
+def _slot(first: int | None, ids: list[int], shares: list[float]) -> Slot:
     """The slot of candidates from the most probable on, behind the drafter's choice.
 
     That comes first also where filters or few candidates hide that it is best.
     """
+    first = ids[0] if first is None else first
     others = [
         (token_id, share)
         for token_id, share in zip(ids, shares, strict=True)

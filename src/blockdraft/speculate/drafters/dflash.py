@@ -1,45 +1,35 @@
 """The block-diffusion drafter at work: one forward fills a block (DFlash, arXiv 2602.06036)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from blockdraft.cache.paged_kv import LayerShape
 from blockdraft.core.errors import RequestError
 from blockdraft.core.plan import NOTHING, Proposal
-from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
+from blockdraft.core.recorder import Work
 from blockdraft.core.sequence import Row
 from blockdraft.kernels.interface import GroupWeight
 from blockdraft.models.context_projection import ContextProjection
 from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_context import ContextSpan, DraftContexts, SeparateContexts
+from blockdraft.models.draft_context import DraftContexts, LayerKV, SeparateContexts
 from blockdraft.models.draft_kernels import kernel_draft
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.models.packed import linear_of, packed_copy, plain_linears, rows_of
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.waiting_features import Waiting
-from blockdraft.speculate.drafters.base import Watch
+from blockdraft.speculate.drafters.base import DraftCost, Watch
 from blockdraft.speculate.drafters.branches import Marginals, Successors, best_first, slots_of
+from blockdraft.speculate.drafters.lazy_context import LazyContext
 from blockdraft.speculate.sampler.choose import Walk, argmax_ids, choose
 from blockdraft.speculate.sampler.logits import Place, processed
 from blockdraft.speculate.sampler.reference import NO_CHOICE
 
-MAX_PROJECTED = 512
-"""Tokens whose features are projected at once, if one page or sequence alone has no more."""
 
-
-@dataclass(slots=True)
-class _Context:
-    """A sequence's first `num_written` tokens are certain to be written, more up to `end` wait."""
-
-    num_written: int
-    end: int
-
-
-class DFlashDrafter:
+class DFlashDrafter(LazyContext):
     """Drafts with a DFlash model that shares the target's embedding and head.
 
     embed_weight and lm_head_weight: [V, D] of the target, raw or in groups; a model that has its
@@ -50,6 +40,7 @@ class DFlashDrafter:
     """
 
     kind = "dflash"
+    cost: DraftCost = "block"
 
     def __init__(
         self,
@@ -60,6 +51,7 @@ class DFlashDrafter:
         *,
         in_int8: bool = False,
     ) -> None:
+        super().__init__()
         self.contexts = contexts or SeparateContexts(model.new_context)
         # In pages, kernels run the layers, from weights that they pack themselves.
         self._kernel_draft = None
@@ -81,23 +73,12 @@ class DFlashDrafter:
         self.max_nodes = model.config.block_size - 1
         self.feature_layers = model.config.target_layer_ids
         self.watch: Watch | None = None
-        self.recorder: Recorder = NO_RECORDER
-        self._known: dict[int, _Context] = {}
 
     @property
     def num_guessable(self) -> int:
         """Tokens that may be guessed: of the draft vocabulary, or all."""
         ids = self.embed_weight if self.vocabulary_ids is None else self.vocabulary_ids
         return ids.shape[0]
-
-    def open(self, row: Row, num_reused: int) -> None:
-        """See Drafter.open. Features of what was reused are written, or wait with their page."""
-        self._known[row.sequence.key] = _Context(0, num_reused)
-
-    def lag(self, row: Row) -> int:
-        """See Drafter.lag: tokens whose features may still wait to be projected."""
-        known = self._known[row.sequence.key]
-        return known.end - known.num_written
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
@@ -112,50 +93,13 @@ class DFlashDrafter:
         parts = [list(rows)] if self.contexts.together else [[row] for row in rows]
         return [proposal for part in parts if part for proposal in self._draft_rows(part)]
 
-    def _catch_up(self, rows: Sequence[Row]) -> None:
-        """Project the features that these rows draft from, and the oldest where too many wait."""
-        due, num_prompt = self._due(rows)
-        if self.recorder.measures:
-            self._record_projection(due, num_prompt)
-        for piece in _pieces(due):
-            positions = [p for waiting in piece for p in range(waiting.start, waiting.end)]
-            projected = self.project_context(
-                torch.cat([part for waiting in piece for part in waiting.parts])[None],
-                torch.tensor([positions], device=self.embed_weight.device),
-            )
-            self.contexts.write(piece, projected)
-        for row in rows:
-            known = self._known[row.sequence.key]
-            known.num_written = known.end
-
-    def _due(self, rows: Sequence[Row]) -> tuple[list[Waiting], int]:
-        """What must be written now, and how many tokens of it are known to be of prompts."""
-        due: dict[int, Waiting] = {}
-        num_prompt = 0
-        for row in rows:
-            key = row.sequence.key
-            known = self._known[key]
-            for waiting in self.contexts.due(ContextSpan(key, known.num_written, known.end)):
-                # Sequences that share a page share what waits.
-                if waiting.holder not in due:
-                    due[waiting.holder] = waiting
-                    end = min(waiting.end, row.sequence.num_prompt)
-                    num_prompt += max(0, end - waiting.start)
-        for waiting in self.contexts.waiting.excess():
-            due.setdefault(waiting.holder, waiting)
-        return list(due.values()), num_prompt
-
-    def _record_projection(self, due: list[Waiting], num_prompt: int) -> None:
-        """What is held, and what is about to be projected."""
-        self.recorder.hold(
-            context=sum(known.num_written for known in self._known.values()),
-            waiting=self.contexts.waiting.num_tokens,
+    def _project(self, piece: list[Waiting]) -> list[LayerKV]:
+        positions = [p for waiting in piece for p in range(waiting.start, waiting.end)]
+        projected: list[LayerKV] = self.project_context(
+            torch.cat([part for waiting in piece for part in waiting.parts])[None],
+            torch.tensor([positions], device=self.embed_weight.device),
         )
-        num_tokens = sum(map(len, due))
-        if num_prompt:
-            self.recorder.add("draft_prefill", Work(num_prompt, forwards=num_prompt / num_tokens))
-        if num_generated := num_tokens - num_prompt:
-            self.recorder.add("inject", Work(num_generated, forwards=num_generated / num_tokens))
+        return projected
 
     def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
         """Proposals of rows that share a forward; all blocks are as long as the longest."""
@@ -168,14 +112,18 @@ class DFlashDrafter:
         slots = [[row.sequence.token_ids[-1], *masked] for row in rows]
         positions = [list(range(length, length + size)) for length in lengths]
         ids = torch.tensor([slots, positions], device=device)
+        return self._guess(self._hidden(rows, lengths, ids)[:, 1:], rows)
+
+    def _hidden(self, rows: list[Row], lengths: list[int], ids: Tensor) -> Tensor:
+        """Hidden states [b, slots, D] of token ids and positions [2, b, slots]."""
         run = self._by_torch if self._kernel_draft is None else self._by_kernels
         hidden = run(rows, lengths, ids)
         if self.recorder.measures:
-            self._record_draft(lengths, size)
-        return self._guess(hidden[:, 1:], rows)
+            self._record_draft(lengths, ids.shape[2])
+        return hidden
 
     def _by_kernels(self, rows: list[Row], lengths: list[int], ids: Tensor) -> Tensor:
-        """Hidden states [b, slots, D] of token ids and positions [2, b, slots]."""
+        """See `_hidden`."""
         assert self._kernel_draft is not None
         keys = [row.sequence.key for row in rows]
         sizes = [1 + row.num_slots for row in rows]
@@ -294,37 +242,32 @@ class DFlashDrafter:
         """See Drafter.committed. Features wait until someone drafts behind them."""
         if features is None:
             return
-        key, start = row.sequence.key, row.sequence.num_cached
-        known = self._known[key]
-        assert known.end == start
         with self.recorder.phase("capture"):
-            self.contexts.keep(key, start, features)
-        if self.recorder.measures:
-            self.recorder.add("capture", Work(rows=features.shape[0]))
-        known.end += features.shape[0]
+            self.contexts.keep(row.sequence.key, row.sequence.num_cached, features)
+        self._extend(row, features.shape[0])
 
-    def num_written(self, key: int) -> int:
-        """How many of a sequence's first tokens are certain to be in its draft context."""
-        return self._known[key].num_written if key in self._known else 0
+    @property
+    def context_shapes(self) -> list[LayerShape]:
+        """See LazyContext."""
+        return PagedContexts.shapes(self.model.config)
 
-    def close(self, key: int) -> None:
-        """Forget a sequence; unknown keys are fine, it may never have run."""
-        self._known.pop(key, None)
-        self.contexts.close(key)
+    @property
+    def context_weight(self) -> Tensor:
+        """See LazyContext."""
+        weight: Tensor = self.model.fc.weight
+        return weight
 
+    def fresh_context(self, token_ids: Sequence[int], features: Tensor | None) -> list[LayerKV]:
+        """See LazyContext."""
+        context = self.context_features(token_ids, features)
+        positions = torch.arange(len(token_ids), device=context.device)
+        found: list[LayerKV] = self.project_context(context[None], positions[None])
+        return found
 
-def _pieces(due: list[Waiting]) -> Iterator[list[Waiting]]:
-    """Parts of what is due, in order, that bound the memory of a projection."""
-    piece: list[Waiting] = []
-    num_tokens = 0
-    for waiting in due:
-        num_tokens += len(waiting)
-        if piece and num_tokens > MAX_PROJECTED:
-            yield piece
-            piece, num_tokens = [], len(waiting)
-        piece.append(waiting)
-    if piece:
-        yield piece
+    def context_features(self, token_ids: Sequence[int], features: Tensor | None) -> Tensor:
+        """What `project_context` reads of tokens whose features [tokens, ..] are these."""
+        assert features is not None
+        return features
 
 
 def _fusion(model: DraftModel) -> list[nn.Linear]:

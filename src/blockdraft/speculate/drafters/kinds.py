@@ -13,18 +13,32 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import Pages
+from blockdraft.core.errors import ModelError
 from blockdraft.kernels.interface import GroupWeight
 from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft import DraftModel, load_draft_model
-from blockdraft.models.draft_config import ARCHITECTURE, ARCHITECTURE_2
+from blockdraft.models.draft_config import ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_TOKENS
 from blockdraft.models.draft_context import DraftContexts
-from blockdraft.models.loading import check_pair
+from blockdraft.models.eagle3 import Eagle3Model
+from blockdraft.models.eagle3_config import ARCHITECTURE_EAGLE3
+from blockdraft.models.loading import check_eagle3, check_pair, load_target_model
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.paged_support import NotPaged, layer_shapes
+from blockdraft.models.pair_contexts import PagedPairs
 from blockdraft.models.quantized import weight_of
+from blockdraft.models.recurrent import is_recurrent
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.speculators_layout import MARK
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter
+from blockdraft.speculate.drafters.diffusion import DiffusionDrafter
+from blockdraft.speculate.drafters.draft_model import DraftModelDrafter
+from blockdraft.speculate.drafters.eagle3 import Eagle3Drafter
+from blockdraft.text.same_tokenizer import tokenizer_difference
 
 
 class Checkpoint(Protocol):
@@ -73,7 +87,11 @@ def block_drafter(
     in_int8: bool = False,
 ) -> DFlashDrafter:
     """The drafter of a model's kind; see DFlashDrafter."""
-    drafter = DFlashDrafter if model.config.dflash2 is None else DFlash2Drafter
+    drafter = DFlashDrafter
+    if model.config.reads_tokens:
+        drafter = DiffusionDrafter
+    elif model.config.dflash2 is not None:
+        drafter = DFlash2Drafter
     return drafter(model, embed_weight, lm_head_weight, contexts, in_int8=in_int8)
 
 
@@ -110,18 +128,132 @@ def _share_ends(model: DraftModel, target: PreTrainedModel) -> None:
             setattr(model, name, None)
 
 
-LOADERS: Mapping[str, Loader] = {"dflash": _load_dflash, "dflash2": _load_dflash}
-ARCHITECTURES: Mapping[str, str] = {ARCHITECTURE: "dflash", ARCHITECTURE_2: "dflash2"}
+class Eagle3Checkpoint:
+    """An EAGLE-3 drafter (arXiv 2503.01840)."""
+
+    def __init__(
+        self, model: Eagle3Model, feature_layers: tuple[int, ...], *, in_int8: bool = False
+    ) -> None:
+        self._model, self._in_int8 = model, in_int8
+        self.feature_layers = feature_layers
+        self.page_bytes = PagedPairs.page_bytes(model.config, model.fc.weight.dtype)
+
+    def drafter(self, target: PreTrainedModel, pages: Pages | None) -> Eagle3Drafter:
+        """See Checkpoint."""
+        contexts = None
+        if pages is not None:
+            contexts = PagedPairs(self._model.config, pages, self._model.fc.weight)
+        return Eagle3Drafter(
+            self._model,
+            weight_of(target.get_input_embeddings()),
+            self.feature_layers,
+            contexts,
+            in_int8=self._in_int8,
+        )
+
+
+def _load_eagle3(
+    folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str, in_int8: bool
+) -> Checkpoint:
+    model = Eagle3Model.from_pretrained(folder, dtype, device)
+    layers = check_eagle3(target, model.config, has_embedding=model.own_embedding is not None)
+    return Eagle3Checkpoint(model, layers, in_int8=in_int8)
+
+
+class DraftModelCheckpoint:
+    """A language model of the target's tokenizer, in pages of its own as many as the target's."""
+
+    feature_layers: tuple[int, ...] = ()
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.page_bytes: float = 0.0
+        self._has_pages = True
+        try:
+            self.page_bytes = page_bytes(layer_shapes(model), model.dtype)
+        except NotPaged:
+            self._has_pages = False
+
+    def drafter(self, target: PreTrainedModel, pages: Pages | None) -> DraftModelDrafter:
+        """See Checkpoint."""
+        runs: SequentialTarget | PagedTarget
+        if pages is not None and self._has_pages:
+            own = Pages(pages.num_pages, reuse=pages.reuse)
+            runs = PagedTarget(self._model, own, exact=False, keep_weights=False)
+        else:
+            runs = SequentialTarget(self._model, exact=False)
+        return DraftModelDrafter(runs, target.config.get_text_config().vocab_size)
+
+
+def check_draft_model(target: PreTrainedModel, model: PreTrainedModel, folder: Path) -> None:
+    """Refuse a language model, in a folder, that cannot draft for a target.
+
+    Raises:
+        ModelError: it has recurrent layers, or another tokenizer.
+    """
+    if is_recurrent(model):
+        raise ModelError(
+            f"the draft model {folder} has recurrent layers ({type(model).__name__}), whose state "
+            "cannot be taken back behind rejected tokens; use one with attention in all layers"
+        )
+    difference = tokenizer_difference(Path(target.name_or_path), folder)
+    if difference is not None:
+        raise ModelError(
+            f"the draft model does not fit the target: {difference}; use a model with the target's "
+            "tokenizer, or a drafter made for this target"
+        )
+
+
+def _load_draft_model(
+    folder: Path, target: PreTrainedModel, dtype: torch.dtype, device: str, in_int8: bool
+) -> Checkpoint:
+    model = load_target_model(folder, dtype, device)
+    check_draft_model(target, model, folder)
+    return DraftModelCheckpoint(model)
+
+
+LOADERS: Mapping[str, Loader] = {
+    "dflash": _load_dflash,
+    "dflash2": _load_dflash,
+    "diffusion": _load_dflash,
+    "eagle3": _load_eagle3,
+    "draft_model": _load_draft_model,
+}
+ARCHITECTURES: Mapping[str, str] = {
+    ARCHITECTURE: "dflash",
+    ARCHITECTURE_2: "dflash2",
+    ARCHITECTURE_TOKENS: "diffusion",
+    ARCHITECTURE_EAGLE3: "eagle3",
+    "Eagle3LlamaForCausalLM": "eagle3",
+    "Eagle3Speculator": "eagle3",
+    "Eagle3DraftModel": "eagle3",
+}
 """Kinds by the architecture that a published config names."""
+
+
+_CAUSAL_LM = "ForCausalLM"
+_DFLASH_CONFIG = "dflash_config"
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
     """The kind that a checkpoint's config describes.
 
-    What names no architecture of the table is read as DFlash, whose reader says what it is instead.
+    EAGLE-3 has been published under many names, and also under that of the layer's model, where the
+    draft vocabulary tells. Any other language model is a draft model. What names no architecture at
+    all is read as DFlash, whose reader says what it is instead.
     """
     named = [str(name) for name in config.get("architectures") or []]
-    return next((ARCHITECTURES[name] for name in named if name in ARCHITECTURES), "dflash")
+    for name in named:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    if config.get(MARK) is not None:
+        return "eagle3" if config[MARK] == "eagle3" else "dflash"
+    if any("eagle3" in name.lower() for name in named) or "eagle_config" in config:
+        return "eagle3"
+    is_causal_lm = any(name.endswith(_CAUSAL_LM) for name in named)
+    if is_causal_lm and _DFLASH_CONFIG not in config:
+        return "eagle3" if config.get("draft_vocab_size") else "draft_model"
+    return "dflash"
 
 
 def load_checkpoint(

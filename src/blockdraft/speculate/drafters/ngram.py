@@ -1,8 +1,9 @@
-"""Drafts from a table of n-grams: what usually follows the last few tokens in the target's answers.
+"""Drafts from n-grams: what usually follows the last few tokens, in the target's answers and here.
 
-No model runs, and nothing is kept for a sequence. The most probable paths are found best first, as
-from a block (`branches.py`): their probability is the product along the path. For a sampled request
-the noise decides that will choose the target's token, as far as it is known which tokens can win.
+No model runs. A table knows the target's answers to others; what followed in the sequence's own
+text corrects it (`own_text.py`). The most probable paths are found best first, as from a block
+(`branches.py`): their probability is the product along the path. For a sampled request the noise
+decides that will choose the target's token, as far as it is known which tokens can win.
 """
 
 import heapq
@@ -16,6 +17,7 @@ from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.branches import noise_of
 from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable, Successors
+from blockdraft.speculate.drafters.own_text import OwnText
 
 MAX_NODES = 8
 LEAST_PROBABILITY = 0.08
@@ -23,16 +25,19 @@ LEAST_PROBABILITY = 0.08
 
 
 class NGramDrafter(ModelFree):
-    """Proposes trees of the most probable paths of a table; nothing where nothing is likely."""
+    """Proposes trees of the most probable paths; nothing where nothing is likely."""
 
     kind = "ngram"
     max_nodes = MAX_NODES
 
     def __init__(self, table: NGramTable) -> None:
         self._table = table
+        self._texts: dict[int, OwnText] = {}
 
     def _propose(self, row: Row) -> Proposal:
         sample = row.sequence
+        text = self._texts.setdefault(sample.key, OwnText())
+        text.read(sample.token_ids)
         ending = tuple(sample.token_ids[-LONGEST:])
         tokens: list[int] = []
         parents: list[int] = []
@@ -47,7 +52,7 @@ class NGramDrafter(ModelFree):
             nonlocal num_found
             if len(path) == row.max_depth:
                 return
-            for token_id, probability in self._successors(sample, ending, path):
+            for token_id, probability in self._successors(sample, text, ending, path):
                 if above * probability >= LEAST_PROBABILITY:
                     heapq.heappush(
                         waiting, (-above * probability, num_found, token_id, parent, path)
@@ -67,15 +72,24 @@ class NGramDrafter(ModelFree):
         return Proposal(tree, tuple(probabilities), (self.kind,) * len(tokens))
 
     def _successors(
-        self, sample: Sample, ending: tuple[int, ...], path: tuple[int, ...]
+        self, sample: Sample, text: OwnText, ending: tuple[int, ...], path: tuple[int, ...]
     ) -> Successors:
-        found = self._table.after((*ending, *path))
-        if len(found) < 2 or sample.params.temperature == 0.0:
-            return found
-        ids = np.array([[token_id for token_id, _ in found]])
-        noise = noise_of(ids, sample, len(path))[0].tolist()
-        weights = [share * exp(own) for (_, share), own in zip(found, noise, strict=True)]
-        # All other tokens count without noise, as in a block.
-        total = sum(weights) + max(0.0, 1.0 - sum(share for _, share in found))
-        shares = [(token_id, w / total) for (token_id, _), w in zip(found, weights, strict=True)]
-        return tuple(sorted(shares, key=lambda one: -one[1]))
+        """What may follow behind a path, the most probable first."""
+        context = (*ending, *path)[-LONGEST:]
+        found = text.mixed(context, self._table.after(context))
+        if len(found) >= 2 and sample.params.temperature > 0.0:
+            found = _with_noise(found, sample, len(path))
+        return tuple(sorted(found.items(), key=lambda one: -one[1]))
+
+    def close(self, key: int) -> None:
+        """See Drafter.close."""
+        self._texts.pop(key, None)
+
+
+def _with_noise(found: dict[int, float], sample: Sample, num_ahead: int) -> dict[int, float]:
+    """The same tokens, weighted with the noise that will choose among them."""
+    noise = noise_of(np.array([list(found)]), sample, num_ahead)[0].tolist()
+    weights = [share * exp(own) for share, own in zip(found.values(), noise, strict=True)]
+    # All other tokens count without noise, as in a block.
+    total = sum(weights) + max(0.0, 1.0 - sum(found.values()))
+    return {token_id: w / total for token_id, w in zip(found, weights, strict=True)}

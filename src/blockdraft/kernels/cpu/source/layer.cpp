@@ -151,4 +151,22 @@ int blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
   return blockdraft::kNone;
 }
 
+// Layers one behind another, each with its own of what `blockdraft_layer` takes. `states` has room
+// for several times the hidden values; the output of a layer goes to the place `places[i]` there,
+// which may be that of its input, and is the input of the next layer.
+int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Weights* const* weights,
+                      const blockdraft::Plan* const* plans, const blockdraft::Layer* const* layers,
+                      void* states, const int64_t* places, const void* hidden, const void* cosine,
+                      const void* sine, void* const* keys, void* const* values) {
+  for (int64_t i = 0; i < num_layers; ++i) {
+    const int64_t num_values = plans[i]->num_rows * weights[i]->qkv.inputs;
+    void* output = static_cast<char*>(states) + places[i] * num_values * (is_bfloat16 ? 2 : 4);
+    const int refusal = blockdraft_layer(is_bfloat16, weights[i], plans[i], layers[i], output, hidden,
+                                         cosine, sine, keys[i], values[i]);
+    if (refusal != blockdraft::kNone) return refusal;
+    hidden = output;
+  }
+  return blockdraft::kNone;
+}
+
 }  // extern "C"

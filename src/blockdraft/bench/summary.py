@@ -1,48 +1,24 @@
-"""Write the plot and the tables of README.md and docs/benchmarks.md from docs/results.
+"""The summary of the default pair: the tables of README.md and docs/benchmarks.md, and their plot.
 
-python tools/results.py          writes docs/results/default-pair.svg, and the tables between the
-                                 marks `<!-- results -->` and `<!-- end of results -->`
-python tools/results.py --check  writes nothing, and exits with 1 if a file is out of date
+Its figures are put together by hand from results, without spreads; all others have one.
 """
 
-import argparse
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
-from xml.sax.saxutils import escape
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path("docs/results/default-pair.json")
-PLOT = RESULTS.with_suffix(".svg")
-BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
+from blockdraft.bench.svg import STYLE, markdown_table, words
+
 Row = Mapping[str, Any]
 Run = Mapping[str, Any]
 
 WIDTH, LEFT, RIGHT, TOP = 760, 270, 60, 64
 ROW_HEIGHT, BAR_HEIGHT, GAP = 39, 14, 14
 MAX_SPEEDUP = 2.0
-STYLE = """
-text { font: 13px system-ui, sans-serif; }
-@media (prefers-color-scheme: dark) {
-  .ground { fill: #0d1117; }
-  .words { fill: #e6edf3; }
-  .greedy { fill: #4493f8; }
-  .sampled { fill: #d29922; }
-  .line { stroke: #9198a1; }
-}
-"""
 
 
 def all_rows(run: Run) -> list[Row]:
     """The sets of a run, and all of its prompts together behind them."""
     return [*run["rows"], run["all"]]
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """As Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def cells(figures: Mapping[str, float] | None) -> list[str]:
@@ -69,7 +45,7 @@ def small_table(results: Mapping[str, Any]) -> str:
     rows.insert(-1, [name, *cells(straight), "", "", ""])
     rows[-1] = [f"**{cell}**" for cell in rows[-1]]
     header = ["prompts", "greedy: tau", "speed-up", "sampled: temperature", "tau", "speed-up"]
-    return table(header, rows)
+    return markdown_table(header, rows)
 
 
 def summary(results: Mapping[str, Any]) -> str:
@@ -106,10 +82,10 @@ def whole_table(results: Mapping[str, Any]) -> str:
             tail = [f"{run['sampled_temperature']:g}", *cells(row["sampled"])]
             rows.append([*head, left, *cells(straight), *tail])
     header = ["prompts", "number", "greedy: tau", "speed-up", "of them without loops", "tau"]
-    return table([*header, "speed-up", "temperature", "sampled: tau", "speed-up"], rows)
+    return markdown_table([*header, "speed-up", "temperature", "sampled: tau", "speed-up"], rows)
 
 
-def plot(results: Mapping[str, Any]) -> str:
+def plot(results: Mapping[str, Any], style: str = STYLE) -> str:
     """Speed-ups as bars, in an SVG that is readable on light and dark pages."""
     parts: list[str] = []
     y = TOP
@@ -135,7 +111,7 @@ def plot(results: Mapping[str, Any]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img" '
         f'aria-label="Speed of drafted over plain decoding, by set of prompts">\n'
-        f"<style>{STYLE}</style>\n{body}\n</svg>\n"
+        f"<style>{style}</style>\n{body}\n</svg>\n"
     )
 
 
@@ -165,57 +141,3 @@ def bars(row: Row, y: int) -> Iterator[str]:
 def x_of(speedup: float) -> float:
     """Where a speed-up lies."""
     return round(LEFT + speedup / MAX_SPEEDUP * (WIDTH - LEFT - RIGHT), 1)
-
-
-def words(x: float, y: int, text: str, *, anchor: str = "start", weight: str = "normal") -> str:
-    """One line of text."""
-    return (
-        f'<text class="words" x="{x}" y="{y}" text-anchor="{anchor}" font-weight="{weight}" '
-        f'fill="#1f2328">{escape(text)}</text>'
-    )
-
-
-def between_marks(text: str, content: str, path: Path) -> str:
-    """The text with other content between the marks."""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{path} lacks the mark {(END if begin else BEGIN).strip()!r}; put it in")
-    return f"{head}{begin}\n{content}\n{end}{tail}"
-
-
-def documents(results: Mapping[str, Any], root: Path = ROOT) -> dict[Path, str]:
-    """What each file should hold."""
-    written = {PLOT: plot(results)}
-    for path, content in (
-        (Path("README.md"), f"{summary(results)}\n{small_table(results)}"),
-        (Path("docs/benchmarks.md"), f"{whole_table(results)}\n{same_tokens(results)}"),
-    ):
-        written[path] = between_marks((root / path).read_text(encoding="utf-8"), content, path)
-    return written
-
-
-def read_results(root: Path = ROOT) -> dict[str, Any]:
-    """The committed figures."""
-    results: dict[str, Any] = json.loads((root / RESULTS).read_text(encoding="utf-8"))
-    return results
-
-
-def main() -> None:
-    """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    args = parser.parse_args()
-    stale = []
-    for path, text in documents(read_results()).items():
-        file = ROOT / path
-        if not file.exists() or file.read_text(encoding="utf-8") != text:
-            stale.append(str(path))
-            if not args.check:
-                file.write_text(text, encoding="utf-8")
-    print(f"{'out of date' if args.check else 'written'}: {', '.join(stale) or 'nothing'}")
-    raise SystemExit(1 if stale and args.check else 0)
-
-
-if __name__ == "__main__":
-    main()

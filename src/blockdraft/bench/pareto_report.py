@@ -1,0 +1,86 @@
+"""`bench pareto`, for people."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from blockdraft.bench.curve import no_faster_from
+from blockdraft.bench.decode import PLAIN
+from blockdraft.bench.pareto import CurveReading, ParetoPoint
+from blockdraft.bench.tables import empty_table, spread_cells, three_digits
+
+PARETO_LEGEND = """\
+at once: most requests that run together. in total: output tokens per second of
+all. per user: those of the median request, from its first token on. over plain:
+in total, with as many at once. Medians and low-high over the repeats. tau:
+tokens per target pass. same: outputs that equal those of plain decoding at the
+first point. Read off the curves, between measured points only: what a way gives
+in total where its users are as fast as those of plain decoding, and how fast
+its users are where it gives as much in total; over plain decoding."""
+
+
+def pareto_tables(title: str, points: Sequence[ParetoPoint]) -> list[Table]:
+    """A table for each way, with a row for each number of requests; they fit 80 columns."""
+    by_way: dict[str, list[ParetoPoint]] = {}
+    for point in points:
+        by_way.setdefault(point.way, []).append(point)
+    return [_way_table(f"{way}: {title}", group) for way, group in by_way.items()]
+
+
+def _way_table(title: str, points: Sequence[ParetoPoint]) -> Table:
+    headings = ("at\nonce", "in\ntotal", "low-high", "per\nuser", "low-high", "over\nplain")
+    view = empty_table(title, *headings, "low-high", "tau", "same")
+    for point in points:
+        view.add_row(
+            str(point.concurrency),
+            *spread_cells(point.throughput),
+            *spread_cells(point.interactivity),
+            *spread_cells(point.speedup_over_plain),
+            three_digits(point.measures.tau_micro),
+            f"{point.num_identical}/{point.num_outputs}",
+        )
+    return view
+
+
+def reading_table(title: str, level: str, readings: Sequence[CurveReading]) -> Table:
+    """One row for each way and number of requests of plain decoding; fits 80 columns."""
+    view = empty_table(title, "", "plain,\nat once", level, "over\nplain", "low-high")
+    for index, reading in enumerate(readings):
+        is_first = index == 0 or readings[index - 1].way != reading.way
+        if is_first:
+            view.add_section()
+        view.add_row(
+            reading.way if is_first else "",
+            str(reading.plain_concurrency),
+            three_digits(reading.level),
+            *_cells(reading),
+        )
+    return view
+
+
+def _cells(reading: CurveReading) -> tuple[str, str]:
+    if reading.ratio is None:
+        return "-", outside_words(reading.outside)
+    return spread_cells(reading.ratio)
+
+
+def outside_words(outside: str | None) -> str:
+    """Where a level lies that nothing could be read at."""
+    return f"{outside} its range"
+
+
+def crossing_lines(points: Sequence[ParetoPoint]) -> list[str]:
+    """Where plain decoding gives at least as much in total, a line for each way."""
+    lines = []
+    for way in dict.fromkeys(point.way for point in points if point.way != PLAIN.name):
+        speedups = {
+            point.concurrency: point.speedup_over_plain.median
+            for point in points
+            if point.way == way
+        }
+        limit = no_faster_from(speedups)
+        if limit is None:
+            lines.append(f"{way}: more than plain in total with {max(speedups)} at once too")
+        else:
+            lines.append(f"{way}: no more than plain in total from {limit} at once on")
+    return lines

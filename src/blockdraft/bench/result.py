@@ -1,0 +1,156 @@
+"""What all results have in common, as files: which kind they are, and where they come from.
+
+A result says `result`, its kind, and `result_version`; then command, date, commit, versions and
+machine; `config`, the options of the loaded pair; the options of the measurement; `definitions` of
+its measures; `memory`. Loads no model library until a result is described.
+"""
+
+import json
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.words import counted
+
+if TYPE_CHECKING:
+    from blockdraft.measure.setting import Loaded
+
+VERSION = 1
+"""Of the layout of results; another one is not read."""
+
+KINDS = (
+    "summary",
+    "speed",
+    "ways",
+    "concurrency",
+    "never-slower",
+    "context",
+    "break-even",
+    "pareto",
+    "plan",
+)
+"""A summary is put together by hand from other results, ways come from
+`tools/experiments/compare_ways.py`; each other kind has its command."""
+
+
+def describe_result(kind: str, llm: "Loaded", definitions: Mapping[str, str]) -> dict[str, Any]:
+    """The head of a result, to be asked for when everything has been measured."""
+    from blockdraft.measure.setting import describe_setting
+
+    assert kind in KINDS
+    return {
+        "result": kind,
+        "result_version": VERSION,
+        **describe_setting(llm),
+        "memory": describe_memory(),
+        "definitions": dict(definitions),
+    }
+
+
+def describe_memory() -> dict[str, int | None]:
+    """The most bytes that this process ever held, and the most that torch took of a GPU."""
+    import torch
+
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    on_gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return {"most_process_bytes": most, "most_gpu_bytes": on_gpu}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result that was read."""
+
+    path: Path
+    kind: str
+    values: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of its file, without the ending."""
+        return self.path.stem
+
+    @property
+    def machine(self) -> str:
+        """On what it was measured, in words."""
+        machine = self.values.get("machine")
+        if isinstance(machine, Mapping):
+            device = self.values.get("config", {}).get("device", "cpu")
+            where = "" if device == "cpu" else f", {device}"
+            return f"{machine.get('cpu')}, {counted(machine.get('num_cpus', 0), 'core')}{where}"
+        return str(machine or "an unknown machine")
+
+
+def read_result(path: Path) -> Result:
+    """Read one file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no result of a kind and version that is known.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"cannot read {path}: {reason}; give a JSON file that a bench command wrote"
+        ) from error
+    kind = values.get("result") if isinstance(values, dict) else None
+    if kind not in KINDS:
+        said = "says not which result it is" if kind is None else f"is a result {kind!r}"
+        raise ConfigError(
+            f"{path} {said}; give files that --output of a bench command wrote: {', '.join(KINDS)}"
+        )
+    version = values.get("result_version")
+    if version != VERSION:
+        raise ConfigError(
+            f"{path} has result_version {version!r}, and this version of blockdraft reads "
+            f"{VERSION}; measure again, or use the version that wrote it"
+        )
+    return Result(path, kind, values)
+
+
+def read_results(place: Path) -> list[Result]:
+    """The JSON files of a folder, by name, or one file.
+
+    Raises:
+        ConfigError: there is none, or one of them is no result.
+    """
+    if place.is_file():
+        return [read_result(place)]
+    if not place.is_dir():
+        raise ConfigError(f"{place} does not exist; give a folder of results, or one of them")
+    paths = sorted(place.glob("*.json"))
+    if not paths:
+        raise ConfigError(
+            f"{place} holds no results; let bench commands write some there, with "
+            f"--output {place / 'speed.json'}"
+        )
+    return [read_result(path) for path in paths]
+
+
+def need(result: Result, *keys: str) -> Any:
+    """A value that a result must have, by the keys that lead to it.
+
+    Raises:
+        ConfigError: it lacks it, such as a baseline that was not measured.
+    """
+    value: Any = result.values
+    for depth, key in enumerate(keys, 1):
+        if not isinstance(value, Mapping) or value.get(key) is None:
+            where = ".".join(keys[:depth])
+            raise ConfigError(
+                f"{result.path} is a result {result.kind!r} without {where}; it was cut or "
+                "changed by hand: measure again"
+            )
+        value = value[key]
+    return value
+
+
+def machines_of(results: Sequence[Result]) -> list[str]:
+    """The machines of some results, each once."""
+    return list(dict.fromkeys(result.machine for result in results))

@@ -1,0 +1,30 @@
+"""Tables on the terminal. Loads no model library."""
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from blockdraft.bench.measures import Spread
+
+
+def empty_table(title: str, *headings: str) -> Table:
+    """A table without rows; a column without a heading holds names, the others numbers."""
+    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    for heading in headings:
+        view.add_column(heading, justify="right" if heading else "left")
+    return view
+
+
+def spread_cells(spread: "Spread") -> tuple[str, str]:
+    """Median, and lowest to highest."""
+    return (
+        three_digits(spread.median),
+        f"{three_digits(spread.low)}-{three_digits(spread.high)}",
+    )
+
+
+def three_digits(value: float) -> str:
+    """As many decimals as leave three digits, so that a column fits slow and fast machines."""
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"

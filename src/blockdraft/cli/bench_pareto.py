@@ -1,0 +1,161 @@
+"""`blockdraft bench pareto`."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from hashlib import sha256
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blockdraft.bench.config import ParetoConfig
+from blockdraft.bench.workload import BUNDLED, BenchPrompt, mixed_prompts, read_workload
+from blockdraft.cli import options
+from blockdraft.cli.bench_output import (
+    Output,
+    Progress,
+    check_before_loading,
+    headline,
+    load_for_prompts,
+    parse_points,
+    publish,
+    requests_of,
+    show_points,
+)
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import NO, ConfigError
+from blockdraft.measure.provenance import describe_environment
+
+if TYPE_CHECKING:
+    from blockdraft.bench.pareto import ParetoBench
+    from blockdraft.bench.pareto_journal import Turn
+
+_PARETO = ParetoConfig()
+JOURNAL = ".part.jsonl"
+"""Behind the name of the output: what has been measured so far."""
+
+
+@options.models(without=options.FIXED)
+def pareto(
+    ctx: typer.Context,
+    concurrency: Annotated[
+        str,
+        typer.Option(help="Requests at once, growing: a point of each curve.", metavar="N,N"),
+    ] = show_points(_PARETO.concurrency),
+    also_drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Another drafter of the same target, to compare. Repeatable."),
+    ] = None,
+    parts: Annotated[
+        bool,
+        typer.Option("--parts", help="Also measure each part of --drafter alone, such as lookup."),
+    ] = _PARETO.parts,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(help="JSONL file of prompts. Repeatable.", show_default="the bundled ones"),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests in each measurement; prompts are repeated if there are fewer.",
+            show_default="the largest number of --concurrency",
+        ),
+    ] = _PARETO.num_requests,
+    repeats: Annotated[int, typer.Option(help="Repeats of each measurement.")] = _PARETO.repeats,
+    max_tokens: options.MaxTokens = _PARETO.max_tokens,
+    temperature: options.Temperature = _PARETO.temperature,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _PARETO.seed,
+    output: Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Time throughput against speed per user, few to many requests at once, for each way to draft.
+
+    Plain decoding, all of --drafter together, and what --also-drafter and --parts name. The curves
+    are compared where users are equally fast, and where the throughput is equal. With --output a
+    run that was ended goes on when the same command is given again. Exits with 1 if any output
+    differs from plain decoding although exactness was asked for.
+    """
+    workload = [prompt for path in prompts or [BUNDLED] for prompt in read_workload(path)]
+    config = ParetoConfig(
+        concurrency=parse_points("concurrency", concurrency),
+        num_requests=requests,
+        repeats=repeats,
+        parts=parts,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
+    config.params  # noqa: B018 - raises for a bad value before anything is loaded
+    llm_config = options.llm_config(ctx.params)
+    check_before_loading(llm_config, output)
+    chosen = mixed_prompts(workload, config.requests_per_point)
+    configs = [llm_config, *(replace(llm_config, drafter=name) for name in also_drafter or [])]
+    if len({one.drafter for one in configs}) < len(configs):
+        raise ConfigError(
+            "--also-drafter names a drafter twice, or that of --drafter; leave it out"
+        )
+    llms = [load_for_prompts(one, chosen, [config.params]) for one in configs]
+    from blockdraft.bench.decode import encode_prompts
+    from blockdraft.bench.pareto import ParetoBench, names_of, pareto_json
+    from blockdraft.bench.pareto_journal import Journal
+
+    names = names_of([str(llm.drafter_folder) for llm in llms])
+    bench = ParetoBench(dict(zip(names, llms, strict=True)), parts=parts)
+    path = None if output is None else output.with_name(output.name + JOURNAL)
+    journal = Journal(path, _settings(configs, config, chosen))
+    progress = Progress(
+        "pareto", len(config.concurrency) * config.repeats - len(journal.turns), "turns of all ways"
+    )
+    turns = bench.run(workload, config, journal, progress.advance)
+    lens = map(len, encode_prompts(bench.llm, chosen, config.params))
+    publish(pareto_json(bench, config, turns, fmean(lens)), output, as_json=as_json)
+    journal.remove()
+    if not as_json:
+        _show(bench, config, turns)
+    reference = turns[0].runs[bench.ways[0].name].outputs
+    runs = [run for turn in turns for run in turn.runs.values()]
+    if llm_config.exact and any(run.num_equal(reference) < len(run.samples) for run in runs):
+        raise typer.Exit(NO)
+
+
+def _settings(
+    configs: Sequence[LLMConfig], config: ParetoConfig, prompts: Sequence[BenchPrompt]
+) -> dict[str, Any]:
+    """All that must be the same for a run to go on."""
+    environment = describe_environment()
+    texts = "\0".join(prompt.text for prompt in prompts)
+    return {
+        "models": [asdict(one) for one in configs],
+        "options": asdict(config),
+        "prompts": sha256(texts.encode()).hexdigest(),
+        **{name: environment[name] for name in ("git_commit", "versions", "machine")},
+    }
+
+
+def _show(bench: "ParetoBench", config: ParetoConfig, turns: Sequence["Turn"]) -> None:
+    from rich.console import Console
+
+    from blockdraft.bench import pareto_report as report
+    from blockdraft.bench.pareto import pareto_points, readings
+
+    how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
+    size = requests_of(config.requests_per_point, config.max_tokens)
+    console = Console(markup=False)
+    print(headline(bench.llm))
+    points = pareto_points(turns)
+    for table in report.pareto_tables(f"{how}, {size}", points):
+        console.print(table)
+    print(*report.crossing_lines(points), sep="\n")
+    equally_fast, equally_much = readings(turns)
+    console.print(
+        report.reading_table(
+            "in total, over plain, where users are equally fast", "per user", equally_fast
+        )
+    )
+    console.print(
+        report.reading_table(
+            "per user, over plain, where as much is given in total", "in total", equally_much
+        )
+    )
+    print(report.PARETO_LEGEND)

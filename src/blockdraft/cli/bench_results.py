@@ -1,0 +1,150 @@
+"""`blockdraft bench plan` and `blockdraft bench report`: what results come to."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blockdraft.bench.result import read_result, read_results
+from blockdraft.cli import options
+from blockdraft.cli.bench_output import Output
+from blockdraft.cli.output import check_writable, print_json
+from blockdraft.core.errors import NO, ConfigError
+from blockdraft.core.files import write_whole
+
+
+def plan(
+    curve: Annotated[Path, typer.Argument(help="Result of `bench pareto`.", metavar="CURVE")],
+    requests_per_second: Annotated[
+        float | None, typer.Option(help="Requests that come in a second, on average.")
+    ] = None,
+    output_tokens: Annotated[
+        float | None,
+        typer.Option(help="Tokens of an output, on average.", show_default="those of the curve"),
+    ] = None,
+    prompt_tokens: Annotated[
+        float | None,
+        typer.Option(help="Tokens of a prompt, on average.", show_default="those of the curve"),
+    ] = None,
+    arrivals: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead: JSONL file of requests that came, rows with at (seconds) and "
+            "output_tokens."
+        ),
+    ] = None,
+    max_tpot: Annotated[
+        float | None, typer.Option(help="Most milliseconds for each token after the first.")
+    ] = None,
+    max_ttft: Annotated[
+        float | None, typer.Option(help="Most milliseconds to the first token, waiting included.")
+    ] = None,
+    percentile: Annotated[
+        float, typer.Option(help="Percent of the requests that must have both.")
+    ] = 95.0,
+    price: Annotated[float | None, typer.Option(help="Of a machine for an hour.")] = None,
+    output: Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say how many replicas serve a traffic, plainly and drafted, and where drafting should be off.
+
+    From a measured curve: a queueing formula gives the number, and a simulation of arrivals checks
+    it. Exits with 1 if no way to decode meets the goal with any number of replicas.
+    """
+    from rich.console import Console
+
+    from blockdraft.bench import plan_report as report
+    from blockdraft.bench.plan import Goal
+
+    if price is not None and not price >= 0:
+        raise ConfigError(f"price is {price:g}; give what a machine costs for an hour")
+    goal = Goal(
+        token_seconds=None if max_tpot is None else max_tpot / 1000,
+        first_token_seconds=None if max_ttft is None else max_ttft / 1000,
+        percentile=percentile,
+    )
+    check_writable(output)
+    result = read_result(curve)
+    services = report.services_of(result)
+    if arrivals is not None:
+        if requests_per_second is not None or output_tokens is not None:
+            raise ConfigError(
+                "--arrivals says when requests come and how long their outputs are; leave out "
+                "--requests-per-second and --output-tokens"
+            )
+        traffic = report.read_traffic(arrivals, prompt_tokens)
+    elif requests_per_second is None:
+        raise ConfigError("there is no traffic; give --requests-per-second, or --arrivals")
+    else:
+        tokens = report.mean_output(result) if output_tokens is None else output_tokens
+        traffic = report.steady_traffic(requests_per_second, tokens, prompt_tokens)
+    rows = report.make_plan(result, traffic, goal, price)
+    made = report.plan_json(result, traffic, goal, price, rows)
+    if output is not None:
+        write_whole(output, json.dumps(made, indent=2) + "\n")
+    if as_json:
+        print_json(made)
+    else:
+        title = (
+            f"{traffic.requests_per_second:.3g} requests per second, outputs of "
+            f"{traffic.output_len:.3g} tokens; {report.goal_words(goal)}"
+        )
+        print(f"measured on {result.machine}; at most {services['plain'].most} at once")
+        Console(markup=False).print(report.plan_table(title, rows))
+        print(*report.switch_lines(result, rows), report.PLAN_LEGEND, sep="\n")
+    if all(row.replicas is None for row in rows):
+        raise typer.Exit(NO)
+
+
+def report(
+    results: Annotated[
+        Path,
+        typer.Argument(help="Folder of results of bench commands (JSON), or one of them."),
+    ],
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Earlier results, or one, to compare these with."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one page with all tables and plots to this file.")
+    ] = None,
+    into: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Write tables into this Markdown file, between its marks `<!-- results: NAME -->` "
+            "and `<!-- end of results: NAME -->`, and plots beside the results. Repeatable."
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="With --into: write nothing, exit with 1 if a file is old."),
+    ] = False,
+) -> None:
+    """Make tables, plots and one HTML page from results.
+
+    Without --html and --into it prints the tables as Markdown. NAME is a result's file without the
+    ending; the summary of the default pair has the marks `<!-- results -->`.
+    """
+    from blockdraft.bench import result_report
+
+    if check and not into:
+        raise ConfigError("--check compares the files of --into; name them")
+    check_writable(html)
+    found = read_results(results)
+    earlier = [] if against is None else read_results(against)
+    sections = result_report.sections_of(found, earlier)
+    if html is not None:
+        write_whole(html, result_report.render_page(sections, found))
+    if into:
+        stale = []
+        for path, text in result_report.documents(found, into).items():
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                stale.append(str(path))
+                if not check:
+                    write_whole(path, text)
+        print(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}")
+        if check and stale:
+            raise typer.Exit(NO)
+    if html is None and not into:
+        print(result_report.markdown(sections, found), end="")

@@ -1,0 +1,191 @@
+"""A small language model as a drafter: the first form of speculative decoding (arXiv 2211.17192).
+
+It runs as targets do, in pages or one sequence after another, with a cache and a prefix chain of
+its own, and needs nothing of the target. Each level of a tree is a forward; the levels above it,
+which are few rows, are computed again, as no part of a tree can be kept before the target has
+decided.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from blockdraft.core.plan import NO_NODES, NOTHING, ROOT, ForwardPlan, PlannedRow, Proposal, Tree
+from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.models.target import Target
+from blockdraft.speculate.drafters.base import DraftCost, Watch
+from blockdraft.speculate.drafters.levels import DEPTH, Child, Guessable, LevelGrower
+
+WIDTH = 4
+"""Nodes of a level that are expanded; each costs a row of the model."""
+
+_FEW = 64
+"""Tokens that the first level takes with it; before it goes what a longer prompt lacks."""
+
+_PARAMS = SamplingParams(num_draft_tokens=0)
+"""Nobody drafts for the drafter."""
+
+
+@dataclass(slots=True)
+class _Growing:
+    """The drafter's own sequence of a row, and the tree that it expands."""
+
+    sample: Sample
+    tree: Tree = NO_NODES
+    level: list[int] = field(default_factory=lambda: [ROOT])
+    """The nodes of the last level, in order; none where the tree has ended."""
+
+    def add(self, children: Sequence[Child]) -> None:
+        """Another level below the last one."""
+        parents = [self.level[child.parent] for child in children]
+        num = len(self.tree)
+        tokens = [child.token_id for child in children]
+        self.tree = Tree((*self.tree.tokens, *tokens), (*self.tree.parents, *parents))
+        self.level = list(range(num, num + len(children)))
+
+
+class DraftModelDrafter:
+    """Drafts with a causal language model of the target's tokenizer.
+
+    model: runs it. vocab_size: of the target; where the two are padded to different sizes, only
+    tokens of both are guessed, and others are read as the drafter's last. `max_nodes` may be set to
+    anything, and the output stays the same; so may `watch`.
+    """
+
+    kind = "draft_model"
+    cost: DraftCost = "level"
+    feature_layers: tuple[int, ...] = ()
+
+    def __init__(self, model: Target, vocab_size: int) -> None:
+        self.model = model
+        self.max_nodes = DEPTH
+        self.watch: Watch | None = None
+        self.recorder: Recorder = NO_RECORDER
+        self._guessable = Guessable(vocab_size)
+        self._samples: dict[int, Sample] = {}
+
+    @property
+    def num_guessable(self) -> int:
+        """Tokens that may be guessed."""
+        return min(self.model.vocab_size, self._guessable.vocab_size)
+
+    def open(self, row: Row, num_reused: int) -> None:
+        """See Drafter.open. What the target reuses, the drafter may have to compute."""
+        self.close(row.sequence.key)
+
+    def lag(self, row: Row) -> int:
+        """See Drafter.lag."""
+        own = self._samples.get(row.sequence.key)
+        return row.sequence.num_cached - (0 if own is None else own.num_cached)
+
+    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
+        """See Drafter.committed. The sequence itself has the tokens."""
+
+    def close(self, key: int) -> None:
+        """Forget a sequence; unknown keys are fine, it may never have run."""
+        if self._samples.pop(key, None) is not None:
+            self.model.close(key)
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        """See Drafter.propose: a chain of the drafter's choices, or the best of a dynamic tree.
+
+        Nothing for a row without room in the drafter's memory or context.
+        """
+        found = [NOTHING] * len(rows)
+        able = [i for i, row in enumerate(rows) if self._takes(row)]
+        if able:
+            with self.recorder.phase("project"):
+                self._catch_up([rows[i] for i in able])
+            for index, proposal in zip(able, self._draft([rows[i] for i in able]), strict=True):
+                found[index] = proposal
+        return found
+
+    def _takes(self, row: Row) -> bool:
+        """True if the row's tokens and the nodes of its tree have room; brings it up to date."""
+        key, known = row.sequence.key, self._samples.get(row.sequence.key)
+        token_ids = [self._readable(i) for i in row.sequence.token_ids]
+        num_nodes = 1 + (row.num_slots - 1) * WIDTH
+        if len(token_ids) + row.num_slots > self.model.max_context:
+            return False
+        if known is None:
+            known = Sample(key, _PARAMS, 0, 0, frozenset(), token_ids, len(token_ids))
+            known.num_cached = self.model.memory.open(key, token_ids, with_context=False)
+            self._samples[key] = known
+        known.token_ids = token_ids
+        # A proposal that failed may have left more.
+        self.model.truncate(key, known.num_cached)
+        return self.model.memory.reserve(key, len(token_ids) + num_nodes)
+
+    def _readable(self, token_id: int) -> int:
+        return min(token_id, self.model.vocab_size - 1)
+
+    def _catch_up(self, rows: list[Row]) -> None:
+        """Compute what the drafter lacks of long texts; the first level takes a short rest."""
+        samples = [self._samples[row.sequence.key] for row in rows]
+        late = [own for own in samples if len(own.token_ids) - 1 - own.num_cached > _FEW]
+        if late:
+            new_ids = [own.token_ids[own.num_cached : -1] for own in late]
+            self._forward(late, new_ids, [NO_NODES] * len(late))
+
+    def _draft(self, rows: list[Row]) -> list[Proposal]:
+        growing = [_Growing(self._samples[row.sequence.key]) for row in rows]
+        grower = LevelGrower(rows, self._guessable, WIDTH, shows=self.watch is not None)
+
+        def advance(levels: list[list[Child]]) -> Tensor:
+            for own, children in zip(growing, levels, strict=True):
+                own.add(children)
+            return self._level(growing)
+
+        with self.recorder.phase("guess"):
+            grower.grow(self._level(growing), advance)
+        if self.watch is not None:
+            self.watch(rows, grower.shown)
+        return [tree.proposal(self.kind) for tree in grower.trees]
+
+    def _level(self, growing: list[_Growing]) -> Tensor:
+        """Logits [b, w, n] behind the last level of each row; shorter ones are filled up."""
+        asked = [own for own in growing if own.level]
+        samples = [own.sample for own in asked]
+        new_ids = [own.token_ids[own.num_cached :] for own in samples]
+        with self.recorder.phase("draft"):
+            logits = self._forward(samples, new_ids, [own.tree for own in asked])
+        width = max(len(own.level) for own in asked)
+        found = logits[0].new_zeros(len(growing), width, self.num_guessable)
+        of_row = iter(logits)
+        for row, own in zip(found, growing, strict=True):
+            if own.level:
+                # The first logits are those behind the anchor.
+                wanted = [1 + node for node in own.level]
+                row[: len(wanted)] = next(of_row)[wanted, : self.num_guessable]
+        return found
+
+    def _forward(
+        self, samples: list[Sample], new_ids: list[list[int]], trees: list[Tree]
+    ) -> list[Tensor]:
+        """Logits [1 + nodes, V] behind the new tokens and their trees, none before the anchor.
+
+        What stays in the cache are the tokens before the anchor.
+        """
+        plan = [
+            PlannedRow(
+                Row(own, ids, len(tree)),
+                Proposal(tree, (1.0,) * len(tree), (self.kind,) * len(tree)),
+            )
+            for own, ids, tree in zip(samples, new_ids, trees, strict=True)
+        ]
+        sizes = [planned.num_logits for planned in plan]
+        logits = self.model.forward(ForwardPlan(plan)).logits
+        for own in samples:
+            own.num_cached = len(own.token_ids) - 1
+            self.model.truncate(own.key, own.num_cached)
+            self.model.memory.publish(own.key, own.token_ids, own.num_cached)
+        if self.recorder.measures:
+            num_rows = sum(planned.num_positions for planned in plan)
+            self.recorder.add("draft", Work(num_rows, forwards=1, sequences=len(plan)))
+        return list(torch.split(logits, sizes))

@@ -1,0 +1,140 @@
+"""What drafters share that read features of the target: their context is written when they draft.
+
+Features of committed tokens wait until someone drafts behind them, so a sequence that never drafts
+costs no projection.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from blockdraft.cache.paged_kv import LayerShape
+from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
+from blockdraft.core.sequence import Row
+from blockdraft.models.draft_context import ContextSpan, DraftContexts, LayerKV
+from blockdraft.models.waiting_features import Waiting
+
+MAX_PROJECTED = 512
+"""Tokens whose features are projected at once, if one page or sequence alone has no more."""
+
+
+@dataclass(slots=True)
+class _Context:
+    """A sequence's first `num_written` tokens are certain to be written, more up to `end` wait."""
+
+    num_written: int
+    end: int
+
+
+class LazyContext(ABC):
+    """Knows of each sequence how much of its context is written, and catches up when asked."""
+
+    contexts: DraftContexts
+
+    def __init__(self) -> None:
+        self.recorder: Recorder = NO_RECORDER
+        self._known: dict[int, _Context] = {}
+
+    @abstractmethod
+    def _project(self, piece: list[Waiting]) -> list[LayerKV]:
+        """Keys and values of what waits, per layer, each [1, kv_heads, tokens, head_dim]."""
+
+    @property
+    @abstractmethod
+    def context_shapes(self) -> list[LayerShape]:
+        """kv_heads and head_dim of each layer of the context."""
+
+    @property
+    @abstractmethod
+    def context_weight(self) -> Tensor:
+        """A weight of the precision and on the device of the context."""
+
+    @abstractmethod
+    def fresh_context(self, token_ids: Sequence[int], features: Tensor | None) -> list[LayerKV]:
+        """What the context of a sequence's first tokens should be, computed from scratch.
+
+        features: [tokens, num_features * hidden], None for a drafter that wants none. Returns per
+        layer (k, v), each [1, kv_heads, tokens, head_dim].
+        """
+
+    def open(self, row: Row, num_reused: int) -> None:
+        """See Drafter.open. Features of what was reused are written, or wait with their page."""
+        self._known[row.sequence.key] = _Context(0, num_reused)
+
+    def lag(self, row: Row) -> int:
+        """See Drafter.lag: tokens whose features may still wait to be projected."""
+        known = self._known[row.sequence.key]
+        return known.end - known.num_written
+
+    def num_written(self, key: int) -> int:
+        """How many of a sequence's first tokens are certain to be in its draft context."""
+        return self._known[key].num_written if key in self._known else 0
+
+    def close(self, key: int) -> None:
+        """Forget a sequence; unknown keys are fine, it may never have run."""
+        self._known.pop(key, None)
+        self.contexts.close(key)
+
+    def _extend(self, row: Row, num_new: int) -> None:
+        """So many more tokens wait, the first at the end of what was there."""
+        known = self._known[row.sequence.key]
+        assert known.end == row.sequence.num_cached
+        known.end += num_new
+        if self.recorder.measures:
+            self.recorder.add("capture", Work(rows=num_new))
+
+    def _catch_up(self, rows: Sequence[Row]) -> None:
+        """Project the features that these rows draft from, and the oldest where too many wait."""
+        due, num_prompt = self._due(rows)
+        if self.recorder.measures:
+            self._record_projection(due, num_prompt)
+        for piece in _pieces(due):
+            self.contexts.write(piece, self._project(piece))
+        for row in rows:
+            known = self._known[row.sequence.key]
+            known.num_written = known.end
+
+    def _due(self, rows: Sequence[Row]) -> tuple[list[Waiting], int]:
+        """What must be written now, and how many tokens of it are known to be of prompts."""
+        due: dict[int, Waiting] = {}
+        num_prompt = 0
+        for row in rows:
+            key = row.sequence.key
+            known = self._known[key]
+            for waiting in self.contexts.due(ContextSpan(key, known.num_written, known.end)):
+                # Sequences that share a page share what waits.
+                if waiting.holder not in due:
+                    due[waiting.holder] = waiting
+                    end = min(waiting.end, row.sequence.num_prompt)
+                    num_prompt += max(0, end - waiting.start)
+        for waiting in self.contexts.waiting.excess():
+            due.setdefault(waiting.holder, waiting)
+        return list(due.values()), num_prompt
+
+    def _record_projection(self, due: list[Waiting], num_prompt: int) -> None:
+        """What is held, and what is about to be projected."""
+        self.recorder.hold(
+            context=sum(known.num_written for known in self._known.values()),
+            waiting=self.contexts.waiting.num_tokens,
+        )
+        num_tokens = sum(map(len, due))
+        if num_prompt:
+            self.recorder.add("draft_prefill", Work(num_prompt, forwards=num_prompt / num_tokens))
+        if num_generated := num_tokens - num_prompt:
+            self.recorder.add("inject", Work(num_generated, forwards=num_generated / num_tokens))
+
+
+def _pieces(due: list[Waiting]) -> Iterator[list[Waiting]]:
+    """Parts of what is due, in order, that bound the memory of a projection."""
+    piece: list[Waiting] = []
+    num_tokens = 0
+    for waiting in due:
+        num_tokens += len(waiting)
+        if piece and num_tokens > MAX_PROJECTED:
+            yield piece
+            piece, num_tokens = [], len(waiting)
+        piece.append(waiting)
+    if piece:
+        yield piece

@@ -1,0 +1,69 @@
+"""What followed what in one sequence's own text, to correct a table of n-grams by. No torch.
+
+A text repeats its own words and phrases far more than others do. So the tokens that it holds count
+more (a cache of words: Kuhn and De Mori, "A cache-based natural language model", 1990), and what
+followed the same one to three tokens in it is counted, each length with the shorter one as its
+Dirichlet prior (MacKay and Peto, "A hierarchical Dirichlet language model", 1995).
+"""
+
+from collections.abc import Sequence
+
+from blockdraft.speculate.drafters.ngram_table import LONGEST, Successors
+
+MAX_READ = 8_192
+"""Tokens of a prompt that are read, its last ones: some 750 bytes each."""
+MAX_REMEMBERED = 32
+"""Successors of a context that count, the last ones."""
+
+_KNOWN_TOKEN = 3.0
+"""So many times as probable is a successor that the text already holds."""
+_PRIOR = (8.0, 4.0, 2.0)
+"""So many observations is the shorter context worth, for contexts of one token, two, and three."""
+
+
+class OwnText:
+    """Counts a text as it grows, and mixes what it finds with what a table says."""
+
+    def __init__(self) -> None:
+        self._num_read = 0
+        self._tokens: set[int] = set()
+        self._followed: dict[tuple[int, ...], list[int]] = {}
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Count what is new of a text that is never cut; of the first call its end."""
+        first = self._num_read if self._num_read else max(0, len(token_ids) - MAX_READ)
+        for place in range(first, len(token_ids)):
+            token_id = token_ids[place]
+            self._tokens.add(token_id)
+            for length in range(1, min(LONGEST, place) + 1):
+                followed = self._followed.setdefault(tuple(token_ids[place - length : place]), [])
+                followed.append(token_id)
+                if len(followed) > MAX_REMEMBERED:
+                    del followed[0]
+        self._num_read = len(token_ids)
+
+    def mixed(self, ending: tuple[int, ...], known: Successors) -> dict[int, float]:
+        """Probabilities of the next token behind a text that ends so.
+
+        known: what a table says of it.
+        """
+        found = self._favored(known)
+        for length, prior in zip(range(1, len(ending) + 1), _PRIOR, strict=False):
+            followed = self._followed.get(ending[-length:])
+            if followed is None:  # nor did anything follow a longer context
+                break
+            total = len(followed) + prior
+            for token_id in found:
+                found[token_id] *= prior / total
+            for token_id in followed:
+                found[token_id] = found.get(token_id, 0.0) + 1 / total
+        return found
+
+    def _favored(self, known: Successors) -> dict[int, float]:
+        """The same successors; those that the text holds are more probable, all others less."""
+        weights = {
+            token_id: share * (_KNOWN_TOKEN if token_id in self._tokens else 1.0)
+            for token_id, share in known
+        }
+        total = sum(weights.values()) + max(0.0, 1.0 - sum(share for _, share in known))
+        return {token_id: weight / total for token_id, weight in weights.items()}

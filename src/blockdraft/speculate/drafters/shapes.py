@@ -1,0 +1,143 @@
+"""What a drafter's files say of it before its weights are read, for every kind in the table."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from blockdraft.cache.paged_kv import LayerShape, page_bytes
+from blockdraft.core.errors import ModelError
+from blockdraft.models.checkpoint import read_config
+from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.eagle3 import Eagle3Model
+from blockdraft.models.eagle3_config import Eagle3Config
+from blockdraft.models.loading import check_eagle3, check_pair, target_without_weights
+from blockdraft.models.own_ends import has_own_embedding, has_own_ends
+from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.paged_support import NotPaged, layer_shapes
+from blockdraft.models.pair_contexts import PagedPairs
+from blockdraft.models.speculators_layout import MARK
+from blockdraft.speculate.drafters.kinds import check_draft_model, kind_of
+from blockdraft.speculate.drafters.levels import DEPTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterShape:
+    """A drafter as its config describes it.
+
+    refusal: why it does not fit the target; None if it does. longest_path: tokens that it proposes
+    one behind another, unless told otherwise. kv_shapes: of its own keys and values, layer by
+    layer; page_bytes: what they take for each page of the target's memory, with all that belongs
+    to them. block_size, mask_token_id: None for a drafter that does not fill blocks.
+    """
+
+    kind: str
+    layout: str
+    target_layer_ids: tuple[int, ...]
+    longest_path: int
+    guessed_tokens: int
+    num_weights: int
+    kv_shapes: tuple[LayerShape, ...]
+    page_bytes: float
+    refusal: str | None
+    block_size: int | None = None
+    mask_token_id: int | None = None
+
+
+def read_shape(folder: Path, target: PreTrainedModel, dtype: torch.dtype) -> DrafterShape:
+    """The shape of a drafter of any kind, beside a target that may be without weights.
+
+    Raises:
+        ModelError: its config cannot be read, or describes what cannot be run at all.
+    """
+    raw = read_config(folder)
+    kind = kind_of(raw)
+    return _READERS.get(kind, _block_shape)(folder, raw, kind, target, dtype)
+
+
+def _block_shape(
+    folder: Path, raw: Mapping[str, Any], kind: str, target: PreTrainedModel, dtype: torch.dtype
+) -> DrafterShape:
+    config = DraftConfig.from_dict(raw)
+    with torch.device("meta"):
+        model = DraftModel(config)
+    ends = has_own_ends(folder)
+    return DrafterShape(
+        kind=kind if config.dflash2 is None else "dflash2",
+        layout="speculators" if MARK in raw else "z-lab",
+        target_layer_ids=config.target_layer_ids,
+        longest_path=config.block_size - 1,
+        guessed_tokens=raw.get("draft_vocab_size") or config.vocab_size,
+        num_weights=_num_weights(model),
+        kv_shapes=tuple(PagedContexts.shapes(config)),
+        page_bytes=PagedContexts.page_bytes(config, dtype),
+        refusal=_refusal(lambda: check_pair(target, config, has_own_ends=ends)),
+        block_size=config.block_size,
+        mask_token_id=config.mask_token_id,
+    )
+
+
+def _eagle3_shape(
+    folder: Path, raw: Mapping[str, Any], kind: str, target: PreTrainedModel, dtype: torch.dtype
+) -> DrafterShape:
+    config = Eagle3Config.from_dict(raw)
+    with torch.device("meta"):
+        model = Eagle3Model(config)
+    has_embedding = has_own_embedding(folder)
+    return DrafterShape(
+        kind=kind,
+        layout="speculators" if MARK in raw else "SafeAILab",
+        target_layer_ids=config.layers_of(target.config.get_text_config().num_hidden_layers),
+        longest_path=DEPTH,
+        guessed_tokens=config.draft_vocab_size,
+        num_weights=_num_weights(model),
+        kv_shapes=tuple(PagedContexts.shapes(config)),
+        page_bytes=PagedPairs.page_bytes(config, dtype),
+        refusal=_refusal(lambda: check_eagle3(target, config, has_embedding=has_embedding)),
+    )
+
+
+def _draft_model_shape(
+    folder: Path, raw: Mapping[str, Any], kind: str, target: PreTrainedModel, dtype: torch.dtype
+) -> DrafterShape:
+    model = target_without_weights(folder).to(dtype)
+    shapes: tuple[LayerShape, ...] = ()
+    # Without pages its memory grows with each sequence, and is not planned.
+    with suppress(NotPaged):
+        shapes = tuple(layer_shapes(model))
+    sizes = (own.config.get_text_config().vocab_size for own in (model, target))
+    return DrafterShape(
+        kind=kind,
+        layout="transformers",
+        target_layer_ids=(),
+        longest_path=DEPTH,
+        guessed_tokens=min(sizes),
+        num_weights=_num_weights(model),
+        kv_shapes=shapes,
+        page_bytes=page_bytes(shapes, dtype),
+        refusal=_refusal(lambda: check_draft_model(target, model, folder)),
+    )
+
+
+_Reader = Callable[
+    [Path, Mapping[str, Any], str, PreTrainedModel, torch.dtype],
+    DrafterShape,
+]
+_READERS: Mapping[str, _Reader] = {"eagle3": _eagle3_shape, "draft_model": _draft_model_shape}
+
+
+def _num_weights(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _refusal(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except ModelError as error:
+        return str(error)
+    return None

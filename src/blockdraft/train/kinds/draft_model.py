@@ -1,0 +1,200 @@
+"""A small draft model in training: a causal LM of the target's class with fewer layers.
+
+Embedding and head are the target's and are not trained, as for the other kinds. What is saved is an
+ordinary folder of transformers, with the target's tokenizer.
+
+Shapes: b sequences of S tokens, g anchors of each, s slots; D hidden size.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from blockdraft.core.errors import ModelError
+from blockdraft.data.dataset import Batch
+from blockdraft.data.store import Example
+from blockdraft.models.checkpoint import write_provenance
+from blockdraft.models.loading import load_target_model, resolve_dtype, target_without_weights
+from blockdraft.models.supported import decoder_layers
+from blockdraft.train.blocks import Anchors, Blocks
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.kinds.base import (
+    DrafterShape,
+    Kind,
+    TeacherForced,
+    num_trained,
+    refuse_settings,
+)
+from blockdraft.train.prepare import NUM_LAYERS
+
+
+class SmallModel(TeacherForced):
+    """A draft model in training, see TrainedDrafter.
+
+    tokenizer: folder of the target, whose tokenizer is saved beside the model.
+    """
+
+    feature_layers: tuple[int, ...] = ()
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Path, block_size: int) -> None:
+        super().__init__(block_size)
+        self.model, self._tokenizer = model, tokenizer
+        for ends in (model.get_input_embeddings(), model.get_output_embeddings()):
+            ends.requires_grad_(False)
+
+    def describe(self) -> dict[str, Any]:
+        """See TrainedDrafter.describe."""
+        found: dict[str, Any] = self.model.config.to_dict()
+        # Which version of transformers made it is no part of the shape.
+        return {name: value for name, value in found.items() if name != "transformers_version"}
+
+    def limit_vocabulary(self, token_ids: Sequence[int] | None) -> None:
+        """See TrainedDrafter.limit_vocabulary: an ordinary model has all tokens."""
+
+    def context(self, features: Tensor, batch: Batch, embed_weight: Tensor) -> list[Tensor]:
+        """See TrainedDrafter.context: the states [b, S, D] behind each token.
+
+        Each text is computed by itself, so none of a packed row sees another.
+        """
+        is_token = batch.documents >= 0
+        text = (is_token & (batch.positions == 0)).flatten().cumsum(0).view_as(is_token) - 1
+        places = text[is_token], batch.positions[is_token]
+        shape = int(places[0].max()) + 1, int(places[1].max()) + 1
+        token_ids = batch.token_ids.new_zeros(shape)
+        token_ids[places] = batch.token_ids[is_token]
+        # No mask: rows are causal, so nothing real looks at the padding.
+        states = self.model.get_decoder()(input_ids=token_ids, use_cache=False).last_hidden_state
+        found = states.new_zeros(*is_token.shape, states.shape[-1])
+        found[is_token] = states[places]
+        return [found]
+
+    def slots(
+        self, context: Sequence[Tensor], blocks: Blocks, anchors: Anchors, embed_weight: Tensor
+    ) -> Tensor:
+        """See TrainedDrafter.slots: slot 1 is what follows the anchor."""
+        (states,) = context
+        places = anchors.positions[..., None] + torch.arange(self.num_slots, device=states.device)
+        rows = torch.arange(len(states), device=states.device)[:, None, None]
+        return states[rows, places.clamp(max=states.shape[1] - 1)]
+
+    def logits(self, hidden: Tensor, head: Tensor) -> Tensor:
+        """See TrainedDrafter.logits."""
+        return F.linear(hidden, head)
+
+    def save_pretrained(
+        self, folder: str | Path, provenance: Mapping[str, Any] | None = None
+    ) -> None:
+        """See TrainedDrafter.save_pretrained."""
+        self.model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(self._tokenizer, local_files_only=True).save_pretrained(
+            folder
+        )
+        if provenance is not None:
+            write_provenance(Path(folder), provenance)
+
+
+_OF_OTHERS = (
+    *("num_features", "mask_token_id", "conv_kernel_size", "conv_group_size", "selector_rank"),
+    *("selector_top_k", "num_denoising_steps", "shard_drafter"),
+)
+
+
+def _copied_layers(num_layers: int, num_target_layers: int) -> list[int]:
+    """Layers of the target that a thin one may begin from: the first, the last, evenly between."""
+    if num_layers == 1:
+        return [num_target_layers - 1]
+    return [round(i * (num_target_layers - 1) / (num_layers - 1)) for i in range(num_layers)]
+
+
+def _thin_config(config: TrainConfig, target: PreTrainedModel) -> Any:
+    """transformers' config of the target with fewer layers.
+
+    Raises:
+        ModelError: the target has fewer.
+    """
+    num_layers = config.num_layers or NUM_LAYERS
+    found = deepcopy(target.config)
+    text = found.get_text_config()
+    total = text.num_hidden_layers
+    if num_layers > total:
+        raise ModelError(
+            f"the target has {total} layers and the draft model {num_layers}; take fewer"
+        )
+    kept = _copied_layers(num_layers, total)
+    for name, value in vars(text).items():
+        # What says something of each layer, such as the kind of its attention.
+        if isinstance(value, list) and len(value) == total:
+            setattr(text, name, [value[index] for index in kept])
+    text.num_hidden_layers = num_layers
+    return found
+
+
+def _without_weights(config: TrainConfig, target: PreTrainedModel) -> PreTrainedModel:
+    refuse_settings(config, "draft_model", _OF_OTHERS)
+    if config.init_from is None:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(_thin_config(config, target))
+        assert isinstance(model, PreTrainedModel)
+        return model
+    refuse_settings(config, f"draft_model from {config.init_from}", ["num_layers"])
+    model = target_without_weights(config.init_from)
+    own, theirs = (m.get_input_embeddings().weight.shape for m in (model, target))
+    if own != theirs:
+        raise ModelError(
+            f"the draft model of init_from, {config.init_from}, has an embedding of {list(own)}, "
+            f"and the target of {list(theirs)}; use one with the target's tokenizer and width"
+        )
+    return model
+
+
+def _shape(
+    config: TrainConfig, target: PreTrainedModel, examples: Sequence[Example], num_processes: int
+) -> DrafterShape:
+    model = _without_weights(config, target)
+    drafter = SmallModel(model, config.target, config.block_size)
+    text = model.config.get_text_config()
+    return DrafterShape(
+        num_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        intermediate_size=text.intermediate_size,
+        feature_layers=(),
+        num_parameters=num_trained(model),
+        reads_whole_rows=True,
+        facts=drafter.describe(),
+    )
+
+
+def _load(config: TrainConfig, target: PreTrainedModel, examples: Sequence[Example]) -> SmallModel:
+    _without_weights(config, target)
+    dtype = resolve_dtype(config.dtype, config.device)
+    if config.init_from is not None:
+        model = load_target_model(config.init_from, dtype, config.device)
+    else:
+        torch.manual_seed(config.seed)
+        model = AutoModelForCausalLM.from_config(_thin_config(config, target))
+        if config.init == "target":
+            _copy_layers(model, target)
+    for mine, theirs in (
+        (model.get_input_embeddings(), target.get_input_embeddings()),
+        (model.get_output_embeddings(), target.get_output_embeddings()),
+    ):
+        mine.load_state_dict(theirs.state_dict())
+    model.generation_config = deepcopy(target.generation_config)
+    model = model.to(device=config.device, dtype=dtype)
+    return SmallModel(model, config.target, config.block_size)
+
+
+def _copy_layers(model: PreTrainedModel, target: PreTrainedModel) -> None:
+    mine, theirs = decoder_layers(model), decoder_layers(target)
+    for layer, index in zip(mine, _copied_layers(len(mine), len(theirs)), strict=True):
+        layer.load_state_dict(theirs[index].state_dict())
+    model.get_decoder().norm.load_state_dict(target.get_decoder().norm.state_dict())
+
+
+DRAFT_MODEL = Kind(_shape, _load)

@@ -1,0 +1,56 @@
+"""The kind of drafter that a run asks for."""
+
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedModel
+
+from blockdraft.data.store import Example
+from blockdraft.models.checkpoint import read_config
+from blockdraft.speculate.drafters import kinds as served
+from blockdraft.train.config import TrainConfig
+from blockdraft.train.kinds.base import DrafterShape, Kind, TrainedDrafter
+from blockdraft.train.kinds.block import BLOCK
+from blockdraft.train.kinds.draft_model import DRAFT_MODEL
+from blockdraft.train.kinds.eagle3 import EAGLE3
+
+KINDS: Mapping[str, Kind] = {
+    "dflash": BLOCK,
+    "dflash2": BLOCK,
+    "diffusion": BLOCK,
+    "eagle3": EAGLE3,
+    "draft_model": DRAFT_MODEL,
+}
+"""By the names that `architecture` has."""
+
+
+def _kind(config: TrainConfig) -> Kind:
+    name: str | None = config.architecture
+    if name is None and config.init_from is not None:
+        name = served.kind_of(read_config(config.init_from))
+    return KINDS[name or "dflash"]
+
+
+def drafter_shape(
+    config: TrainConfig,
+    target: PreTrainedModel,
+    examples: Sequence[Example],
+    num_processes: int = 1,
+) -> DrafterShape:
+    """What a run will train; the target may be without weights.
+
+    Raises:
+        ConfigError: the settings ask for what cannot be.
+        ModelError: drafter and target do not fit each other.
+    """
+    return _kind(config).shape(config, target, examples, num_processes)
+
+
+def load_trained(
+    config: TrainConfig, target: PreTrainedModel, examples: Sequence[Example]
+) -> TrainedDrafter:
+    """The drafter to train, in the precision and on the device of the run.
+
+    Raises:
+        ConfigError, ModelError: see `drafter_shape`.
+    """
+    return _kind(config).load(config, target, examples)

@@ -1,0 +1,190 @@
+"""A language model as a drafter. The target itself agrees with its target, whatever is asked."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.errors import ModelError
+from blockdraft.core.grammar import Grammar
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.engine import Engine
+from blockdraft.models.paged import PagedTarget
+from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.draft_model import DraftModelDrafter
+from blockdraft.speculate.drafters.levels import DEPTH
+from tests.crowd import Request, run_alone, run_crowd
+from tests.parity.checks import check_drafted_equals_plain, generate_plain, run
+from tests.parity.targets import WAYS, Way, make_target
+from tests.small_llm import load_llm
+from tests.tiny import VOCAB_SIZE, edit_json, tiny_target, tiny_target_folder, tiny_tokenizer
+
+PROMPT = tuple((5 * i * i + 2) % VOCAB_SIZE for i in range(PAGE_SIZE - 6))
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=25),
+    "sampled": SamplingParams(max_tokens=25, temperature=1.0, seed=11),
+    "filters": SamplingParams(max_tokens=25, temperature=0.8, seed=2, top_p=0.9, top_k=20),
+    "penalties": SamplingParams(
+        max_tokens=25, temperature=0.8, seed=5, repetition_penalty=1.2, presence_penalty=0.3
+    ),
+}
+
+
+def make_drafter(way: Way, *, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> DraftModelDrafter:
+    """Of a model of the target's kind, with seed 0 the target itself."""
+    model = tiny_target(seed=seed, vocab_size=vocab_size)
+    own: SequentialTarget | PagedTarget
+    if way == "sequential":
+        own = SequentialTarget(model, exact=False)
+    else:
+        own = PagedTarget(model, Pages(65), exact=False)
+    return DraftModelDrafter(own, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_drafter_that_is_the_target_is_always_right(way: Way, name: str) -> None:
+    """Its noise is the target's too, so each pass gives a whole chain and the bonus."""
+    with make_target(way, tiny_target(), layer_ids=()).released_after() as target:
+        drafter = make_drafter(way)
+        found = check_drafted_equals_plain(target, drafter, PROMPT, PARAMS[name]).acceptance
+        assert found.num_accepted == found.num_drafted == 24 - found.num_passes
+        assert found.num_passes == 24 / (DEPTH + 1)
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+@pytest.mark.parametrize("way", WAYS)
+def test_trees_of_any_model_change_nothing(way: Way, name: str) -> None:
+    with make_target(way, tiny_target(), layer_ids=()).released_after() as target:
+        for seed, least in ((0, 12), (1, 0)):
+            drafter = make_drafter(way, seed=seed)
+            found = check_drafted_equals_plain(
+                target,
+                drafter,
+                PROMPT,
+                PARAMS[name],
+                after_step=lambda engine, key: engine.use_fixed_drafting(60),
+            ).acceptance
+            assert any(rank for _, rank in found.drafted_at)
+            assert found.num_accepted >= least
+            assert not drafter._samples
+
+
+def test_several_requests_at_once() -> None:
+    """With few pages, so that requests are sent away, and the drafter loses what it had."""
+    names = list(PARAMS)
+    requests = [
+        Request(
+            PROMPT if index % 2 else PROMPT[index:],
+            replace(PARAMS[names[index % 4]], max_tokens=10 + index, seed=index),
+            arrival=index // 3,
+        )
+        for index in range(6)
+    ]
+    model = tiny_target()
+    with make_target("paged", model, num_pages=5, layer_ids=()).released_after() as target:
+        expected = run_alone(target, requests)
+        drafter = make_drafter("paged")
+        crowd = run_crowd(target, drafter, requests, prefill_chunk=48)
+        assert crowd.answers == expected
+        assert crowd.engine.proposer.failures.num_failures == 0
+        assert crowd.engine.scheduler.num_preempted
+        drafter.model.memory.check_integrity()  # type: ignore[attr-defined]
+        assert sum(answer.acceptance.num_accepted for answer in crowd.answers) > 40
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_as_deep_as_pays(way: Way) -> None:
+    """Costs are measured by depth, and whatever is chosen changes nothing."""
+    with make_target(way, tiny_target(), layer_ids=()).released_after() as target:
+        engine = Engine(target, make_drafter(way))
+        engine.use_adaptive_drafting()
+        assert engine._costs is not None
+        assert engine._costs.draft_forwards(2, 5) == (2, 5)
+        params = replace(PARAMS["sampled"], max_tokens=60)
+        expected = generate_plain(target, PROMPT, params).token_ids
+        key = engine.add(PROMPT, params)
+        run(engine)
+        assert engine.take(key).sequence.output_ids == expected
+        assert engine.proposer.failures.num_failures == 0
+
+
+def test_what_it_has_computed_serves_the_next_request() -> None:
+    """Its own prefix chain, whatever comes behind; and no room is no proposal."""
+    prompt = PROMPT * 3
+    with make_target("paged", tiny_target(), layer_ids=()).released_after() as target:
+        drafter = make_drafter("paged")
+        engine = Engine(target, drafter)
+        for ending in ((1,), (2, 3), (1, 4)):
+            key = engine.add([*prompt, *ending], replace(PARAMS["greedy"], max_tokens=9))
+            run(engine)
+            found = engine.take(key).acceptance
+            assert found.num_accepted == found.num_drafted == 7
+        memory = drafter.model.memory
+        assert isinstance(memory, Pages)
+        assert memory.num_reused_tokens == 2 * (len(prompt) // PAGE_SIZE) * PAGE_SIZE
+        held = memory.open(-1, [0], with_context=False)
+        assert memory.reserve(-1, memory.num_tokens)
+        assert held == 0
+        key = engine.add(prompt, PARAMS["greedy"])
+        run(engine)
+        assert engine.take(key).acceptance.num_drafted == 0
+        assert engine.proposer.failures.num_failures == 0
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 30, VOCAB_SIZE + 30])
+def test_vocabularies_of_different_padding(vocab_size: int) -> None:
+    with make_target("paged", tiny_target(), layer_ids=()).released_after() as target:
+        drafter = make_drafter("paged", vocab_size=vocab_size)
+        for name in ("greedy", "sampled"):
+            found = check_drafted_equals_plain(target, drafter, PROMPT, PARAMS[name])
+            assert found.acceptance.num_drafted > 50
+
+
+def test_a_folder_of_a_language_model_is_a_drafter(tmp_path: Path) -> None:
+    """Grammars and penalties are followed; the same model is right wherever it may draft."""
+    target, folder = tiny_target_folder(tmp_path / "a"), tiny_target_folder(tmp_path / "b")
+    llm = load_llm((target, folder))
+    assert llm.engine.drafter.kind == "draft_model"
+    grammar = Grammar.regex("(ab|cd|[a-f ]){10,30}")
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=2, grammar=grammar)
+    for num in (None, 12):
+        llm.use_fixed_drafting(num)
+        found = llm.generate("the abc", params).completions[0]
+        assert llm.engine.proposer.failures.num_failures == 0
+        assert found.acceptance.num_accepted > 8
+        llm.use_fixed_drafting(0)
+        assert llm.generate("the abc", params).completions[0].token_ids == found.token_ids
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    target, folder = tiny_target_folder(tmp_path / "a"), tiny_target_folder(tmp_path / "b")
+    tokenizer = tiny_tokenizer()
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    assert text.count('"abc": ') == 1
+    other, abc = tokenizer.convert_tokens_to_ids(["the", "abc"])
+    swapped = text.replace(f'"abc": {abc}', f'"abc": {other}').replace(
+        f'"the": {other}', f'"the": {abc}'
+    )
+    assert swapped != text
+    (folder / "tokenizer.json").write_text(swapped, encoding="utf-8")
+    with pytest.raises(
+        ModelError, match=r"token \d+ is '(the|abc)' in its tokenizer and '(the|abc)'"
+    ):
+        load_llm((target, folder))
+
+
+def test_a_model_with_recurrent_layers_is_refused(tmp_path: Path) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    target, folder = tiny_target_folder(tmp_path), tmp_path / "mamba"
+    sizes = {"vocab_size": 272, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+    torch.manual_seed(0)
+    MambaForCausalLM(MambaConfig(**sizes)).save_pretrained(folder)
+    with pytest.raises(ModelError, match="recurrent layers"):
+        load_llm((target, folder))
+    edit_json(folder / "config.json", architectures=["DSparkDraftModel"])
+    with pytest.raises(ModelError, match="DSparkDraftModel"):
+        load_llm((target, folder))

@@ -1,0 +1,89 @@
+"""A model's forward with all layers in one call: the bits of transformers' own forward."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blockdraft.cache.pages import Pages
+from blockdraft.kernels.cpu.layer import NativeStack
+from blockdraft.kernels.cpu.library import library
+from blockdraft.models.direct import direct_forward
+from blockdraft.models.paged import PackedRows, PagedTarget
+from tests.tiny import NUM_LAYERS, tiny_target
+from tests.unit.models.test_fused import MODELS, PACKED_DTYPES, make
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+
+IDS = list(range(5, 45))
+LAST = NUM_LAYERS - 1
+
+
+@torch.inference_mode()
+def run(target: PagedTarget, split: tuple[int, ...] = (33, 7)) -> tuple[Tensor, Tensor]:
+    """Logits and features of IDS in forwards of these lengths."""
+    found, start = [], 0
+    with target._opened(0, len(IDS)):
+        for length in split:
+            rows = PackedRows()
+            target._add(rows, 0, IDS[start : start + length], start, length)
+            found.append(target._run(rows, with_features=True))
+            start += length
+    logits, features = zip(*found, strict=True)
+    return torch.cat(logits), torch.cat([own for own in features if own is not None])
+
+
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("layer_ids", [(0, 2), (2, 0, 2), (1, LAST)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_features_are_those_of_transformers(
+    name: str, layer_ids: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    with PagedTarget(make(name, dtype), Pages(20), layer_ids=layer_ids).released_after() as target:
+        if target._direct is None:
+            pytest.skip("no products by kernels on this CPU")
+        direct = run(target)
+        target._direct = None
+        expected = run(target)
+    assert all(torch.equal(*pair) for pair in zip(direct, expected, strict=True))
+    assert direct[1].shape == (len(IDS), len(layer_ids) * target.model.config.hidden_size)
+
+
+def test_outputs_at_wrong_places_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: the features of two layers are exchanged."""
+    real = NativeStack.__call__
+
+    def exchanged(stack: NativeStack, *args: Any) -> Tensor:
+        return real(stack, *args)[[0, 2, 1]]
+
+    with PagedTarget(make("llama"), Pages(20), layer_ids=(0, 2)).released_after() as target:
+        if target._direct is None:
+            pytest.skip("no products by kernels on this CPU")
+        right = run(target)
+        monkeypatch.setattr(NativeStack, "__call__", exchanged)
+        wrong = run(target)
+    assert torch.equal(wrong[0], right[0])
+    assert not torch.equal(wrong[1], right[1])
+
+
+def test_it_is_left_to_transformers_where_somebody_waits_for_a_call() -> None:
+    def called(*_: Any) -> None:
+        return None
+
+    for attach in (
+        lambda model: model.model.layers[1].register_forward_hook(called),
+        lambda model: model.model.layers[1].register_forward_pre_hook(called),
+        lambda model: model.model.register_forward_hook(called),
+        lambda model: model.register_forward_pre_hook(called),
+    ):
+        model = make("llama")
+        attach(model)
+        with PagedTarget(model, Pages(20), layer_ids=(0, 1)).released_after() as target:
+            assert target._direct is None
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_moe", "gpt_oss"])
+def test_it_is_left_to_transformers_where_other_things_happen_between_layers(kind: str) -> None:
+    with PagedTarget(tiny_target(kind), Pages(20)).released_after() as target:
+        assert direct_forward(target.model, target.kv, ()) is None

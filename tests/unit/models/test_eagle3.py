@@ -1,0 +1,82 @@
+"""The EAGLE-3 module: equal to a literal reference, in decoding and in the steps of training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockdraft.models.eagle3 import Eagle3Model, GrowingKV, step_mask
+from tests.eagle import Reference, make_model
+from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE
+
+SHAPES: list[dict[str, object]] = [
+    {},
+    {"norm_before_residual": True},
+    {"head_norms": True},
+    {"draft_vocab_size": VOCAB_SIZE},
+    {"target_hidden_size": 24, "target_layer_ids": (0, 2)},
+]
+
+
+@pytest.mark.parametrize("fields", SHAPES)
+def test_training_steps_are_the_reference_along_each_drafted_chain(
+    fields: dict[str, object],
+) -> None:
+    model = make_model(**fields)
+    config = model.config
+    num_tokens, num_steps = 9, 4
+    embed = torch.randn(VOCAB_SIZE, config.hidden_size)
+    token_ids = torch.randint(VOCAB_SIZE, (num_tokens + num_steps,)).tolist()
+    features = torch.randn(num_tokens, config.num_features * config.target_hidden_size)
+    found = []
+    with torch.no_grad():
+        hidden, steps = model.fuse(features[None]), GrowingKV()
+        for step in range(num_steps):
+            # Each pair goes on with the token that really follows.
+            following = torch.tensor([token_ids[1 + step : 1 + step + num_tokens]])
+            positions = torch.arange(num_tokens)[None] + step
+            hidden = model(
+                model.embed(following, embed),
+                hidden,
+                positions,
+                steps,
+                step_mask(num_tokens, step + 1),
+            )
+            found.append(model.logits(hidden)[0])
+    reference = Reference(model, embed)
+    known = model.draft_vocabulary or list(range(VOCAB_SIZE))
+    for place in range(num_tokens):
+        path = token_ids[place + 2 : place + 1 + num_steps]
+        wanted = reference.path_logits(token_ids[: place + 2], features[: place + 1], path)
+        for step in range(num_steps):
+            torch.testing.assert_close(
+                found[step][place], wanted[step][known], rtol=1e-4, atol=1e-4
+            )
+
+
+def test_gradients_reach_all_weights_through_all_steps() -> None:
+    model = make_model(scale=1.0).train()
+    embed = torch.randn(VOCAB_SIZE, model.config.hidden_size)
+    hidden, steps = model.fuse(torch.randn(2, 6, 3 * HIDDEN_SIZE)), GrowingKV()
+    for step in range(3):
+        tokens = torch.randint(VOCAB_SIZE, (2, 6))
+        positions = torch.arange(6).expand(2, -1) + step
+        hidden = model(model.embed(tokens, embed), hidden, positions, steps, step_mask(6, step + 1))
+    model.logits(hidden).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("fields", SHAPES)
+def test_a_saved_drafter_is_loaded_again(fields: dict[str, object], tmp_path: Path) -> None:
+    model = make_model(**fields)
+    model.own_embedding = torch.randn(VOCAB_SIZE, model.config.hidden_size)
+    model.save_pretrained(tmp_path)
+    loaded = Eagle3Model.from_pretrained(tmp_path)
+    assert loaded.config == model.config
+    assert loaded.draft_vocabulary == model.draft_vocabulary
+    assert loaded.own_embedding is not None
+    torch.testing.assert_close(loaded.own_embedding, model.own_embedding)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], value)

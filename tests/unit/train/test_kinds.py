@@ -1,0 +1,271 @@
+"""Every kind of drafter is trained by the same trainer: it learns, resumes, and is served.
+
+Three answers learned by heart show that training and decoding mean the same tokens: a drafter that
+was trained one token off knows them as well, and is of no use in decoding.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.request import SamplingParams
+from blockdraft.data.dataset import Batch, collate, collate_rows
+from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.models.loading import load_target_model
+from blockdraft.train.blocks import Anchors, Blocks
+from blockdraft.train.evaluate import HeldOut
+from blockdraft.train.features import FrozenTarget
+from blockdraft.train.kinds.base import TeacherForced, TrainedDrafter
+from blockdraft.train.kinds.block import BlockDrafter
+from blockdraft.train.kinds.table import drafter_shape, load_trained
+from blockdraft.train.prepare import read_data
+from blockdraft.train.trainer import train
+from blockdraft.train.true_tau import serving
+from tests.train_runs import broken_off, logged, small_config, write_rows
+
+KINDS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "diffusion": {"architecture": "diffusion", "num_features": None},
+    "diffusion-3": {
+        "architecture": "diffusion",
+        "num_features": None,
+        "num_denoising_steps": 3,
+    },
+    "eagle3": {"architecture": "eagle3", "num_layers": None},
+    "draft_model": {"architecture": "draft_model", "num_features": None},
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def write_easy(path: Path) -> Path:
+    """Answers that count up, so that a few steps show whether anything is learned."""
+    rows = (
+        {
+            "id": f"p{number}",
+            "set": "s",
+            "finish": "stop",
+            "prompt_ids": [number + 60, 7, number + 90],
+            "response_ids": [(number + place) % 40 + 1 for place in range(24)],
+        }
+        for number in range(24)
+    )
+    return write_rows(path, rows)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@each_kind
+def test_a_run_learns_and_resumes_to_the_same_bits(tmp_path: Path, kind: str) -> None:
+    easy = write_easy(tmp_path / "easy.jsonl")
+    settings = {"save_steps": 3, "max_steps": 30, "distill_share": 0.0, "num_frequent": 0}
+    if kind == "draft_model":  # D-PACE learns sure tokens first, and this one is sure of none yet
+        settings |= {"position_weights": "uniform", "lr": 1e-2}
+    config = small_config(tmp_path, data=(easy,), **settings, **KINDS[kind])
+    result = train(config)
+    steps = logged(config.out)
+    assert steps[-1]["nll"] < steps[0]["nll"]
+    assert result.evaluations[-1]["held_out"]["loss"] < result.evaluations[0]["held_out"]["loss"]
+    again = dataclasses.replace(config, out=tmp_path / "again")
+    with broken_off(5):
+        train(again)
+    train(again)
+    expected, found = weights_of(config.out / "last"), weights_of(again.out / "last")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert [row["nll"] for row in logged(again.out)] == [row["nll"] for row in steps]
+    # A finished drafter may be trained on.
+    more = dataclasses.replace(
+        config, out=tmp_path / "more", init_from=config.out / "last", max_steps=1, save_steps=None
+    )
+    changes = {"num_layers": None, "num_features": None, "num_denoising_steps": None}
+    train(dataclasses.replace(more, **changes))
+    assert logged(more.out)[0]["nll"] < steps[0]["nll"]
+
+
+def greedy_answers(target: PreTrainedModel, num: int, length: int) -> Iterator[dict[str, Any]]:
+    for number in range(num):
+        prompt = [7 + number, 40 + 3 * number, 99, 5 * number + 1, 60, 11 + number]
+        ids = torch.tensor([prompt])
+        found = target.generate(ids, do_sample=False, max_new_tokens=length, eos_token_id=None)
+        yield {
+            "id": f"p{number}",
+            "set": "s",
+            "finish": "length",
+            "prompt_ids": prompt,
+            "response_ids": found[0, len(prompt) :].tolist(),
+        }
+
+
+LENGTH = 24
+
+
+class ByHeart:
+    """A drafter that has learned three greedy answers, and its taus on them."""
+
+    def __init__(self, folder: Path, kind: str, **changes: Any) -> None:
+        config = small_config(folder)
+        self.target = load_target_model(config.target, torch.float32, "cpu")
+        rows = list(greedy_answers(self.target, 8, LENGTH))
+        settings: dict[str, Any] = {
+            "data": (write_rows(folder / "mine.jsonl", rows),),
+            "held_out_share": 0.25,
+            "max_steps": 150,
+            "num_anchors": 20,
+            "num_frequent": 0,
+            "lr": 5e-3,
+            "anchors_per_forward": 20,
+            "eval_sequences": 1,
+            "position_weights": "uniform",
+            "distill_share": 0.0,
+        }
+        self.config = small_config(folder, **settings | KINDS[kind] | changes)
+        train(self.config)
+        self.examples, _ = read_data(self.config)
+        assert len(self.examples) >= 3
+        loaded = load_target_model(config.target, torch.float32, "cpu")
+        start = dataclasses.replace(
+            self.config,
+            init_from=self.config.out / "last",
+            num_layers=None,
+            num_features=None,
+            device="cpu",
+        )
+        self.drafter = load_trained(start, loaded, self.examples)
+
+    def offline_tau(self) -> float:
+        target = FrozenTarget(
+            load_target_model(self.config.target, torch.float32, "cpu"),
+            self.drafter.feature_layers,
+        )
+        return HeldOut(target, self.examples, 9).evaluate(self.drafter).tau
+
+    def true_tau(self) -> float:
+        acceptance = AcceptanceStats()
+        with serving(self.target, self.config.out / "last") as engine:
+            for example in self.examples:
+                key = engine.add(example.prompt_ids, SamplingParams(max_tokens=LENGTH))
+                while engine.has_work:
+                    engine.step()
+                record = engine.take(key)
+                assert tuple(record.sequence.output_ids) == example.response_ids
+                acceptance.add(record.acceptance)
+        return acceptance.acceptance_length
+
+
+@each_kind
+def test_what_is_known_by_heart_is_accepted(tmp_path: Path, kind: str) -> None:
+    known = ByHeart(tmp_path, kind)
+    assert logged(known.config.out)[-1]["nll"] < 0.5
+    assert known.offline_tau() > 3.5
+    assert known.true_tau() > 3.5
+
+
+@pytest.mark.parametrize("kind", ["diffusion", "eagle3", "draft_model"])
+def test_what_was_learned_one_token_off_is_not(tmp_path: Path, kind: str) -> None:
+    """A planted fault: every slot learns the token behind its own."""
+
+    def off_by_one(blocks: Callable[..., Blocks]) -> Callable[..., Blocks]:
+        def shifted(self: Any, batch: Batch, anchors: Anchors) -> Blocks:
+            found = blocks(self, batch, anchors)
+            labels, keep = (torch.roll(t, -1, dims=-1) for t in (found.labels, found.keep))
+            keep[..., -1] = False
+            return dataclasses.replace(found, labels=labels, keep=keep)
+
+        return shifted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner in (BlockDrafter, TeacherForced):
+            patch.setattr(owner, "blocks", off_by_one(owner.blocks))
+        known = ByHeart(tmp_path, kind)
+    assert logged(known.config.out)[-1]["nll"] < 1.0
+    assert known.offline_tau() < 1.7
+    assert known.true_tau() < 1.7
+
+
+def test_a_draft_model_is_an_ordinary_folder(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path, init="target", max_steps=1, device="cpu", **KINDS["draft_model"]
+    )
+    out = train(config).drafter
+    model = AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
+    target = load_target_model(config.target, torch.float32, "cpu")
+    assert type(model) is type(target)
+    assert model.config.num_hidden_layers == 2
+    for own, theirs in (
+        (model.get_input_embeddings(), target.get_input_embeddings()),
+        (model.get_output_embeddings(), target.get_output_embeddings()),
+    ):
+        assert torch.equal(own.weight, theirs.weight)
+    assert AutoTokenizer.from_pretrained(out).get_vocab() == (
+        AutoTokenizer.from_pretrained(config.target).get_vocab()
+    )
+    # It begins from the target's first and last layer.
+    start = load_trained(config, target, read_data(config)[0]).model.state_dict()
+    for mine, theirs in ((0, 0), (1, 3)):
+        for name in ("self_attn.q_proj.weight", "mlp.down_proj.weight"):
+            own = start[f"model.layers.{mine}.{name}"]
+            assert torch.equal(own, target.state_dict()[f"model.layers.{theirs}.{name}"])
+
+
+def test_texts_of_a_packed_row_do_not_see_each_other(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    examples = list(read_data(config)[0])[:3]
+    target = load_target_model(config.target, torch.float32, "cpu")
+    for kind in ("diffusion", "eagle3", "draft_model"):
+        drafter = load_trained(small_config(tmp_path, **KINDS[kind], device="cpu"), target, [])
+        frozen = FrozenTarget(target, drafter.feature_layers)
+        states = [frozen.states(torch.tensor([example.token_ids])) for example in examples]
+        packed = collate_rows([examples], "cpu", 128)
+        padding = torch.zeros(1, 128 - sum(map(len, examples)), states[0].shape[2])
+        features, _ = frozen.split(torch.cat((*states, padding), dim=1))
+        found = states_at(drafter, frozen, features, packed, [10, len(examples[0]) + 12])
+        for number, place in ((0, 10), (1, 12)):
+            alone = collate([examples[number]])
+            own, _ = frozen.split(states[number])
+            expected = states_at(drafter, frozen, own, alone, [place])
+            torch.testing.assert_close(found[:, number : number + 1], expected, msg=kind)
+
+
+@torch.no_grad()
+def states_at(
+    drafter: TrainedDrafter,
+    target: FrozenTarget,
+    features: torch.Tensor,
+    batch: Batch,
+    places: list[int],
+) -> torch.Tensor:
+    """Hidden states [1, g, s, D] behind these places of one row."""
+    positions = torch.tensor([places])
+    anchors = Anchors(positions, torch.ones_like(positions, dtype=torch.bool))
+    context = drafter.context(features, batch, target.embed_weight)
+    return drafter.slots(context, drafter.blocks(batch, anchors), anchors, target.embed_weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "problem"),
+    [
+        ("eagle3", {"num_layers": 2}, "num_layers is 2, and an EAGLE-3 drafter has one"),
+        ("eagle3", {"init": "target"}, "use init=random"),
+        ("eagle3", {"mask_token_id": 5}, "mask_token_id is 5, and a drafter of architecture"),
+        ("draft_model", {"num_features": 3}, "num_features is 3, and a drafter of architecture"),
+        ("draft_model", {"num_layers": 9}, "the target has 4 layers and the draft model 9"),
+        ("diffusion", {"num_features": 3}, "reads none"),
+        ("dflash", {"num_denoising_steps": 2}, "num_denoising_steps is 2"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(
+    tmp_path: Path, kind: str, changes: dict[str, Any], problem: str
+) -> None:
+    config = small_config(tmp_path, **{**KINDS[kind], **changes})
+    target = load_target_model(config.target, torch.float32, "cpu")
+    with pytest.raises((ConfigError, ModelError), match=problem):
+        drafter_shape(config, target, read_data(config)[0])
