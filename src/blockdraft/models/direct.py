@@ -37,9 +37,21 @@ class DirectForward:
     """See `direct_forward`."""
 
     model: Any
+    layers: Sequence[nn.Module]
     stack: LayerStack
     attentions: Sequence[LayerAttention]
     kept: Sequence[int]
+    num_hooks: Sequence[int]
+    """Of each layer the target's own hooks, which capture features."""
+
+    def may_run(self) -> bool:
+        """Whether nobody else waits for a call that does not happen here."""
+        if not (is_plain(self.model) and is_plain(self.model.model)):
+            return False
+        return not any(
+            layer._forward_pre_hooks or len(layer._forward_hooks) > num
+            for layer, num in zip(self.layers, self.num_hooks, strict=True)
+        )
 
     def __call__(
         self, plan: AttentionPlan, token_ids: Tensor, positions: Tensor, wanted: Tensor
@@ -65,21 +77,17 @@ def direct_forward(
     layer_ids: of the outputs that are features.
     """
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    if kind not in DIRECT_KINDS or not (is_plain(model) and is_plain(model.get_decoder())):
+    if kind not in DIRECT_KINDS:
         return None
-    layers = decoder_layers(model)
+    layers = list(decoder_layers(model))
     own_forwards = [vars(layer).get("forward") for layer in layers]
     forwards = [forward for forward in own_forwards if isinstance(forward, FusedLayer)]
     if len(forwards) != len(layers) or len(layers) != model.config.num_hidden_layers:
         return None
-    if any(_has_other_hooks(layer, index in layer_ids) for index, layer in enumerate(layers)):
-        return None
     kept = sorted({*layer_ids} - {len(layers) - 1})
     attentions = [forward.attention for forward in forwards]
     stack = stack_of([forward.layer for forward in forwards], attentions, kv, kept)
-    return None if stack is None else DirectForward(model, stack, attentions, kept)
-
-
-def _has_other_hooks(layer: nn.Module, is_captured: bool) -> bool:
-    """Whether somebody else than the target, which captures features, waits for a layer's call."""
-    return bool(layer._forward_pre_hooks) or len(layer._forward_hooks) > is_captured
+    if stack is None:
+        return None
+    num_hooks = [int(index in layer_ids) for index in range(len(layers))]
+    return DirectForward(model, layers, stack, attentions, kept, num_hooks)

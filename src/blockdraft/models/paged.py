@@ -157,7 +157,7 @@ class PagedTarget(TransformersTarget):
         inputs = torch.tensor(self._filled(rows), device=device)
         wanted = torch.tensor(self._head_rows(rows.wanted), device=device)
         plan = AttentionPlan(self._backend, self.kv, rows.spans, inputs[2], self.rule.row_multiple)
-        if self._direct is not None:
+        if self._direct is not None and self._direct.may_run():
             logits, self._captured = self._direct(plan, inputs[:1], inputs[1:2], wanted)
         else:
             logits = self._by_transformers(plan, inputs, wanted)

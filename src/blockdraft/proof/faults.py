@@ -22,6 +22,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.attention import exact
 from blockdraft.models.attention.plan import AttentionPlan
+from blockdraft.models.direct import DirectForward
 from blockdraft.models.target import TargetOutput
 from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.verify import Verdict, rows_of, verify
@@ -177,7 +178,8 @@ def attention_by_company(engine: Engine) -> Iterator[None]:
     with (
         replaced(exact, "backend_for", by_company),
         replaced(AttentionPlan, "attend", over_pages),
-        # A whole layer offers no place to plant it in; its parts have the same bits.
+        # Whole layers offer no place to plant it in; their parts have the same bits.
+        replaced(DirectForward, "may_run", lambda _: False),
         replaced(AttentionPlan, "run_layer", lambda *_: None),
     ):
         yield
