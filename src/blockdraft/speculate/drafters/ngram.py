@@ -7,7 +7,7 @@ decides that will choose the target's token, as far as it is known which tokens 
 """
 
 import heapq
-from math import exp
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,12 +16,29 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.branches import noise_of
-from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable, Successors
+from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable
 from blockdraft.speculate.drafters.own_text import OwnText
 
 MAX_NODES = 8
 LEAST_PROBABILITY = 0.08
 """A row of the target's forward is worth more elsewhere, or not computed at all."""
+
+Shares = dict[int, float]
+"""Numbers by token id."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A token that may be proposed.
+
+    probability: of its whole path. index: in the order of finding; the root's is ROOT. path: the
+    tokens from the anchor's successor to it.
+    """
+
+    probability: float
+    index: int
+    parent: int
+    path: tuple[int, ...]
 
 
 class NGramDrafter(ModelFree):
@@ -39,57 +56,77 @@ class NGramDrafter(ModelFree):
         text = self._texts.setdefault(sample.key, OwnText())
         text.read(sample.token_ids)
         ending = tuple(sample.token_ids[-LONGEST:])
-        tokens: list[int] = []
-        parents: list[int] = []
-        probabilities: list[float] = []
-        # By probability: the token, its parent, and the tokens before it. Among equals the one
-        # that was found first.
-        waiting: list[tuple[float, int, int, int, tuple[int, ...]]] = []
-        num_found = 0
-
-        def find(parent: int, path: tuple[int, ...], above: float) -> None:
-            """Let the successors of a path wait that are likely enough."""
-            nonlocal num_found
-            if len(path) == row.max_depth:
-                return
-            for token_id, probability in self._successors(sample, text, ending, path):
-                if above * probability >= LEAST_PROBABILITY:
-                    heapq.heappush(
-                        waiting, (-above * probability, num_found, token_id, parent, path)
-                    )
-                    num_found += 1
-
-        find(ROOT, (), 1.0)
-        while waiting and len(tokens) < row.num_draft_tokens:
-            negative, _, token_id, parent, path = heapq.heappop(waiting)
-            tokens.append(token_id)
-            parents.append(parent)
-            probabilities.append(-negative)
-            find(len(tokens) - 1, (*path, token_id), -negative)
-        if not tokens:
+        found: list[_Node] = []
+        best: list[_Node] = []
+        newest = [_Node(1.0, ROOT, ROOT, ())]
+        for depth in range(row.max_depth):
+            found += self._children(sample, text, ending, newest, depth, len(found))
+            # What is not among the best now never will be, nor what follows it.
+            best = heapq.nsmallest(row.num_draft_tokens, found, key=_by_probability)
+            newest = [node for node in best if len(node.path) == depth + 1]
+            if not newest:
+                break
+        if not best:
             return NOTHING
-        tree = Tree(tuple(tokens), tuple(parents))
-        return Proposal(tree, tuple(probabilities), (self.kind,) * len(tokens))
+        places = {node.index: place for place, node in enumerate(best)} | {ROOT: ROOT}
+        tree = Tree(
+            tuple(node.path[-1] for node in best), tuple(places[node.parent] for node in best)
+        )
+        return Proposal(tree, tuple(node.probability for node in best), (self.kind,) * len(best))
 
-    def _successors(
-        self, sample: Sample, text: OwnText, ending: tuple[int, ...], path: tuple[int, ...]
-    ) -> Successors:
-        """What may follow behind a path, the most probable first."""
-        context = (*ending, *path)[-LONGEST:]
-        found = text.mixed(context, self._table.after(context))
-        if len(found) >= 2 and sample.params.temperature > 0.0:
-            found = _with_noise(found, sample, len(path))
-        return tuple(sorted(found.items(), key=lambda one: -one[1]))
+    def _children(
+        self,
+        sample: Sample,
+        text: OwnText,
+        ending: tuple[int, ...],
+        nodes: list[_Node],
+        depth: int,
+        num_found: int,
+    ) -> list[_Node]:
+        """The successors of nodes of one depth that are likely enough.
+
+        num_found: nodes that were found before.
+        """
+        contexts = [(*ending, *node.path)[-LONGEST:] for node in nodes]
+        successors = [text.mixed(context, self._table.after(context)) for context in contexts]
+        if sample.params.temperature > 0.0:
+            successors = _with_noise(successors, sample, depth)
+        children: list[_Node] = []
+        for node, following in zip(nodes, successors, strict=True):
+            for token_id, share in sorted(following.items(), key=lambda one: -one[1]):
+                probability = node.probability * share
+                if probability < LEAST_PROBABILITY:
+                    break
+                index = num_found + len(children)
+                children.append(_Node(probability, index, node.index, (*node.path, token_id)))
+        return children
 
     def close(self, key: int) -> None:
         """See Drafter.close."""
         self._texts.pop(key, None)
 
 
-def _with_noise(found: dict[int, float], sample: Sample, num_ahead: int) -> dict[int, float]:
-    """The same tokens, weighted with the noise that will choose among them."""
-    noise = noise_of(np.array([list(found)]), sample, num_ahead)[0].tolist()
-    weights = [share * exp(own) for share, own in zip(found.values(), noise, strict=True)]
+def _by_probability(node: _Node) -> tuple[float, int]:
+    """A parent comes before its children: it is no less probable, and was found before them."""
+    return -node.probability, node.index
+
+
+def _with_noise(successors: list[Shares], sample: Sample, depth: int) -> list[Shares]:
+    """The same tokens, weighted with the noise that will choose among those of this depth."""
+    several = [following for following in successors if len(following) > 1]
+    if not several:
+        return successors
+    ids = list(dict.fromkeys(token_id for following in several for token_id in following))
+    noise = noise_of(np.array([ids]), sample, depth)[0]
+    factors = dict(zip(ids, np.exp(noise).tolist(), strict=True))
+    return [_weighted(following, factors) for following in successors]
+
+
+def _weighted(following: Shares, factors: Shares) -> Shares:
+    """Shares with factors, normalized; one alone stays as it is."""
+    if len(following) < 2:
+        return following
+    weights = {token_id: share * factors[token_id] for token_id, share in following.items()}
     # All other tokens count without noise, as in a block.
-    total = sum(weights) + max(0.0, 1.0 - sum(found.values()))
-    return {token_id: w / total for token_id, w in zip(found, weights, strict=True)}
+    total = sum(weights.values()) + max(0.0, 1.0 - sum(following.values()))
+    return {token_id: weight / total for token_id, weight in weights.items()}
