@@ -20,7 +20,7 @@ from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.base import Drafter
 
-FORWARD_ROWS = (1, 2, 4, 8, 16, 32, 48)
+FORWARD_ROWS = (1, 2, 4, 6, 8, 12, 16, 32, 48)
 PLAIN_SEQUENCES = (1, 2, 4, 8)
 DRAFT_SEQUENCES = (1, 2, 8)
 """Two seconds on two cores; what is beyond is extrapolated, and then learned."""
