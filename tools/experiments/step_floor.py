@@ -22,7 +22,7 @@ import torch
 
 from blockdraft.bench.memory import kv_bytes_per_token
 from blockdraft.core.request import SamplingParams
-from blockdraft.kernels.cpu.layer import NativeLayer
+from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
 from blockdraft.kernels.cpu.onednn import OneDnnLinear
 from blockdraft.kernels.cpu.products import PackedProduct
 from blockdraft.llm import LLM
@@ -35,7 +35,7 @@ READ_BYTES = 2**29
 TURN = 10
 """Steps with the timer, then without, and so on."""
 PARTS: dict[str, list[tuple[type, str]]] = {
-    "whole layers": [(NativeLayer, "__call__")],
+    "whole layers": [(NativeLayer, "__call__"), (NativeStack, "__call__")],
     "linear layers outside of them, and head": [
         (PackedProduct, "__call__"),
         (OneDnnLinear, "__call__"),
