@@ -41,7 +41,7 @@ def run(settings: Settings, notes: Notes) -> None:
     finally:
         drafter = folder / "run" / "drafter"
         if drafter.exists():
-            pieces = _pack(drafter, notes.work, settings.piece_megabytes * MEGABYTE)
+            pieces = pack(drafter, notes.work, settings.piece_megabytes * MEGABYTE)
             notes.note("pieces", value=[piece.name for piece in pieces])
 
 
@@ -89,7 +89,7 @@ def _kept(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pack(drafter: Path, work: Path, size: int) -> list[Path]:
+def pack(drafter: Path, work: Path, size: int) -> list[Path]:
     """The drafter as one archive in pieces: `cat drafter.tar.* | tar x` gives it back."""
     for stale in work.glob("drafter.tar*"):
         stale.unlink()
@@ -99,7 +99,7 @@ def _pack(drafter: Path, work: Path, size: int) -> list[Path]:
     pieces: list[Path] = []
     with whole.open("rb") as file:
         while part := file.read(size):
-            pieces.append(work / f"drafter.tar.{len(pieces)}")
+            pieces.append(work / f"drafter.tar.{len(pieces):03d}")
             pieces[-1].write_bytes(part)
     whole.unlink()
     return pieces

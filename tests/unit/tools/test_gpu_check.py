@@ -1,18 +1,20 @@
 """The check of a GPU: limits hold, a part that fails stops no other, nothing private gets out."""
 
 import getpass
+import io
 import json
 import platform
 import signal
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
 import pytest
 import torch
-from gpucheck import command, rows, weights
+from gpucheck import command, rows, training, weights
 from gpucheck.notes import Notes, notes_path, read_notes
 from gpucheck.parts import PARTS, Part
 from gpucheck.private import Scrubber
@@ -228,6 +230,19 @@ def test_nothing_private_is_reported(tmp_path, monkeypatch):
     assert scrubber.value({"/a/b/c.py": [1, ("jdoe",), None]}) == {".../c.py": [1, ["..."], None]}
 
 
+def test_more_than_ten_pieces_of_a_drafter_are_joined_in_order(tmp_path):
+    """In the order of a shell's `cat drafter.tar.*`."""
+    drafter, work = tmp_path / "drafter", tmp_path / "work"
+    drafter.mkdir()
+    work.mkdir()
+    (drafter / "weights").write_bytes(bytes(range(256)) * 100)
+    pieces = training.pack(drafter, work, 1000)
+    assert len(pieces) > 20
+    joined = b"".join(path.read_bytes() for path in sorted(work.glob("drafter.tar.*")))
+    with tarfile.open(fileobj=io.BytesIO(joined)) as archive:
+        assert archive.extractfile("drafter/weights").read() == (drafter / "weights").read_bytes()
+
+
 def test_the_report_of_any_state_renders(tmp_path):
     work, out = tmp_path / "work", tmp_path / "out"
     work.mkdir()
@@ -239,12 +254,12 @@ def test_the_report_of_any_state_renders(tmp_path):
         (work / f"{part.name}.log").write_text("Traceback\njdoe\n")
         state = {"status": FAILED, "seconds": 2.0, "limit": 9}
         (work / f"{part.name}.state.json").write_text(json.dumps(state))
-    (work / "drafter.tar.0").write_bytes(b"x")
+    (work / "drafter.tar.000").write_bytes(b"x")
     write_report(out, work, scrubber, is_rehearsal=False)
     text = (out / "report.md").read_text()
     assert text.count("OSError: ... has no .../c") == len(PARTS)
     written = {path.name: path.read_text() for path in out.iterdir()}
-    assert set(written) == {"report.json", "report.md", "logs.txt", "drafter.tar.0"}
+    assert set(written) == {"report.json", "report.md", "logs.txt", "drafter.tar.000"}
     assert not any("jdoe" in content for content in written.values())
 
 
