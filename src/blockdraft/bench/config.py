@@ -63,28 +63,23 @@ class BreakEvenConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConcurrencyConfig:
+class PointsConfig:
     """Several requests at once.
 
     Each point of `concurrency` runs the same `num_requests` requests to completion, with at most
-    that many at once; None is as many as the largest point. `num_draft_tokens` are the
-    candidates of the way that always verifies as many. `ledger` also accounts for the time of every
-    step, for which a GPU has to be waited for.
+    that many at once; None is as many as the largest point.
     """
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     num_requests: int | None = None
     repeats: int = 3
-    num_draft_tokens: int = 15
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0
-    ledger: bool = False
 
     def __post_init__(self) -> None:
         _check_points("concurrency", self.concurrency)
         _check_positive("repeats", self.repeats)
-        _check_positive("num_draft_tokens", self.num_draft_tokens)
         if self.num_requests is not None:
             _check_positive("requests", self.num_requests)
 
@@ -102,44 +97,37 @@ class ConcurrencyConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParetoConfig:
-    """Several requests at once, decoded plainly and by every way to draft.
+class ConcurrencyConfig(PointsConfig):
+    """Plain decoding, a fixed number of candidates, and as many as pay.
 
-    Each point of `concurrency` runs the same `num_requests` requests to completion, with at most
-    that many at once; None is as many as the largest point. `parts` also measures each drafter of
-    the pair alone.
+    `num_draft_tokens` are the candidates of the way that always verifies as many. `ledger` also
+    accounts for the time of every step, for which a GPU has to be waited for.
     """
 
-    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    num_requests: int | None = None
-    repeats: int = 3
-    parts: bool = False
-    max_tokens: int = 64
-    temperature: float = 0.0
-    seed: int = 0
+    num_draft_tokens: int = 15
+    ledger: bool = False
 
     def __post_init__(self) -> None:
-        _check_points("concurrency", self.concurrency)
+        PointsConfig.__post_init__(self)
+        _check_positive("num_draft_tokens", self.num_draft_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParetoConfig(PointsConfig):
+    """Plain decoding, and every way to draft, along a curve.
+
+    `parts` also measures each drafter of the pair alone.
+    """
+
+    parts: bool = False
+
+    def __post_init__(self) -> None:
+        PointsConfig.__post_init__(self)
         if list(self.concurrency) != sorted(self.concurrency):
             raise ConfigError(
                 f"concurrency {','.join(map(str, self.concurrency))} is no curve; give growing "
                 "numbers, such as 1,2,4"
             )
-        _check_positive("repeats", self.repeats)
-        if self.num_requests is not None:
-            _check_positive("requests", self.num_requests)
-
-    @property
-    def requests_per_point(self) -> int:
-        """How many requests each point runs."""
-        return self.num_requests or max(self.concurrency)
-
-    @property
-    def params(self) -> SamplingParams:
-        """The request; each way of decoding sets how much it drafts."""
-        return SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
