@@ -45,6 +45,8 @@ struct Layer {
 
 constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kMaxQueries = 32;
+// Fewer queries take less time with a tile of keys than reading and transposing it.
+constexpr int64_t kMinSharedQueries = 20;
 constexpr int kBlock = 6;  // queries whose sums fit the registers together
 // Less work than this is done before other threads would have woken up.
 constexpr int64_t kMinParallelScores = 1 << 14;
@@ -285,8 +287,8 @@ void attend_part(const Plan& plan, const Layer& layer, const Part& part,
 }
 
 // Small and equal parts where there are few, so that all threads have some. Each part of a head reads
-// its keys anew, so many heads are better left whole: then no thread waits for more than a small
-// share of the time.
+// its keys anew, so heads are better left whole where they are many, for then no thread waits for
+// more than a small share of the time, and where their queries are few.
 inline std::vector<Part> parts_of(const Plan& plan, const Layer& layer) {
   std::vector<Part> parts;
   const int64_t num_heads = plan.num_spans * layer.kv_heads;
@@ -294,7 +296,8 @@ inline std::vector<Part> parts_of(const Plan& plan, const Layer& layer) {
   for (int64_t span = 0; span < plan.num_spans; ++span) {
     const int64_t num_queries = plan.spans[3 * span + 1] * layer.group;
     int64_t most = kMaxQueries;
-    if (!is_even && num_queries < kMaxQueries * plan.num_threads)
+    if (!is_even && num_queries >= kMinSharedQueries &&
+        num_queries < kMaxQueries * plan.num_threads)
       most = (num_queries + plan.num_threads - 1) / plan.num_threads;
     if (most > kMaxQueries) most = kMaxQueries;
     for (int64_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head)
