@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from blockdraft.core.machine import busy_cores, num_cpus
 
-SPIN_COUNT = "10000"
-"""Rounds of a waiting thread's loop, a fraction of a millisecond; then it sleeps. The runtime's own
+SPIN_COUNT = "1000"
+"""Rounds of a waiting thread's loop, some 20 microseconds; then it sleeps. The runtime's own
 300,000 take longer than a scheduler lets a thread run, so that the core is lost to waiting."""
 
 logger = logging.getLogger(__name__)
