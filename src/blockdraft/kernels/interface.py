@@ -38,6 +38,7 @@ class RowRule:
     `key_tile` keys at a time. `runs_on_vectors`: elementwise operations must get whole vectors of
     values, and linear layers of libraries are tried and run in blocks, see `models.elementwise` and
     `models.row_blocks`. Products of up to `small_work` multiplications run in another kernel.
+    `replaces_norms`: a model's norms depend on the number of rows, and must be the backend's.
     """
 
     row_multiple: int
@@ -45,6 +46,7 @@ class RowRule:
     key_tile: int
     runs_on_vectors: bool = False
     small_work: int = 0
+    replaces_norms: bool = False
 
     def for_weights_from(self, num_weights: int) -> "RowRule":
         """The rule for a model whose smallest linear layer has so many weights."""
