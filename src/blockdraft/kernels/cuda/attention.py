@@ -29,9 +29,9 @@ class RowTables:
         self.num_seeing = len(rows) // 3
         # Rows behind the spans see nothing, so their table is never read.
         rows += [0] * (3 * (slots.shape[0] - self.num_seeing))
-        sizes = len(rows), len(page_ids), len(path_slots)
+        sizes = [len(rows), len(page_ids), len(path_slots)]
         tables = torch.tensor([*rows, *page_ids, *path_slots], device=slots.device)
-        self.rows, self.page_ids, self.path_slots = tables.split(sizes)
+        self.rows, self.page_ids, self.path_slots = torch.split(tables, sizes)
 
     def seeing(self, ranges: Tensor) -> "OverPages":
         """See PagedRows.seeing."""

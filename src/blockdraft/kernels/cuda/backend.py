@@ -5,6 +5,7 @@ size never changes. What the kernels do not know is left to torch's operations, 
 nothing on a card; the check of a load says whether a model holds.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.kernels.cuda.attention import RowTables
+from blockdraft.kernels.cuda.check import attention_fault
 from blockdraft.kernels.cuda.ops import (
     MAX_HEAD_DIM,
     TILES,
@@ -38,6 +40,8 @@ from blockdraft.kernels.interface import (
 from blockdraft.kernels.torch.activations import is_silu
 from blockdraft.kernels.torch.backend import TorchBackend
 
+logger = logging.getLogger(__name__)
+
 
 class TritonLinear:
     """A linear layer in tiles of one size; see Linear. The weight is not copied."""
@@ -62,6 +66,11 @@ class TritonBackend(TorchBackend):
     known: ClassVar[frozenset[torch.dtype]] = frozenset(TILES)
     """The precisions that there are kernels for."""
 
+    def __init__(self, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__(dtype)
+        self._device = device
+        self._attends: dict[int, bool] = {}
+
     @property
     def packs(self) -> bool:
         """See Backend.packs: layers that are fused have their weights side by side."""
@@ -78,8 +87,21 @@ class TritonBackend(TorchBackend):
         return RowRule(row_multiple=1, max_rows=512, key_tile=TILE, replaces_norms=True)
 
     def attends_over(self, head_dim: int) -> bool:
-        """See Backend.attends_over."""
-        return head_dim <= MAX_HEAD_DIM
+        """See Backend.attends_over: what passes its check on the card."""
+        if head_dim > MAX_HEAD_DIM:
+            return False
+        if head_dim not in self._attends:
+            self._attends[head_dim] = self._may_attend(head_dim)
+        return self._attends[head_dim]
+
+    def _may_attend(self, head_dim: int) -> bool:
+        try:
+            fault = attention_fault(self, self.dtype, self._device, head_dim)
+        except Exception as error:  # too large for the memory of the card's processors, too
+            fault = f"{type(error).__name__}: {error}".split("\n")[0]
+        if fault is not None:
+            logger.warning("no Triton kernels for heads of %d: %s", head_dim, fault)
+        return fault is None
 
     def gates(self, activation: object) -> bool:
         """See Backend.gates."""

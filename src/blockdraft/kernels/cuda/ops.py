@@ -30,6 +30,9 @@ class Tile:
     inputs: int
 
 
+_COMPILED = {"INTERPRETED": INTERPRETED, "enable_fp_fusion": False}
+"""Products and sums that the kernels write apart stay apart: each rounds, whatever Triton does by
+default."""
 TILES = {
     torch.bfloat16: Tile(rows=32, outputs=64, inputs=64),
     torch.float32: Tile(rows=16, outputs=64, inputs=32),
@@ -51,7 +54,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tenso
     linear_kernel[_parts(num_rows, tile.rows), _parts(num_outputs, tile.outputs)](
         output, x, weight, weight if bias is None else bias, num_rows,
         NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, HAS_BIAS=bias is not None,
-        ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, INTERPRETED=INTERPRETED,
+        ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, **_COMPILED,
     )  # fmt: skip
     return output
 
@@ -80,7 +83,7 @@ def _norm(x: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tenso
         norm_kernel[x.numel() // size,](
             output, total, x, x if residual is None else residual, weight, norm.eps,
             SIZE=size, FILLED=power_of_two(size), HAS_RESIDUAL=residual is not None,
-            ROUNDS_FIRST=norm.rounds_first, INTERPRETED=INTERPRETED,
+            ROUNDS_FIRST=norm.rounds_first, **_COMPILED,
         )  # fmt: skip
     return total, output
 
@@ -111,7 +114,7 @@ def rotated_heads(
         output, heads, cos, signed_sin, query_weight, key_weight, query_eps, key_eps,
         NUM_HEADS=num_heads, NUM_QUERIES=num_queries, NUM_TURNED=num_turned, HEAD_DIM=head_dim,
         FILLED=power_of_two(head_dim), HAS_NORMS=norms is not None,
-        ROUNDS_FIRST=norms is not None and norms[0].rounds_first, INTERPRETED=INTERPRETED,
+        ROUNDS_FIRST=norms is not None and norms[0].rounds_first, **_COMPILED,
     )  # fmt: skip
     return output
 
@@ -124,7 +127,7 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     output = gate_up.new_empty((*gate_up.shape[:-1], size))
     if output.numel():
         gate_kernel[output.numel() // size, _parts(size, GATE_VALUES)](
-            output, gate_up, SIZE=size, VALUES=GATE_VALUES, INTERPRETED=INTERPRETED,
+            output, gate_up, SIZE=size, VALUES=GATE_VALUES, **_COMPILED,
         )  # fmt: skip
     return output
 
@@ -179,7 +182,7 @@ def attention(
         FILLED_DIM=power_of_two(head_dim), TILE=tile,
         HAS_PAGES=seen.page_ids is not None, HAS_PATHS=seen.path_slots is not None,
         HAS_BIAS=seen.bias is not None, HAS_SOFTCAP=scoring.softcap is not None,
-        HAS_SINKS=sinks is not None, INTERPRETED=INTERPRETED,
+        HAS_SINKS=sinks is not None, **_COMPILED,
     )  # fmt: skip
     return output
 

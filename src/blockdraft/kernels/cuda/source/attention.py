@@ -16,6 +16,13 @@ def _bent(scores, softcap):
 
 @triton.jit(
     do_not_specialize=[
+        # Tables lie side by side in one tensor, so where they begin depends on the number of rows.
+        "rows",
+        "ranges",
+        "page_ids",
+        "path_slots",
+        "bias",
+        "sinks",
         "query_row_step",
         "query_head_step",
         "num_slots",

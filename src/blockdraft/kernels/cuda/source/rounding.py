@@ -7,9 +7,9 @@ import triton.language as tl
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
     """float32 x, rounded to nearest even in DTYPE and back."""
-    if DTYPE == tl.float32:
+    if tl.float32 == DTYPE:
         result = x
-    elif INTERPRETED and DTYPE == tl.bfloat16:
+    elif INTERPRETED and tl.bfloat16 == DTYPE:
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
         # Of what is no number the bits could carry over into the sign.

@@ -80,7 +80,7 @@ def rotation_kernel(
     ROUNDS_FIRST: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """One head of a row of heads [rows, NUM_HEADS, HEAD_DIM] -> output [rows, NUM_TURNED, HEAD_DIM].
+    """One head of a row: heads [rows, NUM_HEADS, HEAD_DIM] -> output [rows, NUM_TURNED, HEAD_DIM].
 
     cos, signed_sin: [rows, HEAD_DIM].
     """
@@ -100,7 +100,9 @@ def rotation_kernel(
         theirs = tl.load(weight + across, mask=inside, other=0.0).to(tl.float32)
         dtype: tl.constexpr = output.dtype.element_ty
         values = _normed(values, own, square_sum, eps, HEAD_DIM, ROUNDS_FIRST, dtype, INTERPRETED)
-        others = _normed(others, theirs, square_sum, eps, HEAD_DIM, ROUNDS_FIRST, dtype, INTERPRETED)
+        others = _normed(
+            others, theirs, square_sum, eps, HEAD_DIM, ROUNDS_FIRST, dtype, INTERPRETED
+        )
     cosines = tl.load(cos + row * HEAD_DIM + places, mask=inside, other=0.0).to(tl.float32)
     sines = tl.load(signed_sin + row * HEAD_DIM + places, mask=inside, other=0.0).to(tl.float32)
     straight = rounded(values * cosines, output.dtype.element_ty, INTERPRETED)
@@ -117,7 +119,7 @@ def gate_kernel(
     VALUES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """VALUES values of a row: silu(gate) * up of gate_up [rows, 2 * SIZE] -> output [rows, SIZE]."""
+    """VALUES values of a row: silu(gate) * up, gate_up [rows, 2 * SIZE] -> output [rows, SIZE]."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
     inside = places < SIZE
