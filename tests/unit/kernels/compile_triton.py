@@ -1,6 +1,6 @@
 """Compiles the Triton kernels for a card that need not be there: `compile_triton.py CAPABILITY`.
 
-Prints a line for each: name, precision, bytes of shared memory.
+Writes a line for each: name, precision, bytes of shared memory.
 """
 
 import sys
@@ -83,7 +83,7 @@ def compile_for(capability: int) -> None:
                 target=GPUTarget("cuda", capability, 32),
                 options={"enable_fp_fusion": False},
             )
-            print("compiled", kind, name, compiled.metadata.shared)
+            sys.stdout.write(f"compiled {kind} {name} {compiled.metadata.shared}\n")
 
 
 def _type(kind: str, name: str, dtype: str) -> str:

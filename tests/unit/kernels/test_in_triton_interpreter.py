@@ -1,4 +1,4 @@
-"""Triton kernels on a machine without a card: interpreted, and compiled for cards that are not here.
+"""Triton kernels on a machine without a card: interpreted, and compiled for cards elsewhere.
 
 Both happen in processes of their own: how Triton runs kernels is settled when it is imported.
 """

@@ -252,9 +252,9 @@ def test_tensors_that_do_not_fit_are_refused():
     x, weight, tile = draw(2, 8), draw(4, 8), ops.TILES[torch.float32]
     with pytest.raises(RuntimeError, match="sizes"):
         ops.product(x, draw(4, 9), None, tile)
-    with pytest.raises(RuntimeError, match="expected torch.float32 on cpu"):
+    with pytest.raises(RuntimeError, match=r"expected torch\.float32 on cpu"):
         ops.product(x, weight.bfloat16(), None, tile)
-    with pytest.raises(RuntimeError, match="no Triton kernels for torch.float64"):
+    with pytest.raises(RuntimeError, match=r"no Triton kernels for torch\.float64"):
         ops.product(x.double(), weight.double(), None, tile)
     with pytest.raises(RuntimeError, match="ranges"):
         over_pages.RowTables([Span(0, 2, 0, 2, [1])], torch.tensor([64, 65])).seeing(
@@ -273,11 +273,10 @@ def small_target(monkeypatch):
 
 def test_a_model_computes_with_the_kernels(small_target):
     """Its layers and its last norm; it passes the check of a load, and drafts change nothing."""
+    inner = small_target.model.model
     assert small_target.rule.row_multiple == 1
-    assert (
-        type(small_target.model.model.layers[0].forward.layer.backend).__name__ == "TritonBackend"
-    )
-    assert "forward" in vars(small_target.model.model.norm)
+    assert isinstance(inner.layers[0].forward.layer.backend, triton_backend.TritonBackend)
+    assert "forward" in vars(inner.norm)
     small_target.check_row_invariance(splits=((9,), (1, 3, 5)))
     params, drafter = SamplingParams(max_tokens=5), NoisyOracleDrafter(3, VOCAB_SIZE)
     check_drafted_equals_plain(small_target, drafter, [5, 17, 60, 2, 9], params)
