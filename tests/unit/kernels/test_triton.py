@@ -8,6 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gpucheck import triton_kernels
+from gpucheck.notes import Notes
+from gpucheck.settings import REHEARSAL, ModelSize, Settings
 from torch import Tensor
 
 from blockdraft.cache.paged_kv import PagedKV
@@ -286,6 +289,26 @@ def test_a_model_with_a_fault_is_refused(small_target, monkeypatch):
     monkeypatch.setattr(triton_backend, "product", tile_by_rows)
     with pytest.raises(RowsDepend, match="change with the number of rows"):
         small_target.check_row_invariance(splits=((9,), (1,) * 9))
+
+
+def test_the_part_of_the_gpu_check(monkeypatch, tmp_path):
+    """What it would do on a card, with numbers that say nothing about one."""
+    size = ModelSize(32, 48, 2, 1, 16, 64, 1)
+    settings = Settings(**REHEARSAL | {"rows": (1, 2, 5)})
+    monkeypatch.setattr(triton_kernels, "backend_for", lambda dtype, *own: triton_on_cpu(dtype))
+    monkeypatch.setattr(triton_kernels, "seconds_of", lambda call, device: call() is None)
+    monkeypatch.setattr(triton_kernels, "TIMED_ROWS", (1, 2))
+    monkeypatch.setattr(triton_kernels, "CONTEXTS", ((2, 2, 70),))
+    notes = Notes(tmp_path / "triton.found.json")
+    for part in (triton_kernels._operations, triton_kernels._attention):
+        part(settings, notes, "float32", "small", size)
+    found = notes.found
+    assert set(found["bits"]["float32"]["small"].values()) == {"same bits"}
+    assert all(float(error) < 1e-5 for error in found["largest error"]["float32"]["small"].values())
+    assert set(found["ms"]["float32"]["small"]["down"]) > {"torch, 1 rows", "tile of 16, 2 rows"}
+    assert set(found["attention ms"]["float32"]["small"]) == {
+        f"2 x 2 rows, 70 keys, {way}" for way in ("torch", "Triton")
+    }
 
 
 def test_windows_ask_for_no_tile_that_nobody_sees():
