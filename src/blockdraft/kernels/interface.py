@@ -340,6 +340,18 @@ class PagedRows(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedTables:
+    """Where the keys of each row of a forward lie, int64; see `kernels.tables.TableEntries`.
+
+    rows: [3 * rows]. page_ids, path_slots: as long as need be.
+    """
+
+    rows: Tensor
+    page_ids: Tensor
+    path_slots: Tensor
+
+
 class Backend(Protocol):
     """The operations of one device in one precision."""
 
@@ -416,6 +428,12 @@ class Backend(Protocol):
 
         spans: they follow each other from row 0 on. slots: [rows], where keys and values go; rows
         behind the spans only fill up, to a multiple of `row_multiple`.
+        """
+
+    def rows_of_tables(self, slots: Tensor, tables: PagedTables) -> PagedRows | None:
+        """The same, with every row in a span; None if the backend reads no tables.
+
+        They are read when attention is computed, so other numbers may have been written by then.
         """
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:

@@ -41,7 +41,6 @@ SIZES: dict[str, dict[str, Any]] = {
         "FILLED_DIM": 128,
         "TILE": TILE,
         "HAS_PAGES": True,
-        "HAS_PATHS": True,
         "HAS_BIAS": False,
         "HAS_SOFTCAP": True,
         "HAS_SINKS": True,

@@ -5,6 +5,7 @@ test_backends.py compares them with torch, operation by operation.
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -193,13 +194,13 @@ def test_paths_of_trees(dtype, attention):
 
 def wrong_slots(spans, slots):
     """A branch that reads what lies at the places of its path: its siblings."""
-    return over_pages.RowTables([replace(span, path_slots=()) for span in spans], slots)
+    return over_pages.RowTables.of([replace(span, path_slots=()) for span in spans], slots)
 
 
 def test_a_sibling_that_is_read_shows(monkeypatch):
     trees = Trees(torch.float32)
     expected = trees.run(TorchBackend(torch.float32), [1], ATTENTIONS[0], rest=0.0)[0]
-    monkeypatch.setattr(triton_backend, "RowTables", wrong_slots)
+    monkeypatch.setattr(triton_backend, "RowTables", SimpleNamespace(of=wrong_slots))
     found = trees.run(triton_on_cpu(torch.float32), [1], ATTENTIONS[0], rest=0.0)[0]
     assert (found - expected).abs().max() > 0.01
 
@@ -260,7 +261,7 @@ def test_tensors_that_do_not_fit_are_refused():
     with pytest.raises(RuntimeError, match=r"no Triton kernels for torch\.float64"):
         ops.product(x.double(), weight.double(), None, tile)
     with pytest.raises(RuntimeError, match="ranges"):
-        over_pages.RowTables([Span(0, 2, 0, 2, [1])], torch.tensor([64, 65])).seeing(
+        over_pages.RowTables.of([Span(0, 2, 0, 2, [1])], torch.tensor([64, 65])).seeing(
             torch.tensor([[0, 1]])
         )
 

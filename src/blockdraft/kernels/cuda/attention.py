@@ -1,46 +1,56 @@
 """Attention of a forward's rows straight over the pages; see `kernels.interface.PagedAttention`."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from blockdraft.kernels.cuda.ops import Seen, attention
-from blockdraft.kernels.interface import KVPages, Rotation, Scoring, Span, WholeLayer
+from blockdraft.kernels.interface import (
+    KVPages,
+    PagedTables,
+    Rotation,
+    Scoring,
+    Span,
+    WholeLayer,
+)
+from blockdraft.kernels.tables import TableEntries
 
 
 class RowTables:
-    """Where the keys of each row lie, sent to the device once a forward; see PagedRows.
+    """Rows that find their keys in tables on the device; see PagedRows.
 
-    Raises:
-        RuntimeError: in `seeing`, if the ranges are not those of the spans' rows.
+    num_seeing: rows that belong to a span, the first ones.
     """
 
-    def __init__(self, spans: Sequence[Span], slots: Tensor) -> None:
-        self.slots = slots
-        rows: list[int] = []
-        page_ids: list[int] = []
-        path_slots: list[int] = []
-        self.has_paths = any(span.path_slots for span in spans)
-        for span in spans:
-            rows += [len(page_ids), span.path_start, len(path_slots)] * span.num_rows
-            page_ids += span.seen_page_ids
-            path_slots += span.path_slots
-        self.num_seeing = len(rows) // 3
-        # Rows behind the spans see nothing, so their table is never read.
-        rows += [0] * (3 * (slots.shape[0] - self.num_seeing))
-        sizes = [len(rows), len(page_ids), len(path_slots)]
-        tables = torch.tensor([*rows, *page_ids, *path_slots], device=slots.device)
-        self.rows, self.page_ids, self.path_slots = torch.split(tables, sizes)
+    def __init__(self, slots: Tensor, tables: PagedTables, num_seeing: int) -> None:
+        self._slots, self._tables, self._num_seeing = slots, tables, num_seeing
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], slots: Tensor) -> Self:
+        """The tables of these spans, sent to the device at once."""
+        entries = TableEntries.of(spans)
+        num_seeing = len(entries.rows) // 3
+        # Rows behind the spans see nothing, so their tables are never read.
+        entries.rows += [0] * (3 * (slots.shape[0] - num_seeing))
+        entries.path_slots.append(0)  # no table is empty
+        parts = entries.rows, entries.page_ids, entries.path_slots
+        numbers = torch.tensor([*parts[0], *parts[1], *parts[2]], device=slots.device)
+        rows, page_ids, path_slots = torch.split(numbers, [len(part) for part in parts])
+        return cls(slots, PagedTables(rows, page_ids, path_slots), num_seeing)
 
     def seeing(self, ranges: Tensor) -> "OverPages":
-        """See PagedRows.seeing."""
-        if ranges.shape != (self.num_seeing, 2):
-            raise RuntimeError(f"{tuple(ranges.shape)} ranges for {self.num_seeing} rows")
-        filled = ranges.new_zeros((self.slots.shape[0], 2))
-        filled[: self.num_seeing] = ranges
-        path_slots = self.path_slots if self.has_paths else None
-        return OverPages(self.slots, Seen(filled, self.rows, self.page_ids, path_slots))
+        """See PagedRows.seeing.
+
+        Raises:
+            RuntimeError: the ranges are not those of the spans' rows.
+        """
+        if ranges.shape != (self._num_seeing, 2):
+            raise RuntimeError(f"{tuple(ranges.shape)} ranges for {self._num_seeing} rows")
+        filled = ranges.new_zeros((self._slots.shape[0], 2))
+        filled[: self._num_seeing] = ranges
+        return OverPages(self._slots, Seen(filled, self._tables))
 
 
 class OverPages:

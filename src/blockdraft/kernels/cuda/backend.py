@@ -32,6 +32,7 @@ from blockdraft.kernels.interface import (
     Linear,
     Norm,
     PagedRows,
+    PagedTables,
     Rotation,
     RowRule,
     Scoring,
@@ -154,7 +155,11 @@ class TritonBackend(TorchBackend):
 
     def paged_rows(self, spans: Sequence[Span], slots: Tensor, row_multiple: int) -> PagedRows:
         """See Backend.paged_rows. Any number of rows will do."""
-        return RowTables(spans, slots)
+        return RowTables.of(spans, slots)
+
+    def rows_of_tables(self, slots: Tensor, tables: PagedTables) -> PagedRows | None:
+        """See Backend.rows_of_tables."""
+        return RowTables(slots, tables, slots.shape[0])
 
 
 def _is_mask(bias: Tensor | None, num_rows: int, num_keys: int) -> bool:

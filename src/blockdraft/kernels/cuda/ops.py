@@ -9,7 +9,7 @@ from blockdraft.kernels.cuda.source import INTERPRETED
 from blockdraft.kernels.cuda.source.attention import attention_kernel
 from blockdraft.kernels.cuda.source.linear import linear_kernel
 from blockdraft.kernels.cuda.source.rows import gate_kernel, norm_kernel, rotation_kernel
-from blockdraft.kernels.interface import TILE, Norm, Rotation, Scoring
+from blockdraft.kernels.interface import TILE, Norm, PagedTables, Rotation, Scoring
 
 LEAST = 16
 """The smallest side of a tile that tensor cores multiply."""
@@ -136,16 +136,12 @@ def gated_silu(gate_up: Tensor) -> Tensor:
 class Seen:
     """Which keys each row sees, and where they lie; all int64 but the bias.
 
-    ranges: [rows, 2], the first position and the one behind the last. rows: [rows, 3], of each the
-    place of its table in `page_ids`, the first position whose key lies elsewhere, and the place of
-    its slot in `path_slots`. Without `page_ids` a position is its slot. bias: float32, added to the
-    scores, [rows, positions].
+    ranges: [rows, 2], the first position and the one behind the last. Without tables a position is
+    its slot. bias: float32, added to the scores, [rows, positions].
     """
 
     ranges: Tensor
-    rows: Tensor | None = None
-    page_ids: Tensor | None = None
-    path_slots: Tensor | None = None
+    tables: PagedTables | None = None
     bias: Tensor | None = None
 
 
@@ -161,7 +157,8 @@ def attention(
     kv_heads, num_slots, _ = keys.shape
     check_sizes(keys.shape == values.shape and keys.shape[-1] == head_dim <= MAX_HEAD_DIM)
     check_sizes(num_heads % kv_heads == 0 and seen.ranges.shape == (num_rows, 2))
-    check_sizes(seen.page_ids is None or tile == TILE)
+    tables = seen.tables
+    check_sizes(tables is None or (tile == TILE and tables.rows.numel() == 3 * num_rows))
     keys, values = packed(keys), packed(values)
     if query.stride(2) != 1 or any(step % head_dim for step in query.stride()[:2]):
         query = query.contiguous()
@@ -172,17 +169,16 @@ def attention(
     sinks = None if scoring.sinks is None else packed(scoring.sinks.to(torch.float32))
     check_sizes(sinks is None or (sinks.shape == (num_heads,) and sinks.device == query.device))
     nothing, group = seen.ranges, num_heads // kv_heads
+    read = (nothing,) * 3 if tables is None else (tables.rows, tables.page_ids, tables.path_slots)
     attention_kernel[num_rows, kv_heads](
         output, query, keys, values,
-        _or(seen.rows, nothing), seen.ranges, _or(seen.page_ids, nothing),
-        _or(seen.path_slots, nothing), _or(seen.bias, nothing), _or(sinks, nothing),
+        seen.ranges, *read, _or(seen.bias, nothing), _or(sinks, nothing),
         query.stride(1) // head_dim, query.stride(0) // head_dim, num_slots,
         0 if seen.bias is None else seen.bias.stride(0), scoring.scale, scoring.softcap or 1.0,
         GROUP=group, FILLED_GROUP=power_of_two(group), HEAD_DIM=head_dim,
         FILLED_DIM=power_of_two(head_dim), TILE=tile,
-        HAS_PAGES=seen.page_ids is not None, HAS_PATHS=seen.path_slots is not None,
-        HAS_BIAS=seen.bias is not None, HAS_SOFTCAP=scoring.softcap is not None,
-        HAS_SINKS=sinks is not None, **_COMPILED,
+        HAS_PAGES=tables is not None, HAS_BIAS=seen.bias is not None,
+        HAS_SOFTCAP=scoring.softcap is not None, HAS_SINKS=sinks is not None, **_COMPILED,
     )  # fmt: skip
     return output
 

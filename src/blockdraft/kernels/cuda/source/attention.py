@@ -34,8 +34,8 @@ def attention_kernel(
     query,
     keys,
     values,
-    rows,
     ranges,
+    rows,
     page_ids,
     path_slots,
     bias,
@@ -52,7 +52,6 @@ def attention_kernel(
     FILLED_DIM: tl.constexpr,
     TILE: tl.constexpr,
     HAS_PAGES: tl.constexpr,
-    HAS_PATHS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -91,7 +90,7 @@ def attention_kernel(
             table = tl.load(rows + 3 * row)
             page_id = tl.load(page_ids + table + start // TILE)
             slots = page_id * TILE + tl.arange(0, TILE)
-        if HAS_PATHS:
+            # Also where no row of the forward has a path: else company would choose the binary.
             in_path = positions - tl.load(rows + 3 * row + 1)
             path = path_slots + tl.load(rows + 3 * row + 2)
             is_elsewhere = is_seen & (in_path >= 0)
