@@ -99,6 +99,8 @@ def _load(
         in_int8 = _drafts_in_int8(config, dtype, device)
         checkpoint = load_checkpoint(drafter_folder, model, dtype, device, in_int8=in_int8)
     target = make_target(config, model, checkpoint)
+    if isinstance(target, PagedTarget) and model.device.type == "cuda":
+        target.use_static_shapes()
     drafter = make_drafter(target, checkpoint)
     drop_quantized(model)
     if config.exact:

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.core.plan import Tree
 from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.interface import Backend, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.models import static_forward
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.attention.visibility import CAUSAL, Visibility
 from blockdraft.models.exact import RowsDepend
@@ -26,6 +28,7 @@ from tests import triton_interpreter
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.checks import check_drafted_equals_plain
 from tests.parity.targets import make_target
+from tests.parity.test_trees import Samples, same
 from tests.tiny import VOCAB_SIZE, tiny_target
 from tests.triton_interpreter import triton_on_cpu
 
@@ -267,12 +270,21 @@ def test_tensors_that_do_not_fit_are_refused():
 
 
 @pytest.fixture
-def small_target(monkeypatch):
+def make_small(monkeypatch):
     monkeypatch.setattr("blockdraft.kernels.backends.cpu_backend", triton_on_cpu)
     # What the other tests have checked.
     monkeypatch.setattr(triton_backend.TritonBackend, "_may_attend", lambda *own: True)
-    model = tiny_target("qwen3", num_hidden_layers=1, max_position_embeddings=32)
-    return make_target("paged", model, num_pages=12, layer_ids=(0,))
+
+    def make():
+        model = tiny_target("qwen3", num_hidden_layers=1, max_position_embeddings=32)
+        return make_target("paged", model, num_pages=12, layer_ids=(0,))
+
+    return make
+
+
+@pytest.fixture
+def small_target(make_small):
+    return make_small()
 
 
 def test_a_model_computes_with_the_kernels(small_target):
@@ -290,6 +302,55 @@ def test_a_model_with_a_fault_is_refused(small_target, monkeypatch):
     monkeypatch.setattr(triton_backend, "product", tile_by_rows)
     with pytest.raises(RowsDepend, match="change with the number of rows"):
         small_target.check_row_invariance(splits=((9,), (1,) * 9))
+
+
+def steps(target, is_static: bool) -> list[Tensor]:
+    """Logits, features and kept keys of three sequences: prompts, trees, then a token each."""
+    samples = Samples.__new__(Samples)
+    samples.target, samples.samples = target, {}
+    assert not is_static or target.use_static_shapes()
+    lengths = {0: 5, 1: 2, 2: 9}
+    for key, length in lengths.items():
+        samples.open(key, range(key, key + length))
+    for key, length in lengths.items():
+        samples.pass_over(samples.plan(key, chunk=length - 1))
+        samples.samples[key].num_cached = length - 1
+    found: list[Tensor] = []
+    trees = {0: Tree((7, 8, 9, 4), (-1, 0, 0, -1)), 1: Tree((3, 5), (-1, -1))}
+    for chosen in (trees, {}):
+        planned = {key: samples.plan(key, chosen.get(key)) for key in lengths}
+        output = samples.pass_over(*planned.values())
+        found += [output.logits, *output.features]
+        for key, one in planned.items():
+            path = one.tree.path(len(one.tree) - 2) if len(one.tree) else []
+            samples.commit(one, path, bonus=key + 1)
+    return found + [kept for key in lengths for kept in samples.kept(key)]
+
+
+def test_fixed_shapes_change_no_bit(make_small):
+    """Of many sequences with trees; what they were, by a target whose shapes are its own."""
+    target = make_small()
+    expected, found = steps(make_small(), False), steps(target, True)
+    assert same(found, expected)
+    assert {1, 4, 8, 16} >= set(target._static._by_shape) > {4, 8}
+
+
+@pytest.mark.parametrize("fault", ["scratch page", "old tables"])
+def test_faults_of_fixed_shapes_show(make_small, monkeypatch, fault):
+    expected = steps(make_small(), False)
+    if fault == "scratch page":  # rows that fill up write over the first page of a sequence
+        monkeypatch.setattr(static_forward, "SCRATCH_PAGE", 1)
+    else:
+        write = static_forward.StaticInputs.write
+
+        def write_once(self, rows):
+            kept = self.tables.path_slots.clone()
+            fits = write(self, rows)
+            self.tables.path_slots.copy_(kept)
+            return fits
+
+        monkeypatch.setattr(static_forward.StaticInputs, "write", write_once)
+    assert not same(steps(make_small(), True), expected)
 
 
 def test_the_part_of_the_gpu_check(monkeypatch, tmp_path):
