@@ -73,8 +73,8 @@ def static_forwards(
     backend: Backend, kv: PagedKV, compute: Compute, device: torch.device
 ) -> StaticForwards | None:
     """Forwards in fixed shapes; None if the backend reads no tables."""
-    one = StaticInputs(1, device)
-    if backend.rows_of_tables(one.slots, one.tables) is None:
+    one = torch.zeros(3, dtype=torch.int64, device=device)
+    if backend.rows_of_tables(one[:1], PagedTables(one, one, one)) is None:
         return None
     return StaticForwards(backend, kv, compute, device)
 
@@ -99,7 +99,7 @@ class StaticInputs:
         self.tables = PagedTables(*parts[5:])
 
     def write(self, rows: PackedRows) -> bool:
-        """Write these rows, and others that fill up. False, and nothing is written: too many keys."""
+        """Write these rows, and others that fill up; False if they have too many keys."""
         entries = TableEntries.of(rows.spans)
         if len(entries.page_ids) > MAX_PAGES or len(entries.path_slots) > MAX_PATH_SLOTS:
             return False
