@@ -362,7 +362,7 @@ def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:
     weight: Tensor = attention.q_proj.weight
     generator = torch.Generator().manual_seed(0)
     hidden, cos, sin = (
-        torch.randn(1, NUM_PROBE_TOKENS, width, generator=generator).to(weight)
+        torch.randn(1, NUM_PROBE_TOKENS, width, generator=generator).to(weight.device, weight.dtype)
         for width in (weight.shape[1], attention.head_dim, attention.head_dim)
     )
     return hidden, (cos, sin)

@@ -43,23 +43,38 @@ Compute = Callable[[AttentionPlan, Tensor, Tensor, Tensor], StaticOutput]
 
 
 class StaticForwards:
-    """The forwards of a target over its pages; see `static_forwards`."""
+    """The forwards of a target over its pages; see `static_forwards`.
+
+    On a card one forward of each shape is captured, and replayed from then on.
+    """
 
     def __init__(
         self, backend: Backend, kv: PagedKV, compute: Compute, device: torch.device
     ) -> None:
         self._backend, self._kv, self._compute, self._device = backend, kv, compute, device
-        self._by_shape: dict[int, _Shape] = {}
+        self._captures = device.type == "cuda"
+        self._inputs: dict[int, StaticInputs] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, StaticOutput]] = {}
 
     def __call__(self, rows: PackedRows) -> StaticOutput | None:
         """What the rows give; None if they fit no shape."""
         shape = next((shape for shape in SHAPES if shape >= len(rows)), None)
         if shape is None:
             return None
-        if shape not in self._by_shape:
-            inputs = StaticInputs(shape, self._device)
-            self._by_shape[shape] = _Shape(inputs, lambda: self._run(inputs), self._device)
-        return self._by_shape[shape](rows)
+        if shape not in self._inputs:
+            self._inputs[shape] = StaticInputs(shape, self._device)
+        inputs = self._inputs[shape]
+        if not inputs.write(rows):
+            return None
+        if self._captures and shape not in self._graphs:
+            self._capture(shape)
+        if shape not in self._graphs:
+            return self._run(inputs)
+        graph, output = self._graphs[shape]
+        graph.replay()
+        # The next replay writes to the same memory.
+        captured = {index: value.clone() for index, value in output.captured.items()}
+        return StaticOutput(output.logits.clone(), captured)
 
     def _run(self, inputs: "StaticInputs") -> StaticOutput:
         paged = self._backend.rows_of_tables(inputs.slots, inputs.tables)
@@ -67,6 +82,24 @@ class StaticForwards:
         plan = TablePlan(paged, self._kv, inputs.places)
         positions = inputs.places[:1]
         return self._compute(plan, inputs.token_ids[None], positions, inputs.wanted)
+
+    def _capture(self, shape: int) -> None:
+        inputs = self._inputs[shape]
+        try:
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(NUM_WARM):
+                    self._run(inputs)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may use the card meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                output = self._run(inputs)
+            self._graphs[shape] = graph, output
+        except RuntimeError as error:  # an operation of the model waits for the card
+            logger.warning("no CUDA graphs: %s", str(error).split("\n")[0])
+            self._captures = False
 
 
 def static_forwards(
@@ -89,9 +122,7 @@ class StaticInputs:
         self._num_rows = num_rows
         n = num_rows
         self._sizes = [n, n, n, n, n, 3 * n, MAX_PAGES + 1, MAX_PATH_SLOTS]
-        self._host = torch.zeros(
-            sum(self._sizes), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
-        )
+        self._host = torch.zeros(sum(self._sizes), dtype=torch.int64, device="cpu")
         self._own = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
         parts = torch.split(self._own, self._sizes)
         self.token_ids, self.slots, self.wanted = parts[:3]
@@ -121,45 +152,3 @@ class StaticInputs:
             place[: len(part)] = torch.tensor(part, dtype=torch.int64, device="cpu")
         self._own.copy_(self._host)
         return True
-
-
-class _Shape:
-    """The forwards of one shape. On a card one of them is captured, and replayed from then on."""
-
-    def __init__(
-        self, inputs: StaticInputs, run: Callable[[], StaticOutput], device: torch.device
-    ) -> None:
-        self._inputs, self._run = inputs, run
-        self._captures = device.type == "cuda"
-        self._captured: tuple[torch.cuda.CUDAGraph, StaticOutput] | None = None
-
-    def __call__(self, rows: PackedRows) -> StaticOutput | None:
-        if not self._inputs.write(rows):
-            return None
-        if self._captures and self._captured is None:
-            self._captured = self._capture()
-        if self._captured is None:
-            return self._run()
-        graph, output = self._captured
-        graph.replay()
-        # The next replay writes to the same memory.
-        captured = {index: value.clone() for index, value in output.captured.items()}
-        return StaticOutput(output.logits.clone(), captured)
-
-    def _capture(self) -> "tuple[torch.cuda.CUDAGraph, StaticOutput] | None":
-        try:
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(NUM_WARM):
-                    self._run()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may use the card meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                output = self._run()
-            return graph, output
-        except RuntimeError as error:  # an operation of the model waits for the card
-            logger.warning("no CUDA graphs: %s", str(error).split("\n")[0])
-            self._captures = False
-            return None

@@ -3,6 +3,7 @@
 test_backends.py compares them with torch, operation by operation.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.plan import Tree
 from blockdraft.core.request import SamplingParams
+from blockdraft.kernels.backends import card_kernels
 from blockdraft.kernels.interface import Backend, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.models import static_forward
@@ -26,10 +28,11 @@ from blockdraft.models.attention.visibility import CAUSAL, Visibility
 from blockdraft.models.exact import RowsDepend
 from tests import triton_interpreter
 from tests.fakes import NoisyOracleDrafter
-from tests.parity.checks import check_drafted_equals_plain
-from tests.parity.targets import make_target
+from tests.parity.checks import check_drafted_equals_plain, generate, generate_plain
+from tests.parity.targets import make_dflash, make_target
 from tests.parity.test_trees import Samples, same
-from tests.tiny import VOCAB_SIZE, tiny_target
+from tests.pretend_cuda import PretendCuda
+from tests.tiny import VOCAB_SIZE, tiny_drafter, tiny_target
 from tests.triton_interpreter import triton_on_cpu
 
 if not triton_interpreter.IS_ON:
@@ -37,7 +40,7 @@ if not triton_interpreter.IS_ON:
 
 from blockdraft.kernels.cuda import attention as over_pages
 from blockdraft.kernels.cuda import backend as triton_backend
-from blockdraft.kernels.cuda import check, ops
+from blockdraft.kernels.cuda import check, choice, ops
 
 DTYPES = (torch.float32, torch.bfloat16)
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 16
@@ -332,7 +335,7 @@ def test_fixed_shapes_change_no_bit(make_small):
     target = make_small()
     expected, found = steps(make_small(), False), steps(target, True)
     assert same(found, expected)
-    assert {1, 4, 8, 16} >= set(target._static._by_shape) > {4, 8}
+    assert {1, 4, 8, 16} >= set(target._static._inputs) > {4, 8}
 
 
 @pytest.mark.parametrize("fault", ["scratch page", "old tables"])
@@ -351,6 +354,33 @@ def test_faults_of_fixed_shapes_show(make_small, monkeypatch, fault):
 
         monkeypatch.setattr(static_forward.StaticInputs, "write", write_once)
     assert not same(steps(make_small(), True), expected)
+
+
+def test_a_pretended_card(monkeypatch):
+    """Everything is made on the card: the target, fixed shapes, and a drafter."""
+    monkeypatch.setattr(choice, "_choices", {})
+    monkeypatch.setattr(check, "NUMS_ROWS", (1, 3))
+    monkeypatch.setattr(check, "PLACES", (0,))
+    model = tiny_target("qwen3", num_hidden_layers=1, max_position_embeddings=32)
+    drafter = tiny_drafter(
+        block_size=4,
+        num_target_layers=1,
+        target_layer_ids=(0,),
+        num_hidden_layers=1,
+        layer_types=("full_attention",),
+    )
+    prompt, params = [3, 4, 5, 6, 7], SamplingParams(max_tokens=4)
+    plain = generate_plain(
+        make_target("paged", copy.deepcopy(model), layer_ids=(0,)), prompt, params
+    )
+    with PretendCuda():
+        target = make_target("paged", model.to("cuda"), num_pages=12, layer_ids=(0,))
+        assert target.use_static_shapes()
+        assert card_kernels(torch.float32, "cuda") == (True, "")
+        dflash = make_dflash(target, drafter.to("cuda"))
+        assert type(dflash.contexts.backend) is triton_backend.TritonBackend
+        found = generate(target, dflash, prompt, params)
+    assert found.token_ids == plain.token_ids
 
 
 def test_the_part_of_the_gpu_check(monkeypatch, tmp_path):

@@ -1,5 +1,8 @@
 """Inputs of forwards in fixed shapes. Their values are in tests/unit/kernels/test_triton.py."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -88,6 +91,75 @@ def test_each_forward_takes_the_next_shape():
         assert forwards(packed(num_rows)) is not None
     assert forwards(packed(SHAPES[-1] + 1)) is None
     assert shapes == [2, 4, 8, 8, 64]
+
+
+class Graph:
+    """Stands for a CUDA graph: a replay computes again what was captured, into the same memory."""
+
+    def __init__(self) -> None:
+        self.replay = lambda: pytest.fail("nothing was captured")
+
+
+@pytest.fixture
+def card(monkeypatch) -> list[Graph]:
+    """The graphs that are captured, on a card that is none."""
+    graphs: list[Graph] = []
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda own: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(
+        torch.cuda, "graph", lambda graph, **options: nullcontext(graphs.append(graph))
+    )
+    return graphs
+
+
+class Doubled:
+    """Twice the token ids of the wanted rows, in memory that a captured graph keeps."""
+
+    def __init__(self, graphs: list[Graph]) -> None:
+        self._graphs = graphs
+        self.num_calls = 0
+
+    def __call__(self, plan, token_ids, positions, wanted) -> StaticOutput:
+        self.num_calls += 1
+        logits = torch.empty(wanted.shape[0], dtype=torch.int64)
+
+        def compute() -> None:
+            torch.mul(token_ids[0, wanted], 2, out=logits)
+
+        compute()
+        if self._graphs:
+            self._graphs[-1].replay = compute
+        return StaticOutput(logits, {})
+
+
+def on_a_card(compute) -> StaticForwards:
+    forwards = StaticForwards(Tables(torch.float32), None, compute, CPU)
+    forwards._captures = True
+    return forwards
+
+
+def test_a_card_replays_one_capture_with_new_inputs(card):
+    compute = Doubled(card)
+    forwards = on_a_card(compute)
+    four, three = forwards(packed(4)), forwards(packed(3))
+    assert four.logits[:2].tolist() == [20, 26]
+    assert three.logits[:2].tolist() == [20, 24]
+    assert len(card) == 1
+    assert compute.num_calls == static_forward.NUM_WARM + 1
+
+
+def test_what_cannot_be_captured_runs_without(card, monkeypatch, caplog):
+    def refuse(graph, **options):
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    forwards = on_a_card(Doubled(card))
+    for num_rows in (4, 3, 8):
+        assert forwards(packed(num_rows)).logits[:2].tolist() == [20, 2 * (9 + num_rows)]
+    assert caplog.text.count("no CUDA graphs: operation not permitted") == 1
 
 
 def test_a_backend_without_tables_keeps_its_own_shapes():
