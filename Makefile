@@ -8,7 +8,7 @@ STAMP := .venv/.stamp
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo results test test-all check fuzz exact serve-test asan env clean
+.PHONY: help demo results test test-all check fuzz exact serve-test asan env triton clean
 
 help:
 	@echo "make demo      plain against drafted decoding with the default pair"
@@ -31,7 +31,7 @@ demo: env
 test: check
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: check
+test-all: check triton
 	$(PYTEST) --ignore tests/exact --ignore tests/serve --ignore tests/fuzz
 	$(MAKE) fuzz exact serve-test
 
@@ -65,6 +65,12 @@ check: env
 	$(BIN)/lint-imports
 
 env: $(STAMP)
+
+# For tests in Triton's interpreter. A torch for CUDA brings its own Triton and pins it, so the version
+# is not among the constraints; elsewhere it is one package that asks for no other.
+triton: env
+	test "$$(uname -sm)" != "Linux x86_64" || $(BIN)/python -c "import triton" 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --no-deps 'triton==3.9.0'
 
 # The constraints pin torch, so no step can pull another build than the tested one.
 $(STAMP): pyproject.toml constraints.txt

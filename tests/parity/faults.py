@@ -25,7 +25,8 @@ from blockdraft.engine.scheduler import Scheduler
 from blockdraft.models import draft_convolution, draft_kernels
 from blockdraft.models import paged as paged_module
 from blockdraft.models.attention.visibility import Visibility
-from blockdraft.models.paged import PackedRows, PagedTarget
+from blockdraft.models.packed_rows import PackedRows
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.recurrent import StepByStep
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.conditionals import Candidates

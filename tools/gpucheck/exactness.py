@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from blockdraft.core.errors import ModelError
+from blockdraft.kernels.backends import card_kernels
 from blockdraft.llm import LLM
+from blockdraft.models.loading import DTYPES
 from blockdraft.proof.certificate import describe_proof, make_certificate
 from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
@@ -12,7 +14,7 @@ from blockdraft.proof.findings import Findings
 from blockdraft.proof.prove import Proof
 from gpucheck.notes import Notes
 from gpucheck.pair import Way, fast_way, loaded
-from gpucheck.rules import CANDIDATES
+from gpucheck.rules import TRITON, candidates_on
 from gpucheck.settings import Settings
 
 PASSES = "passes"
@@ -35,10 +37,11 @@ def _first_that_passes(settings: Settings, notes: Notes) -> Way | None:
     """All rules are tried in all precisions; the first in the order of these is taken."""
     found: Way | None = None
     for dtype in ("float32",) if settings.is_rehearsal else ("bfloat16", "float32"):
-        for rule in CANDIDATES:
+        for rule in candidates_on(settings.device):
             try:
                 with loaded(settings, (dtype, rule), adaptive=False):
-                    said = PASSES
+                    said = _without_kernels(settings, dtype) if rule == TRITON else ""
+                    said = said or PASSES
             except (ModelError, RuntimeError) as error:
                 said = str(error).split("\n")[0]
             notes.note("load check", dtype, rule, value=said)
@@ -46,6 +49,11 @@ def _first_that_passes(settings: Settings, notes: Notes) -> Way | None:
                 found = found or (dtype, rule)
                 break
     return found
+
+
+def _without_kernels(settings: Settings, dtype: str) -> str:
+    """Why a load that should have had the Triton kernels did without them; empty if it did not."""
+    return card_kernels(DTYPES[dtype], settings.device)[1]
 
 
 def _prove(llm: LLM, settings: Settings, notes: Notes) -> None:

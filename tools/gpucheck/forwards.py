@@ -7,10 +7,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
+from blockdraft.kernels.backends import card_kernels
 from blockdraft.models.paged import PagedTarget
 from gpucheck.notes import Notes
 from gpucheck.rows import ALL_DTYPES
-from gpucheck.rules import CANDIDATES, ruled
+from gpucheck.rules import TRITON, candidate, candidates_on
 from gpucheck.settings import ModelSize, Settings
 
 NUM_PAGES = 96
@@ -23,9 +24,11 @@ def run(settings: Settings, notes: Notes) -> None:
         dtype = ALL_DTYPES[name]
         for model_name, size in settings.models.items():
             model = _model(size, dtype, settings.device)
-            for rule_name, rule in CANDIDATES.items():
-                with ruled(dtype, rule):
-                    found = _checked(model)
+            for rule_name in candidates_on(settings.device):
+                with candidate(dtype, rule_name):
+                    are_used, reason = card_kernels(dtype, settings.device)
+                    is_missing = rule_name == TRITON and not are_used
+                    found = reason if is_missing else _checked(model)
                 notes.note("rules", name, rule_name, model_name, value=found)
             del model
             gc.collect()

@@ -11,7 +11,7 @@ from blockdraft.bench.workload import BUNDLED, BenchPrompt, read_workload
 from blockdraft.llm import LLM
 from blockdraft.models.loading import DTYPES
 from gpucheck.notes import Notes
-from gpucheck.rules import CANDIDATES, OWN, ruled
+from gpucheck.rules import OWN, candidate
 from gpucheck.settings import Settings
 
 Way = tuple[str, str | None]
@@ -22,7 +22,7 @@ Way = tuple[str, str | None]
 def loaded(settings: Settings, way: Way, **options: Any) -> Iterator[LLM]:
     """The pair, loaded in a way; its memory is given back."""
     dtype, rule = way
-    with ruled(DTYPES[dtype], CANDIDATES[OWN if rule is None else rule]):
+    with candidate(DTYPES[dtype], OWN if rule is None else rule):
         llm = LLM(
             settings.target,
             settings.drafter,

@@ -22,6 +22,7 @@ class Part:
 PARTS = (
     Part("environment", "Machine, versions, and its two ceilings", "gpucheck.environment", 60),
     Part("tests", "The tests that need a GPU", "gpucheck.gpu_tests", 240),
+    Part("triton", "The Triton kernels against torch's operations", "gpucheck.triton_kernels", 150),
     Part("rows", "Which operations keep a row's bits", "gpucheck.rows", 180),
     Part("forwards", "Which rules keep a row's bits in whole forwards", "gpucheck.forwards", 120),
     Part("models", "The pair that the rest is measured with", "gpucheck.models", 150),

@@ -1,15 +1,19 @@
 """Other rules of exactness than the library's, put in force to try them."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
+from blockdraft.kernels.cuda.choice import SWITCH
 from blockdraft.kernels.interface import RowRule
 from blockdraft.kernels.torch.rules import ROW_RULES
 
 OWN = "the library's"
+TRITON = "Triton kernels"
+"""The rule that they come with; all others are tried with torch's operations."""
 
 
 def _always(num_rows: int) -> RowRule:
@@ -18,6 +22,7 @@ def _always(num_rows: int) -> RowRule:
 
 
 CANDIDATES: Mapping[str, RowRule | None] = {
+    TRITON: None,
     OWN: None,
     "multiples of 8, keys by 64": RowRule(row_multiple=8, max_rows=512, key_tile=64),
     "always 64 rows": _always(64),
@@ -25,6 +30,25 @@ CANDIDATES: Mapping[str, RowRule | None] = {
 }
 """In the order in which they are tried: the first that holds is taken. The check of a load runs
 forwards of up to 37 rows whatever the rule says, so no constant number below can be tried."""
+
+
+def candidates_on(device: str) -> list[str]:
+    """Those that can be tried on a device."""
+    return [name for name in CANDIDATES if name != TRITON or device == "cuda"]
+
+
+@contextmanager
+def candidate(dtype: torch.dtype, name: str) -> Iterator[None]:
+    """Put one of the CANDIDATES in force, and kernels or torch's operations with it."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "on" if name == TRITON else "off"
+    try:
+        with ruled(dtype, CANDIDATES[name]):
+            yield
+    finally:
+        del os.environ[SWITCH]
+        if before is not None:
+            os.environ[SWITCH] = before
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from blockdraft.core.machine import give_back_memory, memory_bytes
 from blockdraft.core.remembered import once, remembering
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.start_key import remembered_path, start_key
+from blockdraft.kernels.backends import failed_load, passed_load
+from blockdraft.models.exact import RowsDepend
 from blockdraft.models.fused import drop_quantized
 from blockdraft.models.loading import load_target_model
 from blockdraft.models.packed import multiplies_int8
@@ -54,9 +56,28 @@ def load_engine(
     with remembering(remembered_path(key), key, recheck=config.recheck) as remembered:
         if not remembered.found:
             logger.info("testing the kernels and timing steps for these models, once")
-        engine = _load(config, target_folder, drafter_folder, dtype, device)
+        engine = _load_with_its_kernels(config, target_folder, drafter_folder, dtype, device)
     give_back_memory()  # of loading, packing and testing
     return engine
+
+
+def _load_with_its_kernels(
+    config: LLMConfig,
+    target_folder: Path,
+    drafter_folder: Path | None,
+    dtype: torch.dtype,
+    device: str,
+) -> Engine:
+    """With the fastest kernels; if the model fails its check with them, with torch's operations."""
+    try:
+        return _load(config, target_folder, drafter_folder, dtype, device)
+    except RowsDepend as error:
+        if not failed_load(dtype, str(error)):
+            raise
+        logger.warning("loading once more, with torch's operations: %s", error)
+    # Nothing holds the first model any more, now that the error is forgotten.
+    give_back_memory()
+    return _load(config, target_folder, drafter_folder, dtype, device)
 
 
 def _load(
@@ -78,10 +99,13 @@ def _load(
         in_int8 = _drafts_in_int8(config, dtype, device)
         checkpoint = load_checkpoint(drafter_folder, model, dtype, device, in_int8=in_int8)
     target = make_target(config, model, checkpoint)
+    if isinstance(target, PagedTarget) and model.device.type == "cuda":
+        target.use_static_shapes()
     drafter = make_drafter(target, checkpoint)
     drop_quantized(model)
     if config.exact:
         once("rows are independent", lambda: _passes(target.check_row_invariance))
+        passed_load(dtype)
     if isinstance(target, SequentialTarget) and (num_bytes := target.state_bytes()):
         logger.info(
             "recurrent states take %.3g MiB a sequence, and as much again for each candidate of "

@@ -11,6 +11,7 @@ from blockdraft.kernels.cpu.build import build
 from blockdraft.kernels.cpu.library import SWITCH, library
 from blockdraft.kernels.cpu.provenance import made_with
 from blockdraft.kernels.cpu.random_words import NativeWords
+from blockdraft.kernels.cuda.choice import leave_out, rely_on, triton_backend, why_no_triton
 from blockdraft.kernels.interface import Backend, RandomWords
 from blockdraft.kernels.torch.backend import TorchBackend
 
@@ -19,11 +20,34 @@ def backend_for(
     dtype: torch.dtype, device: torch.device | str, head_dims: Collection[int] = ()
 ) -> Backend:
     """The fastest backend for tensors of this type and device that attends over such heads."""
-    if torch.device(device).type == "cpu":
+    kind = torch.device(device).type
+    backend: Backend | None = None
+    if kind == "cpu":
         backend = cpu_backend(dtype)
-        if all(backend.attends_over(head_dim) for head_dim in head_dims):
-            return backend
+    elif kind == "cuda":
+        backend = triton_backend(dtype, device)
+    if backend is not None and all(backend.attends_over(head_dim) for head_dim in head_dims):
+        return backend
     return reference_for(dtype, device)
+
+
+def passed_load(dtype: torch.dtype) -> None:
+    """A model in this precision has passed the check of its load: its backend stays."""
+    rely_on(dtype)
+
+
+def failed_load(dtype: torch.dtype, reason: str) -> bool:
+    """Choose a slower backend from now on, as a model failed; False if there is none.
+
+    Never under a model that has passed.
+    """
+    return leave_out(dtype, reason)
+
+
+def card_kernels(dtype: torch.dtype, device: torch.device | str) -> tuple[bool, str]:
+    """Whether a card runs Triton kernels; if not, why."""
+    reason = why_no_triton(dtype, device)
+    return not reason, reason
 
 
 def reference_for(dtype: torch.dtype, device: torch.device | str) -> Backend:

@@ -38,6 +38,7 @@ class RowRule:
     `key_tile` keys at a time. `runs_on_vectors`: elementwise operations must get whole vectors of
     values, and linear layers of libraries are tried and run in blocks, see `models.elementwise` and
     `models.row_blocks`. Products of up to `small_work` multiplications run in another kernel.
+    `replaces_norms`: a model's norms depend on the number of rows, and must be the backend's.
     """
 
     row_multiple: int
@@ -45,6 +46,7 @@ class RowRule:
     key_tile: int
     runs_on_vectors: bool = False
     small_work: int = 0
+    replaces_norms: bool = False
 
     def for_weights_from(self, num_weights: int) -> "RowRule":
         """The rule for a model whose smallest linear layer has so many weights."""
@@ -338,6 +340,18 @@ class PagedRows(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedTables:
+    """Where the keys of each row of a forward lie, int64; see `kernels.tables.TableEntries`.
+
+    rows: [3 * rows]. page_ids, path_slots: as long as need be.
+    """
+
+    rows: Tensor
+    page_ids: Tensor
+    path_slots: Tensor
+
+
 class Backend(Protocol):
     """The operations of one device in one precision."""
 
@@ -414,6 +428,12 @@ class Backend(Protocol):
 
         spans: they follow each other from row 0 on. slots: [rows], where keys and values go; rows
         behind the spans only fill up, to a multiple of `row_multiple`.
+        """
+
+    def rows_of_tables(self, slots: Tensor, tables: PagedTables) -> PagedRows | None:
+        """The same, with every row in a span; None if the backend reads no tables.
+
+        They are read when attention is computed, so other numbers may have been written by then.
         """
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:

@@ -16,7 +16,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "asimd", 
 """Instructions on which speed depends, as Linux names them on x86 and Arm."""
 VARIABLES = (
     *("BLOCKDRAFT_CACHE", "BLOCKDRAFT_KERNELS", "BLOCKDRAFT_KERNEL_FLAGS", "BLOCKDRAFT_REMEMBER"),
-    "CXX",
+    *("BLOCKDRAFT_TRITON", "CXX"),
     *("BLOCKDRAFT_ENGINE_PYTHON", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT"),
     *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY"),
     *("MKL_NUM_THREADS", "KMP_AFFINITY", "ONEDNN_MAX_CPU_ISA", "LD_PRELOAD"),

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from blockdraft.core.errors import ModelError
 from blockdraft.kernels.interface import RowRule
 
 INEXACT_RULE = RowRule(row_multiple=1, max_rows=512, key_tile=2**31)
@@ -37,6 +38,10 @@ MIN_BORDER = 256
 """No border before so many keys is probed: the blocking of smaller sums gives the same bits."""
 NUM_COPIED = 8
 """Tokens of the context that the probe at the border computes, and then copies."""
+
+
+class RowsDepend(ModelError):
+    """A model did not pass the probes with the kernels that it has."""
 
 
 def border_probe(rule: RowRule, max_context: int) -> tuple[int, int]:

@@ -22,10 +22,11 @@ from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.machine import give_back_memory
 from blockdraft.core.remembered import once
 from blockdraft.kernels.backends import backend_for, reference_for
-from blockdraft.kernels.interface import LayerParts, Norm, Rotation, Scoring, Span
+from blockdraft.kernels.interface import LayerParts, Rotation, Scoring, Span
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, PlanInForce
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.layer import DecoderLayer
+from blockdraft.models.norms import llama_norm
 from blockdraft.models.packed import (
     can_pack_linear,
     drop_weights,
@@ -142,33 +143,31 @@ def layer_parts(layer: Any) -> LayerParts:
         AttributeError: the layer keeps a part elsewhere.
     """
     attention, mlp = layer.self_attn, layer.mlp
-    has_head_norms = hasattr(attention, "q_norm")
     q_proj, k_proj, v_proj = attention.q_proj, attention.k_proj, attention.v_proj
     num_queries, num_keys, num_values = (
         projection.out_features // attention.head_dim for projection in (q_proj, k_proj, v_proj)
     )
+    head_norms = None
+    if hasattr(attention, "q_norm"):
+        head_norms = llama_norm(attention.q_norm), llama_norm(attention.k_norm)
     return LayerParts(
         qkv=side_by_side(q_proj, k_proj, v_proj),
         o=side_by_side(attention.o_proj),
         gate_up=side_by_side(mlp.gate_proj, mlp.up_proj),
         down=side_by_side(mlp.down_proj),
-        norm=_norm(layer.input_layernorm),
-        mlp_norm=_norm(layer.post_attention_layernorm),
-        head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)) if has_head_norms else None,
+        norm=llama_norm(layer.input_layernorm),
+        mlp_norm=llama_norm(layer.post_attention_layernorm),
+        head_norms=head_norms,
         num_heads=(num_queries, num_keys, num_values),
         head_dim=attention.head_dim,
         activation=mlp.act_fn,
     )
 
 
-def _norm(norm: Any) -> Norm:
-    return Norm(norm.weight.detach().contiguous(), norm.variance_epsilon, rounds_first=True)
-
-
 def speed_up(
     model: PreTrainedModel, in_force: PlanInForce | None = None, *, keep_weights: bool = True
 ) -> ExitStack:
-    """Let a model on a CPU compute from packed weights, and fuse the layers that can be fused.
+    """Let a model compute from packed weights, and fuse the layers that can be fused.
 
     To be called in evaluation mode. The attention function may change afterwards, to any that is
     registered with transformers' `AttentionInterface` ("eager" is not). Where nothing can be done
@@ -363,7 +362,7 @@ def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:
     weight: Tensor = attention.q_proj.weight
     generator = torch.Generator().manual_seed(0)
     hidden, cos, sin = (
-        torch.randn(1, NUM_PROBE_TOKENS, width, generator=generator).to(weight.dtype)
+        torch.randn(1, NUM_PROBE_TOKENS, width, generator=generator).to(weight.device, weight.dtype)
         for width in (weight.shape[1], attention.head_dim, attention.head_dim)
     )
     return hidden, (cos, sin)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from blockdraft.models.attention.plan import AttentionPlan, PlanInForce
 from blockdraft.models.direct import direct_forward
 from blockdraft.models.exact import TAIL_SPLIT, Split
 from blockdraft.models.fused import speed_up
+from blockdraft.models.packed_rows import PackedRows
 from blockdraft.models.paged_support import layer_shapes
+from blockdraft.models.static_forward import StaticForwards, StaticOutput, static_forwards
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
 
@@ -29,22 +31,6 @@ NEIGHBOR_LEN = 2 * PAGE_SIZE + 3
 
 NO_PLACES: Mapping[int, int] = {}
 """Every position lies at its own place."""
-
-
-@dataclass(slots=True)
-class PackedRows:
-    """The rows of one forward: where they stand, where their K/V go, whose logits are wanted."""
-
-    token_ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
-    """For each span its row of the ForwardPlan."""
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
 
 
 class PagedTarget(TransformersTarget):
@@ -79,6 +65,18 @@ class PagedTarget(TransformersTarget):
         head_dims = {head_dim for _, head_dim in shapes}
         self._backend = backend_for(model.dtype, model.device, head_dims)
         self._direct = direct_forward(model, self.kv, self.layer_ids)
+        self._static: StaticForwards | None = None
+
+    def use_static_shapes(self) -> bool:
+        """Run forwards of few rows in fixed shapes, on a card as CUDA graphs, with the same bits.
+
+        Returns:
+            False if the backend cannot, and nothing changes.
+        """
+        self._static = static_forwards(
+            self._backend, self.kv, self._static_forward, self.model.device
+        )
+        return self._static is not None
 
     def _prepare(self, attention: str) -> None:
         super()._prepare(attention)
@@ -154,21 +152,34 @@ class PagedTarget(TransformersTarget):
         """Logits of the wanted rows and features of all rows of one forward."""
         device, num_rows = self.model.device, len(rows)
         self.kv.clear_begun(rows.slots)
+        if self._static is not None and (output := self._static(rows)) is not None:
+            self._captured = output.captured
+            features = self._take_features(num_rows, with_features)
+            return output.logits[: len(rows.wanted)], features
         inputs = torch.tensor(self._filled(rows), device=device)
         wanted = torch.tensor(self._head_rows(rows.wanted), device=device)
         plan = AttentionPlan(self._backend, self.kv, rows.spans, inputs[2], self.rule.row_multiple)
         if self._direct is not None and self._direct.may_run():
             logits, self._captured = self._direct(plan, inputs[:1], inputs[1:2], wanted)
         else:
-            logits = self._by_transformers(plan, inputs, wanted)
+            logits = self._by_transformers(plan, inputs[:1], inputs[1:2], wanted)
         return logits[: len(rows.wanted)], self._take_features(num_rows, with_features)
 
-    def _by_transformers(self, plan: AttentionPlan, inputs: Tensor, wanted: Tensor) -> Tensor:
-        """Logits of the rows `wanted` by the model's own forward."""
+    def _static_forward(
+        self, plan: AttentionPlan, token_ids: Tensor, positions: Tensor, wanted: Tensor
+    ) -> StaticOutput:
+        logits = self._by_transformers(plan, token_ids, positions, wanted)
+        captured, self._captured = self._captured, {}
+        return StaticOutput(logits, captured)
+
+    def _by_transformers(
+        self, plan: AttentionPlan, token_ids: Tensor, positions: Tensor, wanted: Tensor
+    ) -> Tensor:
+        """Logits of the rows `wanted` by the model's own forward; see DirectForward.__call__."""
         with self._in_force.follow(plan):
             logits: Tensor = self.model(
-                input_ids=inputs[:1],
-                position_ids=inputs[1:2],
+                input_ids=token_ids,
+                position_ids=positions,
                 use_cache=False,
                 logits_to_keep=wanted,
             ).logits[0]

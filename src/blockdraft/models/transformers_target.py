@@ -17,12 +17,14 @@ from blockdraft.models.elementwise import keep_vectors_whole
 from blockdraft.models.exact import (
     INEXACT_RULE,
     PROBE_SPLITS,
+    RowsDepend,
     Split,
     border_probe,
     first_variant_split,
 )
 from blockdraft.models.experts import EXACT_EXPERTS, forget_row_multiple, set_row_multiple
 from blockdraft.models.fused import speed_up
+from blockdraft.models.norms import replace_norms
 from blockdraft.models.recurrent import run_step_by_step
 from blockdraft.models.row_blocks import keep_rows_apart, keeps_any_rows
 from blockdraft.models.supported import check_supported, decoder_layers
@@ -86,6 +88,8 @@ class TransformersTarget:
             self._undo.enter_context(keep_vectors_whole(self.model))
             if self.rule.row_multiple > 1 and keeps_any_rows(self.model):
                 self.rule = replace(self.rule, row_multiple=1)
+        if self.exact and self.rule.replaces_norms:
+            self._undo.enter_context(replace_norms(self.model))
         self._undo.enter_context(run_step_by_step(self.model))
         for index in sorted(set(self.layer_ids)):
             self._hooks.append(self._capture(index))
@@ -136,7 +140,7 @@ class TransformersTarget:
         the key tiles. Longer contexts are not tested here.
 
         Raises:
-            ModelError: some company changes some logit, or the model does not run.
+            RowsDepend: some company changes some logit, or the model does not run.
         """
         generator = torch.Generator().manual_seed(seed)
         # Half of what fits: others share the memory.
@@ -151,11 +155,11 @@ class TransformersTarget:
         # What a model that torch cannot run in this precision or on this device raises.
         except (RuntimeError, TypeError, ValueError) as error:
             reason = str(error).split("\n")[0]
-            raise ModelError(
+            raise RowsDepend(
                 f"{self._described} does not run: {reason}; use another dtype or another model"
             ) from error
         if split is not None:
-            raise ModelError(
+            raise RowsDepend(
                 f"{self._described}: logits change with the number of rows (forwards of {split} "
                 f"tokens), so drafted output may differ from plain; use {self._remedy}"
             )

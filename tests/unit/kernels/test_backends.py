@@ -22,6 +22,7 @@ from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.layer import DecoderLayer
 from blockdraft.models.row_blocks import RowBlocks, largest_block
+from tests.triton_interpreter import triton_on_cpu
 
 DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]
 HEADS, KV_HEADS, HEAD_DIM, SIZE, INNER = 4, 2, 16, 64, 96
@@ -57,6 +58,7 @@ BACKENDS: dict[str, Callable[[torch.dtype], Backend]] = {
     "oneDNN": OneDnnBackend,
     "native": native,
     "native products": native_products,
+    "triton": triton_on_cpu,
 }
 
 

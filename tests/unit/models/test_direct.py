@@ -10,7 +10,8 @@ from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu.layer import NativeStack
 from blockdraft.kernels.cpu.library import library
 from blockdraft.models.direct import direct_forward
-from blockdraft.models.paged import PackedRows, PagedTarget
+from blockdraft.models.packed_rows import PackedRows
+from blockdraft.models.paged import PagedTarget
 from tests.tiny import NUM_LAYERS, tiny_target
 from tests.unit.models.test_fused import MODELS, PACKED_DTYPES, make
 

@@ -3,6 +3,7 @@
 import getpass
 import io
 import json
+import os
 import platform
 import signal
 import subprocess
@@ -20,10 +21,11 @@ from gpucheck.parts import PARTS, Part
 from gpucheck.private import Scrubber
 from gpucheck.report import collect, page, write_report
 from gpucheck.row_classes import classes_of, in_batches, in_tiles, row_classes
-from gpucheck.rules import ruled
+from gpucheck.rules import TRITON, candidate, candidates_on, ruled
 from gpucheck.runner import DONE, FAILED, INTERRUPTED, OUT_OF_TIME, Runner, read_state
 from gpucheck.settings import REHEARSAL, Settings, read_settings, write_settings
 
+from blockdraft.kernels.cuda.choice import SWITCH
 from blockdraft.kernels.interface import RowRule
 from blockdraft.kernels.torch.rules import ROW_RULES
 
@@ -170,6 +172,15 @@ def test_a_rule_is_in_force_only_inside():
     assert before == ROW_RULES
 
 
+def test_torch_is_tried_without_triton_kernels(monkeypatch):
+    monkeypatch.setenv(SWITCH, "off")
+    for name in candidates_on("cuda"):
+        with candidate(torch.float32, name):
+            assert (os.environ[SWITCH] == "off") == (name != TRITON)
+    assert os.environ[SWITCH] == "off"
+    assert TRITON not in candidates_on("cpu")
+
+
 def test_a_row_that_depends_on_its_company_is_reported(tmp_path, monkeypatch):
     def by_number(x, weight):
         return (x @ weight.T) * (1 + (len(x) > 4) * 1e-3)
@@ -276,6 +287,7 @@ def test_the_rehearsal(tmp_path, monkeypatch):
     found = {name: own["found"] for name, own in report["parts"].items()}
     assert found["proof"]["proof"]["verdict"] == "proven"
     assert found["forwards"]["rules"]["float32"]["the library's"]["tiny"] == "holds"
+    assert "there is no card" in found["triton"]["skipped"]
     assert set(found["speed"]["transformers"]) == {"1", "3"}
     drafted = found["ledger"]["steps"]["exact off, float32"]["1 drafted"]
     assert drafted["operations"] > 100

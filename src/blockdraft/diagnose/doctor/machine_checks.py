@@ -10,7 +10,7 @@ from blockdraft.core.config import LLMConfig
 from blockdraft.core.words import counted
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
-from blockdraft.kernels.backends import backend_for, kernels_state
+from blockdraft.kernels.backends import backend_for, card_kernels, kernels_state
 
 GIB = 2**30
 BUSY = 0.3
@@ -97,7 +97,9 @@ def kernels_check(pair: Pair) -> Check:
     """What the steps between matrix products run on, and whether the CPU knows the precision."""
     name = "kernels"
     if torch.device(pair.device).type != "cpu":
-        return Check(name, "ok", f"torch's, on {pair.device}")
+        runs, why_not = card_kernels(pair.dtype, pair.device)
+        said = f"Triton's, on {pair.device}" if runs else f"torch's, on {pair.device}: {why_not}"
+        return Check(name, "ok", said)
     if not backend_for(pair.dtype, pair.device).in_hardware:
         return Check(
             name,

@@ -10,8 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 import torch
-from torch import Tensor, nn
-from transformers.activations import ACT2FN
+from torch import Tensor
 
 from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
 from blockdraft.kernels.cpu.library import Library, library
@@ -47,9 +46,7 @@ from blockdraft.kernels.interface import (
     Span,
     WholeLayer,
 )
-
-_SILU = nn.SiLU, type(ACT2FN["silu"])
-"""Looked up once: the table makes a new module each time that it is asked."""
+from blockdraft.kernels.torch.activations import is_silu
 
 
 def cpu_backend(dtype: torch.dtype) -> OneDnnBackend:
@@ -97,7 +94,7 @@ class NativeBackend(OneDnnBackend):
 
     def gates(self, activation: object) -> bool:
         """See Backend.gates: silu, torch's and transformers' own."""
-        return isinstance(activation, _SILU)
+        return is_silu(activation)
 
     def linear(self, weight: AnyWeight, bias: Tensor | None = None) -> Linear:
         """See Backend.linear. Products by kernels where they fit, else by oneDNN or torch."""

@@ -16,6 +16,7 @@ from blockdraft.kernels.interface import (
     Linear,
     Norm,
     PagedRows,
+    PagedTables,
     Rotation,
     RowRule,
     Scoring,
@@ -141,6 +142,10 @@ class TorchBackend:
     def paged_rows(self, spans: Sequence[Span], slots: Tensor, row_multiple: int) -> PagedRows:
         """See Backend.paged_rows."""
         return GroupedRows(spans, slots, row_multiple)
+
+    def rows_of_tables(self, slots: Tensor, tables: PagedTables) -> PagedRows | None:
+        """None: pages are copied in groups of spans."""
+        return None
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:
         """None: torch has no whole layers."""

@@ -12,6 +12,7 @@ from blockdraft.kernels.interface import (
     Backend,
     LayerStack,
     PagedAttention,
+    PagedRows,
     Rotation,
     Scoring,
     Span,
@@ -91,12 +92,37 @@ class AttentionPlan:
 
     def _ranges(self, visibility: Visibility) -> Tensor:
         """[rows of the spans, 2]: the keys that each row sees."""
+        return _ranges(visibility, self._places())
+
+    def _places(self) -> Tensor:
+        """[2, rows of the spans]: positions, and the ends of the spans' keys."""
         positions = [p for s in self._spans for p in range(s.start, s.start + s.num_rows)]
         ends = [span.end for span in self._spans for _ in range(span.num_rows)]
-        ranges = visibility.key_ranges(*torch.tensor([positions, ends], device=self._device))
-        # A row that only fills up a block may see nothing; one key keeps it a number.
-        ranges[:, 0] = torch.minimum(ranges[:, 0], ranges[:, 1] - 1)
-        return ranges
+        return torch.tensor([positions, ends], device=self._device)
+
+
+class TablePlan(AttentionPlan):
+    """The plan of rows whose places are known to the device only.
+
+    Args:
+        rows: of a backend that reads tables.
+        kv: the pages, of all layers.
+        places: [2, rows], positions, and the ends of the keys that rows may see.
+    """
+
+    def __init__(self, rows: PagedRows, kv: PagedKV, places: Tensor) -> None:
+        self._rows, self._kv, self._device_places = rows, kv, places
+        self._seeing: dict[Visibility, PagedAttention] = {}
+
+    def _places(self) -> Tensor:
+        return self._device_places
+
+
+def _ranges(visibility: Visibility, places: Tensor) -> Tensor:
+    ranges = visibility.key_ranges(*places)
+    # A row that only fills up a block may see nothing; one key keeps it a number.
+    ranges[:, 0] = torch.minimum(ranges[:, 0], ranges[:, 1] - 1)
+    return ranges
 
 
 class PlanInForce:

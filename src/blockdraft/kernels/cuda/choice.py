@@ -1,0 +1,92 @@
+"""Whether cards compute with the Triton kernels.
+
+They must be there, pass their own check on the card, and every model must pass the check of its
+load with them. Decided once for each precision: a model that runs never changes its kernels.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from blockdraft.kernels.interface import Backend
+
+SWITCH = "BLOCKDRAFT_TRITON"
+"""Environment variable: "off" leaves cards to torch's operations."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """backend: None if the kernels are not used, for the `reason`."""
+
+    backend: Backend | None
+    reason: str = ""
+    is_relied_on: bool = False
+
+
+_choices: dict[torch.dtype, _Choice] = {}
+
+
+def triton_backend(dtype: torch.dtype, device: torch.device | str) -> Backend | None:
+    """The backend of a card, if it passes its check there; else None, and the log says why."""
+    return _choice(dtype, device).backend
+
+
+def why_no_triton(dtype: torch.dtype, device: torch.device | str) -> str:
+    """The reason why the kernels are not used; empty if they are."""
+    return _choice(dtype, device).reason
+
+
+def rely_on(dtype: torch.dtype) -> None:
+    """A model has passed the check of its load: nothing may change under it any more."""
+    if dtype in _choices:
+        _choices[dtype].is_relied_on = True
+
+
+def leave_out(dtype: torch.dtype, reason: str) -> bool:
+    """Use the kernels no more, as a model failed with them; False if that would change nothing.
+
+    Or if another model relies on them, whose values would change.
+    """
+    choice = _choices.get(dtype)
+    if choice is None or choice.backend is None or choice.is_relied_on or _is_off():
+        return False
+    _choices[dtype] = _Choice(None, reason)
+    return True
+
+
+def _choice(dtype: torch.dtype, device: torch.device | str) -> _Choice:
+    if _is_off():
+        return _Choice(None, f"{SWITCH}=off")
+    if dtype not in _choices:
+        _choices[dtype] = _tried(dtype, device)
+    return _choices[dtype]
+
+
+def _is_off() -> bool:
+    return os.environ.get(SWITCH, "").lower() == "off"
+
+
+def _tried(dtype: torch.dtype, device: torch.device | str) -> _Choice:
+    if find_spec("triton") is None:
+        return _Choice(None, "triton is not installed")
+    # Not before: importing it takes a while, and machines without a card do without.
+    try:
+        from blockdraft.kernels.cuda.backend import TritonBackend
+        from blockdraft.kernels.cuda.check import first_fault
+
+        if dtype not in TritonBackend.known:
+            return _Choice(None, f"there are none for {dtype}")
+        backend = TritonBackend(dtype, device)
+        fault = first_fault(backend, dtype, device)
+    # Whatever keeps Triton from compiling or a card from running it: models run without.
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}".split("\n")[0]
+    if fault is not None:
+        logger.warning("no Triton kernels on %s: %s", device, fault)
+        return _Choice(None, fault)
+    return _Choice(backend)

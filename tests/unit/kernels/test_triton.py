@@ -1,0 +1,414 @@
+"""Triton kernels, interpreted: rows keep their bits, trees read their paths, and faults are found.
+
+test_backends.py compares them with torch, operation by operation.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from gpucheck import triton_kernels
+from gpucheck.notes import Notes
+from gpucheck.settings import REHEARSAL, ModelSize, Settings
+from torch import Tensor
+
+from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.core.plan import Tree
+from blockdraft.core.request import SamplingParams
+from blockdraft.kernels.backends import card_kernels
+from blockdraft.kernels.interface import Backend, Scoring, Span
+from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.models import static_forward
+from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
+from blockdraft.models.attention.visibility import CAUSAL, Visibility
+from blockdraft.models.exact import RowsDepend
+from tests import triton_interpreter
+from tests.fakes import NoisyOracleDrafter
+from tests.parity.checks import check_drafted_equals_plain, generate, generate_plain
+from tests.parity.targets import make_dflash, make_target
+from tests.parity.test_trees import Samples, same
+from tests.pretend_cuda import PretendCuda
+from tests.tiny import VOCAB_SIZE, tiny_drafter, tiny_target
+from tests.triton_interpreter import triton_on_cpu
+
+if not triton_interpreter.IS_ON:
+    pytest.skip(triton_interpreter.WHY_NOT, allow_module_level=True)
+
+from blockdraft.kernels.cuda import attention as over_pages
+from blockdraft.kernels.cuda import backend as triton_backend
+from blockdraft.kernels.cuda import check, choice, ops
+
+DTYPES = (torch.float32, torch.bfloat16)
+HEADS, KV_HEADS, HEAD_DIM = 2, 1, 16
+NUM_PAGES = 6
+SCORING = Scoring(0.25)
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch):
+    """An interpreter takes milliseconds for each row."""
+    monkeypatch.setattr(check, "NUMS_ROWS", (1, 2, 17, 18))
+    monkeypatch.setattr(check, "PLACES", (0, 13))
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_of_a_product_has_its_bits_among_1_to_64(dtype):
+    weight, x = draw(70, 80, dtype=dtype), draw(64, 80, dtype=dtype, seed=1)
+    linear = triton_on_cpu(dtype).linear(weight, draw(70, dtype=dtype, seed=2))
+    expected = linear(x)
+    for num_rows in range(1, 65):
+        first = 64 - num_rows
+        assert torch.equal(linear(x[first:]), expected[first:]), num_rows
+
+
+def test_operations_pass_the_check_of_the_card():
+    assert check.first_fault(triton_on_cpu(torch.float32), torch.float32, "cpu") is None
+
+
+def test_attention_passes_the_check_of_the_card():
+    assert triton_on_cpu(torch.float32).attends_over(24)
+    assert not triton_on_cpu(torch.float32).attends_over(512)
+
+
+def tile_by_rows(x: Tensor, *args: object) -> Tensor:
+    """As libraries choose: fewer rows are summed in longer pieces."""
+    *weights, tile = args
+    inputs = 64 if x.numel() < 4 * x.shape[-1] else tile.inputs
+    return ops.product(x, *weights, replace(tile, inputs=inputs))
+
+
+def norm_by_rows(x: Tensor, norm: object) -> Tensor:
+    """With few rows a sum is shared, and its parts are summed last."""
+    if x.shape[0] >= 4:
+        return ops.rms_norm(x, norm)
+    variance = x.double().pow(2).mean(-1, keepdim=True)
+    return (norm.weight * (x * torch.rsqrt(variance + norm.eps))).to(x.dtype)
+
+
+def keys_by_rows(query: Tensor, *args: object) -> Tensor:
+    """With few rows keys are taken in smaller tiles, as where they are split."""
+    return ops.attention(query, *args, tile=16 if query.shape[1] < 4 else 64)
+
+
+def no_scale(query, keys, values, seen, scoring):
+    return ops.attention(query, keys, values, seen, replace(scoring, scale=1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "found"),
+    [
+        ("product", tile_by_rows, "a product: 1 rows have other bits"),
+        ("rms_norm", norm_by_rows, "a norm: 1 rows have other bits"),
+        ("gated_silu", lambda x: ops.gated_silu(x).neg(), "a gate differs from torch's"),
+        ("attention", keys_by_rows, "attention over heads of 24: 1 rows have other bits"),
+        ("attention", no_scale, "attention over heads of 24 differs from torch's"),
+    ],
+)
+def test_the_check_of_the_card_finds(monkeypatch, caplog, name, fault, found):
+    monkeypatch.setattr(triton_backend, name, fault)
+    backend = triton_on_cpu(torch.float32)
+    if name == "attention":
+        assert not backend.attends_over(24)
+        assert found in caplog.text
+    else:
+        assert check.first_fault(backend, torch.float32, "cpu").startswith(found)
+
+
+class Trees:
+    """Two sequences over pages; the first one's tokens end in a tree, a span for each path.
+
+    Keys of paths lie at slots of their own; what nobody may read is no number.
+    """
+
+    TABLES = ((5, 2), (3,))
+    START = PAGE_SIZE - 3
+    """Of the tree: its nodes are in two pages."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        first, second = self.TABLES
+        at = self.START
+        # Path a: 4 nodes in their places. b leaves it behind its first node, c at once.
+        self.slots = self._slots(first, range(at, at + 8)) + self._slots(second, range(20, 22))
+        own = self.slots
+        self.spans = [
+            Span(0, 4, at, at + 4, first),
+            Span(4, 2, at + 1, at + 3, first, (own[0], own[4], own[5])),
+            Span(6, 2, at, at + 2, first, (own[6], own[7])),
+            Span(8, 2, 20, 22, second),
+        ]
+        self.query = draw(HEADS, 10, HEAD_DIM, dtype=dtype)
+        self.key, self.value = (
+            draw(KV_HEADS, 10, HEAD_DIM, dtype=dtype, seed=seed) for seed in (1, 2)
+        )
+        self.context = draw(2, KV_HEADS, at + 20, HEAD_DIM, dtype=dtype, seed=3)
+        self.context_slots = self._slots(first, range(at)) + self._slots(second, range(20))
+
+    @staticmethod
+    def _slots(table: tuple[int, ...], positions: range) -> list[int]:
+        return [table[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in positions]
+
+    def run(
+        self, backend: Backend, chosen: list[int], attention: LayerAttention, rest: float
+    ) -> list[Tensor]:
+        """[rows, heads, head_dim] of the chosen spans, the other nodes' keys written before."""
+        kv = PagedKV([(KV_HEADS, HEAD_DIM)], NUM_PAGES, dtype=self.dtype, device="cpu")
+        kv.pools[0].fill_(rest)
+        kv.write(0, torch.tensor(self.context_slots), *self.context)
+        kv.write(0, torch.tensor(self.slots), self.key, self.value)
+        spans, rows = [], []
+        for index in chosen:
+            span = self.spans[index]
+            spans.append(replace(span, first=len(rows)))
+            rows += range(span.first, span.first + span.num_rows)
+        num_fill = -len(rows) % backend.rule.row_multiple
+        rows += rows[-1:] * num_fill
+        slots = torch.tensor([self.slots[row] for row in rows])
+        plan = AttentionPlan(backend, kv, spans, slots, backend.rule.row_multiple)
+        found = plan.attend(
+            0, attention, self.query[:, rows], self.key[:, rows], self.value[:, rows]
+        )
+        return list(torch.split(found[: len(rows) - num_fill], [s.num_rows for s in spans]))
+
+
+ATTENTIONS = (
+    LayerAttention(SCORING),
+    LayerAttention(Scoring(0.3, softcap=3.0, sinks=torch.tensor([0.5, -0.5])), Visibility(True, 9)),
+)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS, ids=("plain", "window, soft cap, sinks"))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_paths_of_trees(dtype, attention):
+    """They are the reference's, and none changes with its company or with what lies unseen."""
+    trees, backend = Trees(dtype), triton_on_cpu(dtype)
+    found = trees.run(backend, [0, 1, 2, 3], attention, rest=torch.nan)
+    expected = trees.run(TorchBackend(dtype), [0, 1, 2, 3], attention, rest=0.0)
+    for index, (own, wanted) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(own, wanted, rtol=0, atol=16 * torch.finfo(dtype).eps)
+        (alone,) = trees.run(backend, [index], attention, rest=7.0)
+        assert torch.equal(alone, own), index
+
+
+def wrong_slots(spans, slots):
+    """A branch that reads what lies at the places of its path: its siblings."""
+    return over_pages.RowTables.of([replace(span, path_slots=()) for span in spans], slots)
+
+
+def test_a_sibling_that_is_read_shows(monkeypatch):
+    trees = Trees(torch.float32)
+    expected = trees.run(TorchBackend(torch.float32), [1], ATTENTIONS[0], rest=0.0)[0]
+    monkeypatch.setattr(triton_backend, "RowTables", SimpleNamespace(of=wrong_slots))
+    found = trees.run(triton_on_cpu(torch.float32), [1], ATTENTIONS[0], rest=0.0)[0]
+    assert (found - expected).abs().max() > 0.01
+
+
+def test_keys_of_a_path_count_as_if_in_their_places():
+    """Bit for bit: the branch that reads by slots, and a sequence that has the same keys."""
+    trees, backend = Trees(torch.float32), triton_on_cpu(torch.float32)
+    branch = trees.run(backend, [2], ATTENTIONS[0], rest=torch.nan)[0]
+    trees.spans[2] = replace(trees.spans[2], path_slots=())
+    trees.slots[6:8] = trees.slots[0:2]
+    for kept in (trees.key, trees.value):
+        kept[:, 0:2] = kept[:, 6:8]
+    assert torch.equal(trees.run(backend, [2], ATTENTIONS[0], rest=torch.nan)[0], branch)
+
+
+def guarded(tensor: Tensor) -> Tensor:
+    """The same between values that are no numbers."""
+    wide = tensor.new_full((tensor.numel() + 512,), torch.nan)
+    inner = wide[256:-256].view(tensor.shape)
+    return inner.copy_(tensor)
+
+
+GUARDED: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
+    "product": lambda g: ops.product(
+        g(draw(3, 37)), g(draw(19, 37, seed=1)), g(draw(19, seed=2)), ops.TILES[torch.float32]
+    ),
+    "norm": lambda g: ops.rms_norm(
+        g(draw(3, 37)), triton_backend.Norm(g(draw(37, seed=1)), 1e-5, True)
+    ),
+    "rotation": lambda g: ops.rotated_heads(
+        g(draw(2, 4, 24)), 3, 2, (g(draw(2, 24, seed=1)), g(draw(2, 24, seed=2))), None
+    ),
+    "gate": lambda g: ops.gated_silu(g(draw(2, 38))),
+    "attention": lambda g: ops.attention(
+        g(draw(3, 2, 24)),
+        g(draw(1, 70, 24, seed=1)),
+        g(draw(1, 70, 24, seed=2)),
+        ops.Seen(torch.tensor([[0, 70], [3, 69]]), bias=g(draw(2, 70, seed=3))),
+        SCORING,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_nothing_is_read_outside_of_a_tensor(name):
+    run = GUARDED[name]
+    found = run(guarded)
+    assert found.isfinite().all()
+    assert torch.equal(found, run(lambda tensor: tensor))
+
+
+def test_tensors_that_do_not_fit_are_refused():
+    x, weight, tile = draw(2, 8), draw(4, 8), ops.TILES[torch.float32]
+    with pytest.raises(RuntimeError, match="sizes"):
+        ops.product(x, draw(4, 9), None, tile)
+    with pytest.raises(RuntimeError, match=r"expected torch\.float32 on cpu"):
+        ops.product(x, weight.bfloat16(), None, tile)
+    with pytest.raises(RuntimeError, match=r"no Triton kernels for torch\.float64"):
+        ops.product(x.double(), weight.double(), None, tile)
+    with pytest.raises(RuntimeError, match="ranges"):
+        over_pages.RowTables.of([Span(0, 2, 0, 2, [1])], torch.tensor([64, 65])).seeing(
+            torch.tensor([[0, 1]])
+        )
+
+
+@pytest.fixture
+def make_small(monkeypatch):
+    monkeypatch.setattr("blockdraft.kernels.backends.cpu_backend", triton_on_cpu)
+    # What the other tests have checked.
+    monkeypatch.setattr(triton_backend.TritonBackend, "_may_attend", lambda *own: True)
+
+    def make():
+        model = tiny_target("qwen3", num_hidden_layers=1, max_position_embeddings=32)
+        return make_target("paged", model, num_pages=12, layer_ids=(0,))
+
+    return make
+
+
+@pytest.fixture
+def small_target(make_small):
+    return make_small()
+
+
+def test_a_model_computes_with_the_kernels(small_target):
+    """Its layers and its last norm; it passes the check of a load, and drafts change nothing."""
+    inner = small_target.model.model
+    assert small_target.rule.row_multiple == 1
+    assert isinstance(inner.layers[0].forward.layer.backend, triton_backend.TritonBackend)
+    assert "forward" in vars(inner.norm)
+    small_target.check_row_invariance(splits=((9,), (1, 3, 5)))
+    params, drafter = SamplingParams(max_tokens=5), NoisyOracleDrafter(3, VOCAB_SIZE)
+    check_drafted_equals_plain(small_target, drafter, [5, 17, 60, 2, 9], params)
+
+
+def test_a_model_with_a_fault_is_refused(small_target, monkeypatch):
+    monkeypatch.setattr(triton_backend, "product", tile_by_rows)
+    with pytest.raises(RowsDepend, match="change with the number of rows"):
+        small_target.check_row_invariance(splits=((9,), (1,) * 9))
+
+
+def steps(target, is_static: bool) -> list[Tensor]:
+    """Logits, features and kept keys of three sequences: prompts, trees, then a token each."""
+    samples = Samples.__new__(Samples)
+    samples.target, samples.samples = target, {}
+    assert not is_static or target.use_static_shapes()
+    lengths = {0: 5, 1: 2, 2: 9}
+    for key, length in lengths.items():
+        samples.open(key, range(key, key + length))
+    for key, length in lengths.items():
+        samples.pass_over(samples.plan(key, chunk=length - 1))
+        samples.samples[key].num_cached = length - 1
+    found: list[Tensor] = []
+    trees = {0: Tree((7, 8, 9, 4), (-1, 0, 0, -1)), 1: Tree((3, 5), (-1, -1))}
+    for chosen in (trees, {}):
+        planned = {key: samples.plan(key, chosen.get(key)) for key in lengths}
+        output = samples.pass_over(*planned.values())
+        found += [output.logits, *output.features]
+        for key, one in planned.items():
+            path = one.tree.path(len(one.tree) - 2) if len(one.tree) else []
+            samples.commit(one, path, bonus=key + 1)
+    return found + [kept for key in lengths for kept in samples.kept(key)]
+
+
+def test_fixed_shapes_change_no_bit(make_small):
+    """Of many sequences with trees; what they were, by a target whose shapes are its own."""
+    target = make_small()
+    expected, found = steps(make_small(), False), steps(target, True)
+    assert same(found, expected)
+    assert {1, 4, 8, 16} >= set(target._static._inputs) > {4, 8}
+
+
+@pytest.mark.parametrize("fault", ["scratch page", "old tables"])
+def test_faults_of_fixed_shapes_show(make_small, monkeypatch, fault):
+    expected = steps(make_small(), False)
+    if fault == "scratch page":  # rows that fill up write over the first page of a sequence
+        monkeypatch.setattr(static_forward, "SCRATCH_PAGE", 1)
+    else:
+        write = static_forward.StaticInputs.write
+
+        def write_once(self, rows):
+            kept = self.tables.path_slots.clone()
+            fits = write(self, rows)
+            self.tables.path_slots.copy_(kept)
+            return fits
+
+        monkeypatch.setattr(static_forward.StaticInputs, "write", write_once)
+    assert not same(steps(make_small(), True), expected)
+
+
+def test_a_pretended_card(monkeypatch):
+    """Everything is made on the card: the target, fixed shapes, and a drafter."""
+    monkeypatch.setattr(choice, "_choices", {})
+    monkeypatch.setattr(check, "NUMS_ROWS", (1, 3))
+    monkeypatch.setattr(check, "PLACES", (0,))
+    model = tiny_target("qwen3", num_hidden_layers=1, max_position_embeddings=32)
+    drafter = tiny_drafter(
+        block_size=4,
+        num_target_layers=1,
+        target_layer_ids=(0,),
+        num_hidden_layers=1,
+        layer_types=("full_attention",),
+    )
+    prompt, params = [3, 4, 5, 6, 7], SamplingParams(max_tokens=4)
+    plain = generate_plain(
+        make_target("paged", copy.deepcopy(model), layer_ids=(0,)), prompt, params
+    )
+    with PretendCuda():
+        target = make_target("paged", model.to("cuda"), num_pages=12, layer_ids=(0,))
+        assert target.use_static_shapes()
+        assert card_kernels(torch.float32, "cuda") == (True, "")
+        dflash = make_dflash(target, drafter.to("cuda"))
+        assert type(dflash.contexts.backend) is triton_backend.TritonBackend
+        found = generate(target, dflash, prompt, params)
+    assert found.token_ids == plain.token_ids
+
+
+def test_the_part_of_the_gpu_check(monkeypatch, tmp_path):
+    """What it would do on a card, with numbers that say nothing about one."""
+    size = ModelSize(32, 48, 2, 1, 16, 64, 1)
+    settings = Settings(**REHEARSAL | {"rows": (1, 2, 5)})
+    monkeypatch.setattr(triton_kernels, "backend_for", lambda dtype, *own: triton_on_cpu(dtype))
+    monkeypatch.setattr(triton_kernels, "seconds_of", lambda call, device: call() is None)
+    monkeypatch.setattr(triton_kernels, "TIMED_ROWS", (1, 2))
+    monkeypatch.setattr(triton_kernels, "CONTEXTS", ((2, 2, 70),))
+    notes = Notes(tmp_path / "triton.found.json")
+    for part in (triton_kernels._operations, triton_kernels._attention):
+        part(settings, notes, "float32", "small", size)
+    found = notes.found
+    assert set(found["bits"]["float32"]["small"].values()) == {"same bits"}
+    assert all(float(error) < 1e-5 for error in found["largest error"]["float32"]["small"].values())
+    assert set(found["ms"]["float32"]["small"]["down"]) > {"torch, 1 rows", "tile of 16, 2 rows"}
+    assert set(found["attention ms"]["float32"]["small"]) == {
+        f"2 x 2 rows, 70 keys, {way}" for way in ("torch", "Triton")
+    }
+
+
+def test_windows_ask_for_no_tile_that_nobody_sees():
+    """The first tile begins at a multiple of its size, so a window moves no sum."""
+    trees, backend = Trees(torch.float32), triton_on_cpu(torch.float32)
+    wide = LayerAttention(SCORING, Visibility(window=10_000))
+    causal = LayerAttention(SCORING, CAUSAL)
+    assert torch.equal(
+        trees.run(backend, [0], wide, rest=torch.nan)[0],
+        trees.run(backend, [0], causal, rest=torch.nan)[0],
+    )

@@ -1,0 +1,129 @@
+"""When a card computes with Triton kernels. No card is needed, nor Triton."""
+
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from blockdraft.core.errors import ModelError
+from blockdraft.engine import load
+from blockdraft.kernels import backends
+from blockdraft.kernels.cuda import choice
+from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.models.exact import RowsDepend
+
+FLOAT32 = torch.float32
+
+
+class Kernels(TorchBackend):
+    """Stands for the backend of a card; knows heads of 64 only."""
+
+    known = frozenset({FLOAT32})
+
+    def __init__(self, dtype: torch.dtype, device: object) -> None:
+        super().__init__(dtype)
+
+    def attends_over(self, head_dim: int) -> bool:
+        return head_dim == 64
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch):
+    """A machine that has Triton, and kernels whose check finds what `fault` says."""
+    monkeypatch.setattr(choice, "_choices", {})
+    monkeypatch.delenv(choice.SWITCH, raising=False)
+    own = SimpleNamespace(fault=None, num_checks=0)
+
+    def first_fault(*arguments: object) -> str | None:
+        own.num_checks += 1
+        if isinstance(own.fault, Exception):
+            raise own.fault
+        return own.fault
+
+    modules = {"backend": {"TritonBackend": Kernels}, "check": {"first_fault": first_fault}}
+    for name, members in modules.items():
+        fake = SimpleNamespace(**members)
+        monkeypatch.setitem(sys.modules, f"blockdraft.kernels.cuda.{name}", fake)
+    monkeypatch.setattr(choice, "find_spec", lambda name: object())
+    return own
+
+
+def kind(dtype: torch.dtype = FLOAT32, *head_dims: int) -> type:
+    return type(backends.backend_for(dtype, "cuda", head_dims))
+
+
+def test_kernels_that_pass_their_check_are_used(card):
+    assert kind() is kind(FLOAT32, 64) is Kernels
+    assert kind(FLOAT32, 64, 80) is TorchBackend
+    assert kind(torch.float64) is TorchBackend
+    assert card.num_checks == 1
+    assert backends.card_kernels(FLOAT32, "cuda") == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("a norm differs", "a norm differs"), (OSError("no ptxas\nhere"), "OSError: no ptxas")],
+)
+def test_kernels_that_fail_it_are_not(card, caplog, fault, said):
+    card.fault = fault
+    assert kind() is TorchBackend
+    assert backends.card_kernels(FLOAT32, "cuda") == (False, said)
+    assert said in caplog.text
+    assert kind() is TorchBackend
+    assert card.num_checks == 1
+
+
+def test_without_triton_cards_use_torch(monkeypatch, caplog):
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    assert kind() is TorchBackend
+    assert backends.card_kernels(FLOAT32, "cuda") == (False, "triton is not installed")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_the_switch_leaves_them_out(monkeypatch):
+    assert kind() is Kernels
+    monkeypatch.setenv(choice.SWITCH, "off")
+    assert kind() is TorchBackend
+    assert not backends.failed_load(FLOAT32, "other bits")
+
+
+def test_a_model_that_fails_is_loaded_once_more(monkeypatch):
+    used = []
+
+    def load_model(config, target, drafter, dtype, device):
+        used.append(kind())
+        if used[-1] is Kernels:
+            raise RowsDepend("logits change")
+        return "an engine"
+
+    monkeypatch.setattr(load, "_load", load_model)
+    assert load._load_with_its_kernels(None, None, None, FLOAT32, "cuda") == "an engine"
+    assert used == [Kernels, TorchBackend]
+    assert backends.card_kernels(FLOAT32, "cuda") == (False, "logits change")
+
+
+@pytest.mark.parametrize("error", [RowsDepend("logits change"), ModelError("no such folder")])
+def test_what_another_backend_would_not_help_is_raised(monkeypatch, error):
+    """No other backend is left, or the error is none of the kernels'."""
+    if isinstance(error, RowsDepend):
+        monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    assert kind() in (Kernels, TorchBackend)
+    calls = []
+
+    def load_model(*arguments: object) -> None:
+        calls.append(arguments)
+        raise error
+
+    monkeypatch.setattr(load, "_load", load_model)
+    with pytest.raises(type(error)):
+        load._load_with_its_kernels(None, None, None, FLOAT32, "cuda")
+    assert len(calls) == 1
+
+
+def test_nothing_changes_under_a_model_that_runs():
+    assert kind() is Kernels
+    backends.passed_load(FLOAT32)
+    assert not backends.failed_load(FLOAT32, "another model's logits change")
+    assert kind() is Kernels

@@ -1,0 +1,169 @@
+"""Inputs of forwards in fixed shapes. Their values are in tests/unit/kernels/test_triton.py."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE
+from blockdraft.kernels.interface import Span
+from blockdraft.kernels.torch.backend import TorchBackend
+from blockdraft.models import static_forward
+from blockdraft.models.packed_rows import PackedRows
+from blockdraft.models.static_forward import (
+    SHAPES,
+    StaticForwards,
+    StaticInputs,
+    StaticOutput,
+    static_forwards,
+)
+from tests.parity.targets import make_target
+from tests.tiny import tiny_target
+
+CPU = torch.device("cpu")
+
+
+def packed(num_rows: int) -> PackedRows:
+    """A row with a path, then a sequence of the others."""
+    first = Span(0, 1, 70, 71, (4, 9, 2), (300, 301))
+    second = Span(1, num_rows - 1, 3, 2 + num_rows, (5,))
+    return PackedRows(
+        token_ids=list(range(10, 10 + num_rows)),
+        positions=[70, *range(3, 2 + num_rows)],
+        slots=list(range(600, 600 + num_rows)),
+        wanted=[0, num_rows - 1],
+        spans=[first, second],
+    )
+
+
+def test_rows_are_filled_up_on_the_scratch_page():
+    inputs = StaticInputs(4, CPU)
+    assert inputs.write(packed(3))
+    assert inputs.token_ids.tolist() == [10, 11, 12, 12]
+    assert inputs.slots.tolist() == [600, 601, 602, SCRATCH_PAGE * PAGE_SIZE]
+    assert inputs.wanted.tolist() == [0, 2, 0, 0]
+    assert inputs.places.tolist() == [[70, 3, 4, 0], [71, 5, 5, 1]]
+    tables = inputs.tables
+    rows = tables.rows.view(4, 3).tolist()
+    assert rows == [[0, 69, 0], [2, 5, 2], [2, 5, 2], [3, 1, 0]]
+    # Of three pages of the first span its rows look at two.
+    assert tables.page_ids[:4].tolist() == [4, 9, 5, SCRATCH_PAGE]
+    assert tables.path_slots[:2].tolist() == [300, 301]
+
+
+def test_inputs_stay_where_they_are():
+    inputs = StaticInputs(4, CPU)
+    inputs.write(packed(4))
+    addresses = [part.data_ptr() for part in (inputs.token_ids, inputs.places, inputs.tables.rows)]
+    assert inputs.write(packed(3))
+    assert inputs.token_ids.tolist() == [10, 11, 12, 12]
+    assert addresses == [
+        part.data_ptr() for part in (inputs.token_ids, inputs.places, inputs.tables.rows)
+    ]
+
+
+@pytest.mark.parametrize("limit", ["MAX_PAGES", "MAX_PATH_SLOTS"])
+def test_too_many_keys_fit_no_shape(monkeypatch, limit):
+    monkeypatch.setattr(static_forward, limit, 1)
+    inputs = StaticInputs(4, CPU)
+    assert not inputs.write(packed(3))
+    assert not inputs.token_ids.any()
+
+
+class Tables(TorchBackend):
+    """A backend that would read tables."""
+
+    def rows_of_tables(self, slots, tables):
+        return self.paged_rows([Span(0, 1, 0, 1, [1])], slots, 1)
+
+
+def test_each_forward_takes_the_next_shape():
+    shapes = []
+
+    def compute(plan, token_ids, positions, wanted):
+        shapes.append(token_ids.shape[1])
+        assert token_ids.shape == positions.shape == (1, *wanted.shape)
+        return StaticOutput(torch.zeros(1), {})
+
+    forwards = StaticForwards(Tables(torch.float32), None, compute, CPU)
+    for num_rows in (2, 3, 5, 8, 64):
+        assert forwards(packed(num_rows)) is not None
+    assert forwards(packed(SHAPES[-1] + 1)) is None
+    assert shapes == [2, 4, 8, 8, 64]
+
+
+class Graph:
+    """Stands for a CUDA graph: a replay computes again what was captured, into the same memory."""
+
+    def __init__(self) -> None:
+        self.replay = lambda: pytest.fail("nothing was captured")
+
+
+@pytest.fixture
+def card(monkeypatch) -> list[Graph]:
+    """The graphs that are captured, on a card that is none."""
+    graphs: list[Graph] = []
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda own: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(
+        torch.cuda, "graph", lambda graph, **options: nullcontext(graphs.append(graph))
+    )
+    return graphs
+
+
+class Doubled:
+    """Twice the token ids of the wanted rows, in memory that a captured graph keeps."""
+
+    def __init__(self, graphs: list[Graph]) -> None:
+        self._graphs = graphs
+        self.num_calls = 0
+
+    def __call__(self, plan, token_ids, positions, wanted) -> StaticOutput:
+        self.num_calls += 1
+        logits = torch.empty(wanted.shape[0], dtype=torch.int64)
+
+        def compute() -> None:
+            torch.mul(token_ids[0, wanted], 2, out=logits)
+
+        compute()
+        if self._graphs:
+            self._graphs[-1].replay = compute
+        return StaticOutput(logits, {})
+
+
+def on_a_card(compute) -> StaticForwards:
+    forwards = StaticForwards(Tables(torch.float32), None, compute, CPU)
+    forwards._captures = True
+    return forwards
+
+
+def test_a_card_replays_one_capture_with_new_inputs(card):
+    compute = Doubled(card)
+    forwards = on_a_card(compute)
+    four, three = forwards(packed(4)), forwards(packed(3))
+    assert four.logits[:2].tolist() == [20, 26]
+    assert three.logits[:2].tolist() == [20, 24]
+    assert len(card) == 1
+    assert compute.num_calls == static_forward.NUM_WARM + 1
+
+
+def test_what_cannot_be_captured_runs_without(card, monkeypatch, caplog):
+    def refuse(graph, **options):
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    forwards = on_a_card(Doubled(card))
+    for num_rows in (4, 3, 8):
+        assert forwards(packed(num_rows)).logits[:2].tolist() == [20, 2 * (9 + num_rows)]
+    assert caplog.text.count("no CUDA graphs: operation not permitted") == 1
+
+
+def test_a_backend_without_tables_keeps_its_own_shapes():
+    assert static_forwards(TorchBackend(torch.float32), None, None, CPU) is None
+    target = make_target("paged", tiny_target())
+    with target.released_after():
+        assert not target.use_static_shapes()
