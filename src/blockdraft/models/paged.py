@@ -245,9 +245,16 @@ class PagedTarget(TransformersTarget):
         if self._states is not None:
             self._states.close(key)
 
+    @torch.inference_mode()
     def state_bytes(self) -> int:
         """Of the recurrent states of a sequence; each candidate of a step takes as many again."""
-        return 0 if self._states is None else self._states.num_bytes
+        if self._states is None:
+            return 0
+        with self._opened(_PROBE, 1):
+            rows = PackedRows()
+            self._add(rows, _PROBE, [0], 0, 0)
+            self._run(rows)
+            return self._states.num_bytes(_PROBE)
 
     @torch.inference_mode()
     def logits_of_split(self, token_ids: Sequence[int], split: Split) -> Tensor:

@@ -72,8 +72,6 @@ class PagedStates:
         self._caches: dict[int, StateCache] = {}
         self.borders = BorderStates(max_border_bytes)
         memory.borders = self.borders
-        self.num_bytes = 0
-        """Of the states of one sequence; 0 before the first forward."""
 
     def begin(self, planned: PlannedRow) -> None:
         """Before a forward: its candidates can be taken back, and borders of pages are copied."""
@@ -108,13 +106,12 @@ class PagedStates:
         cache = self._caches[sequence.key]
         start, base = sequence.num_cached, sequence.num_cached + len(row.new_ids)
         kept = base + len(nodes)
-        self.num_bytes = cache.num_state_bytes
         if self._memory.reuse:
             token_ids = sequence.token_ids[:base] + [planned.tree.tokens[node] for node in nodes]
             for page in range(start // PAGE_SIZE, kept // PAGE_SIZE):
                 states = cache.states_after((page + 1) * PAGE_SIZE)
                 digest = self._memory.digest(sequence.key, page, token_ids)
-                self.borders.put(digest, states, self.num_bytes)
+                self.borders.put(digest, states, cache.num_state_bytes)
         cache.truncate(kept)
 
     @torch.inference_mode()
@@ -127,6 +124,10 @@ class PagedStates:
         """Forget a sequence."""
         self._caches.pop(key, None)
         self.borders.opened(key, None, 0)
+
+    def num_bytes(self, key: int) -> int:
+        """Of the states of a sequence."""
+        return self._of(key).num_state_bytes
 
     def pretend(self, key: int, length: int, sure: int) -> None:
         """Let the states of a sequence be those after `length` tokens, to go back to `sure`."""

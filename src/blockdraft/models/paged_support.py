@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape
-from blockdraft.models.recurrent import layers_without_keys
+from blockdraft.models.recurrent import layers_without_keys, mixers
 from blockdraft.models.supported import decoder_layers, varying_rope_type
 
 PROBE_ATTENTION = "blockdraft_layer_probe"
@@ -41,11 +41,13 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     Raises:
         NotPaged: a layer that attends has no K/V of its own, or none attends, its attention needs more than the paged one has, or
             its rotation would depend on the other sequences of a forward.
+        ModelError: see `mixers`.
     """
     num_layers = len(decoder_layers(model))
     varying = varying_rope_type(model.config.get_text_config())
     if varying is not None:
         raise NotPaged(f"its rope_type {varying!r} depends on the longest sequence of a forward")
+    mixers(model)
     empty = layers_without_keys(model)
     if len(empty) == num_layers:
         raise NotPaged("its layers keep a state and no keys, which pages are for")
@@ -113,6 +115,8 @@ def _probe_attention(
     if key.shape[-1] < value.shape[-1]:
         raise NotPaged(f"layer {layer} has values that are larger than its keys")
     assert _reports.layers is not None
+    if layer < 0:
+        raise NotPaged("its layers share an attention")
     if layer in _reports.layers:
         raise NotPaged(f"layer {layer} attends twice")
     _reports.layers[layer] = (key.shape[1], key.shape[3])
