@@ -78,7 +78,7 @@ IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
     },
     "Granite": {},
     "GraniteMoe": {"num_local_experts": 4},
-    "MiniMaxM2": {**_EXPERTS, "num_local_experts": 4},
+    "MiniMaxM2": {**_EXPERTS, "num_local_experts": 16},
     "Ministral3": {},
     "Mistral": _SLIDING,
     "Mixtral": {"num_local_experts": 8},
@@ -137,7 +137,7 @@ RECURRENT: Mapping[str, Mapping[str, Any]] = {
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "Lfm2Moe": {
         **_EXPERTS,
-        "num_experts": 4,
+        "num_experts": 16,
         "num_dense_layers": 1,
         "layer_types": ["conv", "full_attention"] * 2,
     },

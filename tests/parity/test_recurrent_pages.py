@@ -93,8 +93,6 @@ def test_five_together_answer_as_alone(kind: str, chunk: int) -> None:
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_every_hybrid_passes_the_test_at_load(kind: str) -> None:
     model = build(kind, RECURRENT[kind], torch.float32)
-    if kind == "Lfm2Moe":
-        pytest.skip("its router of so few experts is not row-invariant in small, on any path")
     with PagedTarget(model, Pages(9)).released_after() as target:
         target.check_row_invariance()
         assert target.state_bytes() > 0
