@@ -141,13 +141,15 @@ def check_drafted_equals_plain(family: str, target: PagedTarget | SequentialTarg
         AssertionError: they differ, or the outputs have too few distinct tokens.
     """
     shared = tuple(range(PAGE_SIZE))
-    prompts = [shared + (5, 9), (8, 3, 20), shared + (70, 4, 2)]
+    prompts = [(*shared, 5, 9), (8, 3, 20), (*shared, 70, 4, 2)]
     params = (
         SamplingParams(max_tokens=16, logprobs=0),
         SamplingParams(max_tokens=16, temperature=1.0, seed=3, logprobs=0),
         SamplingParams(max_tokens=16, logprobs=0),
     )
-    requests = [Request(*one, arrival=3 * i) for i, one in enumerate(zip(prompts, params))]
+    requests = [
+        Request(*one, arrival=3 * i) for i, one in enumerate(zip(prompts, params, strict=True))
+    ]
     plain = run_alone(target, requests)
     known = [answer.token_ids for answer in plain]
     before = target.memory.num_reused_tokens if isinstance(target, PagedTarget) else 0

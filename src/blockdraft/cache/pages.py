@@ -113,7 +113,9 @@ class Pages:
                 break
             table.page_ids.append(page_id)
         if self.borders is not None:
-            while table.page_ids and not self.borders.has(table.digests.known[len(table.page_ids) - 1]):
+            while table.page_ids and not self.borders.has(
+                table.digests.known[len(table.page_ids) - 1]
+            ):
                 table.page_ids.pop()
             num_pages = len(table.page_ids)
             last = table.digests.known[num_pages - 1] if num_pages else None

@@ -10,9 +10,7 @@ _PATHS = {
     "paged": "all sequences in one forward",
     "one after another": "one sequence after another",
     "recurrent": "all sequences in one forward, recurrent layers token by token",
-    "recurrent, one after another": (
-        "one sequence after another, recurrent layers token by token"
-    ),
+    "recurrent, one after another": ("one sequence after another, recurrent layers token by token"),
 }
 
 

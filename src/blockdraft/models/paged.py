@@ -20,8 +20,8 @@ from blockdraft.models.attention.plan import AttentionPlan, PlanInForce
 from blockdraft.models.direct import direct_forward
 from blockdraft.models.exact import TAIL_SPLIT, Split
 from blockdraft.models.fused import speed_up
-from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.paged_states import PagedStates
+from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.recurrent import is_recurrent
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled

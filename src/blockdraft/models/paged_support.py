@@ -64,7 +64,7 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         shapes, windows = dict(_reports.layers or {}), dict(_reports.windows)
     # More than the layers where each attends twice (LongCat-Flash).
     num_pools = max(num_layers, 1 + max(shapes, default=0))
-    shapes |= {index: (0, 0) for index in empty - set(shapes)}
+    shapes |= dict.fromkeys(empty - set(shapes), (0, 0))
     missing = sorted(set(range(num_pools)) - set(shapes))
     if missing:
         raise NotPaged(f"layer {missing[0]} has no attention with keys and values of its own")

@@ -12,8 +12,8 @@ import torch
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import MISTAKE, NO, ModelError
 from blockdraft.diagnose.fit import Fit, examine_fit
-from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.paged import PagedTarget
+from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.sequential import SequentialTarget
 from tests.command_line import refusal, run, run_json
 from tests.parity.test_architectures import (
