@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -77,12 +78,10 @@ def _makers() -> dict[str, Callable[[], PreTrainedModel]]:
     options = {**IN_ONE_FORWARD, **RECURRENT}
     options |= {name: given for name, (given, _) in ONE_AFTER_ANOTHER.items()}
     found: dict[str, Callable[[], PreTrainedModel]] = {
-        type(tiny_target(kind)).__name__: lambda kind=kind: tiny_target(kind) for kind in ALL_KINDS
+        type(tiny_target(kind)).__name__: partial(tiny_target, kind) for kind in ALL_KINDS
     }
     for name, given in options.items():
-        found[f"{name}ForCausalLM"] = lambda name=name, given=given: build(
-            name, given, torch.float32
-        )
+        found[f"{name}ForCausalLM"] = partial(build, name, given, torch.float32)
     return {name.removesuffix("ForCausalLM"): make for name, make in found.items()}
 
 

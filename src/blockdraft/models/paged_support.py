@@ -39,8 +39,9 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     """kv_heads and head_dim of every layer; (0, 0) where a recurrent layer has no attention.
 
     Raises:
-        NotPaged: a layer that attends has no K/V of its own, or none attends, its attention needs more than the paged one has, or
-            its rotation would depend on the other sequences of a forward.
+        NotPaged: a layer that attends has no K/V of its own, or none attends; its attention needs
+            more than the paged one has; or its rotation would depend on the other sequences of a
+            forward.
         ModelError: see `mixers`.
     """
     num_layers = len(decoder_layers(model))
