@@ -70,5 +70,5 @@ def test_memory_cannot_be_kept_to_beside_states(tmp_path: Path) -> None:
     """The copies of states for each candidate are not planned."""
     build("Lfm2", RECURRENT["Lfm2"], torch.float32).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="keeps recurrent states .*; leave out --memory"):
+    with pytest.raises(ConfigError, match=r"keeps recurrent states .*; leave out --memory"):
         LLM(tmp_path, None, dtype="float32", memory=1.0)
