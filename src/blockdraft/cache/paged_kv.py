@@ -11,7 +11,7 @@ from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.kernels.interface import TILE
 
 LayerShape = tuple[int, int]
-"""kv_heads and head_dim of one layer."""
+"""kv_heads and head_dim of one layer; zeros if it has no attention."""
 
 
 class PagedKV:
@@ -99,7 +99,7 @@ def page_bytes(shapes: Sequence[LayerShape], dtype: torch.dtype) -> int:
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """Zeros that the operating system provides page by page, when they are first written."""
-    if torch.device(device).type != "cpu":
+    if torch.device(device).type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     # torch.zeros writes its zeros, and so takes all the memory at once. numpy asks for huge pages:
     # the first token would take 2 MiB for every head of every layer.

@@ -12,6 +12,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 PAGE_SIZE = 64
 SCRATCH_PAGE = 0
@@ -48,11 +49,22 @@ class _Table:
     num_uncounted: int = 0
 
 
+class Borders(Protocol):
+    """States at borders of pages, without which what lies in pages cannot be gone on with."""
+
+    def has(self, digest: bytes) -> bool:
+        """True if the state behind a page is kept."""
+
+    def opened(self, key: int, digest: bytes | None, num_tokens: int) -> None:
+        """A sequence goes on behind the page of `digest`, with `num_tokens` tokens; None: anew."""
+
+
 class Pages:
     """A fixed number of pages, shared by all sequences; a sequence is addressed by its key.
 
     With `reuse` off nothing enters the prefix chain. `on_forget` is told each page whose content
-    nobody can reach any more.
+    nobody can reach any more. With `borders` a sequence takes over no more than what it can go on
+    behind.
     """
 
     def __init__(self, num_pages: int, *, reuse: bool = True) -> None:
@@ -61,6 +73,7 @@ class Pages:
         self.reuse = reuse
         self.num_reused_tokens = 0
         self.on_forget: Callable[[int], None] | None = None
+        self.borders: Borders | None = None
         self._free = list(range(num_pages - 1, SCRATCH_PAGE, -1))
         self._tables: dict[int, _Table] = {}
         self._put_back: dict[int, _Digests] = {}
@@ -98,8 +111,17 @@ class Pages:
             page_id = self._page_of.get(table.digests.of(index, token_ids))
             if page_id is None:
                 break
-            self._hold(page_id)
             table.page_ids.append(page_id)
+        if self.borders is not None:
+            while table.page_ids and not self.borders.has(
+                table.digests.known[len(table.page_ids) - 1]
+            ):
+                table.page_ids.pop()
+            num_pages = len(table.page_ids)
+            last = table.digests.known[num_pages - 1] if num_pages else None
+            self.borders.opened(key, last, num_pages * PAGE_SIZE)
+        for page_id in table.page_ids:
+            self._hold(page_id)
         table.num_chained = len(table.page_ids)
         table.num_uncounted = table.num_chained * PAGE_SIZE
         return table.num_uncounted
@@ -146,6 +168,10 @@ class Pages:
         """The same of any positions."""
         page_ids = self._tables[key].page_ids
         return [page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in positions]
+
+    def digest(self, key: int, index: int, token_ids: Sequence[int]) -> bytes:
+        """Of a page of a sequence with these tokens, and of all before it."""
+        return self._tables[key].digests.of(index, token_ids)
 
     def publish(self, key: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """Enter the full pages of the first `num_tokens` tokens, all committed, into the chain.

@@ -4,7 +4,7 @@ A state cannot be cut back. It is copied before each token that may be taken bac
 rejection leaves the very bits that were there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -21,6 +21,9 @@ _STATE = (
 )
 """What transformers keeps of a layer's state: tensors by number, and what is filled."""
 
+LayerState = dict[str, Any]
+"""A copy of the state of one layer. Nobody changes it, so several may hold it."""
+
 
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is untyped here
     """The state of one layer after `num_steps` tokens, and copies of it after fewer."""
@@ -31,17 +34,38 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         LinearAttentionLayer.__init__(self, **kwargs)
         self.num_steps = 0
         self._first = self._sure = 0
-        self._copies: dict[int, dict[str, Any]] = {}
+        self._also: Container[int] = ()
+        self._copies: dict[int, LayerState] = {}
 
-    def may_return(self, sure: int) -> None:
-        """From here on the layer can go back to its present length, and to all from `sure` on."""
-        self._first, self._sure = self.num_steps, sure
+    def may_return(self, sure: int, also: Container[int] = ()) -> None:
+        """From here on the layer can go back to its present length, and to all from `sure` on.
+
+        also: other lengths whose state is copied on the way.
+        """
+        self._first, self._sure, self._also = self.num_steps, sure, also
         self._copies = {}
 
     def before_step(self) -> None:
         """To be called before each token."""
-        if self.num_steps == self._first or self.num_steps >= self._sure:
-            self._copies[self.num_steps] = {name: _copied(getattr(self, name)) for name in _STATE}
+        length = self.num_steps
+        if length == self._first or length >= self._sure or length in self._also:
+            self._copies[length] = self._present()
+
+    def _present(self) -> LayerState:
+        return {name: _copied(getattr(self, name)) for name in _STATE}
+
+    def state_after(self, length: int) -> LayerState:
+        """The copy made after `length` tokens, or one of the present state."""
+        if length in self._copies:
+            return self._copies[length]
+        assert length == self.num_steps, f"no state after {length} tokens was kept"
+        return self._present()
+
+    def resume(self, state: LayerState, length: int) -> None:
+        """Go on behind `length` tokens that another sequence computed."""
+        for name, value in state.items():
+            setattr(self, name, _copied(value))
+        self.num_steps = length
 
     def go_back(self, length: int) -> None:
         """The state after `length` tokens.
@@ -50,8 +74,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         where there is one.
         """
         if length in self._copies:
-            for name, value in self._copies[length].items():
-                setattr(self, name, _copied(value))
+            self.resume(self._copies[length], length)
         else:
             assert length == self.num_steps, f"no state after {length} tokens was kept"
         self.num_steps = length
@@ -95,6 +118,11 @@ class StateCache(KVCache):
         Cache.__init__(self, layers=[make[kind]() for kind in kinds])
 
     @property
+    def spans(self) -> "list[Span]":
+        """See PackedStates.spans: one sequence."""
+        return [(self, self.num_rows)]
+
+    @property
     def _states(self) -> list[StateLayer]:
         return [layer for layer in self.layers if isinstance(layer, StateLayer)]
 
@@ -118,10 +146,19 @@ class StateCache(KVCache):
         layer.length = self.length
         return layer.get_mask_sizes(query_length)
 
-    def may_return(self, sure: int) -> None:
-        """See KVCache.may_return."""
+    def may_return(self, sure: int, also: Container[int] = ()) -> None:
+        """See KVCache.may_return and StateLayer.may_return."""
         for layer in self._states:
-            layer.may_return(sure)
+            layer.may_return(sure, also)
+
+    def states_after(self, length: int) -> list[LayerState]:
+        """Of all layers with a state; see StateLayer.state_after."""
+        return [layer.state_after(length) for layer in self._states]
+
+    def resume(self, states: Sequence[LayerState], length: int) -> None:
+        """See StateLayer.resume; keys and values lie elsewhere."""
+        for layer, state in zip(self._states, states, strict=True):
+            layer.resume(state, length)
 
     def expect(self, num_rows: int) -> None:
         """See KVCache.expect."""
@@ -143,6 +180,35 @@ class StateCache(KVCache):
     def num_state_bytes(self) -> int:
         """Of the states of all layers, once."""
         return sum(layer.num_bytes for layer in self._states)
+
+
+Span = tuple[StateCache, int]
+"""The states of a sequence, and how many rows of a forward are its next tokens."""
+
+
+class PackedStates(Cache):  # type: ignore[misc]
+    """What a model takes for its cache where rows of many sequences are packed in one forward.
+
+    spans: they follow each other from row 0 on. Keys and values go into pages, past this cache.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        Cache.__init__(self, layers=[])
+        self.spans = list(spans)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The new keys and values alone; the attention over pages knows the others."""
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """None that the model should count: positions are given."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Of the new rows; no mask is made of it."""
+        return query_length, 0
 
 
 def _copied(value: Any) -> Any:

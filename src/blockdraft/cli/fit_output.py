@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 _PATHS = {
     "paged": "all sequences in one forward",
     "one after another": "one sequence after another",
-    "recurrent": "one sequence after another, recurrent layers token by token",
+    "recurrent": "all sequences in one forward, recurrent layers token by token",
+    "recurrent, one after another": ("one sequence after another, recurrent layers token by token"),
 }
 
 

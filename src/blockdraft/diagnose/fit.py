@@ -27,8 +27,8 @@ from blockdraft.models.supported import check_supported, varying_rope_type
 from blockdraft.models.transformers_target import replace_attention
 from blockdraft.speculate.drafters.shapes import DrafterShape, read_shape
 
-RunPath = Literal["paged", "one after another", "recurrent"]
-"""All sequences in one forward; one sequence a forward; and there its layers token by token."""
+RunPath = Literal["paged", "one after another", "recurrent", "recurrent, one after another"]
+"""All sequences in one forward, or one; recurrent layers go token by token in both."""
 
 LATER = (
     "that rows are independent in this precision (tested at the first load; not with --exact off)",
@@ -117,16 +117,19 @@ def _target_facts(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> T
     quantization, missing = _quantization(model)
     kv_bytes: int | None
     state_bytes, reason = None, None
-    path: RunPath = "paged"
+    path: RunPath = "recurrent" if recurrent else "paged"
     # Experts as products of all of them: which ones are chosen depends on numbers.
     model.set_experts_implementation("batched_mm")
     try:
         kv_bytes = page_bytes(layer_shapes(model), dtype) // PAGE_SIZE
+        if recurrent:
+            state_bytes = _cached_bytes(model, dtype)[1]
     except NotPaged as error:
         own_attention = model.config._attn_implementation
         replace_attention(model, EXACT_ATTENTION)
         model.set_attn_implementation(own_attention)
-        path, reason = "recurrent" if recurrent else "one after another", str(error)
+        path = "recurrent, one after another" if recurrent else "one after another"
+        reason = str(error)
         kv_bytes, state_bytes = _cached_bytes(model, dtype)
     return TargetFacts(
         architecture=type(model).__name__,

@@ -22,6 +22,7 @@ from blockdraft.models.loading import load_target_model
 from blockdraft.models.packed import multiplies_int8
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged, layer_shapes
+from blockdraft.models.recurrent import is_recurrent
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
@@ -32,6 +33,8 @@ from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.drafters.prediction import PredictionDrafter
 
 SHARE_OF_MEMORY = 0.25
+SHARE_OF_STATES = 0.05
+"""Of the memory, for states of recurrent layers that are kept for other requests."""
 MIN_PAGES = 9
 """Enough for the self-test, and for a short chat."""
 
@@ -106,7 +109,7 @@ def _load(
     if config.exact:
         once("rows are independent", lambda: _passes(target.check_row_invariance))
         passed_load(dtype)
-    if isinstance(target, SequentialTarget) and (num_bytes := target.state_bytes()):
+    if num_bytes := target.state_bytes():
         logger.info(
             "recurrent states take %.3g MiB a sequence, and as much again for each candidate of "
             "its step",
@@ -154,13 +157,23 @@ def make_target(
         ModelError: the model is not supported.
     """
     layer_ids = () if checkpoint is None else checkpoint.feature_layers
+    name = type(model).__name__
+    if config.memory is not None and is_recurrent(model):
+        raise ConfigError(
+            f"memory of {config.memory:g} GiB cannot be kept to: {name} keeps recurrent states "
+            "beside its pages, one for each candidate of a step; leave out --memory"
+        )
     try:
         pages = Pages(_num_pages(config, model, checkpoint))
         return PagedTarget(
-            model, pages, layer_ids=layer_ids, exact=config.exact, keep_weights=keep_weights
+            model,
+            pages,
+            layer_ids=layer_ids,
+            exact=config.exact,
+            keep_weights=keep_weights,
+            state_bytes=int(SHARE_OF_STATES * memory_bytes()),
         )
     except NotPaged as reason:
-        name = type(model).__name__
         if config.memory is not None:
             raise ConfigError(
                 f"memory of {config.memory:g} GiB cannot be kept to: {name} runs its sequences one "

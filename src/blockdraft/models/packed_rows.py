@@ -16,6 +16,8 @@ class PackedRows:
     spans: list[Span] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
     """For each span its row of the ForwardPlan."""
+    keys: list[int] = field(default_factory=list)
+    """For each span its sequence."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,17 +21,22 @@ from blockdraft.models.direct import direct_forward
 from blockdraft.models.exact import TAIL_SPLIT, Split
 from blockdraft.models.fused import speed_up
 from blockdraft.models.packed_rows import PackedRows
+from blockdraft.models.paged_states import PagedStates
 from blockdraft.models.paged_support import layer_shapes
+from blockdraft.models.recurrent import is_recurrent
 from blockdraft.models.static_forward import StaticForwards, StaticOutput, static_forwards
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
 
 _PROBE, _NEIGHBOR = -1, -2
 """Keys of the sequences of the self-test; those of the engine are not negative."""
+DEFAULT_STATE_BYTES = 2**28
 NEIGHBOR_LEN = 2 * PAGE_SIZE + 3
 
 NO_PLACES: Mapping[int, int] = {}
 """Every position lies at its own place."""
+_NO_CACHE: Mapping[str, Any] = {"use_cache": False}
+"""Arguments for a model whose memory lies in pages alone."""
 
 
 class PagedTarget(TransformersTarget):
@@ -40,12 +46,15 @@ class PagedTarget(TransformersTarget):
     in the order in which they are computed, until commit says which stay. Each branch is a span
     that reads the keys of its path where they lie, in the order and the tiles of plain decoding.
 
+    A model with recurrent layers takes chains only. Each sequence has states beside its pages, and
+    rows of all sequences share the linear layers; see PagedStates.
+
+    state_bytes: for states at the borders of pages that are kept for other requests.
+
     Raises:
         NotPaged: the model needs the sequential path.
         ModelError: the model is not supported at all.
     """
-
-    takes_trees = True
 
     def __init__(
         self,
@@ -55,6 +64,7 @@ class PagedTarget(TransformersTarget):
         layer_ids: Sequence[int] = (),
         exact: bool = True,
         keep_weights: bool = True,
+        state_bytes: int = DEFAULT_STATE_BYTES,
     ) -> None:
         shapes = layer_shapes(model)
         self._keep_weights = keep_weights
@@ -62,20 +72,23 @@ class PagedTarget(TransformersTarget):
         super().__init__(model, PAGED_ATTENTION, layer_ids=layer_ids, exact=exact)
         self.memory: Pages = memory
         self.kv = PagedKV(shapes, memory.num_pages, dtype=model.dtype, device=model.device)
-        head_dims = {head_dim for _, head_dim in shapes}
+        head_dims = {head_dim for _, head_dim in shapes if head_dim}
         self._backend = backend_for(model.dtype, model.device, head_dims)
         self._direct = direct_forward(model, self.kv, self.layer_ids)
+        self._states = PagedStates(model, memory, state_bytes) if is_recurrent(model) else None
+        self.takes_trees = self._states is None
         self._static: StaticForwards | None = None
 
     def use_static_shapes(self) -> bool:
         """Run forwards of few rows in fixed shapes, on a card as CUDA graphs, with the same bits.
 
         Returns:
-            False if the backend cannot, and nothing changes.
+            False if the model has recurrent layers or the backend cannot, and nothing changes.
         """
-        self._static = static_forwards(
-            self._backend, self.kv, self._static_forward, self.model.device
-        )
+        if self._states is None:
+            self._static = static_forwards(
+                self._backend, self.kv, self._static_forward, self.model.device
+            )
         return self._static is not None
 
     def _prepare(self, attention: str) -> None:
@@ -89,6 +102,9 @@ class PagedTarget(TransformersTarget):
     def forward(self, plan: ForwardPlan) -> TargetOutput:
         """See Target.forward. The scheduler has reserved the pages."""
         with_features = plan.wants_features
+        if self._states is not None:
+            for planned in plan:
+                self._states.begin(planned)
         logits: list[Tensor] = []
         features: list[list[Tensor]] = [[] for _ in plan]
         for rows in self._packed(plan):
@@ -141,6 +157,7 @@ class PagedTarget(TransformersTarget):
         path_slots = self.memory.slots_at(key, [at for p, at in places.items() if p < end])
         rows.spans.append(Span(len(rows), len(token_ids), start, end, page_ids, path_slots))
         rows.owners.append(owner)
+        rows.keys.append(key)
         rows.token_ids += token_ids
         rows.positions += range(start, end)
         rows.slots += self.memory.slots_at(key, [places.get(p, p) for p in range(start, end)])
@@ -162,26 +179,39 @@ class PagedTarget(TransformersTarget):
         if self._direct is not None and self._direct.may_run():
             logits, self._captured = self._direct(plan, inputs[:1], inputs[1:2], wanted)
         else:
-            logits = self._by_transformers(plan, inputs[:1], inputs[1:2], wanted)
+            cache = self._cache_arguments(rows)
+            logits = self._by_transformers(plan, inputs[:1], inputs[1:2], wanted, cache)
         return logits[: len(rows.wanted)], self._take_features(num_rows, with_features)
 
     def _static_forward(
         self, plan: AttentionPlan, token_ids: Tensor, positions: Tensor, wanted: Tensor
     ) -> StaticOutput:
-        logits = self._by_transformers(plan, token_ids, positions, wanted)
+        logits = self._by_transformers(plan, token_ids, positions, wanted, _NO_CACHE)
         captured, self._captured = self._captured, {}
         return StaticOutput(logits, captured)
 
+    def _cache_arguments(self, rows: PackedRows) -> Mapping[str, Any]:
+        """None for a model whose memory lies in pages alone."""
+        if self._states is None:
+            return _NO_CACHE
+        num_rows = [span.num_rows for span in rows.spans]
+        return self._states.arguments(list(zip(rows.keys, num_rows, strict=True)))
+
     def _by_transformers(
-        self, plan: AttentionPlan, token_ids: Tensor, positions: Tensor, wanted: Tensor
+        self,
+        plan: AttentionPlan,
+        token_ids: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        cache: Mapping[str, Any],
     ) -> Tensor:
         """Logits of the rows `wanted` by the model's own forward; see DirectForward.__call__."""
         with self._in_force.follow(plan):
             logits: Tensor = self.model(
                 input_ids=token_ids,
                 position_ids=positions,
-                use_cache=False,
                 logits_to_keep=wanted,
+                **cache,
             ).logits[0]
         return logits
 
@@ -208,6 +238,8 @@ class PagedTarget(TransformersTarget):
     @torch.inference_mode()
     def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
         """See Target.keep. The path moves to its places; all behind it is written before read."""
+        if self._states is not None:
+            self._states.keep(planned, nodes)
         sequence, order = planned.row.sequence, planned.tree.order
         base = sequence.num_cached + len(planned.row.new_ids)
         moves = [(order[node], place) for place, node in enumerate(nodes) if order[node] != place]
@@ -220,10 +252,25 @@ class PagedTarget(TransformersTarget):
 
     def truncate(self, key: int, length: int) -> None:
         """See Target.truncate. Slots behind the end are written again before they are read."""
+        if self._states is not None:
+            self._states.go_back(key, length)
 
     def close(self, key: int) -> None:
         """Forget a sequence; unknown keys are fine, it may never have run."""
         self.memory.close(key)
+        if self._states is not None:
+            self._states.close(key)
+
+    @torch.inference_mode()
+    def state_bytes(self) -> int:
+        """Of the recurrent states of a sequence; each candidate of a step takes as many again."""
+        if self._states is None:
+            return 0
+        with self._opened(_PROBE, 1):
+            rows = PackedRows()
+            self._add(rows, _PROBE, [0], 0, 0)
+            self._run(rows)
+            return self._states.num_bytes(_PROBE)
 
     @torch.inference_mode()
     def logits_of_split(self, token_ids: Sequence[int], split: Split) -> Tensor:
@@ -240,8 +287,11 @@ class PagedTarget(TransformersTarget):
             self._add(first, _PROBE, token_ids[:PAGE_SIZE], 0, 0)
             self._run(first)
             self.kv.repeat_first(self.memory.page_ids(_PROBE))
+            if self._states is not None:
+                self._states.pretend(_PROBE, start, end - tail)
             self._add(whole, _PROBE, token_ids, start, tail)
             together, _ = self._run(whole)
+            self.truncate(_PROBE, end - tail)
             return together, self._logits_behind(token_ids[-tail:], end - tail, TAIL_SPLIT)
 
     @contextmanager
@@ -255,7 +305,7 @@ class PagedTarget(TransformersTarget):
                 )
             yield
         finally:
-            self.memory.close(key)
+            self.close(key)
 
     def _logits_behind(self, token_ids: Sequence[int], start: int, split: Split) -> Tensor:
         logits: list[Tensor] = []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape
-from blockdraft.models.recurrent import is_recurrent
+from blockdraft.models.recurrent import layers_without_keys, mixers
 from blockdraft.models.supported import decoder_layers, varying_rope_type
 
 PROBE_ATTENTION = "blockdraft_layer_probe"
@@ -36,18 +36,22 @@ _reports = _Reports()
 
 
 def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
-    """kv_heads and head_dim of every layer.
+    """kv_heads and head_dim of every layer; (0, 0) where a recurrent layer has no attention.
 
     Raises:
-        NotPaged: a layer has no K/V of its own, its attention needs more than the paged one has, or
-            its rotation would depend on the other sequences of a forward.
+        NotPaged: a layer that attends has no K/V of its own, or none attends; its attention needs
+            more than the paged one has; or its rotation would depend on the other sequences of a
+            forward.
+        ModelError: see `mixers`.
     """
     num_layers = len(decoder_layers(model))
     varying = varying_rope_type(model.config.get_text_config())
     if varying is not None:
         raise NotPaged(f"its rope_type {varying!r} depends on the longest sequence of a forward")
-    if is_recurrent(model):
-        raise NotPaged("its recurrent or convolution layers keep a state instead of keys")
+    mixers(model)
+    empty = layers_without_keys(model)
+    if len(empty) == num_layers:
+        raise NotPaged("its layers keep a state and no keys, which pages are for")
     with _probing(model):
         ids = torch.zeros(1, 4, dtype=torch.long, device=model.device)
         try:
@@ -61,6 +65,7 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         shapes, windows = dict(_reports.layers or {}), dict(_reports.windows)
     # More than the layers where each attends twice (LongCat-Flash).
     num_pools = max(num_layers, 1 + max(shapes, default=0))
+    shapes |= dict.fromkeys(empty - set(shapes), (0, 0))
     missing = sorted(set(range(num_pools)) - set(shapes))
     if missing:
         raise NotPaged(f"layer {missing[0]} has no attention with keys and values of its own")
@@ -76,7 +81,7 @@ def _configured_window(model: PreTrainedModel, index: int) -> int | None:
     window: int | None = getattr(config, "sliding_window", None)
     if kinds is None or kinds[index] == "sliding_attention":
         return window
-    return None if kinds[index] == "full_attention" else -1
+    return None if kinds[index] in ("full_attention", "hybrid") else -1
 
 
 @contextmanager
@@ -111,6 +116,8 @@ def _probe_attention(
     if key.shape[-1] < value.shape[-1]:
         raise NotPaged(f"layer {layer} has values that are larger than its keys")
     assert _reports.layers is not None
+    if layer < 0:
+        raise NotPaged("its layers share an attention")
     if layer in _reports.layers:
         raise NotPaged(f"layer {layer} attends twice")
     _reports.layers[layer] = (key.shape[1], key.shape[3])

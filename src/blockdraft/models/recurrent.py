@@ -19,7 +19,7 @@ from transformers.cache_utils import (
 )
 
 from blockdraft.cache.kv import KVCache
-from blockdraft.cache.states import LayerKind, StateCache
+from blockdraft.cache.states import LayerKind, PackedStates, StateCache
 from blockdraft.core.errors import ModelError
 from blockdraft.models.packed import replace_forward
 from blockdraft.models.supported import decoder_layers
@@ -55,6 +55,17 @@ def _kind(model: PreTrainedModel, name: str) -> LayerKind:
             "cannot be rolled back yet; use a model with attention, recurrent or convolution layers"
         )
     return "both" if issubclass(cache, CacheLayerMixin) else "state"
+
+
+def layers_without_keys(model: PreTrainedModel) -> set[int]:
+    """Layers that have no attention: a state alone, or no memory at all.
+
+    Raises:
+        ModelError: see `layer_kinds`.
+    """
+    names = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    kinds = enumerate(zip(layer_kinds(model), names, strict=False))
+    return {index for index, (kind, name) in kinds if kind == "state" or name in _NO_MEMORY}
 
 
 def is_recurrent(model: PreTrainedModel) -> bool:
@@ -139,7 +150,7 @@ class StepByStep:
     """Calls like a mixer of transformers, and runs it row by row.
 
     Its linear layers that read the mixer's input, and the one whose output it returns, run on all
-    rows at once.
+    rows at once, those of other sequences included.
     """
 
     def __init__(self, mixer: nn.Module, undo: ExitStack) -> None:
@@ -153,21 +164,25 @@ class StepByStep:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """hidden_states: [1, rows, D], rows that only fill up behind the others."""
-        cache = next((v for v in (*args, *kwargs.values()) if isinstance(v, StateCache)), None)
+        given = (*args, *kwargs.values())
+        cache = next((v for v in given if isinstance(v, StateCache | PackedStates)), None)
         if cache is None:  # a whole text that nobody goes on with
             whole: Tensor = self._own(hidden_states, *args, **kwargs)
             return whole
-        layer = cache.layers[self._mixer.layer_idx]
-        num_fill = hidden_states.shape[1] - cache.num_rows
+        sequences = [own for own, num_rows in cache.spans for _ in range(num_rows)]
+        num_fill = hidden_states.shape[1] - len(sequences)
         outputs: list[Tensor] = []
         try:
-            for row in range(cache.num_rows):
+            for row, sequence in enumerate(sequences):
                 # A copy: kernels look at where in memory a row begins.
                 own = hidden_states[:, row : row + 1].clone()
                 for linear in self._linears:
                     linear.begin(hidden_states, own, row)
+                layer = sequence.layers[self._mixer.layer_idx]
                 layer.before_step()
-                outputs.append(self._own(own, *args, **kwargs))
+                own_args = [sequence if v is cache else v for v in args]
+                own_kwargs = {k: sequence if v is cache else v for k, v in kwargs.items()}
+                outputs.append(self._own(own, *own_args, **own_kwargs))
                 if not isinstance(outputs[-1], Tensor):
                     raise TypeError("its recurrent layers return more than their output")
                 layer.num_steps += 1

@@ -9,8 +9,10 @@ import huggingface_hub
 import pytest
 import torch
 
+from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import MISTAKE, NO, ModelError
 from blockdraft.diagnose.fit import Fit, examine_fit
+from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.sequential import SequentialTarget
 from tests.command_line import refusal, run, run_json
@@ -60,12 +62,21 @@ def test_the_paged_path_and_its_memory(tmp_path: Path, name: str) -> None:
 def test_the_other_paths_say_why_and_what_they_take(tmp_path: Path, name: str) -> None:
     options, reason = ONE_AFTER_ANOTHER[name]
     facts = fit_of(tmp_path, name, options).target
-    assert facts.path == ("recurrent" if name in RECURRENT else "one after another")
+    one_by_one = "one after another"
+    assert facts.path == (f"recurrent, {one_by_one}" if name in RECURRENT else one_by_one)
     assert facts.trees == (name not in RECURRENT)
     assert reason in str(facts.path_reason)
     with SequentialTarget(build(name, options, torch.float32)).released_after() as target:
         expected = target.state_bytes() if name in RECURRENT else None
     assert facts.state_bytes == expected
+
+
+@pytest.mark.parametrize("name", ["Qwen3_5", "FalconH1"])
+def test_hybrids_are_batched_and_take_states(tmp_path: Path, name: str) -> None:
+    facts = fit_of(tmp_path, name, RECURRENT[name]).target
+    assert (facts.path, facts.trees, facts.path_reason) == ("recurrent", False, None)
+    with PagedTarget(build(name, RECURRENT[name], torch.float32), Pages(9)).released_after() as own:
+        assert facts.state_bytes == own.state_bytes() > 0
 
 
 @pytest.mark.parametrize("name", ["Bloom", "MiniMax", "RecurrentGemma"])

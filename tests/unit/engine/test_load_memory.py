@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from blockdraft import LLM, SamplingParams
 from blockdraft.cache.paged_kv import page_bytes
@@ -10,7 +11,13 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.engine.load import MIN_PAGES
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts
-from tests.tiny import tiny_draft_config, tiny_drafter_folder, tiny_target_folder
+from tests.parity.test_architectures import RECURRENT, build
+from tests.tiny import (
+    tiny_draft_config,
+    tiny_drafter_folder,
+    tiny_target_folder,
+    tiny_tokenizer,
+)
 
 GIB = 2**30
 
@@ -57,3 +64,11 @@ def test_a_short_context_and_one_sequence_at_a_time(
 def test_no_more_is_planned_than_all_sequences_can_fill(tmp_path: Path) -> None:
     llm = LLM(str(tiny_target_folder(tmp_path)), None, dtype="float32", max_concurrency=3)
     assert llm.engine.target.memory.num_pages == 1 + 3 * 512 // 64
+
+
+def test_memory_cannot_be_kept_to_beside_states(tmp_path: Path) -> None:
+    """The copies of states for each candidate are not planned."""
+    build("Lfm2", RECURRENT["Lfm2"], torch.float32).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"keeps recurrent states .*; leave out --memory"):
+        LLM(tmp_path, None, dtype="float32", memory=1.0)

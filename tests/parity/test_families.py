@@ -1,0 +1,34 @@
+"""The table of families in the docs says what runs of tiny models show."""
+
+import pytest
+
+from tools import families
+
+QUICK = ("Qwen3", "Qwen3_5", "Mamba")
+"""One of each path."""
+
+
+def documented() -> dict[str, str]:
+    rows = families.rows_of(families.PAGE.read_text(encoding="utf-8"))
+    return {row.split("|")[1].strip(): row for row in rows}
+
+
+def test_every_family_has_its_row() -> None:
+    assert list(documented()) == families.families()
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_the_table_says_what_is_found(family: str) -> None:
+    assert documented()[family] == families.examine(family).row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [name for name in families.families() if name not in QUICK])
+def test_the_table_says_what_is_found_of_all_others(family: str) -> None:
+    assert documented()[family] == families.examine(family).row
+
+
+def test_an_output_that_says_too_little_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "MIN_DISTINCT", 98)
+    with pytest.raises(AssertionError, match="distinct tokens say little"):
+        families.examine("Qwen3")
