@@ -9,6 +9,7 @@ import typer
 
 from blockdraft.bench.config import BreakEvenConfig, SpeedConfig
 from blockdraft.bench.outside.engines import ENGINES, parse_against
+from blockdraft.bench.sets import read_prompts
 from blockdraft.bench.workload import (
     BUNDLED,
     BenchPrompt,
@@ -28,6 +29,7 @@ from blockdraft.cli.bench_output import (
 )
 from blockdraft.cli.bench_pareto import pareto
 from blockdraft.cli.bench_results import plan, report
+from blockdraft.cli.bench_sets import sets
 from blockdraft.cli.ledger_output import (
     Ledger,
     Waterfall,
@@ -51,7 +53,7 @@ app = typer.Typer(
     help="Measure the speed of drafted decoding, check that it changes no output, and report.",
     no_args_is_help=True,
 )
-for command in (concurrency, never_slower, context, pareto, plan, report):
+for command in (concurrency, never_slower, context, pareto, plan, report, sets):
     app.command()(with_verbosity(command))
 
 WithTransformers = Annotated[
@@ -67,7 +69,16 @@ WithTransformers = Annotated[
 @options.models(without=[name for name in options.FIXED if name not in options.DRAFTED])
 def speed(
     ctx: typer.Context,
-    prompts: Annotated[list[Path], typer.Option(help="JSONL file of prompts. Repeatable.")],
+    prompts: Annotated[
+        list[Path],
+        typer.Option(
+            help="JSONL file of prompts, or the name of a set that `bench sets` lists. Repeatable."
+        ),
+    ],
+    sets_folder: Annotated[
+        Path | None,
+        typer.Option("--sets", help="Folder with your copies of the sets that --prompts names."),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Take only this many prompts of each file.")
     ] = None,
@@ -111,7 +122,7 @@ def speed(
 
     With --against, the engines that it names instead of transformers in this process.
     """
-    workload = [prompt for path in prompts for prompt in read_workload(path, limit)]
+    workload = read_prompts(prompts, sets_folder, limit)
     if force_acceptance is not None:
         if ledger or waterfall is not None:
             raise ConfigError("--ledger is of real verdicts; leave it out with --force-acceptance")
