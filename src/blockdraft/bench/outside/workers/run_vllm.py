@@ -1,5 +1,6 @@
 """vLLM: plain, or with its own drafting by n-grams, suffixes or a DFlash drafter."""
 
+import os
 import time
 from typing import Any
 
@@ -26,6 +27,9 @@ def load(settings: Settings) -> Decode:
             "num_speculative_tokens": settings["num_draft_tokens"],
         },
     }
+    # By default vLLM keeps a core for itself, and would have one thread fewer than we.
+    cores = sorted(os.sched_getaffinity(0))[: settings["threads"]]
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
     llm = vllm.LLM(
         settings["target"],
         dtype=settings["dtype"],
