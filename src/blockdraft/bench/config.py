@@ -14,6 +14,10 @@ class SpeedConfig:
     """How to decode.
 
     `ledger` also accounts for the time of every step, for which a GPU has to be waited for.
+    against: other engines, by the names of `outside/engines.py` or by URL; they take the place of
+    `with_transformers`. against_model: the target's name on a server that serves several.
+    against_timeout: seconds that one of their answers may take. assistant: a small model for those
+    of them that draft with one.
     """
 
     max_tokens: int = 128
@@ -21,6 +25,21 @@ class SpeedConfig:
     seed: int = 0
     with_transformers: bool = True
     ledger: bool = False
+    against: tuple[str, ...] = ()
+    against_model: str | None = None
+    against_timeout: float = 600.0
+    assistant: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.against_timeout > 0:
+            raise ConfigError(
+                f"against_timeout is {self.against_timeout:g}; give seconds above 0, such as 600"
+            )
+        if self.against and self.temperature > 0:
+            raise ConfigError(
+                f"temperature is {self.temperature:g}, but --against compares greedy decoding, for "
+                "other engines have other random numbers; leave out one of them"
+            )
 
     @property
     def params(self) -> SamplingParams:

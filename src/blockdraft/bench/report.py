@@ -10,6 +10,12 @@ from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
 from blockdraft.bench.ledger import Account, describe_accounts, merge_totals
 from blockdraft.bench.measures import Speedup
+from blockdraft.bench.outside.figures import (
+    OUTSIDE_DEFINITIONS,
+    outside_figures,
+    outside_outputs,
+)
+from blockdraft.bench.outside.rivals import Rival
 from blockdraft.bench.result import describe_result
 from blockdraft.bench.speed import Measurement
 from blockdraft.bench.tables import empty_table, three_digits
@@ -20,20 +26,27 @@ from blockdraft.measure.ledger import make_ledger
 Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
 
 
-def json_report(llm: LLM, runs: Runs) -> dict[str, Any]:
+def json_report(llm: LLM, runs: Runs, rivals: Sequence[Rival] = ()) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result."""
+    definitions = DEFINITIONS | (OUTSIDE_DEFINITIONS if rivals else {})
     return {
-        **describe_result("speed", llm, DEFINITIONS),
-        "runs": [_run(llm, config, measurements) for config, measurements in runs],
+        **describe_result("speed", llm, definitions),
+        "runs": [_run(llm, config, measurements, rivals) for config, measurements in runs],
     }
 
 
-def _run(llm: LLM, config: SpeedConfig, measurements: Sequence[Measurement]) -> dict[str, Any]:
+def _run(
+    llm: LLM, config: SpeedConfig, measurements: Sequence[Measurement], rivals: Sequence[Rival]
+) -> dict[str, Any]:
     described = {
         "config": asdict(config),
         "figures": {name: asdict(row) for name, row in groups_of(measurements).items()},
         "prompts": [_prompt(measurement) for measurement in measurements],
     }
+    if rivals:
+        described["outside"] = {
+            rival.name: asdict(outside_figures(rival, measurements)) for rival in rivals
+        }
     if config.ledger:
         described["ledger"] = describe_accounts(accounts_of(llm, measurements))
     return described
@@ -60,6 +73,7 @@ def _prompt(measurement: Measurement) -> dict[str, Any]:
         "identical": measurement.identical,
         "loops": measurement.loops,
         **{name: describe_output(sample) for name, sample in ways.items() if sample is not None},
+        **({"outside": outside_outputs(measurement)} if measurement.outside else {}),
     }
 
 

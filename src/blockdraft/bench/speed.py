@@ -1,11 +1,14 @@
-"""The same prompts, decoded plainly, with drafts, and by transformers, in turns."""
+"""The same prompts, decoded plainly, with drafts, and by other engines, in turns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
 from blockdraft.bench.decode import check_drafts, encode_prompts, in_turn
+from blockdraft.bench.outside.rivals import Rival
+from blockdraft.bench.outside.side import Failure, OutsideOutput
 from blockdraft.bench.stock import StockGenerator
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
@@ -15,18 +18,26 @@ from blockdraft.measure.measuring import Meter, compute_every_prompt
 from blockdraft.measure.phases import PhaseTotals
 from blockdraft.text.kinds import loops
 
-Decode = Callable[[list[int], SamplingParams], TimedOutput]
+Decoded = TimedOutput | OutsideOutput | Failure
+Decode = Callable[[list[int], SamplingParams], Decoded]
+
+_OUTSIDE = "outside "
+"""Before the name of another engine, which may be called as a way of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One prompt, decoded in every way. `phases`: by way, if a ledger was asked for."""
+    """One prompt, decoded in every way.
+
+    phases: by way, if a ledger was asked for. outside: by name of another engine.
+    """
 
     prompt: BenchPrompt
     plain: TimedOutput
     drafted: TimedOutput
     transformers: TimedOutput | None
     phases: Mapping[str, PhaseTotals] = field(default_factory=dict)
+    outside: Mapping[str, OutsideOutput | Failure] = field(default_factory=dict)
 
     @property
     def identical(self) -> bool:
@@ -40,12 +51,17 @@ class Measurement:
 
 
 class SpeedBench:
-    """Measures one pair; the transformers model is loaded once, for all runs."""
+    """Measures one pair; the transformers model is loaded once, for all runs.
 
-    def __init__(self, llm: LLM, *, with_transformers: bool = True) -> None:
+    rivals: other engines that were started, which take turns with ours.
+    """
+
+    def __init__(
+        self, llm: LLM, *, with_transformers: bool = True, rivals: Sequence[Rival] = ()
+    ) -> None:
         check_drafts(llm)
         compute_every_prompt(llm.engine)
-        self.llm = llm
+        self.llm, self.rivals = llm, rivals
         self._stock = StockGenerator(llm) if with_transformers else None
 
     def run(
@@ -69,9 +85,7 @@ class SpeedBench:
             meter = stack.enter_context(self.llm.measured()) if config.ledger else None
             for index, (prompt, prompt_ids) in enumerate(zip(prompts, encoded, strict=True)):
                 samples, phases = _in_turns(ways, prompt_ids, config.params, index, meter)
-                plain, drafted = samples["plain"], samples["drafted"]
-                stock = samples.get("transformers")
-                measurements.append(Measurement(prompt, plain, drafted, stock, phases))
+                measurements.append(_measurement(prompt, samples, phases))
                 on_progress(measurements[-1])
         return measurements
 
@@ -79,6 +93,8 @@ class SpeedBench:
         ways: dict[str, Decode] = {"plain": self._plain, "drafted": self._drafted}
         if self._stock is not None and config.with_transformers:
             ways["transformers"] = self._stock.run
+        for rival in self.rivals:
+            ways[_OUTSIDE + rival.name] = partial(_ask, rival)
         return ways
 
     def _plain(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
@@ -88,15 +104,33 @@ class SpeedBench:
         return timed_output(self.llm.generate(prompt_ids, params).completions[0])
 
 
+def _ask(rival: Rival, prompt_ids: list[int], params: SamplingParams) -> OutsideOutput | Failure:
+    return rival.decode(prompt_ids, params.max_tokens)
+
+
+def _measurement(
+    prompt: BenchPrompt, samples: Mapping[str, Decoded], phases: Mapping[str, PhaseTotals]
+) -> Measurement:
+    ours = {name: s for name, s in samples.items() if isinstance(s, TimedOutput)}
+    outside = {
+        name.removeprefix(_OUTSIDE): sample
+        for name, sample in samples.items()
+        if not isinstance(sample, TimedOutput)
+    }
+    return Measurement(
+        prompt, ours["plain"], ours["drafted"], ours.get("transformers"), phases, outside
+    )
+
+
 def _in_turns(
     ways: dict[str, Decode],
     prompt_ids: list[int],
     params: SamplingParams,
     index: int,
     meter: Meter | None,
-) -> tuple[dict[str, TimedOutput], dict[str, PhaseTotals]]:
+) -> tuple[dict[str, Decoded], dict[str, PhaseTotals]]:
     """One sample of each way; each is first equally often, so a slowing machine favors none."""
-    samples: dict[str, TimedOutput] = {}
+    samples: dict[str, Decoded] = {}
     phases: dict[str, PhaseTotals] = {}
     for name in in_turn(list(ways), index):
         if meter is None:

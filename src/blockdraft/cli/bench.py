@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from blockdraft.bench.config import BreakEvenConfig, SpeedConfig
+from blockdraft.bench.outside.engines import ENGINES, parse_against
+from blockdraft.bench.sets import read_prompts
 from blockdraft.bench.workload import (
     BUNDLED,
     BenchPrompt,
@@ -27,6 +29,7 @@ from blockdraft.cli.bench_output import (
 )
 from blockdraft.cli.bench_pareto import pareto
 from blockdraft.cli.bench_results import plan, report
+from blockdraft.cli.bench_sets import sets
 from blockdraft.cli.ledger_output import (
     Ledger,
     Waterfall,
@@ -50,7 +53,7 @@ app = typer.Typer(
     help="Measure the speed of drafted decoding, check that it changes no output, and report.",
     no_args_is_help=True,
 )
-for command in (concurrency, never_slower, context, pareto, plan, report):
+for command in (concurrency, never_slower, context, pareto, plan, report, sets):
     app.command()(with_verbosity(command))
 
 WithTransformers = Annotated[
@@ -66,7 +69,16 @@ WithTransformers = Annotated[
 @options.models(without=[name for name in options.FIXED if name not in options.DRAFTED])
 def speed(
     ctx: typer.Context,
-    prompts: Annotated[list[Path], typer.Option(help="JSONL file of prompts. Repeatable.")],
+    prompts: Annotated[
+        list[Path],
+        typer.Option(
+            help="JSONL file of prompts, or the name of a set that `bench sets` lists. Repeatable."
+        ),
+    ],
+    sets_folder: Annotated[
+        Path | None,
+        typer.Option("--sets", help="Folder with your copies of the sets that --prompts names."),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Take only this many prompts of each file.")
     ] = None,
@@ -74,6 +86,25 @@ def speed(
     temperature: options.Temperature = _SPEED.temperature,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _SPEED.seed,
     with_transformers: WithTransformers = _SPEED.with_transformers,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Also time other engines, set up by pip in environments of their own: "
+            f"{', '.join(ENGINES)}, or the URL of any OpenAI-compatible server.",
+        ),
+    ] = None,
+    against_model: Annotated[
+        str | None,
+        typer.Option(help="Name of the target on a server of --against that serves several."),
+    ] = _SPEED.against_model,
+    against_timeout: Annotated[
+        float, typer.Option(help="Seconds that one answer of --against may take.")
+    ] = _SPEED.against_timeout,
+    assistant: Annotated[
+        str | None,
+        typer.Option(help="Small model for engines of --against that draft with one."),
+    ] = _SPEED.assistant,
     ledger: Ledger = _SPEED.ledger,
     waterfall: Waterfall = None,
     force_acceptance: Annotated[
@@ -87,11 +118,16 @@ def speed(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time plain decoding, drafted decoding and transformers on each prompt in turn."""
-    workload = [prompt for path in prompts for prompt in read_workload(path, limit)]
+    """Time plain decoding, drafted decoding and transformers on each prompt in turn.
+
+    With --against, the engines that it names instead of transformers in this process.
+    """
+    workload = read_prompts(prompts, sets_folder, limit)
     if force_acceptance is not None:
         if ledger or waterfall is not None:
             raise ConfigError("--ledger is of real verdicts; leave it out with --force-acceptance")
+        if against is not None:
+            raise ConfigError("--against compares outputs; leave it out with --force-acceptance")
         forced = BreakEvenConfig(
             force_acceptance=force_acceptance,
             max_tokens=max_tokens,
@@ -104,8 +140,12 @@ def speed(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
-        with_transformers=with_transformers,
+        with_transformers=with_transformers and against is None,
         ledger=ledger,
+        against=() if against is None else parse_against(against),
+        against_model=against_model,
+        against_timeout=against_timeout,
+        assistant=assistant,
     )
     check_waterfall(waterfall, with_ledger=ledger)
     _measure(options.llm_config(ctx.params), [config], workload, output, as_json, waterfall)
@@ -189,15 +229,19 @@ def _measure(
     from rich.console import Console
 
     from blockdraft.bench.figures import groups_of
+    from blockdraft.bench.outside.figures import failure_lines, outside_figures, outside_table
+    from blockdraft.bench.outside.rivals import started_rivals
     from blockdraft.bench.report import LEGEND, accounts_of, json_report, table
     from blockdraft.bench.speed import SpeedBench
 
-    bench = SpeedBench(llm, with_transformers=configs[0].with_transformers)
     runs = []
-    for config in configs:
-        progress = Progress(f"T={config.temperature:g}", len(workload))
-        runs.append((config, bench.run(workload, config, progress.advance)))
-    publish(json_report(llm, runs), output, as_json=as_json)
+    with started_rivals(configs[0].against, llm, configs[0]) as rivals:
+        with_transformers = configs[0].with_transformers
+        bench = SpeedBench(llm, with_transformers=with_transformers, rivals=rivals)
+        for config in configs:
+            progress = Progress(f"T={config.temperature:g}", len(workload))
+            runs.append((config, bench.run(workload, config, progress.advance)))
+    publish(json_report(llm, runs, rivals), output, as_json=as_json)
     if not as_json:
         print(headline(llm))
         for config, measurements in runs:
@@ -205,6 +249,10 @@ def _measure(
             title = f"{how}, at most {counted(config.max_tokens, 'token')}"
             Console(markup=False).print(table(title, groups_of(measurements)))
         print(LEGEND)
+        for _, measurements in runs if rivals else []:
+            figures = [outside_figures(rival, measurements) for rival in rivals]
+            Console(markup=False).print(outside_table(figures))
+            print(*failure_lines(figures), sep="\n")
     for config, measurements in runs:
         if config.ledger:
             accounts = accounts_of(llm, measurements)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any
@@ -120,6 +121,34 @@ class Endpoint:
             f"endpoint {self.url} failed {NUM_TRIES} times, at last with: {reason}; see to it that "
             "it runs. The same command goes on with the answers that are missing"
         )
+
+    def stream(
+        self, path: str, body: Mapping[str, Any], *, timeout: float
+    ) -> Iterator[dict[str, Any]]:
+        """The events of an answer as they come; nothing is tried again, so that it can be timed.
+
+        Raises:
+            ConfigError, Refused: as of `call`.
+            NetworkError: it does not answer, breaks off, or is silent for `timeout` seconds.
+        """
+        try:
+            with urlopen(self._request(path, body), timeout=timeout) as response:
+                for line in response:
+                    said = line.decode("utf-8").strip().removeprefix("data:").strip()
+                    if said.startswith("{"):
+                        yield json.loads(said)
+                    elif said == "[DONE]":
+                        return
+        except HTTPError as error:
+            with error:
+                reason = f"{error.code} {_words_of(error)}"
+            if error.code not in _AGAIN:
+                raise self._refusal(error.code, reason) from error
+            raise NetworkError(f"endpoint {self.url} failed: {reason}") from error
+        except (HTTPException, URLError, OSError, ValueError) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+            raise NetworkError(f"endpoint {self.url} failed: {reason}") from error
+        raise NetworkError(f"endpoint {self.url} broke off in the middle of an answer")
 
     def _request(self, path: str, body: Mapping[str, Any] | None) -> Request:
         headers = {"Content-Type": "application/json"}

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, compress
 from pathlib import Path
 
-from blockdraft.data.prompts import BOXED_LINE, Prompt, read_prompts
+from blockdraft.data.boxed import BOXED_LINE
+from blockdraft.data.prompts import Prompt, read_prompts
 
 NGRAM_WORDS = 13
 """Words in a row that two texts share only if one was taken from the other; the length that

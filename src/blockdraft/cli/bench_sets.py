@@ -1,0 +1,22 @@
+"""`blockdraft bench sets`."""
+
+from dataclasses import asdict
+
+from blockdraft.bench.sets import SETS
+from blockdraft.cli import options
+from blockdraft.cli.output import print_json
+
+
+def sets(as_json: options.Json = False) -> None:
+    """List the sets of prompts that `bench speed --prompts NAME --sets FOLDER` knows.
+
+    None comes with blockdraft: FOLDER holds your copies.
+    """
+    if as_json:
+        print_json([asdict(one) for one in SETS.values()])
+        return
+    for one in SETS.values():
+        number = "" if one.num_prompts is None else f"{one.num_prompts} prompts, "
+        suffix = " (the boxed-answer line is added)" if one.suffix else ""
+        print(f"{one.name}: {one.use}, {number}{one.licence}, from {one.source}{suffix}")
+        print(f"    {one.file}.jsonl or {one.file}.jsonl.gz")
