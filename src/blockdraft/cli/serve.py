@@ -192,7 +192,8 @@ def _serve_ourselves(llm_config: LLMConfig, config: ServeConfig) -> None:
         if error.name not in _SERVER_PACKAGES:
             raise
         raise ConfigError(
-            f"a server needs the package {error.name}; pip install 'blockdraft[serve]'"
+            f"a server needs the package {error.name}; run pip install '.[serve]' in a checkout of "
+            "blockdraft"
         ) from error
     with bind(config) as sock:
         if not run.serve(options.load_llm(llm_config), config, sock):

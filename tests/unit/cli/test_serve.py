@@ -56,7 +56,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "blockdraft.server.run", raising=False)
     monkeypatch.delattr("blockdraft.server.run", raising=False)
-    assert "needs the package uvicorn; pip install 'blockdraft[serve]'" in refusal()
+    assert "needs the package uvicorn; run pip install '.[serve]' in a checkout" in refusal()
 
 
 def test_a_process_serves_and_ends_when_it_is_told(pair, tmp_path):
