@@ -142,13 +142,14 @@ def test_a_bad_row_of_answers_is_named_with_a_remedy(folder, tmp_path):
 
 def test_other_self_written_prompts_than_before_are_refused(folder, tmp_path):
     output = tmp_path / "out"
-    first = data(folder, output, "--self-written", 6)
+    # Some must come out, and what a model of random weights writes depends on the processor.
+    first = data(folder, output, "--self-written", 40)
     assert first.exit_code == 0, first.output
-    assert data(folder, output, "--self-written", 6).exit_code == 0
-    for options in (("--self-written", 5), ("--self-written", 6, "--seed", 1)):
+    assert data(folder, output, "--self-written", 40).exit_code == 0
+    for options in (("--self-written", 5), ("--self-written", 40, "--seed", 1)):
         result = data(folder, output, *options)
         assert result.exit_code == 2
-        assert "holds 6 self-written prompts of seed 0" in result.stderr
+        assert "holds 40 self-written prompts of seed 0" in result.stderr
 
 
 @pytest.mark.parametrize(
