@@ -220,7 +220,7 @@ def test_what_does_not_end_in_time_is_told_so(llm, gate):
         with server.client.stream("POST", CHAT, json=chat_body(stream=True)) as streamed:
             wait_until(lambda: server.traffic.num_active == 2)
             drain(server)
-            wait_until(lambda: not server.server.has_answered_all)
+            wait_until(lambda: server.service.engine._is_stopping)
             gate.let(1)
             *_, line = [line for line in streamed.iter_lines() if line]
         assert json.loads(line.removeprefix("data: "))["error"]["code"] == "engine_dead"
