@@ -45,8 +45,6 @@ struct Layer {
 
 constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kMaxQueries = 32;
-// Fewer queries take less time with a tile of keys than reading and transposing it.
-constexpr int64_t kMinSharedQueries = 20;
 constexpr int kBlock = 6;  // queries whose sums fit the registers together
 // Less work than this is done before other threads would have woken up.
 constexpr int64_t kMinParallelScores = 1 << 14;
@@ -286,24 +284,22 @@ void attend_part(const Plan& plan, const Layer& layer, const Part& part,
   finish(state, plan, layer, part, output);
 }
 
-// Small and equal parts where there are few, so that all threads have some. Each part of a head reads
-// its keys anew, so heads are better left whole where they are many, for then no thread waits for
-// more than a small share of the time, and where their queries are few.
+// Each part of a head reads its keys anew, so heads are left whole. Only of the last few, too few for
+// all threads, the queries are shared out, so that no thread waits for a whole head.
 inline std::vector<Part> parts_of(const Plan& plan, const Layer& layer) {
   std::vector<Part> parts;
   const int64_t num_heads = plan.num_spans * layer.kv_heads;
-  const bool is_even = num_heads % plan.num_threads == 0 || num_heads >= 4 * plan.num_threads;
-  for (int64_t span = 0; span < plan.num_spans; ++span) {
+  const int64_t num_shared = num_heads % plan.num_threads;
+  for (int64_t head = 0; head < num_heads; ++head) {
+    const int64_t span = head / layer.kv_heads;
     const int64_t num_queries = plan.spans[3 * span + 1] * layer.group;
-    int64_t most = kMaxQueries;
-    if (!is_even && num_queries >= kMinSharedQueries &&
-        num_queries < kMaxQueries * plan.num_threads)
-      most = (num_queries + plan.num_threads - 1) / plan.num_threads;
+    const int64_t shares =
+        head < num_heads - num_shared ? 1 : (plan.num_threads + num_shared - 1) / num_shared;
+    int64_t most = (num_queries + shares - 1) / shares;
     if (most > kMaxQueries) most = kMaxQueries;
-    for (int64_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head)
-      for (int64_t begin = 0; begin < num_queries; begin += most)
-        parts.push_back(
-            {span, kv_head, begin, begin + most < num_queries ? begin + most : num_queries});
+    for (int64_t begin = 0; begin < num_queries; begin += most)
+      parts.push_back({span, head % layer.kv_heads, begin,
+                       begin + most < num_queries ? begin + most : num_queries});
   }
   return parts;
 }
