@@ -3,7 +3,8 @@
 Its figures are put together by hand from results, without spreads; all others have one.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from blockdraft.bench.svg import STYLE, markdown_table, words
@@ -13,7 +14,7 @@ Run = Mapping[str, Any]
 
 WIDTH, LEFT, RIGHT, TOP = 760, 270, 60, 64
 ROW_HEIGHT, BAR_HEIGHT, GAP = 39, 14, 14
-MAX_SPEEDUP = 2.0
+COLORS = {"greedy": "#0969da", "sampled": "#bc6b00"}
 
 
 def all_rows(run: Run) -> list[Row]:
@@ -88,14 +89,14 @@ def whole_table(results: Mapping[str, Any]) -> str:
 def plot(results: Mapping[str, Any], style: str = STYLE) -> str:
     """Speed-ups as bars, in an SVG that is readable on light and dark pages."""
     parts: list[str] = []
-    y = TOP
+    y, end = TOP, scale_end(results["runs"].values())
     for run in results["runs"].values():
         for row in all_rows(run):
-            parts += bars(row, y)
+            parts += bars(row, y, end)
             y += ROW_HEIGHT
         y += GAP
     height = y + 10
-    plain, colors = x_of(1.0), legend(results["runs"])
+    plain, colors = x_of(1.0, end), legend(results["runs"])
     body = "\n".join(
         [
             f'<rect class="ground" width="{WIDTH}" height="{height}" fill="#ffffff"/>',
@@ -119,25 +120,33 @@ def legend(runs: Mapping[str, Run]) -> Iterator[str]:
     """Which color is which."""
     first, *others = (f"{run['sampled_temperature']:g}" for run in runs.values())
     heats = first if set(others) <= {first} else f"{first} (last row {others[-1]})"
-    yield f'<rect class="greedy" x="{LEFT}" y="38" width="12" height="12" fill="#0969da"/>'
-    yield words(LEFT + 18, 49, "greedy")
-    yield f'<rect class="sampled" x="{LEFT + 90}" y="38" width="12" height="12" fill="#bc6b00"/>'
-    yield words(LEFT + 108, 49, f"sampled, temperature {heats}")
+    names = {"greedy": "greedy", "sampled": f"sampled, temperature {heats}"}
+    for (kind, color), x in zip(COLORS.items(), (LEFT, LEFT + 90), strict=True):
+        yield f'<rect class="{kind}" x="{x}" y="38" width="12" height="12" fill="{color}"/>'
+        yield words(x + 18, 49, names[kind])
 
 
-def bars(row: Row, y: int) -> Iterator[str]:
-    """The name and the two bars of a set."""
+def bars(row: Row, y: int, end: float) -> Iterator[str]:
+    """The name and the two bars of a set, on a scale that ends at the speed-up end."""
     name = f"{row['name']} ({row['num_prompts']})"
     yield words(LEFT - 12, y + BAR_HEIGHT + 5, name, anchor="end")
-    for index, (kind, color) in enumerate((("greedy", "#0969da"), ("sampled", "#bc6b00"))):
+    for index, (kind, color) in enumerate(COLORS.items()):
         speedup, top = row[kind]["speedup"], y + index * (BAR_HEIGHT + 2)
         yield (
-            f'<rect class="{kind}" x="{LEFT}" y="{top}" width="{x_of(speedup) - LEFT:.1f}" '
+            f'<rect class="{kind}" x="{LEFT}" y="{top}" width="{x_of(speedup, end) - LEFT:.1f}" '
             f'height="{BAR_HEIGHT}" fill="{color}"/>'
         )
-        yield words(max(x_of(speedup), x_of(1.0)) + 6, top + BAR_HEIGHT - 2, f"{speedup:.2f}x")
+        x = x_of(max(speedup, 1.0), end) + 6
+        yield words(x, top + BAR_HEIGHT - 2, f"{speedup:.2f}x")
 
 
-def x_of(speedup: float) -> float:
-    """Where a speed-up lies."""
-    return round(LEFT + speedup / MAX_SPEEDUP * (WIDTH - LEFT - RIGHT), 1)
+def scale_end(runs: Iterable[Run]) -> float:
+    """The speed-up at the end of the scale: a whole half that no bar is longer than."""
+    rows = (row for run in runs for row in all_rows(run))
+    longest: float = max(row[kind]["speedup"] for row in rows for kind in COLORS)
+    return math.ceil(2 * longest) / 2
+
+
+def x_of(speedup: float, end: float) -> float:
+    """Where a speed-up lies on a scale that ends at end."""
+    return round(LEFT + speedup / end * (WIDTH - LEFT - RIGHT), 1)
