@@ -31,8 +31,15 @@ _DRAFT: tuple[Phase, ...] = ("draft", "draft_head", "guess")
 _TRY_DEPTH = 3
 """Of the first path, what is verified of a sequence that is tried though nothing is expected."""
 _TRY_STEPS = 16
+_MOST_TRY_STEPS = 64
 """A sequence that has been tried is not tried again for so many steps. Tries are paid from what
-drafting has gained elsewhere, and one request is not to spend all of that."""
+drafting has gained elsewhere, and are not to spend all of that. Where candidates are known without
+a model, and no try leads to drafts that pay, there are half as many each time, down to one in
+_MOST_TRY_STEPS steps of a sequence."""
+_POOR = 0.6
+"""A sequence is tried where the candidates that are known without a model are expected to give no
+more tokens than this. Elsewhere a model adds less, and what it adds says nothing of where it is
+needed."""
 _DEEP_STEPS = 32
 """After so many drafted steps the whole first path of a sequence is verified, since what is never
 verified is never learned."""
@@ -50,6 +57,9 @@ _OUTLIER = 8.0
 """A step counts as at most so many plain ones: a machine that stood still tells nothing."""
 _LARGEST_AFTERMATH = 0.25
 """A plain step behind drafts counts as at most so much slower than others."""
+_FIRST_TRUST_BESIDE_FREE = 0.7
+"""A model that is asked because what is known without it is poor is asked where guessing is hard,
+and gives less there than elsewhere: the default drafter 0.64 of it sampled, and 0.71 greedy."""
 _CHEAP_BRANCHES = 0.05
 """Where branches add less than this share to a step, chains need not be priced apart."""
 
@@ -110,6 +120,11 @@ class _Step:
     has_proposals: bool = False
     """Of the model: it may have none, or have failed."""
 
+    @property
+    def has_free(self) -> bool:
+        """True if candidates are known without the model."""
+        return len(self.of_free[0].nodes) > 0
+
 
 @dataclass(slots=True)
 class _Known:
@@ -143,12 +158,14 @@ class BestRate:
         self._max_nodes, self._max_depth = max_nodes, max_depth
         self._of_all: dict[bool, Expectation] = {}
         self._known: dict[int, _Known] = {}
-        self._trust_of_limits, self._trust_of_choices = Trust(), Trust()
+        self._trust_of_choices = Trust()
+        self._trust_of_limits = {False: Trust(), True: Trust(_FIRST_TRUST_BESIDE_FREE)}
         self._free_worth = FreeWorth()
         self._use = Use()
         self._step: _Step | None = None
         self._num_steps = self._num_drafted = 0
         self._behind_drafts = False
+        self._try_steps, self._next_try = _TRY_STEPS, 0
         self._rest: tuple[list[int], float, int] | None = None
         """Keys of the sequences that rest, the credit that ends it, and the step that does."""
 
@@ -215,12 +232,16 @@ class BestRate:
         best = max(offers, key=lambda offer: offer.rate)
         if best.rate > step.least_rate and self.account.allows(best.loss):
             step.offer = best
+            self._try_steps = _TRY_STEPS
             if self._num_drafted % _DEEP_STEPS == _DEEP_STEPS - 1:
                 row = promising[self._num_drafted // _DEEP_STEPS % len(best.keys)]
                 step.forced = {row.sequence.key: row.num_slots}
                 step.offer = self._offer(step, promising[: len(best.keys)], whole=True)
             return
-        longest_ago = min(able, key=self._drafted_at)
+        poor = [row for row in able if step.free[row.sequence.key].gains.sum() <= _POOR]
+        if not poor or (step.has_free and self._num_steps < self._next_try):
+            return
+        longest_ago = min(poor, key=self._drafted_at)
         if self._num_steps - self._drafted_at(longest_ago) < _TRY_STEPS:
             return
         offer = min(offers, key=lambda offer: offer.loss)
@@ -231,6 +252,8 @@ class BestRate:
         if self.account.allows_try(loss):
             step.offer = offer
             step.forced = {longest_ago.sequence.key: _TRY_DEPTH}
+            self._next_try = self._num_steps + self._try_steps // len(able)
+            self._try_steps = min(2 * self._try_steps, _MOST_TRY_STEPS)
         else:
             keys = [row.sequence.key for row in able]
             credit = self.account.credit_for_try(loss)
@@ -284,7 +307,7 @@ class BestRate:
             depth = prices.best_depth(survival[:depth], len(rows))
         num_slots, num_forwards = self._costs.draft_forwards(len(rows), depth)
         draft = float(self._costs.draft(num_slots, num_forwards))
-        trust = self._trust_of_limits(prices.num)
+        trust = self._trust_of_limits[step.has_free](prices.num)
         price = prices.best(
             all_gains[order],
             np.concatenate(branches)[order],
@@ -454,7 +477,8 @@ class BestRate:
         num = step.prices.num
         self._trust_of_choices.record(num, step.predicted, num_kept)
         if step.offer is not None and not step.forced:
-            self._trust_of_limits.record(num, step.offer.predicted, num_kept)
+            trust = self._trust_of_limits[step.has_free]
+            trust.record(num, step.offer.predicted, num_kept)
         return num_kept
 
     def _record_drafted(

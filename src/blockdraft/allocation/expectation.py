@@ -61,16 +61,18 @@ class Expectation:
 class Trust:
     """By what share predictions come true, by the number of sequences that share a step.
 
-    The best of many predictions was lucky in part, and the more there were the more.
+    The best of many predictions was lucky in part, and the more there were the more. first: the
+    share that is believed before anything came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: float = 1.0) -> None:
+        self._first = first
         self._sums: dict[int, list[float]] = {}
 
     def __call__(self, num_sequences: int) -> float:
         """Of the tokens that are predicted, so much is believed."""
         predicted, came = self._sums.get(num_sequences.bit_length(), (0.0, 0.0))
-        trust = (came + _TRUST_WEIGHT) / (predicted + _TRUST_WEIGHT)
+        trust = (came + self._first * _TRUST_WEIGHT) / (predicted + _TRUST_WEIGHT)
         return min(max(trust, _LEAST_TRUST), _MOST_TRUST)
 
     def record(self, num_sequences: int, predicted: float, came: float) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -592,3 +593,59 @@ def test_free_worth_is_told_apart_by_how_many_share_a_step():
     assert free_run(policy, 0.01, 16, 0.004, 200) < 0.3
     policy.account.credit = 1.0
     assert policy.asks_free(1)
+
+
+def tries(policy: BestRate, share: float | None, num_steps: int) -> list[int]:
+    """The steps in which a model was asked though nothing was expected, and brought nothing.
+
+    share: of what is known without the model, and right if it is likely. None: nothing is known.
+    """
+    policy.account.allows, policy.account.allows_try = lambda loss: False, lambda loss: True
+    policy.account.count = lambda **said: None  # no step is plain for control
+    row = make_row(0, 8, 8).limited(5, 5)
+    free = NOTHING if share is None else free_chain(1, share)
+    model = Proposal.chain(list(range(100, 105)), KIND, [0.05] * 5)
+    found = []
+    for step in range(num_steps):
+        (limited,) = policy.limit([row], 0, [free])
+        drafts = limited.for_model().num_draft_tokens > 0
+        if drafts:
+            found.append(step)
+        (chosen,) = policy.choose([row], [model if drafts else free])
+        kept = range(len(chosen)) if share is not None and share > 0.5 and not drafts else ()
+        policy.record([Outcome(row, chosen, list(kept))], {"forward": CPU.base})
+    return found
+
+
+def test_beside_what_is_known_without_a_model_it_is_tried_less_and_less():
+    found = tries(best_rate(CPU, 5), 0.1, 600)
+    pauses = np.diff(found)
+    assert list(pauses[:3]) == [16, 32, 64]
+    assert (pauses[3:] == 64).all()
+    assert len(pauses) > 5
+    # Without it nothing else could draft.
+    assert (np.diff(tries(best_rate(CPU, 5), None, 600)) <= 17).all()
+
+
+def test_a_model_is_not_tried_where_much_is_known_without_it():
+    assert tries(best_rate(CPU, 5), 0.95, 200) == []
+
+
+def test_an_offer_that_pays_ends_the_pause_between_tries():
+    policy = best_rate(CPU, 5)
+    tries(policy, 0.1, 200)
+    policy.account.allows = lambda loss: True
+    offer = policy._offer
+    policy._offer = lambda *given, **named: replace(offer(*given, **named), rate=1e9)
+    row = make_row(0, 8, 8).limited(5, 5)
+    policy.limit([row], 0, [free_chain(1, 0.1)])
+    assert policy._step.offer is not None
+    policy._offer = offer
+    policy.choose([row], [NOTHING])
+    policy.record([Outcome(row, NOTHING, [])], {"forward": CPU.base})
+    assert list(np.diff(tries(policy, 0.1, 200))[:2]) == [16, 32]
+
+
+def test_trust_starts_where_it_is_told():
+    assert Trust()(1) == 1.0
+    assert Trust(0.7)(1) == pytest.approx(0.7)
