@@ -4,6 +4,9 @@ _SHARE = 1 / 100
 """Of the time that passes, what drafting may lose."""
 _FIRST_STEPS, _MOST_STEPS = 8.0, 32.0
 """Credit to begin with, and the most of it, in plain steps: earlier gains excuse no long loss."""
+_MOST_DEBT = 1.0
+"""In plain steps. A moment in which the machine stood still is not to keep drafting from all that
+follows: at _SHARE this is paid back in 100 plain steps."""
 _TRY_SHARE = 1 / 2
 """A step that is expected to lose takes at most so much of the credit. The rest is for steps that
 are expected to gain, and have bad luck."""
@@ -29,7 +32,7 @@ class Account:
         """Take the seconds of a plain step in place of the one about to run."""
         if self._is_new:
             self._is_new, self.credit = False, _FIRST_STEPS * plain_seconds
-        self.credit += _SHARE * plain_seconds
+        self.credit = max(self.credit, -_MOST_DEBT * plain_seconds) + _SHARE * plain_seconds
         self.credit = min(self.credit, _MOST_STEPS * plain_seconds)
 
     def book(self, seconds: float) -> None:

@@ -53,8 +53,8 @@ _WORTH_STEPS = 16
 """Steps that the features of a prompt are worth being projected for."""
 _STEP_TOKENS = 4
 """Features that one step leaves to be projected."""
-_OUTLIER = 8.0
-"""A step counts as at most so many plain ones: a machine that stood still tells nothing."""
+_OUTLIER = 4.0
+"""A step loses at most so many plain ones: a machine that stood still tells nothing."""
 _LARGEST_AFTERMATH = 0.25
 """A plain step behind drafts counts as at most so much slower than others."""
 _FIRST_TRUST_BESIDE_FREE = 0.7
@@ -504,9 +504,8 @@ class BestRate:
             self._costs.record_forward(num_rows, expected, forward / slower)
         # Without drafts there would be nothing to decide. How much is verified does not change it.
         deciding = seconds.get("controller", 0.0)
-        passed = min(forward + draft, _OUTLIER * prices.plain_seconds * slower)
-        passed += project + deciding
-        self.account.book(passed - worth * slower)
+        lost = min(forward + draft - worth * slower, _OUTLIER * prices.plain_seconds * slower)
+        self.account.book(lost + project + deciding)
 
     def close(self, key: int) -> None:
         """See `Policy`."""

@@ -413,6 +413,17 @@ def test_the_account_allows_a_share_of_the_time_and_no_more():
     assert not account.allows_try(0.0)
 
 
+def test_a_moment_in_which_the_machine_stood_still_is_paid_back_soon():
+    account = Account()
+    account.open_step(0.01)
+    account.book(100.0)
+    blocked = 0
+    while not account.may_lose:
+        account.open_step(0.01)
+        blocked += 1
+    assert 90 < blocked <= 101
+
+
 def test_predictions_are_corrected_by_what_they_brought():
     trust = Trust()
     assert trust(1) == trust(8) == 1.0
