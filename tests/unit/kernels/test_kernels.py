@@ -319,3 +319,64 @@ def test_other_types_devices_and_sizes_are_left_to_torch() -> None:
     assert backend_for(torch.float32, "cpu", [64]).reads_pages
     assert not backend_for(torch.float32, "cpu", [64, 24]).reads_pages
     assert not backend_for(torch.float32, "cpu", [2 * MAX_HEAD_DIM]).reads_pages
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("window", [TILE * 4, 20])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_spans_that_share_a_table_have_the_bits_of_spans_that_do_not(
+    kernels: Library, dtype: torch.dtype, window: int, num_threads: int
+) -> None:
+    """A path in its places and three that are not, before, at and behind the border of a page."""
+    num_rows, num_path = [9, 3, 1, 2], [0, 4, 1, 5]
+    pages, own_page = torch.tensor([2, 0, 1, 3]), 4 * TILE
+    first = [sum(num_rows[:span]) for span in range(4)]
+    query, key, value = (draw(n, sum(num_rows), 16, dtype=dtype) for n in (6, 2, 2))
+    for context in (5, TILE - 3, TILE, 2 * TILE + 30):
+        in_place = range(context, context + num_rows[0])
+        slots = [place_of(pages, p) for p in in_place]
+        slots += [own_page + row for row in range(first[1], sum(num_rows))]
+        ends = [context + (num_path[span] or num_rows[span]) for span in range(4)]
+        positions = [p for span in range(4) for p in range(ends[span] - num_rows[span], ends[span])]
+        starts, path_slots = [], []
+        for span in range(4):
+            starts.append([ends[span] - num_path[span], len(path_slots)])
+            own = slots[first[span] : first[span] + num_rows[span]]
+            above = [own_page + 40 + i for i in range(num_path[span] - num_rows[span])]
+            path_slots += (above + own) * (num_path[span] > 0)
+        found = []
+        for is_shared in (True, False):
+            places = [0, 0, 0, 0] if is_shared else [0, 4, 8, 12]
+            with threads(num_threads):
+                plan = TiledAttention(
+                    sum(num_rows),
+                    list(zip(first, num_rows, places, strict=True)),
+                    max(ends),
+                    pages=pages if is_shared else pages.repeat(4),
+                    ranges=torch.tensor([[max(0, p + 1 - window), p + 1] for p in positions]),
+                    slots=torch.tensor(slots),
+                    paths=(torch.tensor(starts), torch.tensor(path_slots)),
+                )
+                keys, values = draw(2, 2, 5, TILE, 16, dtype=dtype, seed=3)
+                new = key, value
+                found.append(plan.attend(kernels, query, keys, values, Scoring(0.2), new))
+        assert torch.equal(*found), context
+        flat = [pool.flatten(1, 2) for pool in (keys, values)]
+        for row, (position, span) in enumerate(zip(positions, spans_of(num_rows), strict=True)):
+            start, place = starts[span]
+            seen = [
+                path_slots[place + p - start] if p >= start else place_of(pages, p)
+                for p in range(max(0, position + 1 - window), position + 1)
+            ]
+            k, v = (pool[:, seen].repeat_interleave(3, 0).double() for pool in flat)
+            weights = (0.2 * k @ query[:, row, :, None].double()).softmax(1)
+            expected = (weights * v).sum(1)
+            assert (found[0][row] - expected).abs().max() < 16 * unit(dtype), (context, row)
+
+
+def spans_of(num_rows: list[int]) -> list[int]:
+    return [span for span, num in enumerate(num_rows) for _ in range(num)]
+
+
+def place_of(pages: Tensor, position: int) -> int:
+    return int(pages[position // TILE]) * TILE + position % TILE

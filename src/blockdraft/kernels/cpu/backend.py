@@ -7,7 +7,7 @@ the kernels do not know is left to torch's operations.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -186,12 +186,14 @@ class TiledRows:
     def __init__(self, kernels: Library, spans: Sequence[Span], slots: Tensor) -> None:
         self._kernels = kernels
         self._slots = slots
-        tables = [span.seen_page_ids for span in spans]
-        self._pages = torch.tensor([page_id for own in tables for page_id in own], device="cpu")
-        places = accumulate(map(len, tables), initial=0)
-        self._spans = [
-            (span.first, span.num_rows, place) for span, place in zip(spans, places, strict=False)
-        ]
+        page_ids: list[int] = []
+        self._spans: list[tuple[int, int, int]] = []
+        # Spans of one sequence share a table: the kernels then read the keys of all at once.
+        for _, own in groupby(spans, key=lambda span: span.page_ids):
+            of_sequence, place = list(own), len(page_ids)
+            page_ids += max((span.seen_page_ids for span in of_sequence), key=len)
+            self._spans += [(span.first, span.num_rows, place) for span in of_sequence]
+        self._pages = torch.tensor(page_ids, device="cpu", dtype=torch.int64)
         self._num_keys = max(span.end for span in spans)
         self._paths = _path_tables(spans) if any(span.path_slots for span in spans) else None
 

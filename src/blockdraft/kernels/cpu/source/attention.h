@@ -16,7 +16,8 @@ namespace blockdraft {
 struct Plan {
   int64_t num_rows;
   int64_t num_spans;
-  const int64_t* spans;   // [num_spans, 3]: first row, number of rows, its first entry of `pages`
+  const int64_t* spans;   // [num_spans, 3]: first row, number of rows, its first entry of `pages`,
+                          // which those of one sequence share if they stand one behind another
   const int64_t* pages;   // [num_pages]; null: the tiles of the one span lie side by side
   int64_t num_pages;
   const int64_t* ranges;  // [num_ranges, 2]: first key seen and the one behind the last; or null
@@ -59,9 +60,11 @@ struct Rows {
   T* at(int64_t row, int64_t head) const { return values + row * row_stride + head * head_stride; }
 };
 
-// Queries `begin` to `end` of one span and one K/V head, counted row by row, in each by head.
+// Queries `begin` to `end` of the spans of one sequence, from `first_span` up to `end_span`, and of
+// one K/V head, counted row by row, in each by head.
 struct Part {
-  int64_t span;
+  int64_t first_span;
+  int64_t end_span;
   int64_t kv_head;
   int64_t begin;
   int64_t end;
@@ -95,7 +98,7 @@ inline Range range_of(const Plan& plan, int64_t row) {
 template <typename T>
 void begin(State& state, const Plan& plan, const Layer& layer, const Part& part,
            const Rows<const T>& queries) {
-  const int64_t head_dim = layer.head_dim, first_row = plan.spans[3 * part.span];
+  const int64_t head_dim = layer.head_dim, first_row = plan.spans[3 * part.first_span];
   state.num = part.end - part.begin;
   for (int64_t i = 0; i < state.num; ++i) {
     const int64_t row = first_row + (part.begin + i) / layer.group;
@@ -162,8 +165,9 @@ void in_blocks(int64_t num, const Act& act) {
 // Those keys that not all of a block see come singly, in order. So a query's sums do not depend on
 // the block.
 template <typename T>
-void add_tile(State& state, const T* values, int64_t head_dim) {
-  in_blocks(state.num, [&](int64_t first, auto num) {
+void add_tile(State& state, Range queries, const T* values, int64_t head_dim) {
+  in_blocks(queries.end - queries.first, [&](int64_t in_block, auto num) {
+    const int64_t first = queries.first + in_block;
     Range common{0, kTile};
     for (int i = 0; i < num; ++i) {
       const Range own = state.in_tile[first + i];
@@ -190,10 +194,10 @@ void add_tile(State& state, const T* values, int64_t head_dim) {
 }
 
 template <typename T>
-void attend_tile(State& state, const Layer& layer, const T* keys, const T* values,
+void attend_tile(State& state, Range queries, const Layer& layer, const T* keys, const T* values,
                  int64_t tile_start) {
   Range seen{kTile, 0};
-  for (int64_t i = 0; i < state.num; ++i) {
+  for (int64_t i = queries.first; i < queries.end; ++i) {
     const Range own = state.ranges[i];
     const int64_t first = own.first > tile_start ? own.first - tile_start : 0;
     const int64_t end = own.end - tile_start < kTile ? own.end - tile_start : kTile;
@@ -205,20 +209,21 @@ void attend_tile(State& state, const Layer& layer, const T* keys, const T* value
   if (seen.first >= seen.end) return;
   transpose_keys(state.columns, keys, seen, layer.head_dim);
   const int64_t num_words = layer.head_dim / kStep<T>;
-  in_blocks(state.num, [&](int64_t first, auto num) {
+  in_blocks(queries.end - queries.first, [&](int64_t in_block, auto num) {
+    const int64_t first = queries.first + in_block;
     multiply_keys<T, num>(state.scores + first * kTile, state.queries + first * num_words,
                           state.columns, num_words);
   });
-  for (int64_t i = 0; i < state.num; ++i)
+  for (int64_t i = queries.first; i < queries.end; ++i)
     if (state.in_tile[i].first < state.in_tile[i].end) weigh(state, layer, i, tile_start);
-  add_tile(state, values, layer.head_dim);
+  add_tile(state, queries, values, layer.head_dim);
 }
 
 template <typename T>
 void finish(State& state, const Plan& plan, const Layer& layer, const Part& part, T* output) {
   const int64_t head_dim = layer.head_dim, heads = layer.kv_heads * layer.group;
   for (int64_t i = 0; i < state.num; ++i) {
-    const int64_t row = plan.spans[3 * part.span] + (part.begin + i) / layer.group;
+    const int64_t row = plan.spans[3 * part.first_span] + (part.begin + i) / layer.group;
     const int64_t head = part.kv_head * layer.group + (part.begin + i) % layer.group;
     float factor = 1.0f, total = state.total[i];
     if (layer.sinks != nullptr) {  // it takes its share and gives nothing
@@ -250,36 +255,76 @@ const T* gather_tile(std::vector<T>& gathered, const T* page, const T* head, con
   return gathered.data();
 }
 
+// The queries of a part that are of one span, counted from the first of the part.
+inline Range queries_of(const Plan& plan, const Layer& layer, const Part& part, int64_t span) {
+  const int64_t before = plan.spans[3 * span] - plan.spans[3 * part.first_span];
+  const int64_t first = before * layer.group - part.begin;
+  const int64_t end = first + plan.spans[3 * span + 1] * layer.group, num = part.end - part.begin;
+  return {first > 0 ? first : 0, end < num ? end : num};
+}
+
+// Positions that some of these queries see.
+inline Range seen_by(const State& state, Range queries) {
+  Range seen{INT64_MAX, 0};
+  for (int64_t i = queries.first; i < queries.end; ++i) {
+    seen.first = state.ranges[i].first < seen.first ? state.ranges[i].first : seen.first;
+    seen.end = state.ranges[i].end > seen.end ? state.ranges[i].end : seen.end;
+  }
+  return seen;
+}
+
+// Where the keys of all spans of a sequence end that lie at the same places.
+inline int64_t common_end(const Plan& plan, const Part& part, Range seen) {
+  int64_t end = seen.end;
+  for (int64_t span = part.first_span; plan.paths != nullptr && span < part.end_span; ++span)
+    end = plan.paths[2 * span] < end ? plan.paths[2 * span] : end;
+  return end;
+}
+
+// The spans of a sequence read the same keys but for those of their own paths, which lie in the last
+// tiles: all others are transposed once for all of them.
 template <typename T>
 void attend_part(const Plan& plan, const Layer& layer, const Part& part,
                  const Rows<const T>& queries, const T* keys, const T* values, T* output) {
   State state;
   begin(state, plan, layer, part, queries);
-  Range seen{INT64_MAX, 0};
-  for (int64_t i = 0; i < state.num; ++i) {
-    seen.first = state.ranges[i].first < seen.first ? state.ranges[i].first : seen.first;
-    seen.end = state.ranges[i].end > seen.end ? state.ranges[i].end : seen.end;
-  }
+  const Range all_queries{0, state.num}, seen = seen_by(state, all_queries);
+  const int64_t end = common_end(plan, part, seen);
   const int64_t* pages =
-      plan.pages == nullptr ? nullptr : plan.pages + plan.spans[3 * part.span + 2];
-  const int64_t* path = plan.paths == nullptr ? nullptr : plan.paths + 2 * part.span;
+      plan.pages == nullptr ? nullptr : plan.pages + plan.spans[3 * part.first_span + 2];
   const int64_t head = part.kv_head * layer.head_stride;
-  for (int64_t tile = seen.first / kTile; tile * kTile < seen.end; ++tile) {
-    const int64_t place = pages == nullptr ? tile : pages[tile], tile_start = tile * kTile;
-    const int64_t at = head + place * kTile * layer.head_dim;
-    const int64_t tile_end = tile_start + kTile < seen.end ? tile_start + kTile : seen.end;
-    if (path == nullptr || tile_end <= path[0]) {
-      attend_tile(state, layer, keys + at, values + at, tile_start);
-      continue;
+  const auto place_of = [&](int64_t tile) {
+    return head + (pages == nullptr ? tile : pages[tile]) * kTile * layer.head_dim;
+  };
+  int64_t tile = seen.first / kTile;
+  for (; tile * kTile < seen.end; ++tile) {
+    const int64_t tile_end = (tile + 1) * kTile;
+    if ((tile_end < seen.end ? tile_end : seen.end) > end) break;
+    const int64_t at = place_of(tile);
+    attend_tile(state, all_queries, layer, keys + at, values + at, tile * kTile);
+  }
+  const int64_t first_left = tile;
+  for (int64_t span = part.first_span; span < part.end_span; ++span) {
+    const Range own = queries_of(plan, layer, part, span);
+    if (own.first >= own.end) continue;
+    const Range own_seen = seen_by(state, own);
+    for (tile = first_left; tile * kTile < own_seen.end; ++tile) {
+      const int64_t at = place_of(tile), tile_start = tile * kTile;
+      const int64_t tile_end = tile_start + kTile < own_seen.end ? tile_start + kTile : own_seen.end;
+      const int64_t* path = plan.paths == nullptr ? nullptr : plan.paths + 2 * span;
+      if (path == nullptr || tile_end <= path[0]) {
+        attend_tile(state, own, layer, keys + at, values + at, tile_start);
+        continue;
+      }
+      thread_local std::vector<T> tile_keys, tile_values;
+      const Range in_tile{own_seen.first > tile_start ? own_seen.first : tile_start, tile_end};
+      attend_tile(state, own, layer,
+                  gather_tile(tile_keys, keys + at, keys + head, path, plan.path_slots, tile_start,
+                              in_tile, layer.head_dim),
+                  gather_tile(tile_values, values + at, values + head, path, plan.path_slots,
+                              tile_start, in_tile, layer.head_dim),
+                  tile_start);
     }
-    thread_local std::vector<T> tile_keys, tile_values;
-    const Range in_tile{seen.first > tile_start ? seen.first : tile_start, tile_end};
-    attend_tile(state, layer,
-                gather_tile(tile_keys, keys + at, keys + head, path, plan.path_slots, tile_start,
-                            in_tile, layer.head_dim),
-                gather_tile(tile_values, values + at, values + head, path, plan.path_slots,
-                            tile_start, in_tile, layer.head_dim),
-                tile_start);
   }
   finish(state, plan, layer, part, output);
 }
@@ -287,18 +332,28 @@ void attend_part(const Plan& plan, const Layer& layer, const Part& part,
 // Each part of a head reads its keys anew, so heads are left whole. Only of the last few, too few for
 // all threads, the queries are shared out, so that no thread waits for a whole head.
 inline std::vector<Part> parts_of(const Plan& plan, const Layer& layer) {
+  std::vector<Range> sequences;  // their spans
+  for (int64_t span = 0; span < plan.num_spans; ++span) {
+    const bool follows = span > 0 && plan.pages != nullptr &&
+                         plan.spans[3 * span + 2] == plan.spans[3 * (span - 1) + 2];
+    if (follows)
+      sequences.back().end = span + 1;
+    else
+      sequences.push_back({span, span + 1});
+  }
   std::vector<Part> parts;
-  const int64_t num_heads = plan.num_spans * layer.kv_heads;
+  const int64_t num_heads = static_cast<int64_t>(sequences.size()) * layer.kv_heads;
   const int64_t num_shared = num_heads % plan.num_threads;
   for (int64_t head = 0; head < num_heads; ++head) {
-    const int64_t span = head / layer.kv_heads;
-    const int64_t num_queries = plan.spans[3 * span + 1] * layer.group;
+    const Range spans = sequences[static_cast<size_t>(head / layer.kv_heads)];
+    const int64_t* last = plan.spans + 3 * (spans.end - 1);
+    const int64_t num_queries = (last[0] + last[1] - plan.spans[3 * spans.first]) * layer.group;
     const int64_t shares =
         head < num_heads - num_shared ? 1 : (plan.num_threads + num_shared - 1) / num_shared;
     int64_t most = (num_queries + shares - 1) / shares;
     if (most > kMaxQueries) most = kMaxQueries;
     for (int64_t begin = 0; begin < num_queries; begin += most)
-      parts.push_back({span, head % layer.kv_heads, begin,
+      parts.push_back({spans.first, spans.end, head % layer.kv_heads, begin,
                        begin + most < num_queries ? begin + most : num_queries});
   }
   return parts;
