@@ -29,6 +29,7 @@ from blockdraft.models.packed_rows import PackedRows
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.recurrent import StepByStep
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.branches import Slot
 from blockdraft.speculate.drafters.conditionals import Candidates
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.sampler import choose as choose_module
@@ -241,17 +242,17 @@ def everybody_has_a_context() -> AbstractContextManager[object]:
 @contextmanager
 def one_noise_for_all_slots() -> Iterator[None]:
     """The drafter guesses all slots of a block with the noise of the first; none is wrong."""
-    real = DFlashDrafter._chosen
+    real = DFlashDrafter._slots
 
     def stream(place: Place) -> Stream:
         sequence = place.sequence
         return Stream(sequence.seed, sequence.sample_index, len(sequence.token_ids))
 
-    def chosen(drafter: DFlashDrafter, logits: Tensor, rows: list[Row]) -> list[list[int]]:
+    def slots(drafter: DFlashDrafter, logits: Tensor, row: Row) -> list[Slot]:
         with patch.object(Place, "stream", property(stream)):
-            return real(drafter, logits, rows)
+            return real(drafter, logits, row)
 
-    with patch.object(DFlashDrafter, "_chosen", chosen):
+    with patch.object(DFlashDrafter, "_slots", slots):
         yield
 
 

@@ -352,6 +352,19 @@ class PagedTables:
     path_slots: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Largest:
+    """The largest scores of some rows, the largest first, equal ones in any order.
+
+    values: [rows, k], float32. places: [rows, k]. totals: [rows], of exp(score - largest) over the
+    whole row; not meant where the largest is infinite. A NaN counts as minus infinity.
+    """
+
+    values: NDArray[np.float32]
+    places: Ids
+    totals: NDArray[np.float32]
+
+
 class Backend(Protocol):
     """The operations of one device in one precision."""
 
@@ -438,6 +451,19 @@ class Backend(Protocol):
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:
         """The layer in one call, over pages; None where that cannot be."""
+
+    def largest(self, scores: Tensor, num: int) -> Largest:
+        """The `num` largest of each row of scores [rows, n], or all n."""
+
+    def store_context(
+        self, kv: KVPages, slots: Tensor, projected: Tensor, key_norms: Norm, rotation: Rotation
+    ) -> None:
+        """Store keys, normed and rotated, and values of all layers, which have heads alike.
+
+        slots: [tokens]. projected: [tokens, layers, 2, kv_heads, head_dim], keys before values; may
+        be overwritten. key_norms: a weight [layers, head_dim] that rounds first. rotation: cos and
+        signed sin, [tokens, 1, head_dim] each.
+        """
 
     def stack(
         self,

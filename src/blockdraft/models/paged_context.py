@@ -8,7 +8,7 @@ from torch import Tensor
 from blockdraft.cache.paged_kv import LayerShape, PagedKV, page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages, even_tables
 from blockdraft.kernels.backends import backend_for
-from blockdraft.kernels.interface import Span
+from blockdraft.kernels.interface import Norm, Rotation, Span
 from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.draft_context import ContextSpan, LayerKV
 from blockdraft.models.eagle3_config import AnyDraftConfig
@@ -74,15 +74,30 @@ class PagedContexts:
 
     def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
         """See `DraftContexts.write`."""
+        slots = self._slots(due)
+        for layer, (k, v) in enumerate(context_kv):
+            self.kv.write(layer, slots, k[0], v[0])
+        self._drop(due)
+
+    def write_projected(
+        self, due: Sequence[Waiting], projected: Tensor, key_norms: Norm, rotation: Rotation
+    ) -> None:
+        """The same from one product of all layers; see `Backend.store_context`."""
+        slots = self._slots(due)
+        self.backend.store_context(self.kv, slots, projected, key_norms, rotation)
+        self._drop(due)
+
+    def _slots(self, due: Sequence[Waiting]) -> Tensor:
+        """Where what is due is about to be written."""
         slots = [
             waiting.holder * PAGE_SIZE + position % PAGE_SIZE
             for waiting in due
             for position in range(waiting.start, waiting.end)
         ]
         self.kv.clear_begun(slots)
-        at = torch.tensor(slots, device=self._device)
-        for layer, (k, v) in enumerate(context_kv):
-            self.kv.write(layer, at, k[0], v[0])
+        return torch.tensor(slots, device=self._device)
+
+    def _drop(self, due: Sequence[Waiting]) -> None:
         for waiting in due:
             self.waiting.drop(waiting.holder)
 

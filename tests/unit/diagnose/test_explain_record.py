@@ -12,6 +12,7 @@ from blockdraft.diagnose.explain.sums import sum_all, sum_rounds
 from blockdraft.engine.engine import Engine
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.speculate.commit import commit
+from blockdraft.speculate.drafters.branches import Guessable
 from tests.explain_fakes import VOCAB_SIZE, like_target, record
 from tests.fakes import TableTarget
 from tests.small_llm import assert_nothing_left, params
@@ -84,10 +85,11 @@ def test_recording_ends_with_its_scope(llm):
 
 
 def test_nothing_is_computed_for_nobody(llm, monkeypatch):
-    drafter = llm.engine.drafter
     calls = []
-    whole = drafter._over_whole_vocabulary
-    monkeypatch.setattr(drafter, "_over_whole_vocabulary", lambda x: calls.append(1) or whole(x))
+    whole = Guessable.over_whole_vocabulary
+    monkeypatch.setattr(
+        Guessable, "over_whole_vocabulary", lambda own, x: calls.append(1) or whole(own, x)
+    )
     llm.generate(llm.tokenizer.encode("the abc"), GREEDY)
     assert not calls
 

@@ -226,7 +226,7 @@ def test_a_step_that_failed_is_made_again(
     drafter = make_dflash(target, tiny_drafter(torch.float64))
     holder, name = {
         "project": (drafter.model, "context_inputs"),
-        "write": (drafter.contexts, "write"),
+        "write": (drafter.contexts, "write" if way == "sequential" else "write_projected"),
         "propose": (drafter, "propose"),
         "forward": (target, "forward"),
         "layer": (target.layers[2], "forward"),

@@ -132,7 +132,6 @@ class SlotDrafter(DFlashDrafter):
     """The bookkeeping of the real drafter. Right with a chance, if its context is right."""
 
     def __init__(self, contexts: SlotContexts, draw: random.Random) -> None:
-        self.project_context = lambda features, at: [(features, at)]
         self.embed_weight = torch.zeros(VOCAB_SIZE, 1)
         self.max_nodes = MAX_DRAFT_TOKENS
         self.feature_layers = (0,)
@@ -140,6 +139,9 @@ class SlotDrafter(DFlashDrafter):
         self.draw = draw
         self.recorder = NO_RECORDER
         self._known = {}
+
+    def _write(self, piece: list[Waiting]) -> None:
+        self.contexts.write(piece, [self._inputs(piece)])
 
     def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
         return [Proposal.chain(self._guess_row(row), self.kind) for row in rows]

@@ -1,6 +1,7 @@
 """Every backend computes what the reference computes, and a row alone has its bits among others."""
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -132,6 +133,65 @@ def test_gates(backend: Backend, dtype: torch.dtype) -> None:
     check(backend, dtype, lambda by, rows: by.gate(gate_up[rows], Silu()))
     other = nn.Tanh()
     assert torch.equal(backend.gate(gate_up, other), TorchBackend(dtype).gate(gate_up, other))
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 63, 64, 65, 1000])
+@torch.inference_mode()
+def test_the_largest_scores(backend: Backend, dtype: torch.dtype, size: int) -> None:
+    scores = 5 * draw(7, size, dtype=dtype)
+    scores[0] = torch.arange(size)
+    scores[1] = -torch.arange(size)
+    scores[2] = 0.0
+    scores[3, 0] = scores[3, -1] = -torch.inf
+    num = min(6, size)
+    found = backend.largest(scores, 6)
+    whole = scores.float()
+    assert found.values.tolist() == whole.topk(num).values.tolist()
+    assert whole.gather(1, torch.from_numpy(found.places)).tolist() == found.values.tolist()
+    assert all(len(set(places)) == num for places in found.places.tolist())
+    if size > 1:
+        totals = (whole.logsumexp(1) - whole.amax(1)).exp()
+        assert torch.allclose(torch.from_numpy(found.totals), totals, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_what_is_no_number_is_not_among_the_largest(backend: Backend, dtype: torch.dtype) -> None:
+    scores = draw(2, 100, dtype=dtype)
+    scores[0, 7] = torch.nan
+    scores[1] = torch.nan
+    scores[1, 50], scores[1, 60] = 1.0, -2.0
+    found = backend.largest(scores, 3)
+    others = torch.cat((scores[0, :7], scores[0, 8:])).float().topk(3).values
+    assert found.values[0].tolist() == others.tolist()
+    assert found.places[1, :2].tolist() == [50, 60]
+    assert found.values[1, 2] == -torch.inf
+    assert found.totals[1] == pytest.approx(1 + math.exp(-3), rel=1e-5)
+
+
+@torch.inference_mode()
+def test_the_context_of_all_layers_is_stored(backend: Backend, dtype: torch.dtype) -> None:
+    num_tokens, num_layers = 20, 3
+    projected = draw(num_tokens, num_layers, 2, KV_HEADS, HEAD_DIM, dtype=dtype)
+    norms = Norm(1 + 0.1 * draw(num_layers, HEAD_DIM, dtype=dtype, seed=3), 1e-5, True)
+    rotation = angles(num_tokens, dtype)
+    slots = torch.randperm(3 * PAGE_SIZE, generator=torch.Generator().manual_seed(1))[:num_tokens]
+    kv = PagedKV([(KV_HEADS, HEAD_DIM)] * num_layers, 3, dtype=dtype, device=torch.device("cpu"))
+    for pool in kv.pools:
+        pool.zero_()
+    backend.store_context(kv, slots, projected.clone(), norms, rotation)
+    free = torch.ones(3 * PAGE_SIZE, dtype=torch.bool)
+    free[slots] = False
+    for layer, pool in enumerate(kv.pools):
+        # As the heads of a layer's block are, with no query heads beside them.
+        own = Norm(norms.weight[layer], norms.eps, True)
+        heads = projected[:, layer].flatten(1, 2).clone()
+        counts = 0, KV_HEADS, KV_HEADS
+        _, keys, values = backend.rotate_(heads, counts, rotation, (own, own))
+        stored = pool.view(2, KV_HEADS, -1, HEAD_DIM)
+        assert torch.equal(stored[1][:, slots], values.transpose(0, 1))
+        error = (stored[0][:, slots].float() - keys.transpose(0, 1).float()).abs().max()
+        assert error <= 4 * torch.finfo(dtype).eps * keys.abs().max()
+        assert not stored[:, :, free].any()
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

@@ -16,6 +16,7 @@ from blockdraft.kernels.cpu.ops import (
     gated_silu,
     rms_norm,
     rotate_heads_,
+    store_context,
 )
 from blockdraft.kernels.interface import TILE, Norm, Scoring
 from tests.torch_threads import threads
@@ -285,6 +286,35 @@ def test_what_lies_outside_of_the_buffers_is_refused(kernels: Library, name: str
     with pytest.raises(RuntimeError, match=message):
         attend_over_pages(kernels, **{"cache": cache, **changes})
     assert not cache.any()
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("slot", {"slots": torch.tensor([0, 5, 3 * TILE])}),
+        ("slot", {"slots": torch.tensor([0, -1, 5])}),
+        ("sizes", {"slots": torch.tensor([0, 5])}),
+        ("int64", {"slots": torch.zeros(3)}),
+        ("sizes", {"layers": 3}),
+        ("sizes", {"kv_heads": 3}),
+        ("sizes", {"weight": draw(1, 16)}),
+        ("sizes", {"angles": draw(2, 1, 16)}),
+        ("bfloat16", {"angles": draw(3, 1, 16).bfloat16()}),
+        ("contiguous", {"weight": draw(16, 2).T}),
+    ],
+)
+def test_a_context_that_does_not_fit_its_pages_is_refused(
+    kernels: Library, message: str, changes: dict[str, Any]
+) -> None:
+    """Nothing has been written then."""
+    pools = [torch.zeros(2, *CACHE) for _ in range(2)]
+    angles = changes.get("angles", draw(3, 1, 16))
+    norms = Norm(changes.get("weight", draw(2, 16)), EPS, rounds_first=True)
+    projected = draw(3, changes.get("layers", 2), 2, changes.get("kv_heads", CACHE[0]), 16)
+    slots = changes.get("slots", torch.tensor([0, 5, 3 * TILE - 1]))
+    with pytest.raises(RuntimeError, match=message):
+        store_context(kernels, pools, slots, projected, norms, (angles, angles))
+    assert not any(pool.any() for pool in pools)
 
 
 def test_tensors_that_do_not_fit_each_other_are_refused(kernels: Library) -> None:

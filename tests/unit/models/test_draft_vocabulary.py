@@ -7,6 +7,7 @@ import torch
 
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Sequence
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_vocabulary import (
     FILE_NAME,
@@ -14,6 +15,7 @@ from blockdraft.models.draft_vocabulary import (
     write_draft_vocabulary,
 )
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.branches import chosen_slots
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.parity.checks import check_drafted_equals_plain
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
@@ -32,7 +34,7 @@ def test_logits_are_those_of_the_whole_head_inside_and_minus_infinity_outside() 
     hidden = torch.randn(2, 7, 64, dtype=torch.float64)
     ids = list(range(3, VOCAB_SIZE, 5))
     whole, part = (
-        drafter._over_whole_vocabulary(drafter._logits(hidden))
+        drafter.guessable.over_whole_vocabulary(drafter._logits(hidden))
         for drafter in (make_drafter(target, None), make_drafter(target, ids))
     )
 
@@ -49,8 +51,10 @@ def test_greedy_guesses_are_the_best_of_the_part() -> None:
     drafter = make_drafter(target, ids)
     hidden = torch.randn(1, 7, 64, dtype=torch.float64)
     logits = drafter._logits(hidden)
-    expected = drafter._over_whole_vocabulary(logits)[0].argmax(-1).tolist()
-    assert drafter._greedy(logits[0]) == expected
+    expected = drafter.guessable.over_whole_vocabulary(logits)[0].argmax(-1).tolist()
+    greedy = Sequence(0, SamplingParams(), 0, 0, frozenset(), [1], 1)
+    slots = chosen_slots(logits[0], greedy, drafter.guessable)
+    assert [slot.token_ids[0] for slot in slots] == expected
     assert set(expected) <= set(ids)
 
 

@@ -17,9 +17,18 @@ from blockdraft.core.plan import ROOT
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Sequence
 from blockdraft.engine.engine import Engine
-from blockdraft.speculate.drafters.branches import Marginals, Slot, best_first, slots_of
+from blockdraft.speculate.drafters.branches import (
+    Guessable,
+    Marginals,
+    Slot,
+    best_first,
+    chosen_slots,
+    slots_of,
+)
+from blockdraft.speculate.sampler.filters import survivors
 from blockdraft.speculate.sampler.logits import Place
 from blockdraft.speculate.sampler.noise import gumbel_noise
+from blockdraft.speculate.sampler.reference import choose_row
 from tests.parity.checks import generate
 from tests.parity.targets import WAYS, make_dflash, make_target
 from tests.small_llm import load_llm
@@ -85,7 +94,10 @@ def test_without_noise_probabilities_are_the_drafters():
     logits = random_logits(4)
     chain = logits.argmax(1).tolist()
     for slot, own, first in zip(
-        slots_of(logits, chain, sample_of(temperature=0.0), None), logits, chain, strict=True
+        slots_of(logits, chain, sample_of(temperature=0.0), Guessable(300)),
+        logits,
+        chain,
+        strict=True,
     ):
         assert slot.token_ids[0] == first
         expected, ids = own.double().softmax(0).topk(32)
@@ -101,7 +113,9 @@ def test_candidates_are_ranked_by_the_noise_that_chooses_the_targets_token(tempe
         for index, own in enumerate(logits)
     ]
     chain = [int(own.argmax()) for own in noisy]
-    for slot, own, scores in zip(slots_of(logits, chain, sample, None), logits, noisy, strict=True):
+    for slot, own, scores in zip(
+        slots_of(logits, chain, sample, Guessable(300)), logits, noisy, strict=True
+    ):
         near = set(own.topk(32).indices.tolist())
         order = [i for i in np.argsort(-scores).tolist() if i in near]
         expected = [slot.token_ids[0], *(i for i in order if i != slot.token_ids[0])]
@@ -113,12 +127,51 @@ def test_candidates_are_ranked_by_the_noise_that_chooses_the_targets_token(tempe
 def test_a_small_draft_vocabulary_and_logits_that_are_no_numbers():
     ids = torch.tensor([5, 9, 30, 41])
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [torch.nan] * 4, [torch.inf, 0.0, 0.0, 0.0]])
-    slots = slots_of(logits, [9, 0, 5], sample_of(temperature=0.0), ids)
+    slots = slots_of(logits, [9, 0, 5], sample_of(temperature=0.0), Guessable(50, ids))
     assert slots[0].token_ids == [9, 30, 5, 41]
     assert slots[1:] == [Slot([0], [0.0]), Slot([5], [0.0])]
     tree, probabilities = best_first(Marginals(slots), 12)
     assert [tree.tokens[node] for node in tree.through([])] == [9, 0, 5]
     assert all(chance >= 0.0 for chance in probabilities)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("ids", [None, torch.arange(0, 5000, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_choice_is_the_targets_rule_on_the_drafters_logits(temperature, ids, dtype):
+    num = 5000 if ids is None else len(ids)
+    logits, sample = random_logits(12, num).to(dtype), sample_of(temperature=temperature)
+    guessable = Guessable(5000, ids)
+    found = chosen_slots(logits, sample, guessable)
+    for index, (slot, own) in enumerate(zip(found, logits, strict=True)):
+        noise = gumbel_noise(Place(sample, index, []).stream, 5000)
+        noisy = own.double().numpy() + temperature * noise[slice(None) if ids is None else ids]
+        assert slot.token_ids[0] == guessable.token(int(noisy.argmax())), index
+        assert len(slot.token_ids) >= 32
+        assert slot.probabilities == sorted(slot.probabilities, reverse=True)
+
+
+def test_a_token_beyond_the_most_likely_is_chosen_for_its_noise():
+    """Of 5,000 tokens alike the noise chooses, and not the places among them."""
+    logits = torch.zeros(20, 5000)
+    found = chosen_slots(logits, sample_of(temperature=1.0), Guessable(5000))
+    assert sum(slot.token_ids[0] >= 32 for slot in found) > 15
+
+
+FILTERS = [{"top_k": 3}, {"top_k": 60}, {"top_p": 0.6}, {"top_p": 0.9}, {"min_p": 0.2}]
+
+
+@pytest.mark.parametrize("params", FILTERS)
+def test_choices_respect_filters(params):
+    """Of top-p the border is estimated: it may leave a few tokens more, unlikely ones."""
+    logits, sample = random_logits(12, 300), sample_of(temperature=0.8, **params)
+    slots, num_same = chosen_slots(logits, sample, Guessable(300)), 0
+    for index, (slot, own) in enumerate(zip(slots, logits.numpy(), strict=True)):
+        left = set(survivors(own, sample.params).tolist())
+        num_same += slot.token_ids[0] == choose_row(own, Place(sample, index, []))
+        more = list(set(slot.token_ids) - left)
+        assert torch.tensor(own / 0.8).softmax(0)[more].sum() <= 0.1 * ("top_p" in params)
+    assert num_same >= 11
 
 
 PARAMS = {
@@ -165,13 +218,14 @@ def test_the_first_path_is_the_chain_that_is_drafted_without_trees():
     target, seen = make_target("paged", tiny_target()), []
     with target.released_after():
         drafter = make_dflash(target, tiny_drafter(block_size=BLOCK))
-        real = drafter._chosen
+        real = drafter._slots
 
-        def chosen(logits, rows):
-            seen.append(real(logits, rows))
-            return seen[-1]
+        def slots(logits, row):
+            found = real(logits, row)
+            seen.append([slot.token_ids[0] for slot in found])
+            return found
 
-        drafter._chosen = chosen
+        drafter._slots = slots
         engine = Engine(target, drafter)
         engine.use_fixed_drafting(12)
         engine.add(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=1))
@@ -179,7 +233,7 @@ def test_the_first_path_is_the_chain_that_is_drafted_without_trees():
             for output in engine.step():
                 if output.proposal:
                     tree = output.proposal.tree
-                    assert [tree.tokens[node] for node in tree.through([])] == seen[-1][0]
+                    assert [tree.tokens[node] for node in tree.through([])] == seen[-1]
                     assert tree.parents[0] == ROOT
     assert seen
 

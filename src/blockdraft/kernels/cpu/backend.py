@@ -21,8 +21,10 @@ from blockdraft.kernels.cpu.ops import (
     add_rms_norm,
     attends_over,
     gated_silu,
+    largest_scores,
     rms_norm,
     rotate_heads_,
+    store_context,
 )
 from blockdraft.kernels.cpu.products import (
     NativeProduct,
@@ -35,6 +37,7 @@ from blockdraft.kernels.interface import (
     GroupWeight,
     Int8Weight,
     KVPages,
+    Largest,
     LayerParts,
     LayerStack,
     Linear,
@@ -151,6 +154,18 @@ class NativeBackend(OneDnnBackend):
         """See Backend.paged_rows. Any number of rows will do."""
         return TiledRows(self._kernels, spans, slots)
 
+    def largest(self, scores: Tensor, num: int) -> Largest:
+        """See Backend.largest."""
+        if scores.dtype not in IS_BFLOAT16:
+            return super().largest(scores, num)
+        return largest_scores(self._kernels, scores, num)
+
+    def store_context(
+        self, kv: KVPages, slots: Tensor, projected: Tensor, key_norms: Norm, rotation: Rotation
+    ) -> None:
+        """See Backend.store_context."""
+        store_context(self._kernels, kv.pools, slots, projected, key_norms, rotation)
+
     def layer(self, parts: LayerParts) -> WholeLayer | None:
         """See Backend.layer: with silu, heads of a known size and products by kernels."""
         if not self.gates(parts.activation) or not attends_over(parts.head_dim):
@@ -191,7 +206,7 @@ class TiledRows:
         # Spans of one sequence share a table: the kernels then read the keys of all at once.
         for _, own in groupby(spans, key=lambda span: span.page_ids):
             of_sequence, place = list(own), len(page_ids)
-            page_ids += max((span.seen_page_ids for span in of_sequence), key=len)
+            page_ids += max(of_sequence, key=lambda span: span.end).seen_page_ids
             self._spans += [(span.first, span.num_rows, place) for span in of_sequence]
         self._pages = torch.tensor(page_ids, device="cpu", dtype=torch.int64)
         self._num_keys = max(span.end for span in spans)

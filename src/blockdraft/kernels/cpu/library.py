@@ -26,6 +26,9 @@ _SIGNATURES: dict[str, list[type]] = {
     "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
     "layer": [_FLAG, *[_ADDRESS] * 9],
     "layers": [_FLAG, _COUNT, *[_ADDRESS] * 10],
+    "largest": [_FLAG, *[_ADDRESS] * 4, *[_COUNT] * 3],
+    "store_context": [_FLAG, *[_ADDRESS] * 5, *[_COUNT] * 2, _ADDRESS, ctypes.c_float,
+                      *[_ADDRESS] * 2],
     "words_at": [*[_ADDRESS] * 3, _COUNT, _ADDRESS],
     "words_below": [*[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT, ctypes.c_uint64, _COUNT],
 }  # fmt: skip
@@ -67,6 +70,8 @@ class Library:
         self.multiply = _function(loaded, "multiply")
         self.layer = _checked(_function(loaded, "layer"))
         self.layers = _checked(_function(loaded, "layers"))
+        self.largest = _function(loaded, "largest")
+        self.store_context = _checked(_function(loaded, "store_context"))
         self.words_at = _function(loaded, "words_at")
         self.words_below = _function(loaded, "words_below")
 

@@ -8,11 +8,12 @@ import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from blockdraft.kernels.cpu.library import Layer, Library, Plan
-from blockdraft.kernels.interface import Norm, Rotation, Scoring
+from blockdraft.kernels.interface import Largest, Norm, Rotation, Scoring
 
 LANES, MAX_HEAD_DIM = 16, 512
 """Head sizes are multiples of the first, up to the second."""
@@ -100,6 +101,60 @@ def gated_silu(kernels: Library, gate_up: Tensor) -> Tensor:
         gate_up.numel() // (2 * size), size, torch.get_num_threads(),
     )  # fmt: skip
     return output
+
+
+def largest_scores(kernels: Library, scores: Tensor, num: int) -> Largest:
+    """See Backend.largest; scores: [rows, n]."""
+    scores = scores.contiguous()
+    check_alike(scores)
+    num_rows, size = scores.shape
+    check_sizes(size > 0 and num > 0)
+    num = min(num, size)
+    found = Largest(
+        np.empty((num_rows, num), np.float32),
+        np.empty((num_rows, num), np.int64),
+        np.empty(num_rows, np.float32),
+    )
+    kernels.largest(
+        IS_BFLOAT16[scores.dtype], found.values.ctypes.data, found.places.ctypes.data,
+        found.totals.ctypes.data, scores.data_ptr(), num_rows, size, num,
+    )  # fmt: skip
+    return found
+
+
+def store_context(
+    kernels: Library,
+    pools: Sequence[Tensor],
+    slots: Tensor,
+    projected: Tensor,
+    key_norms: Norm,
+    rotation: Rotation,
+) -> None:
+    """See Backend.store_context.
+
+    Raises:
+        RuntimeError: sizes, types or layouts do not fit each other, or a slot lies outside.
+    """
+    cos, signed_sin = rotation
+    weight = key_norms.weight
+    num_tokens, num_layers, both, kv_heads, head_dim = projected.shape
+    check_alike(projected, cos, signed_sin, weight, *pools)
+    check_contiguous(projected, cos, signed_sin, weight, *pools)
+    _check_numbers(slots)
+    check_sizes(both == 2 and key_norms.rounds_first and slots.shape == (num_tokens,))
+    check_sizes(weight.shape == (num_layers, head_dim) and head_dim > 0 and head_dim % 2 == 0)
+    check_sizes(cos.numel() == signed_sin.numel() == num_tokens * head_dim)
+    check_sizes(len(pools) == num_layers and all(pool.shape == pools[0].shape for pool in pools))
+    keys, values = pools[0]
+    layer = layer_of(kv_heads, keys, values, Scoring(1.0))
+    check_sizes(keys.shape[0] == kv_heads and keys.shape[-1] == head_dim)
+    addresses = ctypes.c_void_p * num_layers
+    kernels.store_context(
+        IS_BFLOAT16[projected.dtype], projected.data_ptr(), weight.data_ptr(), cos.data_ptr(),
+        signed_sin.data_ptr(), slots.data_ptr(), num_tokens, num_layers, ctypes.addressof(layer),
+        key_norms.eps, addresses(*(pool[0].data_ptr() for pool in pools)),
+        addresses(*(pool[1].data_ptr() for pool in pools)),
+    )  # fmt: skip
 
 
 class TiledAttention:

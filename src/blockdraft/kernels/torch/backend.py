@@ -11,6 +11,7 @@ from blockdraft.kernels.interface import (
     GroupWeight,
     Int8Weight,
     KVPages,
+    Largest,
     LayerParts,
     LayerStack,
     Linear,
@@ -146,6 +147,28 @@ class TorchBackend:
     def rows_of_tables(self, slots: Tensor, tables: PagedTables) -> PagedRows | None:
         """None: pages are copied in groups of spans."""
         return None
+
+    def largest(self, scores: Tensor, num: int) -> Largest:
+        """See Backend.largest."""
+        scores, num = scores.float(), min(num, scores.shape[1])
+        values, places = scores.topk(num)
+        if bool(values.isnan().any()):  # they count as the largest
+            scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+            values, places = scores.topk(num)
+        totals = (scores - values[:, :1]).exp_().sum(1)
+        return Largest(values.cpu().numpy(), places.cpu().numpy(), totals.cpu().numpy())
+
+    def store_context(
+        self, kv: KVPages, slots: Tensor, projected: Tensor, key_norms: Norm, rotation: Rotation
+    ) -> None:
+        """See Backend.store_context."""
+        keys, values = projected.unbind(2)
+        weight = key_norms.weight[:, None]
+        keys = F.rms_norm(keys, keys.shape[-1:], eps=key_norms.eps) * weight
+        cos, signed_sin = (part[:, None] for part in rotation)
+        keys = keys * cos + keys.roll(keys.shape[-1] // 2, dims=-1) * signed_sin
+        for layer in range(projected.shape[1]):
+            kv.write(layer, slots, keys[:, layer].transpose(0, 1), values[:, layer].transpose(0, 1))
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:
         """None: torch has no whole layers."""

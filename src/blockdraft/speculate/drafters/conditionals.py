@@ -16,7 +16,14 @@ from torch import Tensor
 from blockdraft.core.errors import RequestError
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.models.candidate_selector import CandidateSelector
-from blockdraft.speculate.drafters.branches import Slot, Successors, noise_of, slot_of, slots_of
+from blockdraft.speculate.drafters.branches import (
+    Guessable,
+    Slot,
+    Successors,
+    noise_of,
+    slot_of,
+    slots_of,
+)
 from blockdraft.speculate.sampler.filters import survivors
 from blockdraft.speculate.sampler.logits import Place, processed
 from blockdraft.speculate.sampler.noise import Noise
@@ -159,7 +166,9 @@ class ChangedConditionals:
             changed = torch.from_numpy(processed(self._row(path), self._place(path)))
         except RequestError:
             return Slot([], [])
-        (slot,) = slots_of(changed[None], [first], self._sample, None, len(path))
+        (slot,) = slots_of(
+            changed[None], [first], self._sample, Guessable(changed.shape[0]), len(path)
+        )
         return slot
 
     def _row(self, path: Sequence[int]) -> NDArray[np.float32]:

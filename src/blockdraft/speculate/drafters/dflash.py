@@ -22,9 +22,17 @@ from blockdraft.models.packed import linear_of, packed_copy, plain_linears, rows
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.waiting_features import Waiting
 from blockdraft.speculate.drafters.base import DraftCost, Watch
-from blockdraft.speculate.drafters.branches import Marginals, Successors, best_first, slots_of
+from blockdraft.speculate.drafters.branches import (
+    Guessable,
+    Marginals,
+    Slot,
+    Successors,
+    best_first,
+    chosen_slots,
+    slots_of,
+)
 from blockdraft.speculate.drafters.lazy_context import LazyContext
-from blockdraft.speculate.sampler.choose import Walk, argmax_ids, choose
+from blockdraft.speculate.sampler.choose import Walk, choose
 from blockdraft.speculate.sampler.logits import Place, processed
 from blockdraft.speculate.sampler.reference import NO_CHOICE
 
@@ -69,6 +77,7 @@ class DFlashDrafter(LazyContext):
             )
             if model.own_head is None:
                 head_weight = rows_of(head_weight, self.vocabulary_ids)
+        self.guessable = Guessable(self.embed_weight.shape[0], self.vocabulary_ids)
         self._head = linear_of(head_weight, in_int8=in_int8)
         self.max_nodes = model.config.block_size - 1
         self.feature_layers = model.config.target_layer_ids
@@ -93,13 +102,25 @@ class DFlashDrafter(LazyContext):
         parts = [list(rows)] if self.contexts.together else [[row] for row in rows]
         return [proposal for part in parts if part for proposal in self._draft_rows(part)]
 
+    def _write(self, piece: list[Waiting]) -> None:
+        """See LazyContext. Pages take the keys and values of all layers in one call."""
+        if not isinstance(self.contexts, PagedContexts):
+            super()._write(piece)
+            return
+        projected, rotation = self.project_context.projected(*self._inputs(piece))
+        cos, signed_sin = (part[0] for part in rotation)
+        key_norms = self.project_context.key_norms
+        self.contexts.write_projected(piece, projected, key_norms, (cos, signed_sin))
+
     def _project(self, piece: list[Waiting]) -> list[LayerKV]:
+        """See LazyContext."""
+        return self.project_context(*self._inputs(piece))
+
+    def _inputs(self, piece: list[Waiting]) -> tuple[Tensor, Tensor]:
+        """The features [1, c, ..] that wait and their positions [1, c]."""
         positions = [p for waiting in piece for p in range(waiting.start, waiting.end)]
-        projected: list[LayerKV] = self.project_context(
-            torch.cat([part for waiting in piece for part in waiting.parts])[None],
-            torch.tensor([positions], device=self.embed_weight.device),
-        )
-        return projected
+        features = torch.cat([part for waiting in piece for part in waiting.parts])
+        return features[None], torch.tensor([positions], device=self.embed_weight.device)
 
     def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
         """Proposals of rows that share a forward; all blocks are as long as the longest."""
@@ -163,57 +184,54 @@ class DFlashDrafter(LazyContext):
     def _proposals(self, hidden: Tensor, logits: Tensor, rows: list[Row]) -> list[Proposal]:
         """From hidden states [b, slots, D] and logits [b, slots, guessable tokens]."""
         if self.watch is not None:
-            self.watch(rows, self._over_whole_vocabulary(logits))
+            self.watch(rows, self.guessable.over_whole_vocabulary(logits))
         with self.recorder.phase("guess"):
-            chains = self._chosen(logits, rows)
             return [
-                self._proposal(row, chain, self._marginals(own, row, chain))
-                for own, row, chain in zip(logits, rows, chains, strict=True)
+                self._proposal(row, Marginals(self._slots(own, row)))
+                for own, row in zip(logits, rows, strict=True)
             ]
 
-    def _proposal(self, row: Row, chain: list[int], successors: Successors) -> Proposal:
-        """The chain with its probabilities, and branches if there is room."""
-        if not chain:
+    def _proposal(self, row: Row, successors: Successors) -> Proposal:
+        """The drafter's chain with its probabilities, and branches if there is room."""
+        if not successors.max_depth:
             return NOTHING
         tree, probabilities = best_first(successors, row.num_draft_tokens)
         return Proposal(tree, probabilities, (self.kind,) * len(tree))
 
-    def _marginals(self, logits: Tensor, row: Row, chain: list[int]) -> Marginals:
-        """From logits [slots, guessable tokens].
+    def _slots(self, logits: Tensor, row: Row) -> list[Slot]:
+        """What is thought of a row's slots, from logits [slots, guessable tokens]."""
+        if row.sequence.params.changes_logits:
+            return self._changed_slots(logits, row, self._chain(logits, row))
+        return chosen_slots(logits[: row.num_slots], row.sequence, self.guessable)
+
+    def _changed_slots(self, logits: Tensor, row: Row, chain: list[int]) -> list[Slot]:
+        """The slots of a chain that was chosen, from logits [slots, guessable tokens].
 
         Without room for branches, penalties and grammars are left out of the probabilities: they
         take long to apply, and the chain has been chosen with them.
         """
-        sequence, vocabulary_ids = row.sequence, self.vocabulary_ids
-        if sequence.params.changes_logits and len(chain) < row.num_draft_tokens:
-            whole = self._over_whole_vocabulary(logits).float().cpu().numpy()
+        sequence, guessable = row.sequence, self.guessable
+        if len(chain) < row.num_draft_tokens:
+            whole = guessable.over_whole_vocabulary(logits).float().cpu().numpy()
             places = [Place(sequence, index, chain) for index in range(len(chain))]
             with suppress(RequestError):
                 changed = [processed(own, at) for own, at in zip(whole, places, strict=False)]
-                logits, vocabulary_ids = torch.from_numpy(np.stack(changed)), None
-        return Marginals(slots_of(logits, chain, sequence, vocabulary_ids))
+                logits = torch.from_numpy(np.stack(changed))
+                guessable = Guessable(guessable.vocab_size)
+        return slots_of(logits, chain, sequence, guessable)
 
-    def _chosen(self, logits: Tensor, rows: list[Row]) -> list[list[int]]:
-        """[b, slots, guessable tokens] -> the guesses of each row."""
-        is_greedy = [row.sequence.params.is_greedy_argmax for row in rows]
-        if all(is_greedy):
-            found = self._greedy(logits.flatten(0, 1))
-            size = logits.shape[1]
-            return [found[i * size : i * size + row.num_slots] for i, row in enumerate(rows)]
-        whole = self._over_whole_vocabulary(logits)
-        guesses: list[list[int]] = [[] for _ in rows]
-        # The guesses grow while the rows are read, so each guess sees those before it.
-        walks = [
-            Walk.chain(own[: row.num_slots], row.sequence, guessed)
-            for own, row, guessed in zip(whole, rows, guesses, strict=True)
-        ]
-        for row, guessed, choice_at in zip(rows, guesses, choose(walks), strict=True):
-            # Behind a place where a grammar cannot be followed there is nothing to guess.
-            with suppress(RequestError):
-                for index in range(row.num_slots):
-                    token_id = choice_at(index)
-                    # Not even a broken drafter may give the target what is no token.
-                    guessed.append(0 if token_id == NO_CHOICE else token_id)
+    def _chain(self, logits: Tensor, row: Row) -> list[int]:
+        """The guesses of a row, from logits [slots, guessable tokens]."""
+        # It grows while the choices are read, so each guess sees those before it.
+        guesses: list[int] = []
+        whole = self.guessable.over_whole_vocabulary(logits[: row.num_slots])
+        (choice_at,) = choose([Walk.chain(whole, row.sequence, guesses)])
+        # Behind a place where a grammar cannot be followed there is nothing to guess.
+        with suppress(RequestError):
+            for index in range(row.num_slots):
+                token_id = choice_at(index)
+                # Not even a broken drafter may give the target what is no token.
+                guesses.append(0 if token_id == NO_CHOICE else token_id)
         return guesses
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -221,21 +239,6 @@ class DFlashDrafter(LazyContext):
         return self.model.scaled_logits(self._head(hidden.reshape(-1, hidden.shape[-1]))).view(
             *hidden.shape[:-1], -1
         )
-
-    def _greedy(self, logits: Tensor) -> list[int]:
-        """[n, guessable tokens] -> n token ids."""
-        places = [max(place, 0) for place in argmax_ids(logits)]
-        if self.model.draft_vocabulary is None:
-            return places
-        return [self.model.draft_vocabulary[place] for place in places]
-
-    def _over_whole_vocabulary(self, logits: Tensor) -> Tensor:
-        """[.., guessable tokens] -> [.., V]; tokens that are never guessed have -inf."""
-        if self.vocabulary_ids is None:
-            return logits
-        whole = logits.new_full((*logits.shape[:-1], self.embed_weight.shape[0]), -torch.inf)
-        whole[..., self.vocabulary_ids] = logits
-        return whole
 
     @torch.inference_mode()
     def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:

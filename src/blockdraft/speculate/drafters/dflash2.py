@@ -32,10 +32,7 @@ class DFlash2Drafter(DFlashDrafter):
             chains = [chain_of(own) for own in every]
             if self.watch is not None:
                 self.watch(rows, self._scores_along(chains, every, logits))
-            return [
-                self._proposal(row, chain, own)
-                for row, chain, own in zip(rows, chains, every, strict=True)
-            ]
+            return [self._proposal(row, own) for row, own in zip(rows, every, strict=True)]
 
     def _conditionals(self, hidden: Tensor, logits: Tensor, rows: list[Row]) -> list[Conditionals]:
         selector = self.model.candidate_selector
@@ -46,7 +43,7 @@ class DFlash2Drafter(DFlashDrafter):
         for index, (row, candidates) in enumerate(zip(rows, _on_host(lattice), strict=True)):
             sample, num_slots = row.sequence, row.num_slots
             if sample.params.changes_logits:
-                own = self._over_whole_vocabulary(logits[index, :num_slots])
+                own = self.guessable.over_whole_vocabulary(logits[index, :num_slots])
                 found.append(
                     ChangedConditionals(selector, hidden[index], own, candidates, sample, num_slots)
                 )

@@ -15,7 +15,6 @@ from torch import Tensor
 from blockdraft.core.sequence import Row
 from blockdraft.models.denoising import denoise
 from blockdraft.models.waiting_features import Waiting
-from blockdraft.speculate.drafters.branches import slots_of
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 
 
@@ -70,8 +69,9 @@ class DiffusionDrafter(DFlashDrafter):
         logits = self._logits(hidden)
         guesses = hidden.new_zeros(logits.shape[:2], dtype=torch.long)
         certainty = logits.new_full(logits.shape[:2], -torch.inf)
-        for index, (row, chain) in enumerate(zip(rows, self._chosen(logits, rows), strict=True)):
-            slots = slots_of(logits[index], chain, row.sequence, self.vocabulary_ids)
+        for index, row in enumerate(rows):
+            slots = self._slots(logits[index], row)
+            chain = [slot.token_ids[0] for slot in slots]
             shares = [slot.probabilities[0] for slot in slots]
             guesses[index, : len(chain)] = guesses.new_tensor(chain)
             certainty[index, : len(chain)] = certainty.new_tensor(shares)

@@ -19,7 +19,8 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.base import DraftCost, Watch
-from blockdraft.speculate.drafters.levels import DEPTH, Child, Guessable, LevelGrower
+from blockdraft.speculate.drafters.branches import Guessable
+from blockdraft.speculate.drafters.levels import DEPTH, Child, LevelGrower
 
 WIDTH = 4
 """Nodes of a level that are expanded; each costs a row of the model."""

@@ -24,8 +24,9 @@ from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.pair_contexts import PairContexts, SeparatePairs, shifted
 from blockdraft.models.waiting_features import Waiting
 from blockdraft.speculate.drafters.base import DraftCost, Watch
+from blockdraft.speculate.drafters.branches import Guessable
 from blockdraft.speculate.drafters.lazy_context import LazyContext
-from blockdraft.speculate.drafters.levels import DEPTH, Child, Guessable, LevelGrower
+from blockdraft.speculate.drafters.levels import DEPTH, Child, LevelGrower
 
 WIDTH = 10
 """Nodes of a level that are expanded, as in the paper."""

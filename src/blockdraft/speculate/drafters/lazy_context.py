@@ -91,10 +91,14 @@ class LazyContext(ABC):
         if self.recorder.measures:
             self._record_projection(due, num_prompt)
         for piece in _pieces(due):
-            self.contexts.write(piece, self._project(piece))
+            self._write(piece)
         for row in rows:
             known = self._known[row.sequence.key]
             known.num_written = known.end
+
+    def _write(self, piece: list[Waiting]) -> None:
+        """Project what waits, and keep it as context."""
+        self.contexts.write(piece, self._project(piece))
 
     def _due(self, rows: Sequence[Row]) -> tuple[list[Waiting], int]:
         """What must be written now, and how many tokens of it are known to be of prompts."""

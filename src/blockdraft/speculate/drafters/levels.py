@@ -22,7 +22,7 @@ from blockdraft.core.errors import RequestError
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
-from blockdraft.speculate.drafters.branches import Slot, best_first, slots_of
+from blockdraft.speculate.drafters.branches import Guessable, Slot, best_first, slots_of
 from blockdraft.speculate.sampler.choose import Walk, argmax_ids, choose
 from blockdraft.speculate.sampler.logits import Place, processed
 from blockdraft.speculate.sampler.reference import NO_CHOICE
@@ -43,29 +43,6 @@ class Child:
 
 Advance = Callable[[list[list[Child]]], Tensor]
 """From the next level of each row to the logits [b, nodes of the longest, n] behind its nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guessable:
-    """The tokens that a drafter has logits for: `token_ids` [n], or the first n if it is None."""
-
-    vocab_size: int
-    token_ids: Tensor | None = None
-
-    def over_whole_vocabulary(self, logits: Tensor) -> Tensor:
-        """[.., n] -> [.., V]; tokens that are never guessed have -inf."""
-        if self.token_ids is None and logits.shape[-1] == self.vocab_size:
-            return logits
-        whole = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-        if self.token_ids is None:
-            whole[..., : logits.shape[-1]] = logits
-        else:
-            whole[..., self.token_ids] = logits
-        return whole
-
-    def token(self, place: int) -> int:
-        """The id of one of them."""
-        return place if self.token_ids is None else int(self.token_ids[place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +116,12 @@ class LevelTree:
         self._slots[path] = Slot([choice], [1.0])
         return [Child(0, choice)] if self.level else []
 
-    def rate_chain(self, token_ids: Tensor | None) -> None:
+    def rate_chain(self, guessable: Guessable) -> None:
         """Find the probabilities of a chain's nodes, all at once; see slots_of."""
         chain = [slot.token_ids[0] for slot in self._slots.values()]
         if not chain:
             return
-        slots = slots_of(torch.stack(self._along), chain, self.row.sequence, token_ids)
+        slots = slots_of(torch.stack(self._along), chain, self.row.sequence, guessable)
         for path, slot in zip(list(self._slots), slots, strict=True):
             self._slots[path] = Slot(slot.token_ids[:1], slot.probabilities[:1])
 
@@ -193,7 +170,7 @@ class LevelGrower:
             logits = advance(levels)
         for tree in self.trees:
             if tree.is_chain:
-                tree.rate_chain(self._guessable.token_ids)
+                tree.rate_chain(self._guessable)
 
     def _next_level(self, tree: LevelTree, logits: Tensor, choice: int | None) -> list[Child]:
         if tree.is_chain:
@@ -231,15 +208,15 @@ class LevelGrower:
     def _slots(self, tree: LevelTree, logits: Tensor, choice: int | None) -> list[Slot]:
         """What stands behind each node of a tree's level, from logits [at least so many, n]."""
         sample, nodes = tree.row.sequence, tree.level
-        logits, ids = logits[: len(nodes)], self._guessable.token_ids
+        logits, guessable = logits[: len(nodes)], self._guessable
         if tree.has_chain and choice is None and len(nodes) == 1:
             return [_NOTHING_BEHIND]
         goes_on = [True] * len(nodes)
         if sample.params.changes_logits:
             logits, goes_on = self._changed(sample, nodes, logits)
-            ids = None
+            guessable = Guessable(guessable.vocab_size)
         firsts = [choice if tree.has_chain else None, *[None] * (len(nodes) - 1)]
-        slots = slots_of(logits, firsts, sample, ids, tree.depth, is_one_position=True)
+        slots = slots_of(logits, firsts, sample, guessable, tree.depth, is_one_position=True)
         if tree.has_chain:
             goes_on[0] = choice is not None
         return [s if goes else _NOTHING_BEHIND for s, goes in zip(slots, goes_on, strict=True)]
