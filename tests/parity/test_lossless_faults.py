@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from blockdraft.cache.pages import PAGE_SIZE
-from blockdraft.core.plan import ForwardPlan
+from blockdraft.core.plan import ForwardPlan, Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
@@ -258,7 +258,9 @@ class OwnLogitsDrafter(DFlashDrafter):
 
     known_logits: Mapping[int, torch.Tensor]
 
-    def _chosen(self, logits: torch.Tensor, rows: list[Row]) -> list[list[int]]:
+    def _proposals(
+        self, hidden: torch.Tensor, logits: torch.Tensor, rows: list[Row]
+    ) -> list[Proposal]:
         # Behind the end of the plain run nothing counts.
         behind = torch.zeros(self.embed_weight.shape[0], dtype=logits.dtype)
         own = [
@@ -266,7 +268,7 @@ class OwnLogitsDrafter(DFlashDrafter):
             for row in rows
             for slots in [range(logits.shape[1])]
         ]
-        return super()._chosen(torch.stack([torch.stack(slots) for slots in own]), rows)
+        return super()._proposals(hidden, torch.stack([torch.stack(one) for one in own]), rows)
 
 
 OWN_LOGITS_PARAMS = (
