@@ -15,7 +15,7 @@ from time import monotonic
 
 import pytest
 import torch
-from gpucheck import command, rows, training, weights
+from gpucheck import command, rows, training, triton_kernels, weights
 from gpucheck.notes import Notes, notes_path, read_notes
 from gpucheck.parts import PARTS, Part
 from gpucheck.private import Scrubber
@@ -193,6 +193,15 @@ def test_a_row_that_depends_on_its_company_is_reported(tmp_path, monkeypatch):
     state = {"status": DONE, "seconds": 1.0}
     (tmp_path / "rows.state.json").write_text(json.dumps(state))
     assert "| float32 | small | 0 of 6 |" in page(collect(tmp_path, True))
+
+
+def test_a_kernel_that_fails_leaves_the_others(tmp_path):
+    notes = Notes(tmp_path / "triton.found.json")
+    with triton_kernels._noted(notes, "float32", "small", "head"):
+        raise torch.OutOfMemoryError("no memory is left\nand more")
+    assert read_notes(tmp_path / "triton.found.json") == {
+        "failed": {"float32": {"small": {"head": "no memory is left"}}}
+    }
 
 
 # Weights without internet
