@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.cache.states import LayerState, PackedStates, StateCache
+from blockdraft.cache.states import LayerState, StateCache
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.models.paged import PagedTarget
@@ -24,6 +24,7 @@ from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Answer, Crowd, Request, paged_pair, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
+from tests.parity import faults
 from tests.parity.test_architectures import HYBRIDS, RECURRENT, build
 from tests.tiny import VOCAB_SIZE, tiny_drafter
 
@@ -199,18 +200,6 @@ def border_state_too_early() -> Iterator[None]:
         yield
 
 
-def states_of_the_neighbor() -> AbstractContextManager[object]:
-    """Every sequence of a forward goes on with the states of another one."""
-    real = PackedStates.__init__
-
-    def init(packed: PackedStates, spans: list[tuple[StateCache, int]]) -> None:
-        caches = [cache for cache, _ in spans]
-        turned = caches[1:] + caches[:1]
-        real(packed, [(own, num) for own, (_, num) in zip(turned, spans, strict=True)])
-
-    return patch.object(PackedStates, "__init__", init)
-
-
 def nothing_goes_back() -> AbstractContextManager[object]:
     """Keys are cut back with rejected tokens, states are not."""
     real = StateCache.truncate
@@ -226,7 +215,7 @@ def nothing_goes_back() -> AbstractContextManager[object]:
 
 @pytest.mark.parametrize(
     "fault",
-    [border_state_too_early, states_of_the_neighbor, nothing_goes_back],
+    [border_state_too_early, faults.states_of_the_neighbor, nothing_goes_back],
 )
 def test_the_equality_check_finds(fault: Callable[[], AbstractContextManager[object]]) -> None:
     """Planted faults; some leave lengths that do not agree, which an assertion notices."""
