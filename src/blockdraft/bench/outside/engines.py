@@ -16,7 +16,7 @@ class OutsideEngine:
     worker: its script. method: of drafting, as the script calls it. packages: what pip installs
     for it into `environment`, a folder that ways of one engine share; without packages it runs in
     the environment of this process. removed: what pip brings with them and they do without.
-    needs_assistant, needs_drafter: models that it drafts with.
+    needs_assistant, needs_drafter: models that it drafts with. needs_gguf: it reads nothing else.
     """
 
     name: str
@@ -27,6 +27,7 @@ class OutsideEngine:
     removed: tuple[str, ...] = ()
     needs_assistant: bool = False
     needs_drafter: bool = False
+    needs_gguf: bool = False
 
 
 _OF_OTHER_TORCH = ("torchaudio", "torchcodec", "torchvision")
@@ -36,6 +37,11 @@ _OF_OTHER_TORCH = ("torchaudio", "torchcodec", "torchvision")
 def _transformers(name: str, method: str, *, needs_assistant: bool = False) -> OutsideEngine:
     script = WORKERS / "run_transformers.py"
     return OutsideEngine(name, script, method, needs_assistant=needs_assistant)
+
+
+def _llama_cpp() -> OutsideEngine:
+    script, package = WORKERS / "run_llama_cpp.py", "xllamacpp"
+    return OutsideEngine("llama.cpp", script, "plain", package, (package,), needs_gguf=True)
 
 
 def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> OutsideEngine:
@@ -52,6 +58,7 @@ ENGINES = {
         _transformers("transformers", "plain"),
         _transformers("transformers-assisted", "assisted", needs_assistant=True),
         _transformers("transformers-lookup", "lookup"),
+        _llama_cpp(),
         _vllm("vllm", "plain"),
         _vllm("vllm-ngram", "ngram"),
         _vllm("vllm-suffix", "suffix", "arctic-inference"),

@@ -23,6 +23,8 @@ from blockdraft.bench.outside.side import (
     Side,
 )
 from blockdraft.core.errors import BlockdraftError
+from blockdraft.hub.catalog import DEFAULT_TARGET
+from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.llm import LLM
 from blockdraft.models.checkpoint import read_config
@@ -89,12 +91,18 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
     """What a worker is told: the same target, precision, threads and ends as ours.
 
     Raises:
-        EngineFailed: a model that it drafts with is missing.
+        EngineFailed: a model that it drafts with is missing, or the target is not in its format.
     """
     if llm.config.quantize is not None:
         raise EngineFailed(
             f"is not asked: it would run other weights than --quantize {llm.config.quantize}; "
             "leave that out to compare"
+        )
+    gguf = gguf_file(llm.folder)
+    if engine.needs_gguf and gguf is None:
+        raise EngineFailed(
+            f"cannot be set up: it runs GGUF files only, and {llm.folder} is none; give one with "
+            f"--target, such as {DEFAULT_TARGET}-q4"
         )
     assistant = None
     if engine.needs_assistant:
@@ -120,6 +128,7 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
     return {
         "method": engine.method,
         "target": str(llm.folder),
+        "gguf": None if gguf is None else str(gguf.resolve()),
         "drafter": str(llm.drafter_folder),
         "num_draft_tokens": num_draft_tokens,
         "assistant": assistant,
