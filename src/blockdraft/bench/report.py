@@ -23,14 +23,22 @@ from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.llm import LLM
 from blockdraft.measure.ledger import make_ledger
 
+RESUMED = {
+    "num_resumed": "turns of prompts, over all runs, that an earlier start of the same command had "
+    "measured before it was interrupted"
+}
+
 Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
 
 
-def json_report(llm: LLM, runs: Runs, rivals: Sequence[Rival] = ()) -> dict[str, Any]:
-    """Everything needed to judge and to repeat a result."""
-    definitions = DEFINITIONS | (OUTSIDE_DEFINITIONS if rivals else {})
+def json_report(
+    llm: LLM, runs: Runs, rivals: Sequence[Rival] = (), num_resumed: int = 0
+) -> dict[str, Any]:
+    """Everything needed to judge and to repeat a result; `num_resumed` as RESUMED says."""
+    definitions = DEFINITIONS | RESUMED | (OUTSIDE_DEFINITIONS if rivals else {})
     return {
         **describe_result("speed", llm, definitions),
+        "num_resumed": num_resumed,
         "runs": [_run(llm, config, measurements, rivals) for config, measurements in runs],
     }
 
@@ -69,6 +77,7 @@ def _prompt(measurement: Measurement) -> dict[str, Any]:
     }
     return {
         "id": measurement.prompt.id,
+        "turn": measurement.turn,
         "category": measurement.prompt.category,
         "identical": measurement.identical,
         "loops": measurement.loops,
