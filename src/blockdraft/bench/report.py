@@ -17,6 +17,7 @@ from blockdraft.bench.outside.figures import (
 )
 from blockdraft.bench.outside.rivals import Rival
 from blockdraft.bench.result import describe_result
+from blockdraft.bench.scores import SCORE_DEFINITIONS, scores_of
 from blockdraft.bench.speed import Measurement
 from blockdraft.bench.tables import empty_table, three_digits
 from blockdraft.bench.timed_output import TimedOutput
@@ -36,6 +37,8 @@ def json_report(
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result; `num_resumed` as RESUMED says."""
     definitions = DEFINITIONS | RESUMED | (OUTSIDE_DEFINITIONS if rivals else {})
+    if any(config.score for config, _ in runs):
+        definitions |= SCORE_DEFINITIONS
     return {
         **describe_result("speed", llm, definitions),
         "num_resumed": num_resumed,
@@ -55,6 +58,9 @@ def _run(
         described["outside"] = {
             rival.name: asdict(outside_figures(rival, measurements)) for rival in rivals
         }
+    if config.score:
+        scores = scores_of(measurements, llm.tokenizer.decode, config.max_tokens)
+        described["scores"] = {name: asdict(score) for name, score in scores.items()}
     if config.ledger:
         described["ledger"] = describe_accounts(accounts_of(llm, measurements))
     return described

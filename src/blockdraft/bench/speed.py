@@ -41,6 +41,18 @@ class Measurement:
     turn: int = 1
 
     @property
+    def outputs(self) -> dict[str, tuple[int, ...]]:
+        """The tokens of every way that gave some."""
+        ours = {"plain": self.plain, "drafted": self.drafted, "transformers": self.transformers}
+        found = {name: sample.token_ids for name, sample in ours.items() if sample is not None}
+        theirs = {
+            name: output.timed.token_ids
+            for name, output in self.outside.items()
+            if isinstance(output, OutsideOutput)
+        }
+        return found | theirs
+
+    @property
     def identical(self) -> bool:
         """True if drafted and plain decoding gave the same tokens."""
         return self.plain.token_ids == self.drafted.token_ids

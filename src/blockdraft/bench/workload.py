@@ -15,12 +15,16 @@ BUNDLED = Path(__file__).with_name("prompts.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """The user's turns of a conversation: the first, and those behind it, asked in its course."""
+    """The user's turns of a conversation: the first, and those behind it, asked in its course.
+
+    reference: the right answer, where the set has one.
+    """
 
     id: str
     category: str
     text: str
     later: tuple[str, ...] = ()
+    reference: str | None = None
 
 
 def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
@@ -38,6 +42,7 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
             category=str(row.get("category", name)),
             text=prompt_text(row, path, number),
             later=later_turns(row, path, number),
+            reference=reference if isinstance(reference := row.get("reference"), str) else None,
         )
         for number, row in islice(read_jsonl(path), limit)
     ]

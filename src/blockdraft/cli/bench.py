@@ -9,6 +9,7 @@ import typer
 
 from blockdraft.bench.config import BreakEvenConfig, SpeedConfig
 from blockdraft.bench.outside.engines import ENGINES, parse_against
+from blockdraft.bench.scores import check_scored, score_lines, scores_of
 from blockdraft.bench.sets import read_prompts
 from blockdraft.bench.workload import (
     BUNDLED,
@@ -117,6 +118,12 @@ def speed(
         str | None,
         typer.Option(help="Small model for engines of --against that draft with one."),
     ] = _SPEED.assistant,
+    score: Annotated[
+        bool,
+        typer.Option(
+            "--score", help="Also count right answers, of prompts whose reference is a number."
+        ),
+    ] = _SPEED.score,
     ledger: Ledger = _SPEED.ledger,
     waterfall: Waterfall = None,
     force_acceptance: Annotated[
@@ -142,6 +149,8 @@ def speed(
             raise ConfigError("--ledger is of real verdicts; leave it out with --force-acceptance")
         if against is not None:
             raise ConfigError("--against compares outputs; leave it out with --force-acceptance")
+        if score:
+            raise ConfigError("--score is of real outputs; leave it out with --force-acceptance")
         forced = BreakEvenConfig(
             force_acceptance=force_acceptance,
             max_tokens=max_tokens,
@@ -156,12 +165,15 @@ def speed(
         seed=seed,
         with_transformers=with_transformers and against is None,
         ledger=ledger,
+        score=score,
         against=() if against is None else parse_against(against),
         against_model=against_model,
         against_timeout=against_timeout,
         assistant=assistant,
     )
     check_waterfall(waterfall, with_ledger=ledger)
+    if score:
+        check_scored(workload)
     llm_config = replace(options.llm_config(ctx.params), adaptive=not whole_blocks)
     _measure(llm_config, [config], workload, output, as_json, waterfall)
 
@@ -277,6 +289,10 @@ def _measure(
             figures = [outside_figures(rival, measurements) for rival in rivals]
             Console(markup=False).print(outside_table(figures))
             print(*failure_lines(figures), sep="\n")
+        for config, measurements in runs:
+            if config.score:
+                scores = scores_of(measurements, llm.tokenizer.decode, config.max_tokens)
+                print(*score_lines(scores), sep="\n")
     for config, measurements in runs:
         if config.ledger:
             accounts = accounts_of(llm, measurements)
