@@ -1,7 +1,7 @@
 """The same prompts, decoded plainly, with drafts, and by other engines, in turns."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from blockdraft.bench.speed_journal import Decoded, Part, Samples, SpeedJournal
 from blockdraft.bench.stock import StockGenerator
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
+from blockdraft.core.errors import AnswerFailed
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
 from blockdraft.measure.measuring import Meter, compute_every_prompt
@@ -108,9 +109,10 @@ class SpeedBench:
                     samples, phases = journal.find(index, turn), dict[str, PhaseTotals]()
                     if samples is None:
                         ids = self._encode(prompt, config.params, answers)
-                        samples, phases = _in_turns(
-                            ways, ids, config.params, len(measurements), meter
-                        )
+                        with _named(prompt, turn):
+                            samples, phases = _in_turns(
+                                ways, ids, config.params, len(measurements), meter
+                            )
                         journal.add(index, turn, samples)
                     measurements.append(_measurement(prompt, turn, samples, phases))
                     answers.append(self.llm.tokenizer.decode(measurements[-1].plain.token_ids))
@@ -136,6 +138,15 @@ class SpeedBench:
 
     def _drafted(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
         return timed_output(self.llm.generate(prompt_ids, params).completions[0])
+
+
+@contextmanager
+def _named(prompt: BenchPrompt, turn: int) -> Iterator[None]:
+    """Say of which prompt an answer failed."""
+    try:
+        yield
+    except AnswerFailed as error:
+        raise AnswerFailed(f"prompt {prompt.id}, turn {turn}: {error}") from error
 
 
 def _ask(rival: Rival, prompt_ids: list[int], params: SamplingParams) -> OutsideOutput | Failure:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from blockdraft.bench.speed import SpeedBench
 from blockdraft.bench.speed_journal import SpeedJournal
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, chosen
-from blockdraft.core.errors import INTERRUPTED, ConfigError, RequestError
+from blockdraft.core.errors import INTERRUPTED, AnswerFailed, ConfigError, RequestError
 from blockdraft.llm import LLM
 from tests.command_line import refusal, run
 from tests.tiny import CONTEXT, tiny_drafter_folder, tiny_target_folder
@@ -219,3 +220,27 @@ def test_a_choice_by_seed_stands_in_the_result(arguments):
         listed.append([row[0] for row in taus(written(arguments))])
     expected = chosen([BenchPrompt(row["id"], "", "") for row in ROWS], 1, seed=3)
     assert {name for names in listed for name in names} == {expected[0].id}
+
+
+def test_an_answer_that_fails_ends_the_run_and_names_its_prompt(llm, monkeypatch, tmp_path):
+    """It is neither measured as if it were whole nor left out, and what was measured is kept."""
+    real, path = llm.generate, tmp_path / "j.jsonl"
+
+    def failing(ids, params):
+        found = real(ids, params)
+        if ids != bad or not failing.fails:
+            return found
+        broken = replace(found.completions[0], finish_reason="error", error="it broke")
+        return replace(found, completions=(broken,))
+
+    prompts = [BenchPrompt("a", "c", "the abc"), BenchPrompt("b", "c", "!!! xyz")]
+    bad = llm.tokenizer.encode_chat([{"role": "user", "content": prompts[1].text}])
+    failing.fails = True
+    monkeypatch.setattr(llm, "generate", failing)
+    bench, config = SpeedBench(llm, with_transformers=False), SpeedConfig(max_tokens=6)
+    with pytest.raises(AnswerFailed, match=r"prompt b, turn 1: .*it broke"):
+        bench.run(prompts, config, journal=SpeedJournal(path, {}).part(0))
+    failing.fails = False
+    journal = SpeedJournal(path, {})
+    assert journal.num_found == 1
+    assert len(bench.run(prompts, config, journal=journal.part(0))) == 2
