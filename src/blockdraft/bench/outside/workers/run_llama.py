@@ -5,7 +5,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 import gguf  # of another environment
 import numpy as np
@@ -138,6 +138,7 @@ def load(settings: Settings) -> Decode:
         kind = getattr(xllamacpp.common_speculative_type, METHODS[settings["method"]])
         params.speculative.types = [kind]
         server = xllamacpp.Server(params)  # which has read the file
+    opener = build_opener(ProxyHandler({}))  # no proxy reaches this machine's own ports
 
     def decode(prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
         asked = {
@@ -151,7 +152,7 @@ def load(settings: Settings) -> Decode:
         # By its own route: the bindings' calls give texts without their tokens.
         request = Request(f"{server.listening_address}/completion", json.dumps(asked).encode())
         start = time.perf_counter()
-        with urlopen(request) as response:
+        with opener.open(request) as response:
             answer = json.load(response)
         total = time.perf_counter() - start
         timings = answer["timings"]
