@@ -19,11 +19,12 @@ help:
 	@echo "make exact     drafted output equals plain output, bit for bit (slow)"
 	@echo "make serve-test  the server with the real pair: clients, identical texts, load (slow)"
 	@echo "make asan      the kernels' tests under AddressSanitizer (needs a compiler that has it)"
-	@echo "make results   the plots and tables of README and docs, from docs/results"
+	@echo "make results   the plots and tables of README and docs, from docs/results and benchmarks"
 	@echo "make clean     remove build products and tool caches, keep .venv and the models"
 
 results: env
 	$(BIN)/blockdraft bench report docs/results --into README.md --into docs/benchmarks.md
+	$(BIN)/blockdraft bench report benchmarks --into docs/benchmarks.md
 
 demo: env
 	$(BIN)/blockdraft bench demo

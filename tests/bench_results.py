@@ -68,6 +68,16 @@ def ways_values():
     return {
         **describe_result("ways", FakeLLM(), DEFINITIONS),
         "settings": {"temperature": "0.0", "max_tokens": "96"},
+        "ways": {
+            "plain": {"draft_ms": 0.0, "verify_ms": 9.5},
+            "drafter=a": {
+                "draft_ms": 1.25,
+                "verify_ms": 12.0,
+                "num_parameters": 19_400_000,
+                "training": {"config": {"max_minutes": 4.0}},
+            },
+            "drafter=b,lookup=false": {"draft_ms": 0.5, "verify_ms": 10.0},
+        },
         "figures": {
             way: {group: asdict(figures) for group, figures in groups.items()}
             for way in ("drafter=a", "drafter=b,lookup=false")

@@ -18,7 +18,7 @@ from torch import Tensor
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.kv import KVCache
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.cache.states import StateCache, StateLayer
+from blockdraft.cache.states import PackedStates, StateCache, StateLayer
 from blockdraft.core.plan import PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.scheduler import Scheduler
@@ -105,6 +105,18 @@ def state_of_the_row_before() -> Iterator[None]:
 
     with patch.object(StateLayer, "go_back", go_back):
         yield
+
+
+def states_of_the_neighbor() -> AbstractContextManager[object]:
+    """Every sequence of a forward goes on with the states of another one."""
+    real = PackedStates.__init__
+
+    def init(packed: PackedStates, spans: list[tuple[StateCache, int]]) -> None:
+        caches = [cache for cache, _ in spans]
+        turned = caches[1:] + caches[:1]
+        real(packed, [(own, num) for own, (_, num) in zip(turned, spans, strict=True)])
+
+    return patch.object(PackedStates, "__init__", init)
 
 
 @contextmanager

@@ -4,16 +4,18 @@ What is held against is the sequential path without a drafter, one request in an
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.cache.states import LayerState, PackedStates, StateCache
+from blockdraft.cache.states import LayerState, StateCache
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.models.paged import PagedTarget
@@ -22,6 +24,7 @@ from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Answer, Crowd, Request, paged_pair, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
+from tests.parity import faults
 from tests.parity.test_architectures import HYBRIDS, RECURRENT, build
 from tests.tiny import VOCAB_SIZE, tiny_drafter
 
@@ -44,20 +47,43 @@ def requests(max_tokens: int = 12) -> list[Request]:
     return [Request(p, params[i % 2], arrival=6 * (i > 2)) for i, p in enumerate(prompts)]
 
 
+TWO_LAYERS: Mapping[str, Mapping[str, Any]] = {
+    "Qwen3_5": {"layer_types": ["linear_attention", "full_attention"]},
+    "Lfm2": {"layer_types": ["conv", "full_attention"]},
+    "GraniteMoeHybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "FalconH1": {},
+}
+"""One state and one attention: all that differs, for tests of many tokens."""
+
+
+def model_of(kind: str, num_layers: int = 4) -> PreTrainedModel:
+    """Of four layers, as everywhere, or of two."""
+    options = RECURRENT[kind]
+    if num_layers == 2:
+        options = {**options, **TWO_LAYERS[kind], "num_hidden_layers": 2}
+    return build(kind, options, torch.float32)
+
+
 @lru_cache
-def alone(kind: str, max_tokens: int = 12) -> list[Answer]:
-    model = build(kind, RECURRENT[kind], torch.float32)
+def alone(kind: str, max_tokens: int = 12, num_layers: int = 4) -> list[Answer]:
+    model = model_of(kind, num_layers)
     with SequentialTarget(model).released_after() as target:
         return run_alone(target, requests(max_tokens))
 
 
 def together(
-    kind: str, pages: Pages, *, max_tokens: int = 12, chunk: int = 512, drafts: bool = True
+    kind: str,
+    pages: Pages,
+    *,
+    max_tokens: int = 12,
+    chunk: int = 512,
+    drafts: bool = True,
+    num_layers: int = 4,
 ) -> Crowd:
     """Drafts fill blocks of 16; three of four are right."""
-    known = [answer.token_ids for answer in alone(kind, max_tokens)]
+    known = [answer.token_ids for answer in alone(kind, max_tokens, num_layers)]
     drafter = NoisyOracleDrafter(15, VOCAB_SIZE, seed=3) if drafts else NoDrafter()
-    model = build(kind, RECURRENT[kind], torch.float32)
+    model = model_of(kind, num_layers)
     with PagedTarget(model, pages).released_after() as target:
         assert not target.takes_trees
         crowd = run_crowd(
@@ -101,8 +127,11 @@ def test_every_hybrid_passes_the_test_at_load(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_300_tokens(kind: str) -> None:
-    crowd = together(kind, Pages(AMPLE), max_tokens=300, chunk=64)
-    assert crowd.answers == alone(kind, 300)
+    """Of two layers: four take twice as long, and show no more of states or pages."""
+    crowd = together(kind, Pages(AMPLE), max_tokens=300, chunk=64, num_layers=2)
+    assert crowd.answers == alone(kind, 300, 2)
+    drafted = sum(answer.acceptance.num_drafted for answer in crowd.answers)
+    assert 0 < sum(answer.acceptance.num_accepted for answer in crowd.answers) < drafted
     assert all(len(answer.token_ids) == 300 for answer in crowd.answers)
     assert all(len(set(answer.token_ids)) >= 8 for answer in crowd.answers)
 
@@ -117,7 +146,7 @@ def test_preempted_ones_answer_as_alone(kind: str) -> None:
 
 def test_aborted_ones_leave_the_others_alone() -> None:
     expected = alone("Qwen3_5")
-    model = build("Qwen3_5", RECURRENT["Qwen3_5"], torch.float32)
+    model = model_of("Qwen3_5")
     with PagedTarget(model, Pages(AMPLE)).released_after() as target:
         drafter = NoisyOracleDrafter(15, VOCAB_SIZE, seed=3)
         engine = Engine(target, drafter, prefill_chunk=64)
@@ -143,7 +172,7 @@ def test_nothing_is_taken_over_without_reuse() -> None:
 
 @pytest.mark.parametrize("kind", ["Qwen3_5", "Lfm2"])
 def test_a_dflash_drafter_reads_features_that_were_taken_over(kind: str) -> None:
-    model = build(kind, RECURRENT[kind], torch.float32)
+    model = model_of(kind)
     pages = Pages(AMPLE)
     target, drafter = paged_pair(model, tiny_drafter(block_size=6), pages)
     with target.released_after():
@@ -171,18 +200,6 @@ def border_state_too_early() -> Iterator[None]:
         yield
 
 
-def states_of_the_neighbor() -> AbstractContextManager[object]:
-    """Every sequence of a forward goes on with the states of another one."""
-    real = PackedStates.__init__
-
-    def init(packed: PackedStates, spans: list[tuple[StateCache, int]]) -> None:
-        caches = [cache for cache, _ in spans]
-        turned = caches[1:] + caches[:1]
-        real(packed, [(own, num) for own, (_, num) in zip(turned, spans, strict=True)])
-
-    return patch.object(PackedStates, "__init__", init)
-
-
 def nothing_goes_back() -> AbstractContextManager[object]:
     """Keys are cut back with rejected tokens, states are not."""
     real = StateCache.truncate
@@ -198,7 +215,7 @@ def nothing_goes_back() -> AbstractContextManager[object]:
 
 @pytest.mark.parametrize(
     "fault",
-    [border_state_too_early, states_of_the_neighbor, nothing_goes_back],
+    [border_state_too_early, faults.states_of_the_neighbor, nothing_goes_back],
 )
 def test_the_equality_check_finds(fault: Callable[[], AbstractContextManager[object]]) -> None:
     """Planted faults; some leave lengths that do not agree, which an assertion notices."""
@@ -223,7 +240,7 @@ def test_states_at_borders_take_no_more_than_their_room() -> None:
 
 
 def test_without_room_for_states_nothing_is_taken_over() -> None:
-    model = build("Lfm2", RECURRENT["Lfm2"], torch.float32)
+    model = model_of("Lfm2")
     pages = Pages(AMPLE)
     with PagedTarget(model, pages, state_bytes=0).released_after() as target:
         crowd = run_crowd(target, NoDrafter(), requests(), prefill_chunk=64)

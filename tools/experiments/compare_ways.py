@@ -1,6 +1,6 @@
 """Several ways to draft, in one run: tau and speed-up on each set of prompts.
 
-    python tools/experiments/compare_ways.py --way KEY=VALUE[,KEY=VALUE]... [--way ...]...
+    python tools/experiments/compare_ways.py --way [NAME: ]KEY=VALUE[,KEY=VALUE]... [--way ...]...
         --prompts FILE [--prompts FILE]... [--limit 20] [--max-tokens 192] [--temperature 0]
         [--unlike FILE]... [--output FILE]
 
@@ -10,15 +10,20 @@ plainly and in each way, in turns that another one begins each time. Prompts are
 each file, and their sets are the files' names, or with `--by-category` what the prompts say; those
 that overlap a prompt of `--unlike`, such as those of training, are left out. Prints a table for all
 outputs and one for those that do not loop, and exits with 1 if any drafted output differs from the
-plain one.
+plain one. The result also lists the prompts, and for each way its drafter's parameters, how it was
+trained, and the milliseconds of drafting and of verifying in a target pass.
 """
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from math import prod
 from pathlib import Path
 from typing import Any
+
+from safetensors import safe_open
 
 from blockdraft.bench.config import WARM_UP_TOKENS
 from blockdraft.bench.decode import encode_prompts, in_turn
@@ -28,6 +33,7 @@ from blockdraft.bench.speed import Measurement
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt, read_workload
 from blockdraft.core.jsonl import set_name
+from blockdraft.core.recorder import Line
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.overlap import Overlap
 from blockdraft.data.prompts import read_prompts
@@ -38,10 +44,28 @@ from blockdraft.measure.provenance import describe_environment
 PLAIN = "plain"
 
 
+DRAFT_LINES: tuple[Line, ...] = ("free", "inject", "draft", "draft_head", "guess")
+VERIFY_LINES: tuple[Line, ...] = ("accepted", "bonus", "siblings", "wasted", "choose")
+NUM_COSTED = 2
+"""Prompts that are decoded again, with the time of every part of a step."""
+COSTS = {
+    "draft_ms": "milliseconds for each target pass that went into proposals: the drafter's "
+    "forwards and head, the choice among its logits, features of generated tokens, lookup",
+    "verify_ms": "milliseconds of the target's forward for each of its passes behind the prompt, "
+    "and of its choices; both over the first prompts, decoded again with a ledger",
+    "num_parameters": "numbers in the drafter's files, parts of the target that it shares left out",
+}
+
+
+def name_of(way: str) -> str:
+    """What stands before the options, or else the options."""
+    return way.partition(": ")[0]
+
+
 def read_way(text: str) -> dict[str, Any]:
-    """Options of LLM, from KEY=VALUE,KEY=VALUE."""
+    """Options of LLM, from [NAME: ]KEY=VALUE,KEY=VALUE."""
     options = {}
-    for item in text.split(","):
+    for item in text.rpartition(": ")[2].split(","):
         key, _, value = item.partition("=")
         try:
             options[key] = json.loads(value)
@@ -68,6 +92,42 @@ def read_sets(
 def decode(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
     """One output, as it is measured."""
     return timed_output(llm.generate(prompt_ids, params).completions[0])
+
+
+def describe_way(
+    llm: LLM, prompt_ids: Sequence[list[int]], params: SamplingParams
+) -> dict[str, Any]:
+    """Options, drafter and costs of a way, of decoding some prompts again; see COSTS."""
+    passes, lines = 0, Counter[Line]()
+    with llm.measured() as meter:
+        for ids in prompt_ids:
+            passes += decode(llm, ids, params).acceptance.num_passes
+            lines.update(meter.take_totals().line_nanoseconds)
+
+    def each(names: Sequence[Line]) -> float:
+        return sum(lines.get(name, 0) for name in names) / passes / 1e6
+
+    return {
+        "config": asdict(llm.config),
+        "draft_ms": each(DRAFT_LINES),
+        "verify_ms": each(VERIFY_LINES),
+        **({} if llm.drafter_folder is None else describe_drafter(llm.drafter_folder)),
+    }
+
+
+def describe_drafter(folder: Path) -> dict[str, Any]:
+    """Its size, and what its training says of itself."""
+    num_parameters = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+        num_parameters += sum(prod(shape) for shape in shapes)
+    path = folder / "provenance.json"
+    said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {
+        "num_parameters": num_parameters,
+        "training": {key: said[key] for key in ("config", "result", "data") if key in said},
+    }
 
 
 def measure(
@@ -114,7 +174,11 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--way", action="append", required=True, metavar="KEY=VALUE,...", help="options of LLM"
+        *("--way",),
+        action="append",
+        required=True,
+        metavar="[NAME: ]KEY=VALUE,...",
+        help="options of LLM",
     )
     parser.add_argument("--prompts", type=Path, action="append", required=True)
     parser.add_argument("--limit", type=int, default=20, help="prompts of each file")
@@ -130,22 +194,40 @@ def main() -> None:
     params = SamplingParams(
         max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
     )
-    if len(set(args.way)) < len(args.way):
-        parser.error("--way gives one twice; leave it out")
+    names = [name_of(way) for way in args.way]
+    if len(set(names)) < len(names) or PLAIN in names:
+        parser.error(f"--way gives a name twice, or {PLAIN!r}; leave it out")
     prompts = read_sets(args.prompts, args.limit, args.unlike, by_category=args.by_category)
     # Each has a target of its own, and so has plain decoding: where weights lie matters.
-    llms = {PLAIN: LLM(drafter=None)} | {way: LLM(**read_way(way)) for way in args.way}
+    llms = {PLAIN: LLM(drafter=None)}
+    llms |= {name: LLM(**read_way(way)) for name, way in zip(names, args.way, strict=True)}
     for llm in llms.values():
         compute_every_prompt(llm.engine)
     rows = measure(llms, prompts, params)
+    again = encode_prompts(llms[PLAIN], prompts, params)[:NUM_COSTED]
     if args.output is not None:
         report = {
             "result": "ways",
             "result_version": VERSION,
             **describe_environment(),
             "memory": describe_memory(),
-            "definitions": DEFINITIONS,
+            "definitions": DEFINITIONS | COSTS,
             "settings": {key: str(value) for key, value in vars(args).items()},
+            "prompts": [
+                {
+                    "id": row.prompt.id,
+                    "category": row.prompt.category,
+                    "num_tokens": len(row.plain.token_ids),
+                    "num_passes": {
+                        name: some[index].drafted.acceptance.num_passes
+                        for name, some in rows.items()
+                    },
+                    "differ": [name for name, some in rows.items() if not some[index].identical],
+                    "loops": row.loops,
+                }
+                for index, row in enumerate(next(iter(rows.values())))
+            ],
+            "ways": {name: describe_way(llm, again, params) for name, llm in llms.items()},
             "figures": {
                 name: {group: asdict(figures) for group, figures in groups_of(measured).items()}
                 for name, measured in rows.items()

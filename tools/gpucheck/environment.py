@@ -13,7 +13,7 @@ from gpucheck.notes import Notes
 from gpucheck.settings import Settings
 
 PACKAGES = ("llguidance", "gguf", "accelerate", "triton", "typer", "filelock", "pytest")
-COPIED_BYTES = 2**32
+COPIED_BYTES = 2**30
 MATRIX_SIZE = 8192
 NUM_LAUNCHES = 2000
 

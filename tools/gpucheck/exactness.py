@@ -27,8 +27,10 @@ KEPT = (
 
 def run(settings: Settings, notes: Notes) -> None:
     """Prove the first way that passes, or one without a promise."""
-    taken = _first_that_passes(settings, notes) or fast_way(settings)
-    notes.note("taken", value=taken)
+    taken = _first_that_passes(settings, notes)
+    if taken is None:
+        taken = fast_way(settings)
+        notes.note("taken", value=taken)
     with loaded(settings, taken, adaptive=False) as llm:
         _prove(llm, settings, notes)
 
@@ -46,7 +48,10 @@ def _first_that_passes(settings: Settings, notes: Notes) -> Way | None:
                 said = str(error).split("\n")[0]
             notes.note("load check", dtype, rule, value=said)
             if said == PASSES:
-                found = found or (dtype, rule)
+                if found is None:
+                    found = dtype, rule
+                    # At once: what is measured later needs it, also if this part does not end.
+                    notes.note("taken", value=found)
                 break
     return found
 

@@ -58,6 +58,7 @@ def page(report: Found) -> str:
         seconds = f"{own['seconds']:.0f}" if "seconds" in own else ""
         rows.append([part.name, part.about, own["status"], seconds])
     lines += _table(["part", "what", "status", "seconds"], rows)
+    lines += _in_short({name: own["found"] for name, own in report["parts"].items()})
     for part in PARTS:
         own = report["parts"][part.name]
         if own["status"] == "not run":
@@ -67,6 +68,36 @@ def page(report: Found) -> str:
         if "log" in own:
             lines += ["", "```", *own["log"], "```"]
     return "\n".join(lines) + "\n"
+
+
+def _in_short(found: Found) -> list[str]:
+    """What a reader wants to know first, as far as it was found out."""
+    lines = []
+    if gpu := found["environment"].get("gpu"):
+        versions = found["environment"].get("installation", {}).get("versions", {})
+        lines.append(f"Card: {gpu['name']}, torch {versions.get('torch', 'unknown')}")
+    if counts := found["tests"].get("counts"):
+        lines.append(f"Tests on the card: {_pairs(counts)}")
+    if checks := found["triton"].get("their own check"):
+        lines.append(f"Own check of the Triton kernels: {_pairs(checks)}")
+    if taken := found["proof"].get("taken"):
+        dtype, rule = taken
+        passed = "no rule passes" if rule is None else f"passes in {dtype}, rule: {rule}"
+        lines.append(f"Load check of the pair: {passed}")
+    if proof := found["proof"].get("proof"):
+        lines.append(f"Proof of the pair: {proof['verdict']}")
+    stock = found["speed"].get("transformers", {})
+    for way, points in found["speed"].get("blockdraft", {}).items():
+        for requests, figures in points.items():
+            if requests != "error":
+                rates = {one["way"]: one["tokens_per_second"] for one in figures}
+                rates["transformers"] = stock.get(requests, {}).get("tokens_per_second")
+                lines.append(f"Tokens/s at {requests} requests ({way}): {_pairs(rates)}")
+    if rows := found["training"].get("evaluations"):
+        before, after = (row["true_tau"].get("all", float("nan")) for row in (rows[0], rows[-1]))
+        steps = rows[-1]["step"]
+        lines.append(f"Tau before training and after {steps} steps: {before:.3f}, {after:.3f}")
+    return ["", "## In short", "", *(f"- {line}" for line in lines)] if lines else []
 
 
 def _table(head: list[str], rows: Iterable[Iterable[object]]) -> list[str]:

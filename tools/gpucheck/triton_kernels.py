@@ -1,6 +1,7 @@
 """The Triton kernels against torch's operations: the same values, the same bits for rows, times."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -54,6 +55,10 @@ def _operations(settings: Settings, notes: Notes, name: str, model: str, size: M
     company = _random(settings, (max(settings.rows) + 1, max(_widths(size))), dtype)
 
     def compare(what: str, width: int, make: Callable[[Backend], Product]) -> None:
+        with _noted(notes, name, model, what):
+            measure(what, width, make)
+
+    def measure(what: str, width: int, make: Callable[[Backend], Product]) -> None:
         rows, probe = company[1:, :width], company[0, :width]
         theirs, ours = make(reference), make(kernels)
         expected, found = theirs(rows[:64]), ours(rows[:64])
@@ -73,9 +78,19 @@ def _operations(settings: Settings, notes: Notes, name: str, model: str, size: M
     silu = torch.nn.SiLU()
     compare("gate", 2 * size.intermediate, lambda by: partial(by.gate, activation=silu))
     for layer, (outputs, inputs) in size.linears.items():
-        weight = _random(settings, (outputs, inputs), dtype) * inputs**-0.5
-        compare(layer, inputs, lambda by, weight=weight: by.linear(weight))  # type: ignore[misc]
-        _tiles(settings, notes, (name, model, layer), weight, company[1:, :inputs])
+        with _noted(notes, name, model, layer):
+            weight = _random(settings, (outputs, inputs), dtype) * inputs**-0.5
+            compare(layer, inputs, lambda by, weight=weight: by.linear(weight))  # type: ignore[misc]
+            _tiles(settings, notes, (name, model, layer), weight, company[1:, :inputs])
+
+
+@contextmanager
+def _noted(notes: Notes, name: str, model: str, what: str) -> Iterator[None]:
+    """An operation that fails, for want of memory for instance, leaves the others."""
+    try:
+        yield
+    except RuntimeError as error:
+        notes.note("failed", name, model, what, value=str(error).split("\n")[0])
 
 
 def _tiles(
@@ -98,48 +113,57 @@ def _tiles(
 
 def _attention(settings: Settings, notes: Notes, name: str, model: str, size: ModelSize) -> None:
     """Over pages: sequences of some rows behind a context."""
-    dtype = ALL_DTYPES[name]
     for sequences, num_rows, context in CONTEXTS:
-        num_pages = -(-(context + num_rows) // PAGE_SIZE)
-        kv = PagedKV(
-            [(size.kv_heads, size.head_dim)],
-            sequences * num_pages + 1,
-            dtype=dtype,
-            device=settings.device,
-        )
-        kv.pools[0].normal_()
-        tables = [range(1 + own * num_pages, 1 + (own + 1) * num_pages) for own in range(sequences)]
-        positions = range(context, context + num_rows)
-        spans = [
-            Span(own * num_rows, num_rows, context, context + num_rows, table)
-            for own, table in enumerate(tables)
-        ]
-        slots = torch.tensor(
-            [
-                table[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE
-                for table in tables
-                for p in positions
-            ],
-            device=settings.device,
-        )
-        query, key, value = (
-            _random(settings, (heads, sequences * num_rows, size.head_dim), dtype)
-            for heads in (size.heads, size.kv_heads, size.kv_heads)
-        )
-        layer, found = LayerAttention(Scoring(size.head_dim**-0.5)), []
-        for way, backend in (
-            ("torch", TorchBackend(dtype)),
-            ("Triton", backend_for(dtype, settings.device, [size.head_dim])),
-        ):
-            plan = AttentionPlan(backend, kv, spans, slots)
-            attend = partial(plan.attend, 0, layer, query, key, value)
-            found.append(attend().double())
-            what = f"{sequences} x {num_rows} rows, {context} keys, {way}"
-            seconds = seconds_of(attend, settings.device)
-            notes.note("attention ms", name, model, what, value=round(1e3 * seconds, 4))
-        error = (found[1] - found[0]).abs().max() / found[0].abs().max()
         what = f"attention, {sequences} x {num_rows} rows, {context} keys"
-        notes.note("largest error", name, model, what, value=f"{float(error):.2g}")
+        with _noted(notes, name, model, what):
+            _attention_over(settings, notes, (name, model), size, (sequences, num_rows, context))
+
+
+def _attention_over(
+    settings: Settings,
+    notes: Notes,
+    place: tuple[str, str],
+    size: ModelSize,
+    shape: tuple[int, int, int],
+) -> None:
+    (name, _), (sequences, num_rows, context) = place, shape
+    dtype = ALL_DTYPES[name]
+    num_pages = -(-(context + num_rows) // PAGE_SIZE)
+    kv = PagedKV(
+        [(size.kv_heads, size.head_dim)],
+        sequences * num_pages + 1,
+        dtype=dtype,
+        device=settings.device,
+    )
+    kv.pools[0].normal_()
+    tables = [range(1 + own * num_pages, 1 + (own + 1) * num_pages) for own in range(sequences)]
+    positions = range(context, context + num_rows)
+    spans = [
+        Span(own * num_rows, num_rows, context, context + num_rows, table)
+        for own, table in enumerate(tables)
+    ]
+    slots = torch.tensor(
+        [table[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for table in tables for p in positions],
+        device=settings.device,
+    )
+    query, key, value = (
+        _random(settings, (heads, sequences * num_rows, size.head_dim), dtype)
+        for heads in (size.heads, size.kv_heads, size.kv_heads)
+    )
+    layer, found = LayerAttention(Scoring(size.head_dim**-0.5)), []
+    for way, backend in (
+        ("torch", TorchBackend(dtype)),
+        ("Triton", backend_for(dtype, settings.device, [size.head_dim])),
+    ):
+        plan = AttentionPlan(backend, kv, spans, slots)
+        attend = partial(plan.attend, 0, layer, query, key, value)
+        found.append(attend().double())
+        what = f"{sequences} x {num_rows} rows, {context} keys, {way}"
+        seconds = seconds_of(attend, settings.device)
+        notes.note("attention ms", *place, what, value=round(1e3 * seconds, 4))
+    error = (found[1] - found[0]).abs().max() / found[0].abs().max()
+    what = f"attention, {sequences} x {num_rows} rows, {context} keys"
+    notes.note("largest error", *place, what, value=f"{float(error):.2g}")
 
 
 def _widths(size: ModelSize) -> list[int]:

@@ -5,7 +5,8 @@ The one place where a measurement sets how deep to draft and how many requests r
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, cycle
+from functools import partial
+from itertools import chain, count, cycle
 from statistics import median
 from time import perf_counter
 from typing import Literal, TypeVar
@@ -206,21 +207,34 @@ def check_drafts(llm: LLM) -> None:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, check: Check, prompt: BenchPrompt, params: SamplingParams
+    tokenizer: Tokenizer,
+    check: Check,
+    prompt: BenchPrompt,
+    params: SamplingParams,
+    answers: Sequence[str] = (),
 ) -> list[int]:
     """Token ids of a prompt, as a user's turn where the target has a chat template.
+
+    With `answers` to the first turns, those of the conversation up to the turn behind them.
 
     Raises:
         RequestError: it cannot be decoded with these parameters; names the prompt.
     """
+    asked = (prompt.text, *prompt.later)
     try:
         if tokenizer.has_chat_template:
-            ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+            conversation = [{"role": "user", "content": asked[0]}]
+            for answer, text in zip(answers, asked[1:], strict=False):
+                conversation.append({"role": "assistant", "content": answer})
+                conversation.append({"role": "user", "content": text})
+            ids = tokenizer.encode_chat(conversation)
         else:
-            ids = tokenizer.encode(prompt.text)
+            both = zip(answers, asked[1:], strict=False)
+            ids = tokenizer.encode("\n\n".join([asked[0], *chain.from_iterable(both)]))
         check(ids, params)
     except RequestError as error:
-        raise RequestError(f"prompt {prompt.id} of {prompt.category}: {error}") from error
+        turn = f", turn {len(answers) + 1}" if answers else ""
+        raise RequestError(f"prompt {prompt.id} of {prompt.category}{turn}: {error}") from error
     return ids
 
 
@@ -232,10 +246,25 @@ def encode_prompts(
     return [encode_prompt(llm.tokenizer, check, prompt, params) for prompt in prompts]
 
 
-def check_prompts(outline: Outline, prompts: Sequence[BenchPrompt], params: SamplingParams) -> None:
-    """Refuse what `encode_prompts` would refuse, as far as it is known before weights are read."""
+def check_prompts(
+    outline: Outline,
+    prompts: Sequence[BenchPrompt],
+    params: SamplingParams,
+    *,
+    in_course: bool = False,
+) -> None:
+    """Refuse what `encode_prompts` would refuse, as far as it is known before weights are read.
+
+    in_course: the turns behind the first are asked too, so they must fit behind whole answers.
+    """
+
+    def check_whole(ids: Sequence[int], params: SamplingParams, num_answers: int) -> None:
+        outline.check([*ids, *[ids[-1]] * (num_answers * params.max_tokens)], params)
+
     for prompt in prompts:
-        encode_prompt(outline.tokenizer, outline.check, prompt, params)
+        num_answers = len(prompt.later) if in_course else 0
+        check = partial(check_whole, num_answers=num_answers)
+        encode_prompt(outline.tokenizer, check, prompt, params, [""] * num_answers)
 
 
 def in_turn(items: Sequence[T], turn: int) -> list[T]:

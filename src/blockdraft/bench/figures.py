@@ -18,6 +18,7 @@ from blockdraft.bench.measures import (
 from blockdraft.bench.speed import Measurement
 
 DEFINITIONS = {
+    "num_prompts": "turns of prompts; the turns of a conversation count one by one",
     "speedup_over_plain": "drafted tokens_per_second over that of our own plain decoding",
     "speedup_over_transformers": "drafted tokens_per_second over that of transformers' generate, "
     "stock attention",

@@ -17,20 +17,31 @@ from blockdraft.bench.outside.figures import (
 )
 from blockdraft.bench.outside.rivals import Rival
 from blockdraft.bench.result import describe_result
+from blockdraft.bench.scores import SCORE_DEFINITIONS, scores_of
 from blockdraft.bench.speed import Measurement
 from blockdraft.bench.tables import empty_table, three_digits
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.llm import LLM
 from blockdraft.measure.ledger import make_ledger
 
+RESUMED = {
+    "num_resumed": "turns of prompts, over all runs, that an earlier start of the same command had "
+    "measured before it was interrupted"
+}
+
 Runs = Sequence[tuple[SpeedConfig, Sequence[Measurement]]]
 
 
-def json_report(llm: LLM, runs: Runs, rivals: Sequence[Rival] = ()) -> dict[str, Any]:
-    """Everything needed to judge and to repeat a result."""
-    definitions = DEFINITIONS | (OUTSIDE_DEFINITIONS if rivals else {})
+def json_report(
+    llm: LLM, runs: Runs, rivals: Sequence[Rival] = (), num_resumed: int = 0
+) -> dict[str, Any]:
+    """Everything needed to judge and to repeat a result; `num_resumed` as RESUMED says."""
+    definitions = DEFINITIONS | RESUMED | (OUTSIDE_DEFINITIONS if rivals else {})
+    if any(config.score for config, _ in runs):
+        definitions |= SCORE_DEFINITIONS
     return {
         **describe_result("speed", llm, definitions),
+        "num_resumed": num_resumed,
         "runs": [_run(llm, config, measurements, rivals) for config, measurements in runs],
     }
 
@@ -47,6 +58,9 @@ def _run(
         described["outside"] = {
             rival.name: asdict(outside_figures(rival, measurements)) for rival in rivals
         }
+    if config.score:
+        scores = scores_of(measurements, llm.tokenizer.decode, config.max_tokens)
+        described["scores"] = {name: asdict(score) for name, score in scores.items()}
     if config.ledger:
         described["ledger"] = describe_accounts(accounts_of(llm, measurements))
     return described
@@ -69,6 +83,7 @@ def _prompt(measurement: Measurement) -> dict[str, Any]:
     }
     return {
         "id": measurement.prompt.id,
+        "turn": measurement.turn,
         "category": measurement.prompt.category,
         "identical": measurement.identical,
         "loops": measurement.loops,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from blockdraft.bench import summary, svg
@@ -154,9 +155,43 @@ def _speed(result: Result) -> Section:
         heads += ["over plain", "over plain, decoding", "over transformers", "TTFT ms", "TPOT ms"]
         heads += ["largest gap ms", "same tokens", "loops"]
         grids.append(Grid(how, f"{how}. {_BAND} {_PERCENTILES}", heads, rows))
+        if "outside" in run:
+            grids.append(_outside(run, how))
         title = f"Speed of drafted decoding, {how}; plain decoding is 1"
         plots[f"-{number + 1}"] = svg.bar_plot(title, "plain", bars)
     return Section("bench speed", grids=grids, plots=plots)
+
+
+def _outside(run: Values, how: str) -> Grid:
+    """Other engines, those without an answer too, with the reasons."""
+    rows = []
+    for name, row in run["outside"].items():
+        ratios = [
+            _rate(prompt["drafted"]) / _rate(prompt["outside"][name])
+            for prompt in run["prompts"]
+            if "token_ids" in prompt["outside"][name]
+        ]
+        versions = " ".join(f"{package} {version}" for package, version in row["versions"].items())
+        passes, rate = row["tokens_per_pass"], row["rate"]
+        rows.append(
+            [
+                f"{name} ({versions})" if versions else name,
+                "" if rate is None else three_digits(rate["tokens_per_second"]),
+                spread_words(row["over_plain"]),
+                spread_words(row["drafted_over"]),
+                "" if not ratios else three_digits(median(ratios)),
+                "" if passes is None else f"{passes:.2f}",
+                f"{row['num_equal']}/{row['num_answered']}",
+                "; ".join(f"{number}: {reason}" for reason, number in row["failures"].items()),
+            ]
+        )
+    heads = ["engine", "tok/s", "over our plain", "our drafted over it", "the same, median prompt"]
+    heads += ["tokens a pass", "as our plain", "prompts without an answer"]
+    return Grid("Other engines", f"Other engines, {how}. {_BAND}", heads, rows)
+
+
+def _rate(output: Values) -> float:
+    return float(len(output["token_ids"]) / output["total_seconds"])
 
 
 def _ways(result: Result) -> Section:
@@ -198,9 +233,33 @@ def _ways(result: Result) -> Section:
         grids=[
             Grid("All prompts", f"{how}. {_BAND} {_PERCENTILES}", [*heads, "same tokens"], totals),
             Grid("By set", about, ["way", *counts], rows),
+            *_costs(result),
         ],
         plots={"": svg.bar_plot(title, "plain", bars)},
     )
+
+
+def _costs(result: Result) -> list[Grid]:
+    """What each way costs and what its drafter is, where a result says it."""
+    ways = result.values.get("ways")
+    if ways is None:
+        return []
+    rows = []
+    for name, way in ways.items():
+        training = way.get("training", {}).get("config", {})
+        number, minutes = way.get("num_parameters"), training.get("max_minutes")
+        rows.append(
+            [
+                name,
+                "" if number is None else f"{number / 1e6:.1f}",
+                "" if minutes is None else f"{minutes:g}",
+                three_digits(way["draft_ms"]),
+                three_digits(way["verify_ms"]),
+            ]
+        )
+    heads = ["way", "parameters, millions", "minutes of training", "draft ms", "verify ms"]
+    about = "Drafters, and milliseconds for each pass of the target, of drafting and of verifying."
+    return [Grid("Costs", about, heads, rows)]
 
 
 def _speedup_and_tau(row: Values) -> str:

@@ -5,10 +5,10 @@ None of them comes with this project. A file is (gzipped) JSONL, a row for each 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blockdraft.bench.workload import BenchPrompt, read_workload
+from blockdraft.bench.workload import BenchPrompt, chosen, read_workload
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.boxed import BOXED_LINE
 
@@ -61,17 +61,17 @@ SETS = {
 
 
 def read_prompts(
-    names: Sequence[Path], folder: Path | None, limit: int | None
+    names: Sequence[Path], folder: Path | None, limit: int | None, seed: int = 0
 ) -> list[BenchPrompt]:
-    """The prompts of files and of sets by name, `limit` of each at most, in their order.
+    """The prompts of files and of sets by name, `limit` of each at most, drawn by the seed.
 
     Raises:
         ConfigError: one is neither, a set has no file in `folder`, or a file holds no prompts.
     """
-    return [prompt for name in names for prompt in _read(name, folder, limit)]
+    return [prompt for name in names for prompt in chosen(_read(name, folder), limit, seed)]
 
 
-def _read(name: Path, folder: Path | None, limit: int | None) -> list[BenchPrompt]:
+def _read(name: Path, folder: Path | None) -> list[BenchPrompt]:
     known = SETS.get(str(name))
     if known is None or name.is_file():
         if not name.suffix and not name.exists():
@@ -79,10 +79,10 @@ def _read(name: Path, folder: Path | None, limit: int | None) -> list[BenchPromp
                 f"--prompts {name} is neither a file nor a set; sets are {', '.join(SETS)}, and "
                 "`blockdraft bench sets` says what each is"
             )
-        return read_workload(name, limit)
-    prompts = read_workload(_file_of(known, folder), limit)
+        return read_workload(name)
+    prompts = read_workload(_file_of(known, folder))
     return [
-        BenchPrompt(prompt.id, known.name, prompt.text + known.suffix)
+        replace(prompt, category=known.name, text=prompt.text + known.suffix)
         if known.use == "paper"
         else prompt
         for prompt in prompts

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from blockdraft.core.errors import AnswerFailed
 from blockdraft.engine.completion import Completion
 from blockdraft.measure.acceptance import AcceptanceStats
 
@@ -46,7 +47,16 @@ class TimedOutput:
 
 
 def timed_output(completion: Completion) -> TimedOutput:
-    """The figures of one of our own outputs."""
+    """The figures of one of our own outputs.
+
+    Raises:
+        AnswerFailed: it ended with an error, so its times and tokens are those of no answer.
+    """
+    if completion.finish_reason == "error":
+        raise AnswerFailed(
+            f"an answer that was to be measured ended with an error: {completion.error}; nothing "
+            "is left out of a result, so there is none: mend that, or leave out its prompt"
+        )
     timings = completion.timings
     return TimedOutput(
         token_ids=completion.token_ids,

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
+from random import Random
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.jsonl import prompt_text, read_jsonl, set_name
+from blockdraft.core.jsonl import later_turns, prompt_text, read_jsonl, set_name
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 """Sixteen prompts of our own, four of each kind: math, code, chat and rewriting."""
@@ -14,15 +15,20 @@ BUNDLED = Path(__file__).with_name("prompts.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """The first turn of a conversation."""
+    """The user's turns of a conversation: the first, and those behind it, asked in its course.
+
+    reference: the right answer, where the set has one.
+    """
 
     id: str
     category: str
     text: str
+    later: tuple[str, ...] = ()
+    reference: str | None = None
 
 
 def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
-    """Read (gzipped) JSONL; a row holds `turns`, of which the first is used, or `prompt`.
+    """Read (gzipped) JSONL; a row holds the user's `turns`, or `prompt`.
 
     `category` (else the file's name) groups the figures, `id` (else the line) names the prompt.
 
@@ -35,12 +41,21 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
             id=str(row.get("id", f"{name}-{number}")),
             category=str(row.get("category", name)),
             text=prompt_text(row, path, number),
+            later=later_turns(row, path, number),
+            reference=reference if isinstance(reference := row.get("reference"), str) else None,
         )
         for number, row in islice(read_jsonl(path), limit)
     ]
     if not rows:
         raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
     return rows
+
+
+def chosen(prompts: Sequence[BenchPrompt], limit: int | None, seed: int) -> list[BenchPrompt]:
+    """So many of the prompts of a file at most, drawn by the seed, in their order."""
+    if limit is None or limit >= len(prompts):
+        return list(prompts)
+    return [prompts[place] for place in sorted(Random(seed).sample(range(len(prompts)), limit))]
 
 
 def first_of_each_category(prompts: Iterable[BenchPrompt], count: int) -> list[BenchPrompt]:

@@ -1,7 +1,7 @@
 """`blockdraft bench`: the group of measurements, with speed and a short demonstration."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +9,7 @@ import typer
 
 from blockdraft.bench.config import BreakEvenConfig, SpeedConfig
 from blockdraft.bench.outside.engines import ENGINES, parse_against
+from blockdraft.bench.scores import check_scored, score_lines, scores_of
 from blockdraft.bench.sets import read_prompts
 from blockdraft.bench.workload import (
     BUNDLED,
@@ -26,6 +27,7 @@ from blockdraft.cli.bench_output import (
     headline,
     load_for_prompts,
     publish,
+    settings_of,
 )
 from blockdraft.cli.bench_pareto import pareto
 from blockdraft.cli.bench_results import plan, report
@@ -80,11 +82,22 @@ def speed(
         typer.Option("--sets", help="Folder with your copies of the sets that --prompts names."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Take only this many prompts of each file.")
+        int | None,
+        typer.Option(min=1, help="Take only this many prompts of each file, drawn by --seed."),
     ] = None,
     max_tokens: options.MaxTokens = _SPEED.max_tokens,
     temperature: options.Temperature = _SPEED.temperature,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = _SPEED.seed,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the sampling, and of the choice of prompts.")
+    ] = _SPEED.seed,
+    whole_blocks: Annotated[
+        bool,
+        typer.Option(
+            "--whole-blocks",
+            help="Draft as much as the drafter can in every step, not as much as saves time: then "
+            "the same command gives the same tau, whatever the machine does meanwhile.",
+        ),
+    ] = False,
     with_transformers: WithTransformers = _SPEED.with_transformers,
     against: Annotated[
         str | None,
@@ -105,6 +118,12 @@ def speed(
         str | None,
         typer.Option(help="Small model for engines of --against that draft with one."),
     ] = _SPEED.assistant,
+    score: Annotated[
+        bool,
+        typer.Option(
+            "--score", help="Also count right answers, of prompts whose reference is a number."
+        ),
+    ] = _SPEED.score,
     ledger: Ledger = _SPEED.ledger,
     waterfall: Waterfall = None,
     force_acceptance: Annotated[
@@ -120,14 +139,18 @@ def speed(
 ) -> None:
     """Time plain decoding, drafted decoding and transformers on each prompt in turn.
 
-    With --against, the engines that it names instead of transformers in this process.
+    With --against, the engines that it names instead of transformers in this process. Of a
+    conversation every turn is asked, behind the answers of plain decoding. With --output a run that
+    was ended goes on when the same command is given again, unless it has a --ledger.
     """
-    workload = read_prompts(prompts, sets_folder, limit)
+    workload = read_prompts(prompts, sets_folder, limit, seed)
     if force_acceptance is not None:
         if ledger or waterfall is not None:
             raise ConfigError("--ledger is of real verdicts; leave it out with --force-acceptance")
         if against is not None:
             raise ConfigError("--against compares outputs; leave it out with --force-acceptance")
+        if score:
+            raise ConfigError("--score is of real outputs; leave it out with --force-acceptance")
         forced = BreakEvenConfig(
             force_acceptance=force_acceptance,
             max_tokens=max_tokens,
@@ -142,13 +165,17 @@ def speed(
         seed=seed,
         with_transformers=with_transformers and against is None,
         ledger=ledger,
+        score=score,
         against=() if against is None else parse_against(against),
         against_model=against_model,
         against_timeout=against_timeout,
         assistant=assistant,
     )
     check_waterfall(waterfall, with_ledger=ledger)
-    _measure(options.llm_config(ctx.params), [config], workload, output, as_json, waterfall)
+    if score:
+        check_scored(workload)
+    llm_config = replace(options.llm_config(ctx.params), adaptive=not whole_blocks)
+    _measure(llm_config, [config], workload, output, as_json, waterfall)
 
 
 @app.command()
@@ -225,23 +252,32 @@ def _measure(
     for config in configs:
         config.params  # noqa: B018 - raises for a bad value before anything is loaded
     check_before_loading(llm_config, output)
-    llm = load_for_prompts(llm_config, workload, [config.params for config in configs])
+    all_params = [config.params for config in configs]
+    llm = load_for_prompts(llm_config, workload, all_params, in_course=True)
     from rich.console import Console
 
     from blockdraft.bench.figures import groups_of
+    from blockdraft.bench.journal import journal_path
     from blockdraft.bench.outside.figures import failure_lines, outside_figures, outside_table
     from blockdraft.bench.outside.rivals import started_rivals
     from blockdraft.bench.report import LEGEND, accounts_of, json_report, table
     from blockdraft.bench.speed import SpeedBench
+    from blockdraft.bench.speed_journal import SpeedJournal
 
+    with_ledger = any(config.ledger for config in configs)
+    settings = settings_of([llm_config], [asdict(config) for config in configs], workload)
+    journal = SpeedJournal(None if with_ledger else journal_path(output), settings)
+    num_turns = sum(1 + len(prompt.later) for prompt in workload)
     runs = []
     with started_rivals(configs[0].against, llm, configs[0]) as rivals:
         with_transformers = configs[0].with_transformers
         bench = SpeedBench(llm, with_transformers=with_transformers, rivals=rivals)
-        for config in configs:
-            progress = Progress(f"T={config.temperature:g}", len(workload))
-            runs.append((config, bench.run(workload, config, progress.advance)))
-    publish(json_report(llm, runs, rivals), output, as_json=as_json)
+        for number, config in enumerate(configs):
+            progress = Progress(f"T={config.temperature:g}", num_turns)
+            found = bench.run(workload, config, progress.advance, journal.part(number))
+            runs.append((config, found))
+    publish(json_report(llm, runs, rivals, journal.num_found), output, as_json=as_json)
+    journal.remove()
     if not as_json:
         print(headline(llm))
         for config, measurements in runs:
@@ -253,6 +289,10 @@ def _measure(
             figures = [outside_figures(rival, measurements) for rival in rivals]
             Console(markup=False).print(outside_table(figures))
             print(*failure_lines(figures), sep="\n")
+        for config, measurements in runs:
+            if config.score:
+                scores = scores_of(measurements, llm.tokenizer.decode, config.max_tokens)
+                print(*score_lines(scores), sep="\n")
     for config, measurements in runs:
         if config.ledger:
             accounts = accounts_of(llm, measurements)

@@ -3,6 +3,8 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.words import counted
 from blockdraft.hub.catalog import display_name
+from blockdraft.measure.provenance import describe_environment
 
 if TYPE_CHECKING:
     from blockdraft.bench.workload import BenchPrompt
@@ -38,15 +41,22 @@ def check_before_loading(llm_config: LLMConfig, output: Path | None) -> None:
 
 
 def load_for_prompts(
-    llm_config: LLMConfig, workload: Sequence["BenchPrompt"], all_params: Sequence[SamplingParams]
+    llm_config: LLMConfig,
+    workload: Sequence["BenchPrompt"],
+    all_params: Sequence[SamplingParams],
+    *,
+    in_course: bool = False,
 ) -> "LLM":
-    """Load the pair; prompts that it cannot answer are refused before weights are read."""
+    """Load the pair; prompts that it cannot answer are refused before weights are read.
+
+    in_course: see `check_prompts`.
+    """
 
     def check(outline: "Outline") -> None:
         from blockdraft.bench.decode import check_prompts
 
         for params in all_params:
-            check_prompts(outline, workload, params)
+            check_prompts(outline, workload, params, in_course=in_course)
 
     return options.load_llm(llm_config, check)
 
@@ -74,6 +84,20 @@ def publish(report: Mapping[str, Any], output: Path | None, *, as_json: bool) ->
         output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if as_json:
         print_json(report)
+
+
+def settings_of(
+    configs: Sequence[LLMConfig], options: object, prompts: Sequence["BenchPrompt"]
+) -> dict[str, Any]:
+    """All that must be the same for a run that was ended to go on, as plain values for JSON."""
+    environment = describe_environment()
+    texts = "\0".join(text for prompt in prompts for text in (prompt.text, *prompt.later))
+    return {
+        "models": [asdict(one) for one in configs],
+        "options": options,
+        "prompts": sha256(texts.encode()).hexdigest(),
+        **{name: environment[name] for name in ("git_commit", "versions", "machine")},
+    }
 
 
 def headline(llm: "LLM") -> str:

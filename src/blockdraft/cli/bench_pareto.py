@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blockdraft.bench.config import ParetoConfig
-from blockdraft.bench.workload import BUNDLED, BenchPrompt, mixed_prompts, read_workload
+from blockdraft.bench.workload import BUNDLED, mixed_prompts, read_workload
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
     Output,
@@ -21,19 +20,16 @@ from blockdraft.cli.bench_output import (
     parse_points,
     publish,
     requests_of,
+    settings_of,
     show_points,
 )
-from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO, ConfigError
-from blockdraft.measure.provenance import describe_environment
 
 if TYPE_CHECKING:
     from blockdraft.bench.pareto import ParetoBench
     from blockdraft.bench.pareto_journal import Turn
 
 _PARETO = ParetoConfig()
-JOURNAL = ".part.jsonl"
-"""Behind the name of the output: what has been measured so far."""
 
 
 @options.models(without=options.FIXED)
@@ -97,13 +93,13 @@ def pareto(
         )
     llms = [load_for_prompts(one, chosen, [config.params]) for one in configs]
     from blockdraft.bench.decode import encode_prompts
+    from blockdraft.bench.journal import journal_path
     from blockdraft.bench.pareto import ParetoBench, names_of, pareto_json
     from blockdraft.bench.pareto_journal import Journal
 
     names = names_of([str(llm.drafter_folder) for llm in llms])
     bench = ParetoBench(dict(zip(names, llms, strict=True)), parts=parts)
-    path = None if output is None else output.with_name(output.name + JOURNAL)
-    journal = Journal(path, _settings(configs, config, chosen))
+    journal = Journal(journal_path(output), settings_of(configs, asdict(config), chosen))
     progress = Progress(
         "pareto", len(config.concurrency) * config.repeats - len(journal.turns), "turns of all ways"
     )
@@ -117,20 +113,6 @@ def pareto(
     runs = [run for turn in turns for run in turn.runs.values()]
     if llm_config.exact and any(run.num_equal(reference) < len(run.samples) for run in runs):
         raise typer.Exit(NO)
-
-
-def _settings(
-    configs: Sequence[LLMConfig], config: ParetoConfig, prompts: Sequence[BenchPrompt]
-) -> dict[str, Any]:
-    """All that must be the same for a run to go on."""
-    environment = describe_environment()
-    texts = "\0".join(prompt.text for prompt in prompts)
-    return {
-        "models": [asdict(one) for one in configs],
-        "options": asdict(config),
-        "prompts": sha256(texts.encode()).hexdigest(),
-        **{name: environment[name] for name in ("git_commit", "versions", "machine")},
-    }
 
 
 def _show(bench: "ParetoBench", config: ParetoConfig, turns: Sequence["Turn"]) -> None:

@@ -9,6 +9,7 @@ BlockdraftError
 │   └── ContextTooLong the prompt does not fit; says both numbers             400
 ├── Overloaded         too many requests wait                                 429
 ├── RequestTimeout     the request did not end in the time it is given        408
+├── AnswerFailed       an answer that a command needs ended with an error     exit 5
 └── EngineDead         the loop has ended; says why                           503
 
 A message names the value, the limit and the remedy, on one line.
@@ -78,6 +79,10 @@ class RequestTimeout(BlockdraftError):
     """A request did not end in the time that it is given."""
 
 
+class AnswerFailed(BlockdraftError):
+    """The engine gave up an answer that a command cannot do without."""
+
+
 class EngineDead(BlockdraftError):
     """The loop that answers requests has ended, by a failure or because it was asked to."""
 
@@ -93,6 +98,6 @@ def exit_status(error: BaseException) -> int:
         return NETWORK_FAILED
     if isinstance(error, DiskError | OSError):
         return DISK_FAILED
-    if isinstance(error, Overloaded | RequestTimeout | EngineDead):
+    if isinstance(error, Overloaded | RequestTimeout | EngineDead | AnswerFailed):
         return FAILED
     return MISTAKE if isinstance(error, BlockdraftError) else FAILED

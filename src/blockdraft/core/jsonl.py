@@ -127,3 +127,16 @@ def prompt_text(row: Mapping[str, Any], path: Path, number: int) -> str:
     if not turns[0].strip():
         raise bad_row(path, number, "its prompt is empty", "give some text, or delete that line")
     return turns[0]
+
+
+def later_turns(row: Mapping[str, Any], path: Path, number: int) -> tuple[str, ...]:
+    """The user's `turns` behind the first, of a row that `prompt_text` accepts.
+
+    Raises:
+        ConfigError: one is no text, or empty.
+    """
+    later = row.get("turns", [None])[1:]
+    if not all(isinstance(turn, str) and turn.strip() for turn in later):
+        reason = "a turn behind the first is no text, or empty"
+        raise bad_row(path, number, reason, 'give "turns": ["text", "text"]')
+    return tuple(later)

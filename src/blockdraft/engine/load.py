@@ -1,7 +1,6 @@
 """From folders of models to an engine that is ready."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -59,9 +58,32 @@ def load_engine(
     with remembering(remembered_path(key), key, recheck=config.recheck) as remembered:
         if not remembered.found:
             logger.info("testing the kernels and timing steps for these models, once")
-        engine = _load_with_its_kernels(config, target_folder, drafter_folder, dtype, device)
+        engine = _load_on_its_path(config, target_folder, drafter_folder, dtype, device)
     give_back_memory()  # of loading, packing and testing
     return engine
+
+
+class StatesDepend(RowsDepend):
+    """A model with recurrent states did not pass the probes in pages."""
+
+
+def _load_on_its_path(
+    config: LLMConfig,
+    target_folder: Path,
+    drafter_folder: Path | None,
+    dtype: torch.dtype,
+    device: str,
+) -> Engine:
+    """In pages; a model with recurrent states that fails its check so, one after another."""
+    try:
+        return _load_with_its_kernels(config, target_folder, drafter_folder, dtype, device)
+    except StatesDepend as error:
+        logger.warning("loading once more, to run sequences one after another: %s", error)
+    # Nothing holds the first model any more, now that the error is forgotten.
+    give_back_memory()
+    return _load_with_its_kernels(
+        config, target_folder, drafter_folder, dtype, device, in_pages=False
+    )
 
 
 def _load_with_its_kernels(
@@ -70,17 +92,19 @@ def _load_with_its_kernels(
     drafter_folder: Path | None,
     dtype: torch.dtype,
     device: str,
+    *,
+    in_pages: bool = True,
 ) -> Engine:
     """With the fastest kernels; if the model fails its check with them, with torch's operations."""
     try:
-        return _load(config, target_folder, drafter_folder, dtype, device)
+        return _load(config, target_folder, drafter_folder, dtype, device, in_pages=in_pages)
     except RowsDepend as error:
         if not failed_load(dtype, str(error)):
             raise
         logger.warning("loading once more, with torch's operations: %s", error)
     # Nothing holds the first model any more, now that the error is forgotten.
     give_back_memory()
-    return _load(config, target_folder, drafter_folder, dtype, device)
+    return _load(config, target_folder, drafter_folder, dtype, device, in_pages=in_pages)
 
 
 def _load(
@@ -89,6 +113,8 @@ def _load(
     drafter_folder: Path | None,
     dtype: torch.dtype,
     device: str,
+    *,
+    in_pages: bool,
 ) -> Engine:
     model = load_target_model(
         target_folder,
@@ -101,13 +127,13 @@ def _load(
     if drafter_folder is not None:
         in_int8 = _drafts_in_int8(config, dtype, device)
         checkpoint = load_checkpoint(drafter_folder, model, dtype, device, in_int8=in_int8)
-    target = make_target(config, model, checkpoint)
+    target = make_target(config, model, checkpoint, in_pages=in_pages)
     if isinstance(target, PagedTarget) and model.device.type == "cuda":
         target.use_static_shapes()
     drafter = make_drafter(target, checkpoint)
     drop_quantized(model)
     if config.exact:
-        once("rows are independent", lambda: _passes(target.check_row_invariance))
+        once("rows are independent", lambda: _passes(target))
         passed_load(dtype)
     if num_bytes := target.state_bytes():
         logger.info(
@@ -135,9 +161,14 @@ def _drafts_in_int8(config: LLMConfig, dtype: torch.dtype, device: str) -> bool:
     return config.draft_dtype == "int8"
 
 
-def _passes(test: Callable[[], None]) -> bool:
+def _passes(target: PagedTarget | SequentialTarget) -> bool:
     """True; what fails raises, and is not remembered."""
-    test()
+    try:
+        target.check_row_invariance()
+    except RowsDepend as error:
+        if isinstance(target, PagedTarget) and is_recurrent(target.model):
+            raise StatesDepend(str(error)) from error
+        raise
     return True
 
 
@@ -147,10 +178,12 @@ def make_target(
     checkpoint: Checkpoint | None,
     *,
     keep_weights: bool = False,
+    in_pages: bool = True,
 ) -> PagedTarget | SequentialTarget:
     """The target, with memory for itself and a drafter.
 
     Weights that are packed are freed, unless `keep_weights` says that somebody else needs them.
+    Without `in_pages` sequences run one after another.
 
     Raises:
         ConfigError: see `load_engine`.
@@ -163,6 +196,8 @@ def make_target(
             f"memory of {config.memory:g} GiB cannot be kept to: {name} keeps recurrent states "
             "beside its pages, one for each candidate of a step; leave out --memory"
         )
+    if not in_pages:
+        return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)
     try:
         pages = Pages(_num_pages(config, model, checkpoint))
         return PagedTarget(

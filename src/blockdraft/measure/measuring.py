@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -20,7 +21,9 @@ def compute_every_prompt(engine: Measurable) -> None:
 def time_phases(engine: Measurable, device: str) -> None:
     """Time the phases of every step from now on; on a GPU each waits until the device is done."""
     on_gpu = torch.device(device).type == "cuda"
-    engine.timer = PhaseTimer(synchronize=torch.cuda.synchronize if on_gpu else None)
+    # Of this device: without it, that of the current one, which may be another card.
+    wait = partial(torch.cuda.synchronize, device)
+    engine.timer = PhaseTimer(synchronize=wait if on_gpu else None)
 
 
 class Meter:

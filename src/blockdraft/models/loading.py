@@ -27,6 +27,8 @@ DTYPES = {
     "float64": torch.float64,
 }
 
+_REMEDY = "use a drafter made for this target, or none to decode plainly"
+
 logger = logging.getLogger(__name__)
 
 
@@ -213,7 +215,7 @@ def check_pair(model: PreTrainedModel, draft: DraftConfig, *, has_own_ends: bool
     if draft.mask_token_id >= embedding.shape[0]:
         raise ModelError(
             f"the drafter does not fit the target: mask token {draft.mask_token_id} is outside the "
-            f"target's embedding of {embedding.shape[0]} rows; use a drafter made for this target"
+            f"target's embedding of {embedding.shape[0]} rows; {_REMEDY}"
         )
     _check_layers(draft.target_layer_ids, num_layers)
 
@@ -249,7 +251,7 @@ def _check_equal(pairs: Iterable[tuple[str, int, int]]) -> None:
         if drafted_for != found:
             raise ModelError(
                 f"the drafter does not fit the target: {what} is {drafted_for} in the drafter and "
-                f"{found} in the target; use a drafter made for this target"
+                f"{found} in the target; {_REMEDY}"
             )
 
 
@@ -258,5 +260,5 @@ def _check_layers(layer_ids: Sequence[int], num_layers: int) -> None:
     if wrong:
         raise ModelError(
             f"the drafter does not fit the target: it reads layers {wrong}, and the target has "
-            f"layers 0 to {num_layers - 1}; use a drafter made for this target"
+            f"layers 0 to {num_layers - 1}; {_REMEDY}"
         )

@@ -22,7 +22,7 @@ from blockdraft.cache.kv import KVCache
 from blockdraft.cache.states import LayerKind, PackedStates, StateCache
 from blockdraft.core.errors import ModelError
 from blockdraft.models.packed import replace_forward
-from blockdraft.models.supported import decoder_layers
+from blockdraft.models.supported import GENERATE, decoder_layers
 
 _KEYS_ONLY = ("full_attention", "sliding_attention", "chunked_attention")
 _NO_MEMORY = ("moe", "mlp")
@@ -52,7 +52,8 @@ def _kind(model: PreTrainedModel, name: str) -> LayerKind:
     if not issubclass(cache, LinearAttentionLayer):
         raise ModelError(
             f"{type(model).__name__} is not supported: what layers of kind {name} remember "
-            "cannot be rolled back yet; use a model with attention, recurrent or convolution layers"
+            "cannot be rolled back yet; use a model with attention, recurrent or convolution "
+            f"layers, or {GENERATE}"
         )
     return "both" if issubclass(cache, CacheLayerMixin) else "state"
 
@@ -91,7 +92,8 @@ def mixers(model: PreTrainedModel) -> list[nn.Module]:
             if len(parts) != 1:
                 raise ModelError(
                     f"{type(model).__name__} is not supported: how layer {index} changes its "
-                    "state is not known; use a model whose recurrent layers have a convolution"
+                    "state is not known; use a model whose recurrent layers have a convolution, or "
+                    f"{GENERATE}"
                 )
             found += parts
     return found

@@ -86,16 +86,21 @@ class StaticForwards:
     def _capture(self, shape: int) -> None:
         inputs = self._inputs[shape]
         try:
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(NUM_WARM):
-                    self._run(inputs)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may use the card meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                output = self._run(inputs)
+            # The current card of this thread may be another one.
+            with torch.cuda.device(self._device):
+                usual = torch.cuda.current_stream()
+                stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                stream.wait_stream(usual)
+                # A capture that fails does not leave its stream, so this one is around it; and
+                # without a stream it takes one of the card that was captured on first.
+                with torch.cuda.stream(stream):
+                    for _ in range(NUM_WARM):
+                        self._run(inputs)
+                    graph = torch.cuda.CUDAGraph()
+                    # Other threads may use the card meanwhile.
+                    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                        output = self._run(inputs)
+                usual.wait_stream(stream)
             self._graphs[shape] = graph, output
         except RuntimeError as error:  # an operation of the model waits for the card
             logger.warning("no CUDA graphs: %s", str(error).split("\n")[0])

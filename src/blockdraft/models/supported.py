@@ -7,6 +7,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from blockdraft.core.errors import ModelError
 
+GENERATE = "decode this one plainly with transformers' generate"
+"""The remedy for a causal LM that runs, but not so that it could draft."""
+
 
 def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact: bool) -> None:
     """Refuse a model that cannot be a target.

@@ -27,7 +27,7 @@ from blockdraft.models.fused import speed_up
 from blockdraft.models.norms import replace_norms
 from blockdraft.models.recurrent import run_step_by_step
 from blockdraft.models.row_blocks import keep_rows_apart, keeps_any_rows
-from blockdraft.models.supported import check_supported, decoder_layers
+from blockdraft.models.supported import GENERATE, check_supported, decoder_layers
 
 _OWN_SETTINGS = (
     *("_attn_implementation", "_experts_implementation", "return_dict"),
@@ -216,7 +216,7 @@ def replace_attention(model: PreTrainedModel, attention: str) -> None:
     if model.config._attn_implementation != attention:
         raise ModelError(
             f"{type(model).__name__} is not supported: its attention cannot be replaced; "
-            "use a model that supports transformers' attention interface"
+            f"use a model that supports transformers' attention interface, or {GENERATE}"
         )
 
 

@@ -15,6 +15,7 @@ from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import (
     BUNDLED,
     BenchPrompt,
+    chosen,
     first_of_each_category,
     read_workload,
 )
@@ -64,7 +65,7 @@ def test_rows_may_hold_turns_or_a_prompt_and_be_compressed(tmp_path):
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write("\n".join(json.dumps(row) for row in rows) + "\n\n")
     assert read_workload(path) == [
-        BenchPrompt("7", "c", "one"),
+        BenchPrompt("7", "c", "one", ("two",)),
         BenchPrompt("some-2", "some", "three"),
     ]
     assert len(read_workload(path, limit=1)) == 1
@@ -169,13 +170,14 @@ def test_speed_writes_a_whole_report(pair, tmp_path):
     options += ["--limit", "2", "--max-tokens", "6", "--no-transformers", "--output", str(output)]
     result = CliRunner().invoke(app, ["bench", "speed", "--prompts", str(BUNDLED), *options])
     assert result.exit_code == 0, result.output
-    assert "math" in result.stdout
     report = json.loads(output.read_text(encoding="utf-8"))
     assert {"command", "git_commit", "versions", "machine", "threads", "definitions"} <= set(report)
     assert report["config"]["dtype"] == "float32"
     (run,) = report["runs"]
     assert run["figures"][ALL]["num_identical"] == 2
-    assert [prompt["id"] for prompt in run["prompts"]] == ["math-1", "math-2"]
+    asked = chosen(read_workload(BUNDLED), 2, seed=0)
+    assert all(prompt.category in result.stdout for prompt in asked)
+    assert [prompt["id"] for prompt in run["prompts"]] == [prompt.id for prompt in asked]
     assert run["figures"][ALL]["transformers"] is None
 
 

@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
 
@@ -32,6 +33,7 @@ from blockdraft.llm import LLM
 from tests.command_line import refusal
 from tests.serving import running_server
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
+from tests.tiny_gguf import write_gguf
 
 WORKER = """
 import json, os, sys, time
@@ -278,6 +280,80 @@ def test_what_an_engine_drafts_with_must_be_named(llm):
     assert "--assistant" in found[0].reason
     found, _, _ = measure(llm, ["transformers-assisted"], num_prompts=1, assistant="/no/such")
     assert "/no/such" in found[0].reason
+
+
+LLAMA_CPP = """
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from types import SimpleNamespace
+
+def CommonParams():
+    names = "model", "cpuparams", "cpuparams_batch", "speculative"
+    return SimpleNamespace(**{name: SimpleNamespace() for name in names})
+
+common_speculative_type = SimpleNamespace(COMMON_SPECULATIVE_TYPE_NONE=0)
+
+class Server:
+    def __init__(self, params):
+        told = [params.cpuparams.n_threads, params.cpuparams_batch.n_threads, params.n_parallel]
+        assert (params.model.path, params.n_ctx, params.n_gpu_layers) == ("m.gguf", 64, 0)
+        assert params.speculative.types == [0]
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                assert self.path == "/completion"
+                assert (asked["samplers"], asked["top_k"]) == (["top_k"], 1)
+                assert asked["return_tokens"]
+                tokens = [*told, *asked["prompt"]] if not asked["cache_prompt"] else []
+                answer = {"tokens": tokens[: asked["n_predict"]], "timings": {"predicted_ms": 3.0}}
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps(answer).encode())
+
+        server = ThreadingHTTPServer(("127.0.0.1", params.port), Handler)
+        self.listening_address = f"http://127.0.0.1:{server.server_port}"
+        Thread(target=server.serve_forever, daemon=True).start()
+"""
+
+
+def test_llama_cpp_takes_and_returns_token_ids(tmp_path):
+    """Through the interface of xllamacpp, by a stand-in for it."""
+    (tmp_path / "xllamacpp.py").write_text(LLAMA_CPP, encoding="utf-8")
+    record = tmp_path / "xllamacpp-7.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Name: xllamacpp\nVersion: 7\n", encoding="utf-8")
+    settings = {
+        "method": "plain",
+        "gguf": "m.gguf",
+        "max_context": 64,
+        "threads": 2,
+        "device": "cpu",
+    }
+    # The worker must not be sent to a proxy.
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path), "http_proxy": "http://127.0.0.1:9"}
+    command = [sys.executable, str(ENGINES["llama.cpp"].worker), json.dumps(settings)]
+    process = EngineProcess(command, variables, answer_seconds=20.0)
+    try:
+        output = process.decode([5, 6, 7], 5)
+    finally:
+        process.close()
+    assert output.timed.token_ids == (2, 2, 1, 5, 6)
+    assert output.num_passes == 5
+    assert output.timed.decode_seconds == 0.003
+    assert output.timed.total_seconds > 0
+    assert process.versions == {"xllamacpp": "7", "gguf": version("gguf")}
+
+
+def test_llama_cpp_reads_the_file_that_the_target_is(llm, tmp_path, monkeypatch):
+    assert rivals.settings_of(ENGINES["llama.cpp"], llm, SpeedConfig())["gguf"] is None
+    monkeypatch.setattr("blockdraft.hub.prepare.cache_dir", lambda: tmp_path)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    as_it_is = LLM(str(path), None, dtype="float32")
+    settings = rivals.settings_of(ENGINES["llama.cpp"], as_it_is, SpeedConfig())
+    assert settings["gguf"] == str(path)
 
 
 def test_our_own_server_by_url_gives_our_tokens(llm, pair):

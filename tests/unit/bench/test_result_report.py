@@ -23,7 +23,6 @@ from tests.bench_results import write_all
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md"]
-COMMAND = "blockdraft bench report docs/results --into README.md --into docs/benchmarks.md"
 NAMES = ["break-even", "concurrency", "never-slower", "pareto", "plan", "speed", "ways"]
 
 
@@ -59,10 +58,11 @@ def changed(path, change):
     path.write_text(json.dumps(values), encoding="utf-8")
 
 
-def test_committed_files_are_up_to_date(committed):
-    for path, text in documents(committed, PAGES).items():
+@pytest.mark.parametrize(("folder", "pages"), [("docs/results", PAGES), ("benchmarks", PAGES[1:])])
+def test_committed_files_are_up_to_date(folder, pages):
+    for path, text in documents(read_results(ROOT / folder), pages).items():
         found = path.read_text(encoding="utf-8")
-        assert found == text, f"{path} is out of date; run `{COMMAND}`"
+        assert found == text, f"{path} is out of date; run `make results`"
 
 
 @pytest.mark.parametrize("run", ["benchmarks", "untuned"])
@@ -101,6 +101,40 @@ def test_every_kind_that_a_command_writes_is_read_and_shown(folder):
     assert "MIXED" not in page
     for word in ("src=", "http://", "https://", "url(", "@import", "<script"):
         assert word not in page.replace('xmlns="http://www.w3.org/2000/svg"', "")
+
+
+def test_other_engines_stand_in_the_report_with_what_they_did_not_answer(folder):
+    def add(values):
+        answer = {"token_ids": [1, 2], "total_seconds": 1.0}
+        rate = {"tokens_per_second": 2.0, "decode_tokens_per_second": 2.0}
+        over = {"baseline": "plain", "value": 0.5, "low": 0.4, "high": 0.6}
+        row = {"versions": {"x": "1"}, "rate": rate, "over_plain": over, "drafted_over": over}
+        row |= {"tokens_per_pass": 1.5, "num_equal": 1, "num_answered": 2, "failures": {"died": 1}}
+        nothing = dict.fromkeys(("rate", "over_plain", "drafted_over", "tokens_per_pass"))
+        gone = nothing | {"versions": {}, "num_equal": 0, "num_answered": 0, "failures": {"no": 3}}
+        run = values["runs"][0]
+        run["outside"] = {"engine": row, "gone": gone}
+        for number, prompt in enumerate(run["prompts"]):
+            dead = {"reason": "died"}
+            prompt["outside"] = {"engine": answer if number else dead, "gone": dead}
+
+    changed(folder / "speed.json", add)
+    grid = section_of(read_result(folder / "speed.json")).grids[1]
+    assert grid.title == "Other engines"
+    one, gone = grid.rows
+    assert one[0] == "engine (x 1)"
+    assert one[2] == "0.50 (0.40-0.60)"
+    assert one[5:] == ["1.50", "1/2", "1: died"]
+    assert gone == ["gone", "", "", "", "", "", "0/0", "3: no"]
+
+
+def test_ways_say_what_they_cost_where_the_result_does(folder):
+    result = read_result(folder / "ways.json")
+    costs = section_of(result).grids[2]
+    assert costs.rows[1] == ["drafter=a", "19.4", "4", "1.25", "12.0"]
+    assert costs.rows[0][1:3] == ["", ""]
+    older = {key: value for key, value in result.values.items() if key != "ways"}
+    assert len(section_of(replace(result, values=older)).grids) == 2
 
 
 def test_no_speedup_stands_without_its_spread(folder):

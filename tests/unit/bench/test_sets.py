@@ -25,11 +25,11 @@ def write(path, *rows):
 def test_a_set_is_read_from_the_users_folder(tmp_path):
     write(tmp_path / "gsm8k_test.jsonl.gz", {"id": "1", "category": "math", "turns": ["two?"]})
     write(tmp_path / "bfcl_v4.jsonl", {"id": "2", "category": "tool-simple", "turns": ["area?"]})
-    own = write(tmp_path / "own.jsonl", {"prompt": "mine"}, {"prompt": "left out"})
+    own = write(tmp_path / "own.jsonl", {"prompt": "left out"}, {"prompt": "mine"})
     assert read_prompts([Path("gsm8k"), Path("bfcl"), own], tmp_path, 1) == [
         BenchPrompt("1", "gsm8k", "two?" + BOXED_LINE),
         BenchPrompt("2", "tool-simple", "area?"),
-        BenchPrompt("own-1", "own", "mine"),
+        BenchPrompt("own-2", "own", "mine"),
     ]
 
 

@@ -20,7 +20,7 @@ from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.plan import Tree
 from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.backends import card_kernels
-from blockdraft.kernels.interface import Backend, Scoring, Span
+from blockdraft.kernels.interface import Backend, Norm, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.models import static_forward
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
@@ -37,6 +37,8 @@ from tests.triton_interpreter import triton_on_cpu
 
 if not triton_interpreter.IS_ON:
     pytest.skip(triton_interpreter.WHY_NOT, allow_module_level=True)
+
+from triton.runtime.errors import OutOfResources
 
 from blockdraft.kernels.cuda import attention as over_pages
 from blockdraft.kernels.cuda import backend as triton_backend
@@ -233,9 +235,7 @@ GUARDED: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
     "product": lambda g: ops.product(
         g(draw(3, 37)), g(draw(19, 37, seed=1)), g(draw(19, seed=2)), ops.TILES[torch.float32]
     ),
-    "norm": lambda g: ops.rms_norm(
-        g(draw(3, 37)), triton_backend.Norm(g(draw(37, seed=1)), 1e-5, True)
-    ),
+    "norm": lambda g: ops.rms_norm(g(draw(3, 37)), Norm(g(draw(37, seed=1)), 1e-5, True)),
     "rotation": lambda g: ops.rotated_heads(
         g(draw(2, 4, 24)), 3, 2, (g(draw(2, 24, seed=1)), g(draw(2, 24, seed=2))), None
     ),
@@ -381,6 +381,19 @@ def test_a_pretended_card(monkeypatch):
         assert type(dflash.contexts.backend) is triton_backend.TritonBackend
         found = generate(target, dflash, prompt, params)
     assert found.token_ids == plain.token_ids
+
+
+def test_what_triton_cannot_launch_is_told_as_torch_would(monkeypatch):
+    """Its errors have a type of their own, and a load that meets one has torch's operations."""
+
+    class Kernel:
+        def __getitem__(self, grid):
+            raise OutOfResources(200_000, 100_000, "shared memory")
+
+    backend, rows = triton_on_cpu(torch.float32), torch.ones(2, 32)
+    monkeypatch.setattr(ops, "norm_kernel", Kernel())
+    with pytest.raises(RuntimeError, match="OutOfResources"):
+        backend.norm(rows, Norm(rows[0], 1e-5, True))
 
 
 def test_the_part_of_the_gpu_check(monkeypatch, tmp_path):

@@ -92,7 +92,7 @@ def test_the_switch_leaves_them_out(monkeypatch):
 def test_a_model_that_fails_is_loaded_once_more(monkeypatch):
     used = []
 
-    def load_model(config, target, drafter, dtype, device):
+    def load_model(config, target, drafter, dtype, device, *, in_pages):
         used.append(kind())
         if used[-1] is Kernels:
             raise RowsDepend("logits change")
@@ -112,7 +112,7 @@ def test_what_another_backend_would_not_help_is_raised(monkeypatch, error):
     assert kind() in (Kernels, TorchBackend)
     calls = []
 
-    def load_model(*arguments: object) -> None:
+    def load_model(*arguments: object, in_pages: bool) -> None:
         calls.append(arguments)
         raise error
 

@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from blockdraft import LLM
 from blockdraft.core.errors import BlockdraftError, ModelError
 from blockdraft.models.loading import load_target_model, target_without_weights
+from blockdraft.models.supported import GENERATE
 from blockdraft.text.tokenizer import load_tokenizer
 from tests.command_line import refusal
-from tests.parity.test_architectures import REFUSED, build
+from tests.parity.test_architectures import IN_ONE_FORWARD, REFUSED, build
 from tests.tiny import (
     TEXT_VOCAB_SIZE,
     tiny_drafter_folder,
@@ -67,13 +68,30 @@ def refused_kind(name: str) -> Any:
     return make
 
 
+def indexed() -> tf.PreTrainedModel:
+    """Layers that keep an index beside keys and values; it cannot be cut back here."""
+    options = {**IN_ONE_FORWARD["DeepseekV3"], "index_topk": 8, "index_n_heads": 2}
+    return build("DeepseekV32", {**options, "vocab_size": TEXT_VOCAB_SIZE}, torch.float32)
+
+
 BAD = {
     "t5": (t5, r"holds an encoder-decoder \(t5\), .*; use a decoder-only model"),
     "bart": (bart, r"holds an encoder-decoder \(bart\), .*; use a decoder-only model"),
     "both": (encoder_and_decoder, r"encoder-decoder \(encoder-decoder\), .*; use a decoder-only"),
     "bert": (bert, "hidden states cannot be read; use a model whose decoder has `layers`"),
-    "bloom": (refused_kind("Bloom"), "its attention cannot be replaced; use a model that supports"),
-    "minimax": (refused_kind("MiniMax"), "how layer 1 changes its state is not known; use a model"),
+    "bloom": (
+        refused_kind("Bloom"),
+        f"its attention cannot be replaced; use a model that supports .*, or {GENERATE}$",
+    ),
+    "minimax": (
+        refused_kind("MiniMax"),
+        f"how layer 1 changes its state is not known; use a model .*, or {GENERATE}$",
+    ),
+    "indexed": (
+        indexed,
+        "what layers of kind indexed_attention remember cannot be rolled back yet; use a model "
+        f"with attention, .*, or {GENERATE}$",
+    ),
     "zaya": (refused_kind("Zaya"), "does not run: .*; use another dtype or another model"),
     "doge": (refused_kind("Doge"), "does not run: .*; use another dtype or another model"),
 }
@@ -153,3 +171,31 @@ def test_a_model_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"does not know the model_type 'brandnew' of .*; inst"):
         LLM(str(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 128}, "hidden size of the target's features is 64 in the drafter and 128"),
+        ({"num_hidden_layers": 3}, "number of target layers is 4 in the drafter and 3"),
+    ],
+)
+def test_a_drafter_of_another_target_is_refused_and_without_it_the_target_decodes(
+    changes: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    target, drafter = tiny_target_folder(tmp_path, **changes), tiny_drafter_folder(tmp_path)
+    with pytest.raises(ModelError, match=f"{message} in the target; use a drafter made") as caught:
+        LLM(str(target), str(drafter), dtype="float32")
+    assert str(caught.value).endswith("for this target, or none to decode plainly")
+    assert "\n" not in str(caught.value)
+    assert LLM(str(target), None, dtype="float32").generate([5, 6, 7]).completions[0].token_ids
+
+
+def test_a_cache_that_cannot_be_cut_back_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    target = tmp_path / "indexed"
+    indexed().save_pretrained(target)
+    for weights in target.glob("*.safetensors"):
+        weights.unlink()
+    message = refusal("models", "check", target, tiny_drafter_folder(tmp_path))
+    assert "cannot be rolled back yet" in message
+    assert message.rstrip().endswith(GENERATE)

@@ -1,7 +1,8 @@
 """Inputs of forwards in fixed shapes. Their values are in tests/unit/kernels/test_triton.py."""
 
-from contextlib import nullcontext
-from types import SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import ClassVar
 
 import pytest
 import torch
@@ -100,18 +101,45 @@ class Graph:
         self.replay = lambda: pytest.fail("nothing was captured")
 
 
+class Stream:
+    """Stands for a stream of a card; the last of `current` is the one that is in use."""
+
+    current: ClassVar[list["Stream"]] = []
+
+    def wait_stream(self, other: "Stream") -> None:
+        assert other is not self
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        before = list(self.current)
+        self.current.append(self)
+        try:
+            yield
+        finally:
+            self.current[:] = before
+
+
 @pytest.fixture
 def card(monkeypatch) -> list[Graph]:
     """The graphs that are captured, on a card that is none."""
     graphs: list[Graph] = []
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda own: nullcontext())
+    monkeypatch.setattr(Stream, "current", [Stream()])
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream.current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", Stream.used)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(
-        torch.cuda, "graph", lambda graph, **options: nullcontext(graphs.append(graph))
-    )
+
+    @contextmanager
+    def capture(graph: Graph, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        # As torch does: what fails inside leaves the stream in use.
+        before = list(Stream.current)
+        Stream.current.append(stream)
+        graphs.append(graph)
+        yield
+        Stream.current[:] = before
+
+    monkeypatch.setattr(torch.cuda, "graph", capture)
     return graphs
 
 
@@ -151,15 +179,21 @@ def test_a_card_replays_one_capture_with_new_inputs(card):
     assert compute.num_calls == static_forward.NUM_WARM + 1
 
 
-def test_what_cannot_be_captured_runs_without(card, monkeypatch, caplog):
-    def refuse(graph, **options):
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+def test_what_cannot_be_captured_runs_without(card, caplog):
+    (usual,) = Stream.current
+    compute = Doubled([])
 
-    monkeypatch.setattr(torch.cuda, "graph", refuse)
-    forwards = on_a_card(Doubled(card))
+    def waits(*args) -> StaticOutput:
+        if card and len(Stream.current) > 1:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        return compute(*args)
+
+    forwards = on_a_card(waits)
     for num_rows in (4, 3, 8):
         assert forwards(packed(num_rows)).logits[:2].tolist() == [20, 2 * (9 + num_rows)]
     assert caplog.text.count("no CUDA graphs: operation not permitted") == 1
+    assert len(card) == 1
+    assert Stream.current == [usual]
 
 
 def test_a_backend_without_tables_keeps_its_own_shapes():

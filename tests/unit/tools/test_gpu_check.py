@@ -15,7 +15,7 @@ from time import monotonic
 
 import pytest
 import torch
-from gpucheck import command, rows, training, weights
+from gpucheck import command, report, rows, training, triton_kernels, weights
 from gpucheck.notes import Notes, notes_path, read_notes
 from gpucheck.parts import PARTS, Part
 from gpucheck.private import Scrubber
@@ -195,6 +195,15 @@ def test_a_row_that_depends_on_its_company_is_reported(tmp_path, monkeypatch):
     assert "| float32 | small | 0 of 6 |" in page(collect(tmp_path, True))
 
 
+def test_a_kernel_that_fails_leaves_the_others(tmp_path):
+    notes = Notes(tmp_path / "triton.found.json")
+    with triton_kernels._noted(notes, "float32", "small", "head"):
+        raise torch.OutOfMemoryError("no memory is left\nand more")
+    assert read_notes(tmp_path / "triton.found.json") == {
+        "failed": {"float32": {"small": {"head": "no memory is left"}}}
+    }
+
+
 # Weights without internet
 
 
@@ -274,6 +283,37 @@ def test_the_report_of_any_state_renders(tmp_path):
     assert not any("jdoe" in content for content in written.values())
 
 
+def test_a_reader_finds_first_what_matters(tmp_path):
+    point = [
+        {"way": "plain", "tokens_per_second": 50.0},
+        {"way": "adaptive", "tokens_per_second": 9},
+    ]
+    found = {
+        "environment": {"gpu": {"name": "a card"}},
+        "tests": {"counts": {"passed": 36, "failed": 2}},
+        "triton": {"their own check": {"bfloat16": "passed"}},
+        "proof": {"taken": ["float32", None], "proof": {"verdict": "proven"}},
+        "speed": {
+            "blockdraft": {"exact": {"8": point, "error": "no memory"}},
+            "transformers": {"8": {"tokens_per_second": 12.5}},
+        },
+        "training": {
+            "evaluations": [{"step": 0, "true_tau": {"all": 1.5}}, {"step": 7, "true_tau": {}}]
+        },
+    }
+    whole = {part.name: found.get(part.name, {}) for part in PARTS}
+    assert report._in_short(whole)[3:] == [
+        "- Card: a card, torch unknown",
+        "- Tests on the card: passed 36, failed 2",
+        "- Own check of the Triton kernels: bfloat16 passed",
+        "- Load check of the pair: no rule passes",
+        "- Proof of the pair: proven",
+        "- Tokens/s at 8 requests (exact): plain 50.0, adaptive 9, transformers 12.5",
+        "- Tau before training and after 7 steps: 1.500, nan",
+    ]
+    assert report._in_short({part.name: {} for part in PARTS}) == []
+
+
 # All of it
 
 
@@ -282,9 +322,9 @@ def test_the_rehearsal(tmp_path, monkeypatch):
     """Every part runs on a CPU, the drafter comes back, and the report has no path of this run."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert command.main([str(tmp_path), "--rehearse", "--minutes", "10"]) == 0
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert {own["status"] for own in report["parts"].values()} == {DONE}
-    found = {name: own["found"] for name, own in report["parts"].items()}
+    parts = json.loads((tmp_path / "report.json").read_text())["parts"]
+    assert {own["status"] for own in parts.values()} == {DONE}
+    found = {name: own["found"] for name, own in parts.items()}
     assert found["proof"]["proof"]["verdict"] == "proven"
     assert found["forwards"]["rules"]["float32"]["the library's"]["tiny"] == "holds"
     assert "there is no card" in found["triton"]["skipped"]

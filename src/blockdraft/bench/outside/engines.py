@@ -46,12 +46,19 @@ def _vllm(name: str, method: str, *more: str, needs_drafter: bool = False) -> Ou
     )
 
 
+def _llama(name: str, method: str) -> OutsideEngine:
+    packages = ("xllamacpp", "gguf")
+    return OutsideEngine(name, WORKERS / "run_llama.py", method, "llama.cpp", packages)
+
+
 ENGINES = {
     engine.name: engine
     for engine in (
         _transformers("transformers", "plain"),
         _transformers("transformers-assisted", "assisted", needs_assistant=True),
         _transformers("transformers-lookup", "lookup"),
+        _llama("llama.cpp", "plain"),
+        _llama("llama.cpp-ngram", "ngram"),
         _vllm("vllm", "plain"),
         _vllm("vllm-ngram", "ngram"),
         _vllm("vllm-suffix", "suffix", "arctic-inference"),

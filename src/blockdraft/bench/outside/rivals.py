@@ -23,6 +23,7 @@ from blockdraft.bench.outside.side import (
     Side,
 )
 from blockdraft.core.errors import BlockdraftError
+from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.llm import LLM
 from blockdraft.models.checkpoint import read_config
@@ -96,6 +97,7 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
             f"is not asked: it would run other weights than --quantize {llm.config.quantize}; "
             "leave that out to compare"
         )
+    gguf = gguf_file(llm.folder)
     assistant = None
     if engine.needs_assistant:
         if config.assistant is None:
@@ -120,6 +122,7 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
     return {
         "method": engine.method,
         "target": str(llm.folder),
+        "gguf": None if gguf is None else str(gguf.resolve()),
         "drafter": str(llm.drafter_folder),
         "num_draft_tokens": num_draft_tokens,
         "assistant": assistant,

@@ -1,11 +1,13 @@
 """Launches of the kernels. Tensors are of one precision and on one device, or it is refused."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.cuda.source import INTERPRETED
+from blockdraft.kernels.cuda.source import INTERPRETED, TritonError
 from blockdraft.kernels.cuda.source.attention import attention_kernel
 from blockdraft.kernels.cuda.source.linear import linear_kernel
 from blockdraft.kernels.cuda.source.rows import gate_kernel, norm_kernel, rotation_kernel
@@ -51,11 +53,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tenso
     if not num_rows:
         return output
     # Programs of the same outputs follow each other, so that a weight is read from memory once.
-    linear_kernel[_parts(num_rows, tile.rows), _parts(num_outputs, tile.outputs)](
-        output, x, weight, weight if bias is None else bias, num_rows,
-        NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, HAS_BIAS=bias is not None,
-        ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, **_COMPILED,
-    )  # fmt: skip
+    with launching(x):
+        linear_kernel[_parts(num_rows, tile.rows), _parts(num_outputs, tile.outputs)](
+            output, x, weight, weight if bias is None else bias, num_rows,
+            NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, HAS_BIAS=bias is not None,
+            ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, **_COMPILED,
+        )  # fmt: skip
     return output
 
 
@@ -80,11 +83,12 @@ def _norm(x: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tenso
     if residual is not None:
         residual, total = packed(residual), torch.empty_like(x)
     if x.numel():
-        norm_kernel[x.numel() // size,](
-            output, total, x, x if residual is None else residual, weight, norm.eps,
-            SIZE=size, FILLED=power_of_two(size), HAS_RESIDUAL=residual is not None,
-            ROUNDS_FIRST=norm.rounds_first, **_COMPILED,
-        )  # fmt: skip
+        with launching(x):
+            norm_kernel[x.numel() // size,](
+                output, total, x, x if residual is None else residual, weight, norm.eps,
+                SIZE=size, FILLED=power_of_two(size), HAS_RESIDUAL=residual is not None,
+                ROUNDS_FIRST=norm.rounds_first, **_COMPILED,
+            )  # fmt: skip
     return total, output
 
 
@@ -110,12 +114,13 @@ def rotated_heads(
         return output
     query_weight, key_weight = (packed(w) for w in weights) if weights else (heads, heads)
     query_eps, key_eps = (0.0, 0.0) if norms is None else (norms[0].eps, norms[1].eps)
-    rotation_kernel[num_rows, num_turned](
-        output, heads, cos, signed_sin, query_weight, key_weight, query_eps, key_eps,
-        NUM_HEADS=num_heads, NUM_QUERIES=num_queries, NUM_TURNED=num_turned, HEAD_DIM=head_dim,
-        FILLED=power_of_two(head_dim), HAS_NORMS=norms is not None,
-        ROUNDS_FIRST=norms is not None and norms[0].rounds_first, **_COMPILED,
-    )  # fmt: skip
+    with launching(heads):
+        rotation_kernel[num_rows, num_turned](
+            output, heads, cos, signed_sin, query_weight, key_weight, query_eps, key_eps,
+            NUM_HEADS=num_heads, NUM_QUERIES=num_queries, NUM_TURNED=num_turned, HEAD_DIM=head_dim,
+            FILLED=power_of_two(head_dim), HAS_NORMS=norms is not None,
+            ROUNDS_FIRST=norms is not None and norms[0].rounds_first, **_COMPILED,
+        )  # fmt: skip
     return output
 
 
@@ -126,9 +131,10 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     check_sizes(gate_up.shape[-1] == 2 * size > 0)
     output = gate_up.new_empty((*gate_up.shape[:-1], size))
     if output.numel():
-        gate_kernel[output.numel() // size, _parts(size, GATE_VALUES)](
-            output, gate_up, SIZE=size, VALUES=GATE_VALUES, **_COMPILED,
-        )  # fmt: skip
+        with launching(gate_up):
+            gate_kernel[output.numel() // size, _parts(size, GATE_VALUES)](
+                output, gate_up, SIZE=size, VALUES=GATE_VALUES, **_COMPILED,
+            )  # fmt: skip
     return output
 
 
@@ -170,17 +176,33 @@ def attention(
     check_sizes(sinks is None or (sinks.shape == (num_heads,) and sinks.device == query.device))
     nothing, group = seen.ranges, num_heads // kv_heads
     read = (nothing,) * 3 if tables is None else (tables.rows, tables.page_ids, tables.path_slots)
-    attention_kernel[num_rows, kv_heads](
-        output, query, keys, values,
-        seen.ranges, *read, _or(seen.bias, nothing), _or(sinks, nothing),
-        query.stride(1) // head_dim, query.stride(0) // head_dim, num_slots,
-        0 if seen.bias is None else seen.bias.stride(0), scoring.scale, scoring.softcap or 1.0,
-        GROUP=group, FILLED_GROUP=power_of_two(group), HEAD_DIM=head_dim,
-        FILLED_DIM=power_of_two(head_dim), TILE=tile,
-        HAS_PAGES=tables is not None, HAS_BIAS=seen.bias is not None,
-        HAS_SOFTCAP=scoring.softcap is not None, HAS_SINKS=sinks is not None, **_COMPILED,
-    )  # fmt: skip
+    with launching(query):
+        attention_kernel[num_rows, kv_heads](
+            output, query, keys, values,
+            seen.ranges, *read, _or(seen.bias, nothing), _or(sinks, nothing),
+            query.stride(1) // head_dim, query.stride(0) // head_dim, num_slots,
+            0 if seen.bias is None else seen.bias.stride(0), scoring.scale, scoring.softcap or 1.0,
+            GROUP=group, FILLED_GROUP=power_of_two(group), HEAD_DIM=head_dim,
+            FILLED_DIM=power_of_two(head_dim), TILE=tile,
+            HAS_PAGES=tables is not None, HAS_BIAS=seen.bias is not None,
+            HAS_SOFTCAP=scoring.softcap is not None, HAS_SINKS=sinks is not None, **_COMPILED,
+        )  # fmt: skip
     return output
+
+
+@contextmanager
+def launching(tensor: Tensor) -> Iterator[None]:
+    """Around a launch: Triton takes the current card, and this tensor may lie on another one.
+
+    Raises:
+        RuntimeError: the kernel cannot be compiled, or needs more than the card has. Triton's own
+            errors are not of this type, which all who can do without the kernels expect.
+    """
+    with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call]
+        try:
+            yield
+        except TritonError as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def packed(tensor: Tensor) -> Tensor:

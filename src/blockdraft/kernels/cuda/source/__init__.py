@@ -6,6 +6,9 @@ K/V cache has more than 2^31 values.
 """
 
 import triton
+from triton import TritonError
+
+__all__ = ["INTERPRETED", "TritonError"]
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Whether Triton's interpreter runs the kernels, on a CPU. It multiplies the stored integers of

@@ -1,0 +1,124 @@
+"""What a measurement has done so far, in a file, so that a run that was ended goes on.
+
+The first line says what is measured; each further one is a row of the measurement.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from blockdraft.bench.timed_output import TimedOutput
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import write_whole
+from blockdraft.core.jsonl import read_jsonl
+from blockdraft.measure.acceptance import AcceptanceStats
+
+Row = Mapping[str, Any]
+
+ENDING = ".part.jsonl"
+"""Behind the name of the output: what has been measured so far."""
+
+
+def journal_path(output: Path | None) -> Path | None:
+    """Where the journal of a result lies; None without a result that is written."""
+    return None if output is None else output.with_name(output.name + ENDING)
+
+
+class RowJournal:
+    """The rows that are done, in the order in which they were added.
+
+    A row is written at once and whole, so that what was measured outlives the process. What a
+    process that was killed wrote of its last row is left out.
+
+    Args:
+        path: where they are kept; None keeps them nowhere.
+        settings: all that a measurement depends on, as plain values for JSON.
+        command: whose journal it is, for errors.
+
+    Raises:
+        ConfigError: the file is of a run with other settings, or no such file.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any], command: str) -> None:
+        self._path = path
+        self.found: list[Row] = []
+        """What was there at the start."""
+        if path is None:
+            return
+        head = json.dumps({"settings": settings}, sort_keys=True)
+        if path.exists():
+            rows = [row for _, row in read_jsonl(path, is_growing=True)]
+            _check_settings(path, rows, json.loads(head)["settings"], command)
+            self.found = list(rows[1:])
+        # Without a half line at the end, where the last run was ended.
+        write_whole(path, "\n".join([head, *map(json.dumps, self.found)]) + "\n")
+
+    def add(self, row: Row) -> None:
+        """Keep one more."""
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def remove(self) -> None:
+        """Delete the file: the result is written."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def damage(self, error: Exception) -> ConfigError:
+        """What a row that cannot be read deserves."""
+        return ConfigError(f"{self._path} is damaged: {error!r}; delete it and start again")
+
+
+def _check_settings(
+    path: Path, rows: list[dict[str, Any]], settings: Mapping[str, Any], command: str
+) -> None:
+    found = rows[0].get("settings") if rows else None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is no journal of {command}; give another --output")
+    other = sorted(key for key in {*found, *settings} if found.get(key) != settings.get(key))
+    if other:
+        raise ConfigError(
+            f"{path} is of a run with another {', '.join(other)}, which cannot be gone on with; "
+            "delete it, or give another --output"
+        )
+
+
+def sample_row(sample: TimedOutput) -> dict[str, Any]:
+    """One output, for JSON; `read_sample` reads it."""
+    return {
+        "token_ids": sample.token_ids,
+        "total_seconds": sample.total_seconds,
+        "decode_seconds": sample.decode_seconds,
+        "queue_seconds": sample.queue_seconds,
+        "largest_gap": sample.largest_gap,
+        "acceptance": {
+            field.name: value if isinstance(value, int) else list(value.items())
+            for field in fields(AcceptanceStats)
+            for value in [getattr(sample.acceptance, field.name)]
+        },
+    }
+
+
+def read_sample(row: Row) -> TimedOutput:
+    """The output of a row.
+
+    Raises:
+        KeyError, TypeError, AttributeError: it is no such row.
+    """
+    counts: dict[str, Any] = {
+        name: value
+        if isinstance(value, int)
+        else Counter({tuple(k) if isinstance(k, list) else k: number for k, number in value})
+        for name, value in row["acceptance"].items()
+    }
+    return TimedOutput(
+        token_ids=tuple(row["token_ids"]),
+        total_seconds=row["total_seconds"],
+        decode_seconds=row["decode_seconds"],
+        acceptance=AcceptanceStats(**counts),
+        queue_seconds=row["queue_seconds"],
+        largest_gap=row["largest_gap"],
+    )
