@@ -23,7 +23,7 @@ NGRAMS_NAME = "ngrams.safetensors"
 LONGEST = 3
 """Tokens of a context."""
 MAX_SUCCESSORS = 4
-MAX_COUNTED = 2**22
+MAX_COUNTED = 2**23
 """Tokens of answers that are counted, the first ones: some 270 bytes each while they are."""
 
 _LEAST_COUNT = 2
