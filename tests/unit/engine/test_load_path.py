@@ -38,6 +38,15 @@ def answer(llm: LLM, *, drafts: bool = True) -> tuple[int, ...]:
     return tuple(llm.generate(PROMPT, params).completions[0].token_ids)
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Our own; transformers tells once a process which packages would be faster."""
+    return [
+        record
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and record.name.startswith("blockdraft.")
+    ]
+
+
 def test_a_hybrid_that_fails_in_pages_runs_one_after_another(
     hybrid: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -46,13 +55,13 @@ def test_a_hybrid_that_fails_in_pages_runs_one_after_another(
     assert isinstance(healthy.engine.target, PagedTarget)
     expected = answer(healthy, drafts=False)
     assert len(set(expected)) >= 8
-    assert not caplog.records
+    assert not warnings_of(caplog)
     with faults.states_of_the_neighbor():
         llm = LLM(*hybrid, dtype="float32", adaptive=False)
         assert isinstance(llm.engine.target, SequentialTarget)
         assert answer(llm, drafts=False) == expected
         assert answer(llm) == expected
-    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    (record,) = warnings_of(caplog)
     assert "to run sequences one after another" in record.message
     assert "logits change with the number of rows" in record.message
 

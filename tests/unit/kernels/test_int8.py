@@ -79,6 +79,20 @@ def test_products_have_the_bits_of_the_definition(
                 assert torch.equal(linear(x[-num_rows:]), expected[-num_rows:]), num_rows
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_in_bfloat16_have_the_bits_of_torch(shape: tuple[int, int]) -> None:
+    """Sums are rounded to bfloat16 once, after scales and bias."""
+    weight = Int8Weight.of(draw(*shape).bfloat16())
+    x, bias = rows_of(shape[1]).bfloat16(), draw(shape[0], seed=2).bfloat16()
+    linear = backend_for(torch.bfloat16, "cpu").linear(weight, bias)
+    if not isinstance(linear, Int8Product):
+        pytest.skip("no int8 products by kernels on this machine")
+    expected = Int8Linear(weight, bias)(x)
+    assert linear.dtype == expected.dtype == torch.bfloat16
+    for num_rows in range(1, NUM_ROWS + 1):
+        assert torch.equal(linear(x[-num_rows:]), expected[-num_rows:]), num_rows
+
+
 def test_the_largest_sums_fit() -> None:
     """All numbers at their ends, and of one sign."""
     for inputs in (2, 64, 2048):
@@ -179,10 +193,12 @@ def test_layers_run_whole_with_int8_weights() -> None:
 def test_only_kernels_are_said_to_be_faster() -> None:
     assert not TorchBackend(torch.float32).multiplies_int8
     assert not reference_for(torch.float32, "cpu").multiplies_int8
-    assert not backend_for(torch.bfloat16, "cpu").multiplies_int8
     kernels = library()
-    has_products = kernels is not None and kernels.int8_step() > 0
-    assert backend_for(torch.float32, "cpu").multiplies_int8 == has_products
+    for dtype, is_bfloat16 in ((torch.float32, 0), (torch.bfloat16, 1)):
+        has_products = (
+            kernels is not None and min(kernels.int8_step(), kernels.product_step(is_bfloat16)) > 0
+        )
+        assert backend_for(dtype, "cpu").multiplies_int8 == has_products
 
 
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.7, "seed": 5}], ids=["greedy", "sampled"])

@@ -78,8 +78,9 @@ class NativeBackend(OneDnnBackend):
 
     @property
     def multiplies_int8(self) -> bool:
-        """See Backend.multiplies_int8: measured in float32 with AVX2."""
-        return self.dtype == torch.float32 and self._kernels.int8_step() > 0
+        """See Backend.multiplies_int8: where kernels also multiply what is not in int8."""
+        step: int = self._kernels.product_step(IS_BFLOAT16[self.dtype])
+        return step > 0 and self._kernels.int8_step() > 0
 
     @property
     def multiplies_groups(self) -> bool:

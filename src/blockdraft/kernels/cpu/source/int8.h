@@ -12,7 +12,7 @@
 
 namespace blockdraft {
 
-#if BLOCKDRAFT_TWO_REGISTERS
+#if BLOCKDRAFT_HAS_NUMBERS
 constexpr int64_t kMaxInt8 = 127;
 
 struct WholeRows {

@@ -24,6 +24,13 @@
 #define BLOCKDRAFT_TWO_REGISTERS 0
 #endif
 
+// Whether this build multiplies pairs of int16 values, and adds both products in int32.
+#if BLOCKDRAFT_TWO_REGISTERS || (defined(__AVX512F__) && defined(__AVX512BW__))
+#define BLOCKDRAFT_HAS_NUMBERS 1
+#else
+#define BLOCKDRAFT_HAS_NUMBERS 0
+#endif
+
 namespace blockdraft {
 
 constexpr int kLanes = 16;
@@ -214,6 +221,21 @@ inline void store_rounded(int16_t* to, Lanes x) {
                                             _mm256_cvtps_epi32((__m256)x.high));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
 }
+#elif BLOCKDRAFT_HAS_NUMBERS
+inline Lanes add_pairs(Lanes a, Lanes b, Lanes c) {
+#ifdef __AVX512VNNI__
+  return (Lanes)_mm512_dpwssd_epi32((__m512i)c, (__m512i)a, (__m512i)b);
+#else
+  return (Lanes)_mm512_add_epi32((__m512i)c, _mm512_madd_epi16((__m512i)a, (__m512i)b));
+#endif
+}
+
+inline Lanes numbers(Lanes words) { return (Lanes)_mm512_cvtepi32_ps((__m512i)words); }
+
+inline void store_rounded(int16_t* to, Lanes x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32((__m512)x)));
+}
 #endif
 
 // a * b + c with words of T in a and b.
@@ -222,9 +244,11 @@ Lanes multiply_step(Lanes a, Lanes b, Lanes c) {
 #if BLOCKDRAFT_TWO_REGISTERS
   if constexpr (std::is_same_v<T, int16_t>)
     return {add_pairs(a.low, b.low, c.low), add_pairs(a.high, b.high, c.high)};
+#elif BLOCKDRAFT_HAS_NUMBERS
+  if constexpr (std::is_same_v<T, int16_t>) return add_pairs(a, b, c);
 #endif
 #if BLOCKDRAFT_HAS_PAIRS
-  if constexpr (kStep<T> == 2)
+  if constexpr (std::is_same_v<T, BFloat16>)
     return (Lanes)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
 #endif
   return multiply_add(a, b, c);

@@ -97,7 +97,7 @@ int64_t blockdraft_product_panel() { return blockdraft::kPanel; }
 // The inputs that lie side by side in a packed int8 weight, or 0 where there are no products with
 // such weights.
 int64_t blockdraft_int8_step() {
-#if BLOCKDRAFT_TWO_REGISTERS && defined(_OPENMP)
+#if BLOCKDRAFT_HAS_NUMBERS && defined(_OPENMP)
   return blockdraft::kStep<int16_t>;
 #else
   return 0;

@@ -60,6 +60,11 @@ inline Lanes load_weights(const int8_t* from) {
   };
   return {eight(0), eight(8)};
 }
+#elif BLOCKDRAFT_HAS_NUMBERS
+// Widened to int16.
+inline Lanes load_weights(const int8_t* from) {
+  return (Lanes)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
 #endif
 
 // The rows of a product and what their sums mean: value(sums of sixteen outputs, row, first output).
@@ -148,7 +153,7 @@ void multiply_held(const Product& product, O* output, const Operand<T, Value>& o
   }
 }
 
-#if BLOCKDRAFT_TWO_REGISTERS
+#if BLOCKDRAFT_HAS_NUMBERS
 // With int8 weights. Every thread makes whole numbers of all rows for itself: of a few rows that
 // takes less time than threads that wait for each other.
 template <typename T>
@@ -170,7 +175,7 @@ void multiply(const Product& product, void* output, const void* input, int64_t n
 #if BLOCKDRAFT_GROUPS
   if (product.group_bits != 0) return multiply_groups(product, to, from, num_rows);
 #endif
-#if BLOCKDRAFT_TWO_REGISTERS
+#if BLOCKDRAFT_HAS_NUMBERS
   if (product.scales != nullptr) return multiply_int8(product, to, from, num_rows);
 #endif
   const auto value = [](Lanes sum, int64_t, int64_t) { return sum; };
