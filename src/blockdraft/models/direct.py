@@ -1,19 +1,22 @@
 """The forward of a model of a common kind, without transformers' code between its layers.
 
 A step of a small model on a CPU spends a quarter of its time there: it reads all weights, so that
-nothing of what Python needs stays in the caches. Embedding, rotation, final norm and head are the
-model's own modules; the layers run in one call, with the bits that they have one by one.
+nothing of what Python needs stays in the caches. Embedding, final norm and head are the model's own
+modules, and rotations come from a table that its module fills; the layers run in one call, with the
+bits that they have one by one.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.cache.paged_kv import PagedKV
-from blockdraft.kernels.interface import LayerStack
+from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.kernels.interface import LayerStack, Rotation
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.fused import FusedLayer, with_sign
 from blockdraft.models.layer import stack_of
@@ -32,6 +35,28 @@ DIRECT_KINDS = frozenset(
 """Whose forward is embedding, rotation, layers, norm and head, and nothing else."""
 
 
+class RotationTable:
+    """The rotations of the first positions, computed once and looked up in every forward.
+
+    rotary: a model's rotary embedding, whose rotation of a position depends on nothing else.
+    """
+
+    def __init__(self, rotary: nn.Module) -> None:
+        self._rotary = rotary
+        self._rotations: Rotation | None = None
+
+    def __call__(self, hidden: Tensor, positions: Tensor) -> Rotation:
+        """Positions [1, rows] -> cos and signed sin [rows, head_dim], of the type of `hidden`."""
+        end = int(positions.max()) + 1
+        if self._rotations is None or self._rotations[0].shape[0] < end:
+            size = max(PAGE_SIZE, 1 << (end - 1).bit_length())
+            first = torch.arange(size, device=positions.device)[None]
+            cos, signed_sin = with_sign(self._rotary(hidden, position_ids=first))
+            self._rotations = cos[0, :, 0], signed_sin[0, :, 0]
+        cos, signed_sin = self._rotations
+        return cos[positions[0]], signed_sin[positions[0]]
+
+
 @dataclass(frozen=True, slots=True)
 class DirectForward:
     """See `direct_forward`."""
@@ -43,6 +68,7 @@ class DirectForward:
     kept: Sequence[int]
     num_hooks: Sequence[int]
     """Of each layer the target's own hooks, which capture features."""
+    rotations: RotationTable
 
     def may_run(self) -> bool:
         """Whether nobody else waits for a call that does not happen here."""
@@ -63,7 +89,7 @@ class DirectForward:
         """
         base = self.model.model
         hidden = base.embed_tokens(token_ids)
-        rotation = with_sign(base.rotary_emb(hidden, position_ids=positions))
+        rotation = self.rotations(hidden, positions)
         states = plan.run_stack(self.stack, self.attentions, hidden, rotation)
         logits: Tensor = self.model.lm_head(base.norm(states[0])[:, wanted])
         return logits[0], dict(zip((len(self.attentions) - 1, *self.kept), states, strict=True))
@@ -90,4 +116,5 @@ def direct_forward(
     if stack is None:
         return None
     num_hooks = [int(index in layer_ids) for index in range(len(layers))]
-    return DirectForward(model, layers, stack, attentions, kept, num_hooks)
+    rotations = RotationTable(model.model.rotary_emb)
+    return DirectForward(model, layers, stack, attentions, kept, num_hooks, rotations)

@@ -107,7 +107,11 @@ class PagedTarget(TransformersTarget):
                 self._states.begin(planned)
         logits: list[Tensor] = []
         features: list[list[Tensor]] = [[] for _ in plan]
-        for rows in self._packed(plan):
+        packed, order = list(self._packed(plan)), _order_of_logits(plan)
+        if order is not None and len(packed) == 1:
+            # The head puts them in order, which a copy of logits would do later.
+            packed[0].wanted, order = [packed[0].wanted[place] for place in order], None
+        for rows in packed:
             own_logits, own_features = self._run(rows, with_features=with_features)
             logits.append(own_logits)
             if own_features is not None:
@@ -117,7 +121,11 @@ class PagedTarget(TransformersTarget):
         joined = [
             _by_node(planned, _joined(parts)) for planned, parts in zip(plan, features, strict=True)
         ]
-        return TargetOutput(_by_rows(plan, torch.cat(logits)), joined, num_forwards=len(logits))
+        found = _joined(logits)
+        assert found is not None
+        if order is not None:
+            found = found[torch.tensor(order, device=found.device)]
+        return TargetOutput(found, joined, num_forwards=len(logits))
 
     def _packed(self, plan: ForwardPlan) -> Iterator[PackedRows]:
         """Forwards of at most as many rows as the rule allows, in order; what is longer is cut."""
@@ -358,16 +366,16 @@ def _by_node(planned: PlannedRow, values: Tensor | None) -> Tensor | None:
     return values[torch.tensor(order, device=values.device)]
 
 
-def _by_rows(plan: ForwardPlan, logits: Tensor) -> Tensor:
-    """[logits, V] of all rows as they were computed -> in the order of each row."""
+def _order_of_logits(plan: ForwardPlan) -> list[int] | None:
+    """Where logits were computed, in the order of each row; None if they are in it."""
     if all(planned.tree.is_chain for planned in plan):
-        return logits
+        return None
     order: list[int] = []
     for planned in plan:
         first_node = len(order) + planned.num_logits - len(planned.tree)
         order += range(len(order), first_node)
         order += [first_node + place for place in planned.tree.order]
-    return logits[torch.tensor(order, device=logits.device)]
+    return order
 
 
 def _joined(parts: list[Tensor]) -> Tensor | None:

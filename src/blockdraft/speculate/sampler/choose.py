@@ -34,12 +34,14 @@ Chooser = Callable[[int], int]
 class Walk:
     """Rows of one sequence between which a caller walks: `logits` [rows, V], and where each stands.
 
-    The tokens ahead of a place may become known while the choices are asked for.
+    The tokens ahead of a place may become known while the choices are asked for. skips: most rows
+    behind the first are not expected to be asked for.
     """
 
     logits: Tensor
     sequence: Sequence
     places: list[Place]
+    skips: bool = False
 
     @classmethod
     def chain(cls, logits: Tensor, sequence: Sequence, ahead: list[int]) -> "Walk":
@@ -53,11 +55,16 @@ class Walk:
         Without places where every choice is the argmax.
         """
         if sequence.params.is_greedy_argmax:
-            return cls(logits, sequence, [])
+            return cls(logits, sequence, [], skips=True)
         places = [Place(sequence, 0, [])]
         for node, depth in enumerate(tree.depths):
             places.append(Place(sequence, depth, _Path(tree, node)))
-        return cls(logits, sequence, places[: logits.shape[0]])
+        return cls(logits, sequence, places[: logits.shape[0]], skips=True)
+
+    @property
+    def first(self) -> "Walk":
+        """Its first row alone."""
+        return Walk(self.logits[:1], self.sequence, self.places[:1])
 
     @property
     def needs_path(self) -> bool:
@@ -98,23 +105,29 @@ class _Path(IdSequence[int]):
 def choose(walks: list[Walk]) -> list[Chooser]:
     """For each walk, what tells the choice at its rows.
 
-    Rows that do not depend on the tokens ahead are chosen at once; the others when they are asked
-    for, so that a caller who stops early pays for no more. No walk notices what keeps a row of
-    another from a choice.
+    Rows that do not depend on the tokens ahead are chosen at once, but for those that a walk on a
+    CPU skips; the others when they are asked for, so that a caller who stops early pays for no
+    more. No walk notices what keeps a row of another from a choice.
     """
     are_greedy = [walk.is_greedy for walk in walks]
-    pairs = list(zip(walks, are_greedy, strict=True))
+    at_once = [walk.first if _is_lazy(walk) else walk for walk in walks]
+    pairs = list(zip(at_once, are_greedy, strict=True))
     greedy = iter(_argmaxes([walk.logits for walk, is_greedy in pairs if is_greedy]))
     sampled = iter(_sampled([w for w, is_greedy in pairs if not is_greedy and not w.needs_path]))
     choosers: list[Chooser] = []
-    for walk, is_greedy in pairs:
+    for walk, is_greedy in zip(walks, are_greedy, strict=True):
         if is_greedy:
-            choosers.append(next(greedy).__getitem__)
+            choosers.append(partial(_argmax_at, walk, next(greedy)))
         elif walk.needs_path:
             choosers.append(partial(_choice_at, walk))
         else:
-            choosers.append(partial(_told, next(sampled)))
+            choosers.append(partial(_found_at, walk, next(sampled)))
     return choosers
+
+
+def _is_lazy(walk: Walk) -> bool:
+    """On another device one wait for all rows costs less than one for each."""
+    return walk.skips and walk.logits.device.type == "cpu"
 
 
 def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[int]:
@@ -131,6 +144,16 @@ def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[in
         return
     for index in range(logits.shape[0]):
         yield _choice_at(walk, index)
+
+
+def _argmax_at(walk: Walk, found: list[int], index: int) -> int:
+    """found: of the first rows."""
+    return found[index] if index < len(found) else argmax_ids(walk.logits[index : index + 1])[0]
+
+
+def _found_at(walk: Walk, found: list[Choice], index: int) -> int:
+    """found: of the first rows."""
+    return _told(found, index) if index < len(found) else _choice_at(walk, index)
 
 
 def _choice_at(walk: Walk, index: int) -> int:
