@@ -134,7 +134,7 @@ def attention_kernel(
         shrunk = tl.exp(top - base)
         total = total * shrunk + tl.exp(sink - base)
         sums *= shrunk[:, None]
-    found = tl.where(total[:, None] == 0.0, 0.0, sums / total[:, None])
+    found = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     places = row * num_heads + heads
     tl.store(
         output + places[:, None] * HEAD_DIM + dims[None, :],
