@@ -44,7 +44,9 @@ def main(arguments: list[str], description: str | None = None) -> int:
         logger.info("ended; the same command goes on with the parts that have not ended")
         return ENDED_BY_USER
     except (OSError, BlockdraftError) as error:
-        raise SystemExit(f"{error}; mend this, and the same command goes on") from error
+        raise SystemExit(
+            f"{out} and {work}: {error}; mend this, and the same command goes on"
+        ) from error
 
 
 @contextmanager

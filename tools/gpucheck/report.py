@@ -41,12 +41,15 @@ SAYS = {
     "keys at a time.",
     "proof": "The pair under each rule, in the order in which they were tried, up to the first "
     "that passes. The proof then compares drafted output with plain output. Its planted faults "
-    "show that it would find one: each must be caught.",
+    "show that it would find one: each must be caught. "
+    "p_value: of drafted draws, if they were the target's; a planted fault has a small one. "
+    "first_difference: where transformers begins to choose other tokens, as it rounds otherwise.",
     "speed": 'Decoding "fixed N" checks N drafted tokens in each pass, "adaptive" as many as save '
     'time. "same as plain": answers with the same tokens as plain decoding of the same engine.',
     "ledger": "Of one step of the engine: its time, the time that the device computes, kernels "
     "that are launched one by one, replays of CUDA graphs, waits for the device, and operations of "
-    "torch. The engine's ledger is explained in docs/diagnosis.md.",
+    "torch. Kernels and host: what takes most, how often a step, and for how long. The engine's "
+    "ledger is explained in docs/diagnosis.md.",
     "steps": "A block is one drafted piece of text that a step learns from. The first step also "
     "compiles.",
     "training": "Held-out tau and loss: on recorded answers that are not trained on. True tau and "
@@ -279,8 +282,8 @@ def _attention(found: Found) -> list[str]:
 
 
 def _failed(found: Found) -> list[str]:
-    failed = found.get("failed", {})
-    return ["", *(_cut(f"- failed: {name}: {value}") for name, value in failed.items())]
+    lines = [_cut(f"- failed: {name}: {why}") for name, why in found.get("failed", {}).items()]
+    return ["", *lines] if lines else []
 
 
 def _error(found: Found) -> list[str]:
@@ -356,8 +359,9 @@ def _proof(found: Found) -> list[str]:
             ("transformers", "transformers"),
         ):
             lines += [*_records(title, proof.get(kept) or []), ""]
-        shown = ("verdict", "failures", "checks", "controls")
-        lines += _rest(proof, *shown, "draft_context", "distribution", "transformers")
+        lines += _plain(
+            {name: proof[name] for name in ("seconds", "partial", "noise") if proof[name]}
+        )
     return [*lines, *_error(found)]
 
 
