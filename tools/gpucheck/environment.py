@@ -1,18 +1,20 @@
 """Machine and versions, and the ceilings that speeds are to be held against."""
 
 import subprocess
-from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from blockdraft.core.config import DEFAULT_TARGET
 from blockdraft.measure.environment import describe_installation
+from blockdraft.measure.provenance import versions
 from gpucheck.clock import seconds_of, wait
 from gpucheck.notes import Notes
 from gpucheck.settings import Settings
 
-PACKAGES = ("llguidance", "gguf", "accelerate", "triton", "typer", "filelock", "pytest")
+OPTIONAL = ("triton", "accelerate", "gguf", "pytest")
+"""Beside those that every report names; "triton" is what a card's kernels are compiled by."""
 COPIED_BYTES = 2**30
 MATRIX_SIZE = 8192
 NUM_LAUNCHES = 2000
@@ -23,12 +25,19 @@ def run(settings: Settings, notes: Notes) -> None:
     found = describe_installation()
     for private in ("cache_folder", "environment"):
         found.pop(private, None)
+    for of_cpus in ("kernels", "no_kernels_because"):  # parts run without them
+        found["torch"].pop(of_cpus, None)
+    found["versions"] |= versions(OPTIONAL)
     notes.note("installation", value=found)
-    notes.note("missing packages", value=[name for name in PACKAGES if find_spec(name) is None])
+    notes.note("pair", value="the default one" if _is_default(settings) else "another one")
     notes.note("switches", value=_switches())
     if settings.device == "cuda":
         notes.note("gpu", value=_gpu())
     notes.note("ceilings", value=_ceilings(settings))
+
+
+def _is_default(settings: Settings) -> bool:
+    return (settings.target, settings.drafter) == (DEFAULT_TARGET, "auto")
 
 
 def _switches() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
 from blockdraft.proof.findings import Findings
 from blockdraft.proof.prove import Proof
-from gpucheck.notes import Notes
+from gpucheck.notes import Notes, first_line
 from gpucheck.pair import Way, fast_way, loaded
 from gpucheck.rules import TRITON, candidates_on
 from gpucheck.settings import Settings
@@ -45,7 +45,7 @@ def _first_that_passes(settings: Settings, notes: Notes) -> Way | None:
                     said = _without_kernels(settings, dtype) if rule == TRITON else ""
                     said = said or PASSES
             except (ModelError, RuntimeError) as error:
-                said = str(error).split("\n")[0]
+                said = first_line(error)
             notes.note("load check", dtype, rule, value=said)
             if said == PASSES:
                 if found is None:

@@ -9,7 +9,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.backends import card_kernels
 from blockdraft.models.paged import PagedTarget
-from gpucheck.notes import Notes
+from gpucheck.notes import Notes, first_line
 from gpucheck.rows import ALL_DTYPES
 from gpucheck.rules import TRITON, candidate, candidates_on
 from gpucheck.settings import ModelSize, Settings
@@ -23,7 +23,11 @@ def run(settings: Settings, notes: Notes) -> None:
     for name in [name for name in settings.dtypes if name != "float16"]:
         dtype = ALL_DTYPES[name]
         for model_name, size in settings.models.items():
-            model = _model(size, dtype, settings.device)
+            try:
+                model = _model(size, dtype, settings.device)
+            except RuntimeError as error:  # out of memory, too
+                notes.note("failed", f"{name}, {model_name}", value=first_line(error))
+                continue
             for rule_name in candidates_on(settings.device):
                 with candidate(dtype, rule_name):
                     are_used, reason = card_kernels(dtype, settings.device)
@@ -41,7 +45,7 @@ def _checked(model: PreTrainedModel) -> str:
         with target.released_after():
             target.check_row_invariance()
     except (ModelError, RuntimeError, AssertionError) as error:
-        return str(error).split("\n")[0] or type(error).__name__
+        return first_line(error)
     return HOLDS
 
 

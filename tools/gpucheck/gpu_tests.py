@@ -7,7 +7,8 @@ import sys
 from gpucheck.notes import Notes
 from gpucheck.settings import ROOT, Settings
 
-TESTS = "tests/exact/test_gpu.py"
+TESTS = ("tests/exact/test_gpu.py", "tests/unit/train/test_step.py")
+"""All that are marked `gpu`, in the order of their value."""
 _OUTCOME = re.compile(r"::(\S+) (PASSED|FAILED|ERROR|SKIPPED)")
 _REASON = re.compile(r"^(?:FAILED|ERROR|SKIPPED) .*")
 
@@ -19,7 +20,8 @@ def run(settings: Settings, notes: Notes) -> None:
     last = ""
     with subprocess.Popen(
         [
-            *(sys.executable, "-m", "pytest", TESTS, "-v", "--tb=short", "--color=no"),
+            *(sys.executable, "-m", "pytest", *TESTS, "-m", "gpu", "-v", "--tb=short"),
+            *("--color=no", "-p", "no:randomly"),
             # A warning of a torch that was not tested must not hide what the test would say.
             *("-W", "default", "-p", "no:cacheprovider", "-rfEs"),
         ],

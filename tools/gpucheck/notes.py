@@ -28,6 +28,11 @@ class Notes:
         return read_notes(notes_path(self.work, part))
 
 
+def first_line(error: Exception) -> str:
+    """What a report says of an error; the rest is in the log."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def notes_path(work: Path, part: str) -> Path:
     """Where a part's findings lie."""
     return work / f"{part}.found.json"

@@ -20,7 +20,12 @@ class Part:
 
 
 PARTS = (
-    Part("environment", "Machine, versions, and its two ceilings", "gpucheck.environment", 60),
+    Part(
+        "environment",
+        "Machine, versions, and what the device can do at best",
+        "gpucheck.environment",
+        60,
+    ),
     Part("tests", "The tests that need a GPU", "gpucheck.gpu_tests", 240),
     Part("triton", "The Triton kernels against torch's operations", "gpucheck.triton_kernels", 150),
     Part("rows", "Which operations keep a row's bits", "gpucheck.rows", 180),

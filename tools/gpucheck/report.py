@@ -1,6 +1,8 @@
 """One JSON file and one page of everything that was found."""
 
 import json
+import logging
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,22 +14,73 @@ from gpucheck.private import Scrubber
 from gpucheck.runner import DONE, read_state
 
 FORMAT = 1
-LOG_LINES = 60
+LOG_LINES, LOG_WIDTH, LOG_BYTES = 60, 2000, 2**20
+"""The end of a part's log that is read, and what is shown of it."""
 LONGEST = 600
 """Characters of a value on the page; the JSON file has all of them."""
+MOST_BYTES = 60_000_000
+"""Of all files in OUT. Pieces of a drafter that is too large for that stay in the work folder."""
 Found = Mapping[str, Any]
+
+PIECES = "drafter.tar.*"
+REHEARSED = "Tiny models with random weights: the numbers show that the parts run, nothing else."
+WORDS = """\
+*Plain* decoding is without drafts, *drafted* decoding with them; *tau* is the tokens that one pass
+of the large model (the *target*) yields, 1 without drafts. A *row* is the vector of one token.
+Drafted output equals plain output bit for bit only if the bits of a row do not depend on how many
+rows are computed with it. A *rule* is a way to compute that may ensure this. At load, the *load
+check* tests it on the model, and refuses a model that fails. docs/gpu.md says more."""
+SAYS = {
+    "environment": "Switches: what torch may round away in a product. Ceilings: what the device "
+    "can do at best; speeds below are to be held against them.",
+    "triton": "For each operation, with torch's as the measure: which numbers of rows give a row "
+    "the same bits, the largest difference as a share of the largest value, and milliseconds.",
+    "forwards": 'Whole layers with random weights, by the load check: "holds", or what it says. '
+    '"the library\'s" is the rule that blockdraft has without Triton. "always N rows": forwards '
+    'are filled up to so many; "multiples of 8": to the next one. "keys by 64": attention sums 64 '
+    "keys at a time.",
+    "proof": "The pair under each rule, in the order in which they were tried, up to the first "
+    "that passes. The proof then compares drafted output with plain output. Its planted faults "
+    "show that it would find one: each must be caught. "
+    "p_value: of drafted draws, if they were the target's; a planted fault has a small one. "
+    "first_difference: where transformers begins to choose other tokens, as it rounds otherwise.",
+    "speed": 'Decoding "fixed N" checks N drafted tokens in each pass, "adaptive" as many as save '
+    'time. "same as plain": answers with the same tokens as plain decoding of the same engine.',
+    "ledger": "Of one step of the engine: its time, the time that the device computes, kernels "
+    "that are launched one by one, replays of CUDA graphs, waits for the device, and operations of "
+    "torch. Kernels and host: what takes most, how often a step, and for how long. The engine's "
+    "ledger is explained in docs/diagnosis.md.",
+    "steps": "A block is one drafted piece of text that a step learns from. The first step also "
+    "compiles.",
+    "training": "Held-out tau and loss: on recorded answers that are not trained on. True tau and "
+    "speed-up: of real decoding, over plain decoding.",
+}
+"""What a reader must know to read a section."""
+
+logger = logging.getLogger(__name__)
 
 
 def write_report(out: Path, work: Path, scrubber: Scrubber, is_rehearsal: bool) -> None:
     """Write OUT/report.json, OUT/report.md, OUT/logs.txt, and copy the pieces of the drafter."""
-    report = scrubber.value(collect(work, is_rehearsal))
+    report = collect(work, is_rehearsal)
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "report.json", json.dumps(report, indent=1) + "\n")
-    write_whole(out / "report.md", page(report))
+    write_whole(out / "report.json", json.dumps(scrubber.value(report), indent=1) + "\n")
+    write_whole(out / "report.md", scrubber.text(page(report)))
     logs = [f"== {part.name}\n{_log(work, part)}\n" for part in PARTS if _log(work, part)]
     write_whole(out / "logs.txt", scrubber.text("\n".join(logs)))
-    for piece in work.glob("drafter.tar.*"):
-        (out / piece.name).write_bytes(piece.read_bytes())
+    for stale in out.glob(PIECES):
+        stale.unlink()
+    pieces = list(work.glob(PIECES))
+    if not _fits(out, pieces):
+        logger.warning("the drafter is too large to be sent; its pieces stay in %s", work)
+        return
+    for piece in pieces:
+        shutil.copyfile(piece, out / piece.name)
+
+
+def _fits(out: Path, pieces: Iterable[Path]) -> bool:
+    own = [path for path in out.iterdir() if path.is_file()]
+    return sum(path.stat().st_size for path in (*own, *pieces)) <= MOST_BYTES
 
 
 def collect(work: Path, is_rehearsal: bool) -> dict[str, Any]:
@@ -46,12 +99,17 @@ def _log(work: Path, part: Part) -> str:
     path = work / f"{part.name}.log"
     if not path.exists():
         return ""
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_BYTES))
+        lines = file.read().decode("utf-8", errors="replace").splitlines()[-LOG_LINES:]
+    return "\n".join(line[:LOG_WIDTH] for line in lines)
 
 
 def page(report: Found) -> str:
     """The report as Markdown."""
-    lines = ["# GPU check" + (": a rehearsal on a CPU" if report["is_rehearsal"] else ""), ""]
+    lines = ["# GPU check", "", WORDS, ""]
+    if report["is_rehearsal"]:
+        lines = ["# GPU check: a rehearsal on a CPU", "", REHEARSED, "", WORDS, ""]
     rows = []
     for part in PARTS:
         own = report["parts"][part.name]
@@ -64,6 +122,7 @@ def page(report: Found) -> str:
         if own["status"] == "not run":
             continue
         lines += ["", f"## {part.about} ({part.name}: {own['status']})", ""]
+        lines += [SAYS[part.name], ""] if part.name in SAYS else []
         lines += _SECTIONS.get(part.name, _plain)(own["found"])
         if "log" in own:
             lines += ["", "```", *own["log"], "```"]
@@ -92,7 +151,8 @@ def _in_short(found: Found) -> list[str]:
             if requests != "error":
                 rates = {one["way"]: one["tokens_per_second"] for one in figures}
                 rates["transformers"] = stock.get(requests, {}).get("tokens_per_second")
-                lines.append(f"Tokens/s at {requests} requests ({way}): {_pairs(rates)}")
+                number = f"{requests} request" + ("s" if requests != "1" else "")
+                lines.append(f"Tokens/s at {number} ({way}): {_pairs(rates)}")
     if rows := found["training"].get("evaluations"):
         before, after = (row["true_tau"].get("all", float("nan")) for row in (rows[0], rows[-1]))
         steps = rows[-1]["step"]
@@ -107,7 +167,11 @@ def _table(head: list[str], rows: Iterable[Iterable[object]]) -> list[str]:
 
 def _plain(found: Found) -> list[str]:
     """A line for each value."""
-    return [f"- {name}: {value}"[:LONGEST] for name, value in _flat(found)]
+    return [_cut(f"- {name}: {value}") for name, value in _flat(found)]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ... (the rest is in report.json)"
 
 
 def _flat(found: Found, before: str = "") -> Iterator[tuple[str, object]]:
@@ -122,19 +186,35 @@ def _rest(found: Found, *known: str) -> list[str]:
     return _plain({key: value for key, value in found.items() if key not in known})
 
 
+_ROWS = (
+    'Numbers of rows that are joined by a dash give a row the same bits: "1, then 2-64" says that',
+    'one row alone has other bits than among 2 to 64, and "(as 1)" that it has those of 1 again.',
+    '"depends on the place": a row has other bits at the end than at the beginning.',
+    "",
+    '* "plain": one call of torch, which chooses a kernel for the number of rows.',
+    '* "whole sums": the same, and torch must not add up parts of a sum in the low precision.',
+    '* "tiles of N": rows are filled up, and N at a time go to a call; "batched": all in one call.',
+    '* "norm by parts": of simple operations of torch; "norm by torch": its own norm.',
+    '* "keys hidden behind 64": a softmax over 64 keys, with ever more masked ones behind them.',
+    '* Attention is of a row that sees 121 keys. "rows beside": more rows of its sequence;',
+    '  "sequences beside": others in the call; "pages behind": 64 keys each that it must not see.',
+    '* "keys by N": attention sums over N keys at a time.',
+)
+
+
 def _rows(found: Found) -> list[str]:
     """First how many layers hold, then every exception."""
     numbers = found.get("number of linear", {})
-    lines = [
-        'Numbers of rows that are joined by a dash give a row the same bits; "1, then 2-64" says',
-        "that one row alone has other bits than two or more. A tile is a product of so many rows.",
-        "",
-        "Linear layers that give a row the same bits in any company, of all that were tried:",
-    ]
+    lines = [*_ROWS, "", "Linear layers whose rows keep their bits, of all that were tried:"]
     ways: dict[str, None] = {}
     for models in found.get("linear", {}).values():
         for layers in models.values():
-            ways |= {way: None for layer in layers.values() for way in layer if way != "ms"}
+            ways |= {
+                way: None
+                for layer in layers.values()
+                for way in layer
+                if way not in ("ms", "error")
+            }
     rows = [
         [dtype, model, *(f"{held.get(way, 0)} of {numbers.get(model, '?')}" for way in ways)]
         for dtype, models in found.get("linear that hold", {}).items()
@@ -143,7 +223,7 @@ def _rows(found: Found) -> list[str]:
     lines += ["", *_table(["precision", "model", *ways], rows)]
     lines += ["", "Numbers of rows between which the bits of a linear layer change:", ""]
     lines += [
-        f"- {name}: {value}"[:LONGEST]
+        _cut(f"- {name}: {value}")
         for name, value in _flat(found.get("linear", {}))
         if isinstance(value, str) and value != "same bits"
     ]
@@ -165,7 +245,7 @@ def _rows(found: Found) -> list[str]:
         )
         lines += ["", "Milliseconds:", ""]
         lines += _table(["precision", "model", "layer", *first], times)
-    return [*lines, *_error(found)]
+    return [*lines, *_failed(found), *_error(found)]
 
 
 def _operations(found: Found) -> list[str]:
@@ -201,8 +281,43 @@ def _attention(found: Found) -> list[str]:
     return _table(["precision", "model", "attention, by", *tiles], rows)
 
 
+def _failed(found: Found) -> list[str]:
+    lines = [_cut(f"- failed: {name}: {why}") for name, why in found.get("failed", {}).items()]
+    return ["", *lines] if lines else []
+
+
 def _error(found: Found) -> list[str]:
     return ["", f"**{found['error']}**"] if "error" in found else []
+
+
+def _triton(found: Found) -> list[str]:
+    """Whether they hold, then the times of each way."""
+    tables = "bits", "largest error", "ms"
+    values = {name: dict(_by_place(found.get(name, {}))) for name in tables}
+    places = list(dict.fromkeys(place for name in tables for place in values[name]))
+    rows = [[*place, *(values[name].get(place, "") for name in tables[:2])] for place in places]
+    lines = [
+        _cut(f"- {key}: {value}")
+        for key, value in _flat(found)
+        if key.partition(", ")[0] not in (*tables, "attention ms")
+    ]
+    head = ["precision", "model", "operation"]
+    lines += ["", *_table([*head, "bits of a row", "largest difference"], rows)] if rows else []
+    ways = list(dict.fromkeys(way for times in values["ms"].values() for way in times))
+    rows = [
+        [*place, *(times.get(way, "") for way in ways)] for place, times in values["ms"].items()
+    ]
+    lines += ["", "Milliseconds:", "", *_table([*head, *ways], rows)] if rows else []
+    rows = [[*place, ms] for place, ms in _by_place(found.get("attention ms", {}))]
+    return [*lines, "", *_table([*head[:2], "attention", "ms"], rows)] if rows else lines
+
+
+def _by_place(found: Found) -> Iterator[tuple[tuple[str, str, str], Any]]:
+    """Values by precision, model and operation."""
+    for dtype, models in found.items():
+        for model, values in models.items():
+            for what, value in values.items():
+                yield (dtype, model, what), value
 
 
 def _forwards(found: Found) -> list[str]:
@@ -213,7 +328,8 @@ def _forwards(found: Found) -> list[str]:
         for dtype, by_rule in rules.items()
         for rule, own in by_rule.items()
     ]
-    return [*_table(["precision", "rule", *models], rows), *_error(found)]
+    table = _table(["precision", "rule", *models], rows)
+    return [*table, *_failed(found), *_error(found)]
 
 
 def _proof(found: Found) -> list[str]:
@@ -237,12 +353,30 @@ def _proof(found: Found) -> list[str]:
         head = ["name", "caught", "check", "num_cases", "evidence", "skipped"]
         controls = [[control[name] for name in head] for control in proof["controls"]]
         lines += [*_table(["planted fault", *head[1:]], controls), ""]
-        lines += _rest(proof, "verdict", "failures", "checks", "controls")
+        for title, kept in (
+            ("what the drafter has read", "draft_context"),
+            ("draws", "distribution"),
+            ("transformers", "transformers"),
+        ):
+            lines += [*_records(title, proof.get(kept) or []), ""]
+        lines += _plain(
+            {name: proof[name] for name in ("seconds", "partial", "noise") if proof[name]}
+        )
     return [*lines, *_error(found)]
+
+
+def _records(title: str, records: list[dict[str, Any]]) -> list[str]:
+    """A table of records that have the same names."""
+    if not records:
+        return []
+    first, *others = records[0]
+    head = [f"{title}: {first}", *others]
+    return _table(head, ([record.get(name, "") for name in (first, *others)] for record in records))
 
 
 def _speed(found: Found) -> list[str]:
     stock = found.get("transformers", {})
+    precision = found.get("transformers precision", "")
     rows = []
     for way, points in found.get("blockdraft", {}).items():
         for requests, figures in points.items():
@@ -257,15 +391,15 @@ def _speed(found: Found) -> list[str]:
                 )
     for requests, own in stock.items():
         rate = own.get("tokens_per_second", own.get("error"))
-        rows.append(["transformers generate", requests, "", rate, "", "", ""])
+        rows.append([f"transformers generate, {precision}", requests, "plain", rate, "", "", ""])
     head = ["engine", "requests", "decoding", "tokens/s", "over plain", "tau", "same as plain"]
     return [*_table(head, rows), *_error(found)]
 
 
 def _ledger(found: Found) -> list[str]:
-    head = ["ms a step", "device ms", "launches", "waits", "operations"]
+    head = ["ms a step", "device ms", "launches", "graphs", "waits", "operations"]
     rows = [
-        [way, kind, *(own[name] for name in head)]
+        [way, kind, *(own.get(name, "") for name in head)]
         for way, kinds in found.get("steps", {}).items()
         for kind, own in kinds.items()
     ]
@@ -276,7 +410,7 @@ def _ledger(found: Found) -> list[str]:
             lines += ["- ledger, ms: " + _pairs(own["ledger ms"])]
             for place in ("kernels", "host"):
                 shown = [f"{name} {times:g}x {ms} ms" for name, times, ms in own[place][:8]]
-                lines += [f"- {place}: " + "; ".join(shown)]
+                lines += [f"- {place}: " + "; ".join(shown)] if shown else []
     return [*lines, *_error(found)]
 
 
@@ -301,6 +435,7 @@ def _training(found: Found) -> list[str]:
 
 
 _SECTIONS = {
+    "triton": _triton,
     "rows": _rows,
     "forwards": _forwards,
     "proof": _proof,

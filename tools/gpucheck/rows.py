@@ -14,7 +14,7 @@ from blockdraft.kernels.torch.attention import grouped_attention
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.models.loading import DTYPES
 from gpucheck.clock import seconds_of
-from gpucheck.notes import Notes
+from gpucheck.notes import Notes, first_line
 from gpucheck.row_classes import (
     Product,
     RowClasses,
@@ -41,9 +41,12 @@ def run(settings: Settings, notes: Notes) -> None:
     """Linear layers first, then the rest, all in one precision before the next one."""
     for name in settings.dtypes:
         for model, size in settings.models.items():
-            _operations(settings, notes, name, model, size)
-            _attention(settings, notes, name, model, size)
-            _linears(settings, notes, name, model, size)
+            for measure in (_operations, _attention, _linears):
+                try:
+                    measure(settings, notes, name, model, size)
+                except RuntimeError as error:  # out of memory, too; the others may do with less
+                    what = measure.__name__.strip("_")
+                    notes.note("failed", f"{what}, {name}, {model}", value=first_line(error))
 
 
 def _linears(settings: Settings, notes: Notes, name: str, model: str, size: ModelSize) -> None:
@@ -52,7 +55,7 @@ def _linears(settings: Settings, notes: Notes, name: str, model: str, size: Mode
         try:
             found = _linear(settings, ALL_DTYPES[name], shape)
         except RuntimeError as error:  # out of memory, too
-            found = {"error": str(error).split("\n")[0]}
+            found = {"error": first_line(error)}
         notes.note("linear", name, model, f"{layer} {shape[0]}x{shape[1]}", value=found)
         counts.update(way for way, classes in found.items() if classes == "same bits")
         notes.note("linear that hold", name, model, value=dict(counts))
@@ -183,7 +186,7 @@ def _classes(run: Callable[[int], list[Tensor]], tried: Sequence[int]) -> str:
     try:
         return str(row_classes(run, tried))
     except RuntimeError as error:  # out of memory, too
-        return f"error: {error}".split("\n")[0]
+        return f"error: {first_line(error)}"
 
 
 def _varied(attention: "_Attention", way: str, number: int) -> list[Tensor]:

@@ -1,9 +1,11 @@
 """Runs parts as processes under time limits; one that fails or hangs never stops the next."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from blockdraft.core.files import write_whole
 from gpucheck.notes import notes_path
 from gpucheck.parts import Part
 from gpucheck.settings import ROOT, SETTINGS, Settings, write_settings
@@ -20,12 +23,17 @@ DONE, FAILED, OUT_OF_TIME, INTERRUPTED = "done", "failed", "out of time", "inter
 """How a part ended; interrupted: the call's time was over, and the next call goes on with it."""
 KILL_SECONDS = 10.0
 """A killed process may hang in the driver; nobody waits for it longer than this."""
+LEAST_FREE = 2**20
+"""Bytes. A part that fails where less is left has failed for want of room."""
 
 logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs parts and keeps how each ended, in `work`; `on_result` is called after each."""
+    """Runs parts and keeps how each ended, in `work`; `on_result` is called after each.
+
+    Also when the run itself is ended, by Ctrl-C for instance: what a part has found is on the disk.
+    """
 
     def __init__(
         self, work: Path, settings: Settings, on_result: Callable[[], object] = lambda: None
@@ -42,7 +50,11 @@ class Runner:
         ]  # fmt: skip
 
     def run(self, parts: Sequence[Part], seconds: float) -> None:
-        """Run them in order, as far as the seconds last."""
+        """Run them in order, as far as the seconds last.
+
+        Raises:
+            OSError: the disk is full. The part that met this is not counted as ended.
+        """
         end = monotonic() + seconds
         write_settings(self._work / SETTINGS, self._settings)
         for part in parts:
@@ -51,15 +63,19 @@ class Runner:
                 logger.info("%s: not begun, %.0f s are left", part.name, left)
                 continue
             logger.info("%s: %s", part.name, part.about)
-            self._run(part, left)
-            self._on_result()
+            try:
+                self._run(part, left)
+            finally:
+                self._on_result()
         self._on_result()
 
     def _run(self, part: Part, left: float) -> None:
         limit = left if part.seconds is None else min(part.seconds, left)
         is_cut = part.seconds is None or left < part.seconds
         begin = monotonic()
-        notes_path(self._work, part.name).unlink(missing_ok=True)
+        # Of an earlier run of it: without its end the next call runs it again.
+        for stale in (notes_path(self._work, part.name), state_path(self._work, part.name)):
+            stale.unlink(missing_ok=True)
         command = [sys.executable, "-m", "gpucheck.child", part.name, part.module]
         with (self._work / f"{part.name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -75,15 +91,22 @@ class Runner:
         status = DONE if code == 0 else FAILED
         if code is None:
             status = INTERRUPTED if is_cut else OUT_OF_TIME
+        if status == FAILED and shutil.disk_usage(self._work).free < LEAST_FREE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._work))
         self.has_failed |= status in (FAILED, OUT_OF_TIME)
         state = {"status": status, "seconds": round(monotonic() - begin, 1), "limit": round(limit)}
-        (self._work / f"{part.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
+        write_whole(state_path(self._work, part.name), json.dumps(state))
         logger.info("%s: %s after %.0f s", part.name, status, state["seconds"])
+
+
+def state_path(work: Path, name: str) -> Path:
+    """Where it is kept how a part ended."""
+    return work / f"{name}.state.json"
 
 
 def read_state(work: Path, name: str) -> dict[str, Any]:
     """How a part ended; empty if it has not."""
-    path = work / f"{name}.state.json"
+    path = state_path(work, name)
     if not path.exists():
         return {}
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -101,8 +124,8 @@ def _wait(process: "subprocess.Popen[bytes]", limit: float, grace: float) -> int
             process.wait(grace)
     finally:  # also at Ctrl-C, which reaches this process alone
         _signal(process, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(KILL_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_SECONDS)
     return code
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blockdraft.core.config import DEFAULT_TARGET
+from blockdraft.core.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = "settings.json"
@@ -122,7 +123,7 @@ def _answers() -> list[Path]:
 
 def write_settings(path: Path, settings: Settings) -> None:
     """For the processes of the parts."""
-    path.write_text(json.dumps(asdict(settings)), encoding="utf-8")
+    write_whole(path, json.dumps(asdict(settings)))
 
 
 def read_settings(path: Path) -> Settings:

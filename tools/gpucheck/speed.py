@@ -14,7 +14,7 @@ from blockdraft.core.errors import BlockdraftError
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.llm import LLM
 from blockdraft.models.loading import DTYPES, load_target_model
-from gpucheck.notes import Notes
+from gpucheck.notes import Notes, first_line
 from gpucheck.pair import fast_way, loaded, prompts, ways_to_measure
 from gpucheck.settings import Settings
 
@@ -34,7 +34,7 @@ def run(settings: Settings, notes: Notes) -> None:
                     found = _point(llm, settings, concurrency)
                     notes.note("blockdraft", name, str(concurrency), value=found)
         except (BlockdraftError, RuntimeError) as error:
-            notes.note("blockdraft", name, "error", value=str(error).split("\n")[0])
+            notes.note("blockdraft", name, "error", value=first_line(error))
     if encoded:
         _transformers(settings, notes, encoded)
 
@@ -74,11 +74,12 @@ def _transformers(settings: Settings, notes: Notes, encoded: list[list[int]]) ->
     model: Any = load_target_model(
         resolve_model(settings.target), DTYPES[fast_way(settings)[0]], settings.device
     )
+    notes.note("transformers precision", value=fast_way(settings)[0])
     for concurrency in settings.concurrency:
         try:
             seconds = [_generate_seconds(model, settings, encoded[:concurrency]) for _ in range(2)]
         except RuntimeError as error:
-            notes.note("transformers", str(concurrency), "error", value=str(error).split("\n")[0])
+            notes.note("transformers", str(concurrency), "error", value=first_line(error))
             continue
         rate = concurrency * settings.max_tokens / min(seconds)
         notes.note("transformers", str(concurrency), "tokens_per_second", value=round(rate, 1))

@@ -20,6 +20,7 @@ MAX_TOKENS = 200
 WARM_STEPS = 4
 NUM_TOP = 12
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx")
+GRAPHS = ("cudaGraphLaunch", "cuGraphLaunch")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
@@ -87,6 +88,7 @@ def _summary(profiler: Any, number: int) -> dict[str, Any]:
     operations = [event for event in averages if event.key.startswith("aten::")]
     return {
         "launches": sum(counts.get(name, 0) for name in LAUNCHES) / number,
+        "graphs": sum(counts.get(name, 0) for name in GRAPHS) / number,
         "waits": sum(counts.get(name, 0) for name in WAITS) / number,
         "operations": sum(event.count for event in operations) / number,
         "device ms": round(busy / 1e3, 3),

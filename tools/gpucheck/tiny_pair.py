@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ def write_tiny_pair(folder: Path) -> dict[str, Any]:
         "drafter": str(folder / "drafter"),
         "answers": (str(folder / "answers.jsonl"),),
     }
-    if not folder.exists():
+    if not (folder / "answers.jsonl").exists():  # the last that is written
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         tiny.tiny_target_folder(folder, max_position_embeddings=CONTEXT)
         tiny.tiny_drafter_folder(folder, max_position_embeddings=CONTEXT)

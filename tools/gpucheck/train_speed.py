@@ -7,7 +7,7 @@ from typing import Any
 from blockdraft.core.errors import BlockdraftError
 from blockdraft.train.check import check_run
 from blockdraft.train.trainer import time_steps
-from gpucheck.notes import Notes
+from gpucheck.notes import Notes, first_line
 from gpucheck.recipe import WAYS, train_config
 from gpucheck.settings import Settings
 
@@ -28,7 +28,7 @@ def run(settings: Settings, notes: Notes) -> None:
             seconds = time_steps(replace(config, **changes), texts, number)
         # What the compiler of the attention raises is of any kind.
         except (BlockdraftError, RuntimeError, ImportError, TypeError) as error:
-            notes.note("ways", name, value={"error": str(error).split("\n")[0]})
+            notes.note("ways", name, value={"error": first_line(error)})
             continue
         notes.note("ways", name, value=_found(seconds, replace(config, **changes)))
 

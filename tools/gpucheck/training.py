@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from blockdraft.core.files import write_whole
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.run_log import evaluations, read_log
 from blockdraft.train.trainer import train
@@ -54,7 +55,7 @@ def _plan(path: Path, settings: Settings, notes: Notes) -> dict[str, Any]:
     if minutes is None and settings.train_steps is None:
         minutes = max(1.0, (notes.seconds - LAST_SECONDS) / 60)
     plan = {"way": _fastest(notes), "minutes": minutes}
-    path.write_text(json.dumps(plan), encoding="utf-8")
+    write_whole(path, json.dumps(plan))
     return plan
 
 

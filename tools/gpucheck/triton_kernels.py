@@ -15,7 +15,7 @@ from blockdraft.kernels.interface import Backend, Norm, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from gpucheck.clock import seconds_of
-from gpucheck.notes import Notes
+from gpucheck.notes import Notes, first_line
 from gpucheck.row_classes import Product, classes_of
 from gpucheck.rows import ALL_DTYPES, TIMED_ROWS
 from gpucheck.settings import ModelSize, Settings
@@ -90,7 +90,7 @@ def _noted(notes: Notes, name: str, model: str, what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        notes.note("failed", name, model, what, value=str(error).split("\n")[0])
+        notes.note("failed", name, model, what, value=first_line(error))
 
 
 def _tiles(
@@ -107,7 +107,7 @@ def _tiles(
                 own = partial(product, rows[:number].contiguous(), weight, None, tile)
                 found: object = round(1e3 * seconds_of(own, settings.device), 4)
             except RuntimeError as error:  # too large for a processor of the card
-                found = str(error).split("\n")[0]
+                found = first_line(error)
             notes.note("ms", *place, way, value=found)
 
 

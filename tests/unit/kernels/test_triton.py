@@ -224,6 +224,89 @@ def test_keys_of_a_path_count_as_if_in_their_places():
     assert torch.equal(trees.run(backend, [2], ATTENTIONS[0], rest=torch.nan)[0], branch)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tiles_that_a_row_does_not_see(dtype):
+    """The first one, the last one, or all of them: hidden by a bias, they are as if not there."""
+    query, key, value = (draw(1, n, 16, dtype=dtype, seed=n) for n in (4, 150, 151))
+    value, seen = value[:, :150], [range(64, 150), range(64), range(0), range(150)]
+    bias = torch.full((1, 4, 150), -torch.inf)
+    for row, keys in enumerate(seen):
+        bias[0, row, list(keys)] = 0.0
+    found = triton_on_cpu(dtype).attend(query, key, value, bias, SCORING)
+    for row, keys in enumerate(seen):
+        own = (kept[:, keys.start : keys.stop] for kept in (key, value))
+        expected = torch.zeros(1, 1, 16, dtype=dtype)
+        if keys:
+            expected = TorchBackend(dtype).attend(query[:, row : row + 1], *own, None, SCORING)
+        within = 16 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found[row : row + 1], expected, rtol=0, atol=within)
+
+
+def compiled_for(monkeypatch, num_rows: int) -> list[tuple[object, ...]]:
+    """What each launch is compiled for: the constants, and which tensors are aligned.
+
+    Numbers of rows and tables are exempt, and compile_triton.py sees to it that they are.
+    """
+    launches = []
+
+    class Recorded:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getitem__(self, grid):
+            def launch(*values, **constants):
+                tensors = [value for value in values if isinstance(value, Tensor)]
+                aligned = [t.data_ptr() % 16 == 0 for t in tensors if t.is_floating_point()]
+                launches.append((self._name, sorted(constants.items()), aligned))
+
+            return launch
+
+    with monkeypatch.context() as patch:
+        for name in [name for name in vars(ops) if name.endswith("_kernel")]:
+            patch.setattr(ops, name, Recorded(name))
+        # An odd width and a first row that is left out: most rows begin where nothing is aligned.
+        backend, x = triton_backend.TritonBackend(torch.float32, "cpu"), draw(num_rows + 1, 37)[1:]
+        norm, heads = Norm(draw(37), 1e-5, True), draw(num_rows, 4, 16)
+        backend.linear(draw(19, 37))(x)
+        backend.norm(x, norm)
+        backend.add_norm(x, x, norm)
+        backend.gate(draw(num_rows + 1, 38)[1:], torch.nn.SiLU())
+        angles = draw(num_rows, 16), draw(num_rows, 16)
+        backend.rotate_(heads, (2, 1, 1), angles, None)
+        key, bias = draw(1, 70, 16), torch.zeros(1, num_rows, 70)
+        backend.attend(heads[:, :2].transpose(0, 1), key, key, bias, SCORING)
+    return launches
+
+
+NUMS_ROWS = (1, 2, 15, 16, 17, 32, 64, 100, 300)
+
+
+def test_no_program_is_compiled_for_a_number_of_rows(monkeypatch):
+    """The interpreter gives a row the same bits in tiles of all sizes; a card need not."""
+    expected = compiled_for(monkeypatch, NUMS_ROWS[0])
+    assert len(expected) == 6
+    for num_rows in NUMS_ROWS[1:]:
+        assert compiled_for(monkeypatch, num_rows) == expected, num_rows
+
+
+def tile_of_rows(x: Tensor, *args: object) -> Tensor:
+    """Few rows in a smaller tile: less is computed for nothing."""
+    *weights, tile = args
+    return ops.product(x, *weights, replace(tile, rows=16 if len(x) <= 16 else 128))
+
+
+def test_a_tile_that_follows_the_rows_shows(monkeypatch):
+    monkeypatch.setattr(triton_backend, "product", tile_of_rows)
+    assert compiled_for(monkeypatch, 16) != compiled_for(monkeypatch, 17)
+
+
+def test_a_tensor_that_is_not_aligned_shows(monkeypatch):
+    monkeypatch.setattr(ops, "_aligned", lambda tensor: tensor)
+    found = {str(compiled_for(monkeypatch, num_rows)) for num_rows in (1, 2)}
+    monkeypatch.undo()
+    assert found != {str(compiled_for(monkeypatch, 1))}
+
+
 def guarded(tensor: Tensor) -> Tensor:
     """The same between values that are no numbers."""
     wide = tensor.new_full((tensor.numel() + 512,), torch.nan)

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,8 +25,9 @@ from gpucheck.report import collect, page, write_report
 from gpucheck.row_classes import classes_of, in_batches, in_tiles, row_classes
 from gpucheck.rules import TRITON, candidate, candidates_on, ruled
 from gpucheck.runner import DONE, FAILED, INTERRUPTED, OUT_OF_TIME, Runner, read_state
-from gpucheck.settings import REHEARSAL, Settings, read_settings, write_settings
+from gpucheck.settings import REHEARSAL, ROOT, Settings, read_settings, write_settings
 
+from blockdraft.core.files import folder_lock
 from blockdraft.kernels.cuda.choice import SWITCH
 from blockdraft.kernels.interface import RowRule
 from blockdraft.kernels.torch.rules import ROW_RULES
@@ -105,21 +108,59 @@ def test_the_next_call_goes_on(parts, run):
     assert [part.name for part in ran.waiting(order)] == ["slow"]
 
 
-def test_an_interrupted_call_leaves_no_part_behind(parts, run, tmp_path, monkeypatch):
+@pytest.fixture
+def interrupted(monkeypatch) -> Callable[[], list[subprocess.Popen]]:
+    """Once called: Ctrl-C during each part that begins. Returns the processes of these parts."""
     started = []
 
     class Interrupted(subprocess.Popen):
         def wait(self, timeout=None):
-            if not started:
+            if self not in started:
                 started.append(self)
                 raise KeyboardInterrupt
             return super().wait(timeout)
 
-    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    def begin():
+        monkeypatch.setattr(subprocess, "Popen", Interrupted)
+        return started
+
+    return begin
+
+
+def test_an_interrupted_call_leaves_no_part_behind(parts, run, tmp_path, interrupted):
+    started = interrupted()
     with pytest.raises(KeyboardInterrupt):
         run([parts["slow"]])
     assert started[0].wait(10) == -signal.SIGKILL
     assert read_state(tmp_path, "slow") == {}  # so the next call runs it
+
+
+def test_a_part_that_is_run_again_and_cut_off_is_not_done(parts, run, tmp_path, interrupted):
+    run([parts["good"]])
+    interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        run([parts["good"]])
+    assert read_state(tmp_path, "good") == {}
+
+
+def test_a_report_is_written_when_the_check_is_ended(parts, tmp_path, interrupted):
+    interrupted()
+    written = []
+    runner = Runner(tmp_path, Settings(), on_result=lambda: written.append(1))
+    with pytest.raises(KeyboardInterrupt):
+        runner.run([parts["good"]], 60.0)
+    assert written
+
+
+def test_a_full_disk_ends_the_check_and_not_the_part(parts, run, tmp_path, monkeypatch):
+    """The next call, with room, runs it again; a state is whole or not there."""
+    usage = SimpleNamespace(free=4096)
+    monkeypatch.setattr("gpucheck.runner.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match="No space left"):
+        run([parts["bad"]])
+    assert read_state(tmp_path, "bad") == {}
+    usage.free = 2**30
+    assert run([parts["bad"]])[1] == {"bad": FAILED}
 
 
 def test_settings_reach_the_parts(tmp_path):
@@ -128,9 +169,107 @@ def test_settings_reach_the_parts(tmp_path):
         assert read_settings(tmp_path / "settings.json") == settings
 
 
+# What users ask for
+
+
+def ask(*arguments: object) -> int:
+    return command.main([str(argument) for argument in arguments])
+
+
 def test_unknown_part(tmp_path):
     with pytest.raises(SystemExit, match="'speeed' is unknown"):
-        command.main([str(tmp_path), "--parts", "speeed"])
+        ask(tmp_path / "out", "--parts", "speeed", "--rehearse")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--minutes", "--train-minutes", "--piece-megabytes"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "many"])
+def test_numbers_that_are_none(tmp_path, capsys, option, value):
+    with pytest.raises(SystemExit):
+        ask(tmp_path, option, value)
+    assert "number above zero" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_card_nothing_begins(tmp_path):
+    with pytest.raises(SystemExit, match="no CUDA device"):
+        ask(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "out").touch()
+    with pytest.raises(SystemExit, match="File exists"):
+        ask(tmp_path / "out", "--rehearse")
+
+
+@pytest.fixture
+def few_parts(monkeypatch):
+    """A command that rehearses a part of no use in a second, its models too."""
+    part = Part("environment", "Nothing", "gpucheck.notes", 60.0, 1.0)
+    monkeypatch.setattr(command, "PARTS", (part,))
+    monkeypatch.setattr(command, "part_named", lambda name: part)
+    monkeypatch.setattr("gpucheck.tiny_pair.write_tiny_pair", lambda folder: {})
+    return part
+
+
+def test_a_check_does_not_go_on_with_another_one(tmp_path, few_parts, monkeypatch):
+    """Else the parts of a rehearsal would stand in the report of a card."""
+    out = tmp_path / "out"
+    assert ask(out, "--rehearse") == 1  # this part has nothing to run
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out-work"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(SystemExit, match="was a rehearsal; give another folder"):
+        ask(out)
+    with pytest.raises(SystemExit, match="had target smollm2-135m, not other"):
+        ask(out, "--rehearse", "--target", "other")
+    assert ask(out, "--rehearse") == 0  # nothing is left to do
+
+
+def test_two_checks_do_not_share_a_folder(tmp_path, few_parts):
+    with folder_lock(tmp_path / "out-work"), pytest.raises(SystemExit, match="another process"):
+        ask(tmp_path / "out", "--rehearse")
+
+
+CTRL_C = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
+"""What Python does at first with the signals that end a check."""
+
+
+def test_who_started_it_with_nohup_may_close_the_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with command._signals_interrupt():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", CTRL_C)
+def test_a_check_that_is_ended_ends_its_part(tmp_path, few_parts, monkeypatch, number):
+    """A closed terminal leaves nothing on the card."""
+    begun = []
+
+    class Ended(subprocess.Popen):
+        def wait(self, timeout=None):
+            if not begun:
+                begun.append(self)
+                os.kill(os.getpid(), number)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    before = signal.signal(number, CTRL_C[number])
+    try:
+        ended = ask(tmp_path / "out", "--rehearse")
+        assert signal.getsignal(number) is CTRL_C[number]
+    finally:
+        signal.signal(number, before)
+    assert ended == command.ENDED_BY_USER
+    assert begun[0].poll() == -signal.SIGKILL
+    assert (tmp_path / "out" / "report.md").exists()
 
 
 # What the rows part looks for
@@ -250,6 +389,66 @@ def test_nothing_private_is_reported(tmp_path, monkeypatch):
     assert scrubber.value({"/a/b/c.py": [1, ("jdoe",), None]}) == {".../c.py": [1, ["..."], None]}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cc -I/opt/acme/python -L/usr/acme/lib64 -lcuda", "cc -I.../python -L.../lib64 -lcuda"),
+        ("/tmp/torchinductor_jdoe", ".../torchinductor_..."),
+        ("JDoe at GPU07.corp.acme.com", "... at ..."),
+        ("https://jdoe:token@pypi.corp.example/simple failed", "https://... failed"),
+        ("no answer from 10.1.22.3:8080", "no answer from ...:8080"),
+        ("/srv/big corp/acme/out/x/y.json", ".../y.json"),
+        *(
+            (harmless, harmless)
+            for harmless in (
+                "torch 2.13.0, driver 580.65.06",
+                "<function f at 0x7f>, tests/exact/test_gpu.py:31",
+            )
+        ),
+    ],
+)
+def test_hidden_in_a_log(monkeypatch, text, expected):
+    monkeypatch.setattr(platform, "node", lambda: "gpu07")
+    monkeypatch.setattr(getpass, "getuser", lambda: "jdoe")
+    scrubber = Scrubber.of_this_machine(Path("/srv/big corp/acme/out"))
+    assert scrubber.text(text) == expected
+
+
+def test_a_user_may_be_called_as_a_part(tmp_path):
+    """Or as anything else that the report is made of."""
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    scrubber = Scrubber(("training", "status", "found"))
+    write_report(out, work, scrubber, is_rehearsal=False)
+    assert json.loads((out / "report.json").read_text())["parts"]["training"]["status"] == "not run"
+
+
+def test_the_folder_stays_below_what_can_be_sent(tmp_path, monkeypatch, caplog):
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    out.mkdir()
+    (out / "drafter.tar.007").write_bytes(b"of an earlier, larger drafter")
+    (work / "drafter.tar.000").write_bytes(bytes(1000))
+    (work / "rows.log").write_text("x" * 10_000_000)
+    state = json.dumps({"status": FAILED, "seconds": 1.0, "limit": 1})
+    (work / "rows.state.json").write_text(state)
+    scrubber = Scrubber(())
+    write_report(out, work, scrubber, is_rehearsal=False)
+    assert [path.name for path in out.glob("drafter*")] == ["drafter.tar.000"]
+    small = sum(path.stat().st_size for path in out.iterdir())
+    assert small < 30_000
+    monkeypatch.setattr(report, "MOST_BYTES", small - 1)
+    write_report(out, work, scrubber, is_rehearsal=False)
+    assert list(out.glob("drafter*")) == []
+    assert "too large to be sent" in caplog.text
+
+
+def test_the_drafter_that_ships_can_be_sent():
+    """One that is trained from it has its size."""
+    folder = ROOT / "src" / "blockdraft" / "hub" / "drafters" / "smollm2-135m"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < report.MOST_BYTES - 2_000_000
+
+
 def test_more_than_ten_pieces_of_a_drafter_are_joined_in_order(tmp_path):
     """In the order of a shell's `cat drafter.tar.*`."""
     drafter, work = tmp_path / "drafter", tmp_path / "work"
@@ -277,6 +476,7 @@ def test_the_report_of_any_state_renders(tmp_path):
     (work / "drafter.tar.000").write_bytes(b"x")
     write_report(out, work, scrubber, is_rehearsal=False)
     text = (out / "report.md").read_text()
+    assert all(said in text for said in report.SAYS.values())
     assert text.count("OSError: ... has no .../c") == len(PARTS)
     written = {path.name: path.read_text() for path in out.iterdir()}
     assert set(written) == {"report.json", "report.md", "logs.txt", "drafter.tar.000"}
@@ -321,8 +521,9 @@ def test_a_reader_finds_first_what_matters(tmp_path):
 def test_the_rehearsal(tmp_path, monkeypatch):
     """Every part runs on a CPU, the drafter comes back, and the report has no path of this run."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert command.main([str(tmp_path), "--rehearse", "--minutes", "10"]) == 0
-    parts = json.loads((tmp_path / "report.json").read_text())["parts"]
+    out = tmp_path / "out"
+    assert command.main([str(out), "--rehearse", "--minutes", "10"]) == 0
+    parts = json.loads((out / "report.json").read_text())["parts"]
     assert {own["status"] for own in parts.values()} == {DONE}
     found = {name: own["found"] for name, own in parts.items()}
     assert found["proof"]["proof"]["verdict"] == "proven"
@@ -332,9 +533,11 @@ def test_the_rehearsal(tmp_path, monkeypatch):
     drafted = found["ledger"]["steps"]["exact off, float32"]["1 drafted"]
     assert drafted["operations"] > 100
     assert [row["step"] for row in found["training"]["evaluations"]] == [0, 2]
-    assert list(tmp_path.glob("drafter.tar.*"))
+    assert list(out.glob("drafter.tar.*"))
     for name in ("report.json", "report.md", "logs.txt"):
-        text = (tmp_path / name).read_text()
-        assert str(tmp_path.parent) not in text
+        text = (out / name).read_text()
+        assert str(tmp_path) not in text
+        assert str(ROOT) not in text
         assert sys.prefix not in text
-    assert command.main([str(tmp_path), "--rehearse"]) == 0  # nothing is left to do
+    assert sum(path.stat().st_size for path in out.iterdir()) < report.MOST_BYTES
+    assert command.main([str(out), "--rehearse"]) == 0  # nothing is left to do

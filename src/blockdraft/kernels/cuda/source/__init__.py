@@ -12,4 +12,4 @@ __all__ = ["INTERPRETED", "TritonError"]
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Whether Triton's interpreter runs the kernels, on a CPU. It multiplies the stored integers of
-bfloat16, and cuts its last bits off; so kernels convert before a product and round themselves."""
+bfloat16, and cuts its last bits off; so kernels multiply and round themselves there."""

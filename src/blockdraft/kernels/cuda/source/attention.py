@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from blockdraft.kernels.cuda.source.rounding import factor, rounded
+from blockdraft.kernels.cuda.source.rounding import dot, rounded
 
 
 @triton.jit
@@ -107,9 +107,7 @@ def attention_kernel(
             mask=is_seen[None, :] & is_dim[:, None],
             other=0.0,
         )
-        scores = tl.dot(
-            factor(own, INTERPRETED), factor(key_tile, INTERPRETED), input_precision="ieee"
-        )
+        scores = dot(own, key_tile, tl.zeros((FILLED_GROUP, TILE), tl.float32), INTERPRETED)
         scores *= scale
         if HAS_SOFTCAP:
             scores = _bent(scores, softcap)
@@ -126,12 +124,8 @@ def attention_kernel(
             other=0.0,
         )
         weights = rounded(weights, value_tile.dtype, INTERPRETED)
-        sums = tl.dot(
-            factor(weights.to(value_tile.dtype), INTERPRETED),
-            factor(value_tile, INTERPRETED),
-            sums * shrunk[:, None],
-            input_precision="ieee",
-        )
+        weights = weights.to(value_tile.dtype)
+        sums = dot(weights, value_tile, sums * shrunk[:, None], INTERPRETED)
         top = next_top
     if HAS_SINKS:
         sink = tl.load(sinks + heads, mask=is_member, other=-float("inf"))
@@ -140,7 +134,7 @@ def attention_kernel(
         shrunk = tl.exp(top - base)
         total = total * shrunk + tl.exp(sink - base)
         sums *= shrunk[:, None]
-    found = tl.where(total[:, None] == 0.0, 0.0, sums / total[:, None])
+    found = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     places = row * num_heads + heads
     tl.store(
         output + places[:, None] * HEAD_DIM + dims[None, :],

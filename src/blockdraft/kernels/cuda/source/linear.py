@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from blockdraft.kernels.cuda.source.rounding import factor, rounded
+from blockdraft.kernels.cuda.source.rounding import dot, rounded
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -42,12 +42,7 @@ def linear_kernel(
             mask=is_output[None, :] & is_input[:, None],
             other=0.0,
         )
-        total = tl.dot(
-            factor(row_tile, INTERPRETED),
-            factor(weight_tile, INTERPRETED),
-            total,
-            input_precision="ieee",
-        )
+        total = dot(row_tile, weight_tile, total, INTERPRETED)
     if HAS_BIAS:
         total += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
     tl.store(

@@ -1,4 +1,4 @@
-"""Values in the precision of a tensor, held in float32."""
+"""What Triton's interpreter computes by other means than a card."""
 
 import triton
 import triton.language as tl
@@ -20,10 +20,15 @@ def rounded(x, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def factor(x, INTERPRETED: tl.constexpr):
-    """x as `tl.dot` takes it: as it is on a card, in float32 in the interpreter."""
+def dot(a, b, total, INTERPRETED: tl.constexpr):
+    """total + a @ b, of tiles [rows, inputs] and [inputs, outputs], summed in float32.
+
+    The interpreter hands `tl.dot` to numpy, whose library has other code for the last rows of a
+    tile on some processors: a row would have other bits at another place. So it sums by itself.
+    """
     if INTERPRETED:
-        result = x.to(tl.float32)
+        products = a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :]
+        result = total + tl.sum(products, axis=1)
     else:
-        result = x
+        result = tl.dot(a, b, total, input_precision="ieee")
     return result
