@@ -14,7 +14,7 @@ class SpeedConfig:
     """How to decode.
 
     `ledger` also accounts for the time of every step, for which a GPU has to be waited for.
-    score: also count right answers, of prompts whose reference is a number.
+    score: also count right answers, of prompts that have tests or a number as their reference.
     against: other engines, by the names of `outside/engines.py` or by URL; they take the place of
     `with_transformers`. against_model: the target's name on a server that serves several.
     against_timeout: seconds that one of their answers may take. assistant: a small model for those

@@ -1,10 +1,11 @@
 """Prompts to measure with."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.jsonl import later_turns, prompt_text, read_jsonl, set_name
@@ -17,7 +18,9 @@ BUNDLED = Path(__file__).with_name("prompts.jsonl")
 class BenchPrompt:
     """The user's turns of a conversation: the first, and those behind it, asked in its course.
 
-    reference: the right answer, where the set has one.
+    reference: the right answer, where the set has one. test: a program that only a right answer's
+    program lets come to its end; entry_point: the function that its `check` takes, see
+    `programs.py`.
     """
 
     id: str
@@ -25,6 +28,8 @@ class BenchPrompt:
     text: str
     later: tuple[str, ...] = ()
     reference: str | None = None
+    test: str | None = None
+    entry_point: str | None = None
 
 
 def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
@@ -42,13 +47,19 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
             category=str(row.get("category", name)),
             text=prompt_text(row, path, number),
             later=later_turns(row, path, number),
-            reference=reference if isinstance(reference := row.get("reference"), str) else None,
+            reference=_text(row, "reference"),
+            test=_text(row, "test"),
+            entry_point=_text(row, "entry_point"),
         )
         for number, row in islice(read_jsonl(path), limit)
     ]
     if not rows:
         raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
     return rows
+
+
+def _text(row: Mapping[str, Any], key: str) -> str | None:
+    return value if isinstance(value := row.get(key), str) else None
 
 
 def chosen(prompts: Sequence[BenchPrompt], limit: int | None, seed: int) -> list[BenchPrompt]:

@@ -121,7 +121,9 @@ def speed(
     score: Annotated[
         bool,
         typer.Option(
-            "--score", help="Also count right answers, of prompts whose reference is a number."
+            "--score",
+            help="Also count right answers, of prompts that have tests or a number as reference. "
+            "Tests run the model's programs without network.",
         ),
     ] = _SPEED.score,
     ledger: Ledger = _SPEED.ledger,
