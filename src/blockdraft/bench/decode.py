@@ -22,7 +22,8 @@ from blockdraft.llm import LLM
 from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.measure.phases import PhaseTotals
 from blockdraft.text.outline import Check, Outline
-from blockdraft.text.tokenizer import Tokenizer
+from blockdraft.text.tokenizer import Tokenizer, thinking_options
+from blockdraft.text.tool_prompt import encode_tool_chat
 
 T = TypeVar("T")
 
@@ -215,27 +216,41 @@ def encode_prompt(
 ) -> list[int]:
     """Token ids of a prompt, as a user's turn where the target has a chat template.
 
+    Its system text stands before it, and its tools where the template has them.
+
     With `answers` to the first turns, those of the conversation up to the turn behind them.
 
     Raises:
         RequestError: it cannot be decoded with these parameters; names the prompt.
     """
-    asked = (prompt.text, *prompt.later)
     try:
-        if tokenizer.has_chat_template:
-            conversation = [{"role": "user", "content": asked[0]}]
-            for answer, text in zip(answers, asked[1:], strict=False):
-                conversation.append({"role": "assistant", "content": answer})
-                conversation.append({"role": "user", "content": text})
-            ids = tokenizer.encode_chat(conversation)
-        else:
-            both = zip(answers, asked[1:], strict=False)
-            ids = tokenizer.encode("\n\n".join([asked[0], *chain.from_iterable(both)]))
+        ids = _encode(tokenizer, prompt, answers)
         check(ids, params)
     except RequestError as error:
         turn = f", turn {len(answers) + 1}" if answers else ""
         raise RequestError(f"prompt {prompt.id} of {prompt.category}{turn}: {error}") from error
     return ids
+
+
+def _encode(tokenizer: Tokenizer, prompt: BenchPrompt, answers: Sequence[str]) -> list[int]:
+    asked = (prompt.text, *prompt.later)
+    if prompt.thinking != "template" and not tokenizer.has_thinking_switch:
+        raise RequestError(
+            f"thinking is {prompt.thinking}, but the target's chat template has no such switch; "
+            "leave out --thinking"
+        )
+    if not tokenizer.has_chat_template and not prompt.tools:
+        both = chain.from_iterable(zip(answers, asked[1:], strict=False))
+        return tokenizer.encode("\n\n".join(filter(None, [prompt.system, asked[0], *both])))
+    conversation = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+    conversation.append({"role": "user", "content": asked[0]})
+    for answer, text in zip(answers, asked[1:], strict=False):
+        conversation.append({"role": "assistant", "content": answer})
+        conversation.append({"role": "user", "content": text})
+    options = thinking_options(prompt.thinking)
+    if prompt.tools:
+        return encode_tool_chat(tokenizer, conversation, prompt.tools, options)
+    return tokenizer.encode_chat(conversation, options)
 
 
 def encode_prompts(

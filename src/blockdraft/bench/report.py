@@ -85,6 +85,8 @@ def _prompt(measurement: Measurement) -> dict[str, Any]:
         "id": measurement.prompt.id,
         "turn": measurement.turn,
         "category": measurement.prompt.category,
+        "num_tools": len(measurement.prompt.tools),
+        "thinking": measurement.prompt.thinking,
         "identical": measurement.identical,
         "loops": measurement.loops,
         **{name: describe_output(sample) for name, sample in ways.items() if sample is not None},

@@ -1,5 +1,6 @@
 """Prompts to measure with."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -7,8 +8,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from blockdraft.core.errors import ConfigError
-from blockdraft.core.jsonl import later_turns, prompt_text, read_jsonl, set_name
+from blockdraft.core.config import Thinking
+from blockdraft.core.errors import ConfigError, RequestError
+from blockdraft.core.jsonl import bad_row, later_turns, prompt_text, read_jsonl, set_name
+from blockdraft.text.tools import Tool, parse_tools
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 """Sixteen prompts of our own, four of each kind: math, code, chat and rewriting."""
@@ -20,7 +23,8 @@ class BenchPrompt:
 
     reference: the right answer, where the set has one. test: a program that only a right answer's
     program lets come to its end; entry_point: the function that its `check` takes, see
-    `programs.py`.
+    `programs.py`. system: instructions before the first turn. tools: functions that the model may
+    call, in OpenAI's form. thinking: what the chat template is told.
     """
 
     id: str
@@ -30,6 +34,9 @@ class BenchPrompt:
     reference: str | None = None
     test: str | None = None
     entry_point: str | None = None
+    system: str | None = None
+    tools: tuple[Tool, ...] = ()
+    thinking: Thinking = "template"
 
 
 def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
@@ -50,6 +57,8 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
             reference=_text(row, "reference"),
             test=_text(row, "test"),
             entry_point=_text(row, "entry_point"),
+            system=_text(row, "system"),
+            tools=_tools(row, path, number),
         )
         for number, row in islice(read_jsonl(path), limit)
     ]
@@ -60,6 +69,45 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
 
 def _text(row: Mapping[str, Any], key: str) -> str | None:
     return value if isinstance(value := row.get(key), str) else None
+
+
+def _tools(row: Mapping[str, Any], path: Path, number: int) -> tuple[Tool, ...]:
+    """In OpenAI's form or bare, as BFCL has them; names of functions without a definition go."""
+    tools = row.get("tools")
+    if not isinstance(tools, list):
+        return ()
+    declared = [_in_openai_form(tool) for tool in tools if not isinstance(tool, str)]
+    try:
+        return parse_tools(declared) if declared else ()
+    except RequestError as error:
+        raise bad_row(path, number, str(error), "mend its tools, or leave them out") from error
+
+
+def _in_openai_form(tool: object) -> object:
+    """A tool; BFCL has no frame around it, dots in names and Python's names of types."""
+    if not isinstance(tool, dict) or "function" in tool or not isinstance(tool.get("name"), str):
+        return tool
+    function = {**tool, "name": re.sub(r"[^A-Za-z0-9_-]", "_", tool["name"])}
+    return {"type": "function", "function": _with_json_types(function)}
+
+
+_JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
+
+
+def _with_json_types(value: object) -> Any:
+    """A schema whose types are Python's, with those of JSON; `any` is none."""
+    if isinstance(value, list):
+        return [_with_json_types(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    # A property may be called "type": then it is a schema, and no name of a type.
+    kind = value.get("type")
+    found = {key: _with_json_types(one) for key, one in value.items()}
+    if kind == "any":
+        del found["type"]
+    elif isinstance(kind, str):
+        found["type"] = _JSON_TYPES.get(kind, kind)
+    return found
 
 
 def chosen(prompts: Sequence[BenchPrompt], limit: int | None, seed: int) -> list[BenchPrompt]:

@@ -40,7 +40,7 @@ from blockdraft.cli.ledger_output import (
     write_waterfall,
 )
 from blockdraft.cli.logs import with_verbosity
-from blockdraft.core.config import LLMConfig
+from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.words import counted
 
@@ -90,6 +90,12 @@ def speed(
     seed: Annotated[
         int, typer.Option(help="Seed of the sampling, and of the choice of prompts.")
     ] = _SPEED.seed,
+    thinking: Annotated[
+        Thinking,
+        typer.Option(
+            help="Tell the chat template to let the model think, or not; template: its own default."
+        ),
+    ] = "template",
     whole_blocks: Annotated[
         bool,
         typer.Option(
@@ -145,7 +151,7 @@ def speed(
     conversation every turn is asked, behind the answers of plain decoding. With --output a run that
     was ended goes on when the same command is given again, unless it has a --ledger.
     """
-    workload = read_prompts(prompts, sets_folder, limit, seed)
+    workload = read_prompts(prompts, sets_folder, limit, seed, thinking)
     if force_acceptance is not None:
         if ledger or waterfall is not None:
             raise ConfigError("--ledger is of real verdicts; leave it out with --force-acceptance")

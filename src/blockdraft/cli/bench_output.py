@@ -91,7 +91,7 @@ def settings_of(
 ) -> dict[str, Any]:
     """All that must be the same for a run that was ended to go on, as plain values for JSON."""
     environment = describe_environment()
-    texts = "\0".join(text for prompt in prompts for text in (prompt.text, *prompt.later))
+    texts = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
     return {
         "models": [asdict(one) for one in configs],
         "options": options,
