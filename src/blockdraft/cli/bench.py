@@ -23,6 +23,7 @@ from blockdraft.cli.bench_context import context
 from blockdraft.cli.bench_output import (
     Output,
     Progress,
+    SetsFolder,
     check_before_loading,
     headline,
     load_for_prompts,
@@ -77,10 +78,7 @@ def speed(
             help="JSONL file of prompts, or the name of a set that `bench sets` lists. Repeatable."
         ),
     ],
-    sets_folder: Annotated[
-        Path | None,
-        typer.Option("--sets", help="Folder with your copies of the sets that --prompts names."),
-    ] = None,
+    sets_folder: SetsFolder = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Take only this many prompts of each file, drawn by --seed."),
