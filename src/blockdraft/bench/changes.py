@@ -110,9 +110,11 @@ def _of_summary(result: Result) -> Iterator[Figure]:
 
 
 def _of_speed(result: Result) -> Iterator[Figure]:
+    fixed = "break_even_length" in result.values
     for run in need(result, "runs"):
         for group, row in run["figures"].items():
-            name = f"{group}, T={run['config']['temperature']:g}"
+            length = f", {run['config']['max_tokens']} tokens" if fixed else ""
+            name = f"{group}, T={run['config']['temperature']:g}{length}"
             yield Figure(f"{name}: tau", row["ways"]["drafted"]["tau_micro"])
             yield Figure(f"{name}: plain tok/s", row["plain"]["tokens_per_second"])
             yield Figure(f"{name}: drafted tok/s", row["drafted"]["tokens_per_second"])

@@ -13,6 +13,7 @@ WARM_UP_TOKENS = 16
 class SpeedConfig:
     """How to decode.
 
+    ignore_eos: answers go on behind their end, so that each has max_tokens.
     `ledger` also accounts for the time of every step, for which a GPU has to be waited for.
     score: also count right answers, of prompts that have tests or a number as their reference.
     against: other engines, by the names of `outside/engines.py` or by URL; they take the place of
@@ -24,6 +25,7 @@ class SpeedConfig:
     max_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
+    ignore_eos: bool = False
     with_transformers: bool = True
     ledger: bool = False
     score: bool = False
@@ -47,7 +49,10 @@ class SpeedConfig:
     def params(self) -> SamplingParams:
         """The drafted request."""
         return SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
         )
 
 
@@ -144,11 +149,7 @@ class ParetoConfig(PointsConfig):
 
     def __post_init__(self) -> None:
         PointsConfig.__post_init__(self)
-        if list(self.concurrency) != sorted(self.concurrency):
-            raise ConfigError(
-                f"concurrency {','.join(map(str, self.concurrency))} is no curve; give growing "
-                "numbers, such as 1,2,4"
-            )
+        check_growing("concurrency", self.concurrency)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +204,19 @@ class ContextConfig:
     def params(self) -> SamplingParams:
         """The request, greedy. It goes on behind an end: a text has no question to answer."""
         return SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
+
+
+def check_growing(name: str, points: tuple[int, ...]) -> None:
+    """Refuse points that are no curve.
+
+    Raises:
+        ConfigError: there is none, one is below 1, or one is not above the one before it.
+    """
+    _check_points(name, points)
+    if list(points) != sorted(points):
+        raise ConfigError(
+            f"{name} {','.join(map(str, points))} is no curve; give growing numbers, such as 1,2,4"
+        )
 
 
 def _check_points(name: str, points: tuple[int, ...]) -> None:
