@@ -1,6 +1,7 @@
 """Options of the measurements. Loads no model library."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
@@ -231,3 +232,49 @@ def _check_points(name: str, points: tuple[int, ...]) -> None:
 def _check_positive(name: str, value: int) -> None:
     if value < 1:
         raise ConfigError(f"{name} is {value}; give a whole number of at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrafficConfig:
+    """Requests that come when they come: `requests_per_second` of them on average, independently.
+
+    Their lengths lie between `min_tokens` and `max_tokens`, evenly by order of magnitude; each has
+    one of `temperatures`. `abort_share` of them are given up by their client after some tokens. At
+    most `concurrency` run at once. All is drawn by `seed`, and played `repeats` times on each side.
+    """
+
+    requests_per_second: float = 2.0
+    num_requests: int = 32
+    concurrency: int = 8
+    min_tokens: int = 4
+    max_tokens: int = 128
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    abort_share: float = 0.1
+    repeats: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_requests", "concurrency", "min_tokens", "repeats"):
+            _check_positive(name.removeprefix("num_"), getattr(self, name))
+        if self.max_tokens < self.min_tokens:
+            raise ConfigError(
+                f"max_tokens {self.max_tokens} is below min_tokens {self.min_tokens}; give more"
+            )
+        if not (self.requests_per_second > 0 and isfinite(self.requests_per_second)):
+            raise ConfigError(
+                f"requests_per_second is {self.requests_per_second:g}; give a number above 0"
+            )
+        if not 0 <= self.abort_share <= 1:
+            raise ConfigError(
+                f"abort_share is {self.abort_share:g}; give a share of the requests, from 0 to 1"
+            )
+        if not self.temperatures:
+            raise ConfigError("temperatures is empty; give at least one, such as 0,0.7")
+
+    @property
+    def params(self) -> list[SamplingParams]:
+        """The longest request at each temperature."""
+        return [
+            SamplingParams(max_tokens=self.max_tokens, temperature=heat, seed=self.seed)
+            for heat in self.temperatures
+        ]

@@ -24,6 +24,7 @@ from blockdraft.measure.phases import PhaseTotals
 from blockdraft.text.outline import Check, Outline
 from blockdraft.text.tokenizer import Tokenizer, thinking_options
 from blockdraft.text.tool_prompt import encode_tool_chat
+from blockdraft.text.tools import parse_tools
 
 T = TypeVar("T")
 
@@ -120,13 +121,8 @@ class Decoder:
     ) -> Run:
         """Decode every prompt, at most `concurrency` at once; when one ends, the next starts."""
         engine = self.llm.engine
-        engine.scheduler.max_running = concurrency
-        self._use(way)
-        if way == PLAIN:
-            # Beyond depth 0, the drafter is not even told what the target has read.
-            params = replace(params, num_draft_tokens=0)
-        elif way.drafters is not None:
-            params = replace(params, drafters=way.drafters)
+        self.use(way, concurrency)
+        params = self.params_of(way, params)
         engine.timer.take_totals()
         start = perf_counter()
         with engine.timer.phase("stream"):
@@ -150,7 +146,17 @@ class Decoder:
         short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
         self.run(prompts[:concurrency], short, way, concurrency)
 
-    def _use(self, way: Way) -> None:
+    @staticmethod
+    def params_of(way: Way, params: SamplingParams) -> SamplingParams:
+        """Those of a request that is decoded in this way."""
+        if way == PLAIN:
+            # Beyond depth 0, the drafter is not even told what the target has read.
+            return replace(params, num_draft_tokens=0)
+        return params if way.drafters is None else replace(params, drafters=way.drafters)
+
+    def use(self, way: Way, concurrency: int) -> None:
+        """Draft as this way does, with at most so many requests at once."""
+        self.llm.engine.scheduler.max_running = concurrency
         if way.num_draft_tokens != "adaptive":
             self.llm.use_fixed_drafting(way.num_draft_tokens)
             return
@@ -249,7 +255,7 @@ def _encode(tokenizer: Tokenizer, prompt: BenchPrompt, answers: Sequence[str]) -
         conversation.append({"role": "user", "content": text})
     options = thinking_options(prompt.thinking)
     if prompt.tools:
-        return encode_tool_chat(tokenizer, conversation, prompt.tools, options)
+        return encode_tool_chat(tokenizer, conversation, parse_tools(prompt.tools), options)
     return tokenizer.encode_chat(conversation, options)
 
 

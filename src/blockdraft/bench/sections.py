@@ -485,6 +485,38 @@ def _context(result: Result) -> Section:
     return Section("bench context", grids=[Grid("", about, heads, rows)])
 
 
+def _traffic(result: Result) -> Section:
+    rows = []
+    for row in need(result, "figures"):
+        found, straight = row["measures"], row["without_loops"]
+        cells = [""] * 7
+        if found is not None:
+            is_baseline = row["way"] == "plain"
+            cells = [
+                "" if is_baseline else spread_words(found["decode_speedup"]),
+                "" if is_baseline else spread_words(found["speedup"]),
+                f"{found['tau_micro']:.2f}",
+                "" if straight is None else f"{straight['tau_micro']:.2f}",
+                *_latency(found),
+            ]
+        total = spread_words(row["tokens_per_second_in_total"])
+        counts = [f"{row['num_identical']}/{row['num_outputs']}", str(row["num_aborted"])]
+        rows.append([row["way"], total, *cells, *counts])
+    bench = need(result, "bench")
+    heads = ["way", "tok/s in total", "over plain, decoding", "over plain, whole", "tau"]
+    heads += ["tau without loops", "TTFT ms", "TPOT ms", "largest gap ms", "same tokens"]
+    heads.append("given up")
+    heats = ", ".join(f"{heat:g}" for heat in bench["temperatures"])
+    about = (
+        f"{bench['num_requests']} requests, {bench['requests_per_second']:g} per second, of "
+        f"{bench['min_tokens']} to {bench['max_tokens']} tokens, temperature {heats}, at most "
+        f"{bench['concurrency']} at once, played {bench['repeats']} times. Tokens in total: "
+        f"median, lowest and highest of the repeats. {_BAND} TTFT, TPOT and gap: median, 95th "
+        "percentile; without requests that were given up."
+    )
+    return Section("bench traffic", grids=[Grid("", about, heads, rows)])
+
+
 def _break_even(result: Result) -> Section:
     found = need(result, "break_even")
     band = found.get("speedup_band")
@@ -548,6 +580,7 @@ _SECTIONS: Mapping[str, Callable[[Result], Section]] = {
     "pareto": _pareto,
     "never-slower": _never_slower,
     "context": _context,
+    "traffic": _traffic,
     "break-even": _break_even,
     "plan": _plan,
 }

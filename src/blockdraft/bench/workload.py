@@ -9,9 +9,8 @@ from random import Random
 from typing import Any
 
 from blockdraft.core.config import Thinking
-from blockdraft.core.errors import ConfigError, RequestError
-from blockdraft.core.jsonl import bad_row, later_turns, prompt_text, read_jsonl, set_name
-from blockdraft.text.tools import Tool, parse_tools
+from blockdraft.core.errors import ConfigError
+from blockdraft.core.jsonl import later_turns, prompt_text, read_jsonl, set_name
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 """Sixteen prompts of our own, four of each kind: math, code, chat and rewriting."""
@@ -24,7 +23,7 @@ class BenchPrompt:
     reference: the right answer, where the set has one. test: a program that only a right answer's
     program lets come to its end; entry_point: the function that its `check` takes, see
     `programs.py`. system: instructions before the first turn. tools: functions that the model may
-    call, in OpenAI's form. thinking: what the chat template is told.
+    call, in OpenAI's form, not checked yet. thinking: what the chat template is told.
     """
 
     id: str
@@ -35,7 +34,7 @@ class BenchPrompt:
     test: str | None = None
     entry_point: str | None = None
     system: str | None = None
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[Any, ...] = ()
     thinking: Thinking = "template"
 
 
@@ -58,7 +57,7 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
             test=_text(row, "test"),
             entry_point=_text(row, "entry_point"),
             system=_text(row, "system"),
-            tools=_tools(row, path, number),
+            tools=_tools(row),
         )
         for number, row in islice(read_jsonl(path), limit)
     ]
@@ -71,16 +70,12 @@ def _text(row: Mapping[str, Any], key: str) -> str | None:
     return value if isinstance(value := row.get(key), str) else None
 
 
-def _tools(row: Mapping[str, Any], path: Path, number: int) -> tuple[Tool, ...]:
+def _tools(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """In OpenAI's form or bare, as BFCL has them; names of functions without a definition go."""
     tools = row.get("tools")
     if not isinstance(tools, list):
         return ()
-    declared = [_in_openai_form(tool) for tool in tools if not isinstance(tool, str)]
-    try:
-        return parse_tools(declared) if declared else ()
-    except RequestError as error:
-        raise bad_row(path, number, str(error), "mend its tools, or leave them out") from error
+    return tuple(_in_openai_form(tool) for tool in tools if not isinstance(tool, str))
 
 
 def _in_openai_form(tool: object) -> object:

@@ -34,6 +34,7 @@ from blockdraft.cli.bench_output import (
 from blockdraft.cli.bench_pareto import pareto
 from blockdraft.cli.bench_results import plan, report
 from blockdraft.cli.bench_sets import sets
+from blockdraft.cli.bench_traffic import traffic
 from blockdraft.cli.ledger_output import (
     Ledger,
     Waterfall,
@@ -61,7 +62,7 @@ app = typer.Typer(
     help="Measure the speed of drafted decoding, check that it changes no output, and report.",
     no_args_is_help=True,
 )
-for command in (concurrency, never_slower, context, pareto, plan, report, sets):
+for command in (concurrency, never_slower, context, traffic, pareto, plan, report, sets):
     app.command()(with_verbosity(command))
 
 WithTransformers = Annotated[

@@ -15,6 +15,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.text.tool_prompt import encode_tool_chat
+from blockdraft.text.tools import parse_tools
 from tests.command_line import refusal, run, run_json
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
@@ -64,7 +65,7 @@ def test_tools_are_read_in_openais_form_and_in_that_of_bfcl(tmp_path):
     )
     area, own, named = read_workload(path)
     assert area.system == "Be brief."
-    (tool,) = area.tools
+    (tool,) = parse_tools(area.tools)
     assert tool.name == "math_area"
     assert tool.parameters["properties"] == {
         "base": {"type": "number", "description": "Its base."},
@@ -72,11 +73,8 @@ def test_tools_are_read_in_openais_form_and_in_that_of_bfcl(tmp_path):
         "type": {"type": "string"},
     }
     assert tool.declaration["function"]["parameters"] == tool.parameters
-    assert [tool.declaration for tool in own.tools] == [declared]
+    assert own.tools == (declared,)
     assert named.tools == ()
-    write(path, {"prompt": "p", "tools": [BFCL_TOOL, BFCL_TOOL]})
-    with pytest.raises(ConfigError, match=r"line 1: tools holds the function 'math_area' twice"):
-        read_workload(path)
 
 
 def test_a_prompt_is_asked_with_its_system_text_and_tools(tmp_path):
@@ -92,12 +90,14 @@ def test_a_prompt_is_asked_with_its_system_text_and_tools(tmp_path):
         encode_tool_chat(
             tokenizer,
             [{"role": "system", "content": "S."}, {"role": "user", "content": "area?"}],
-            prompt.tools,
+            parse_tools(prompt.tools),
         )
     )
     assert '"math_area"' in asked(prompt)
     bare = asked(replace(prompt, tools=(), system=None))
     assert bare == "<|start|>user\narea?<|end|>\n<|start|>assistant\n"
+    with pytest.raises(RequestError, match=r"p-1 of p: .* function 'math_area' twice"):
+        asked(replace(prompt, tools=prompt.tools * 2))
     with pytest.raises(RequestError, match="no such switch; leave out --thinking"):
         asked(replace(prompt, thinking="off"))
 
