@@ -14,6 +14,7 @@ from blockdraft.bench.config import (
     NeverSlowerConfig,
     ParetoConfig,
     SpeedConfig,
+    TrafficConfig,
 )
 from blockdraft.bench.figures import DEFINITIONS, groups_of
 from blockdraft.bench.never_slower import NeverSlowerBench
@@ -24,6 +25,8 @@ from blockdraft.bench.report import json_report
 from blockdraft.bench.result import describe_result, read_result
 from blockdraft.bench.speed import Measurement
 from blockdraft.bench.timed_output import TimedOutput
+from blockdraft.bench.traffic import Answer, Play, Request
+from blockdraft.bench.traffic_report import traffic_json
 from blockdraft.bench.workload import BenchPrompt
 from blockdraft.core.plan import Proposal
 from blockdraft.measure.acceptance import AcceptanceStats
@@ -112,6 +115,19 @@ def pareto_values(monkeypatch, config=PARETO, **options):
     return pareto_json(bench, config, turns, 2.0)
 
 
+def traffic_values():
+    ids, acceptance = (1, 2, 3, 4), stats(2, 2)
+
+    def play(seconds):
+        timed = TimedOutput(ids, seconds, 0.75 * seconds, acceptance)
+        return Play(seconds, (Answer(ids, timed), Answer((1,), None)))
+
+    requests = [Request(0.0, 0, 4, 0.0, 1), Request(0.5, 1, 8, 0.7, 2, gone_after=1)]
+    config = TrafficConfig(num_requests=2, repeats=2)
+    turns = [{"plain": play(4.0), "adaptive": play(2.0)}] * 2
+    return traffic_json(FakeLLM(), config, requests, ["a1", "a2"], turns)
+
+
 def plan_values(curve_path):
     result = read_result(curve_path)
     traffic, goal = plan_report.steady_traffic(0.5, 41, None), Goal(0.2, 3.0)
@@ -131,6 +147,7 @@ def write_all(folder, monkeypatch):
     write("concurrency", concurrency_values(monkeypatch))
     write("never-slower", never_slower_values(monkeypatch))
     write("break-even", break_even_values())
+    write("traffic", traffic_values())
     write("pareto", pareto_values(monkeypatch))
     write("plan", plan_values(folder / "pareto.json"))
     return folder

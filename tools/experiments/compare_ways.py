@@ -1,17 +1,20 @@
 """Several ways to draft, in one run: tau and speed-up on each set of prompts.
 
     python tools/experiments/compare_ways.py --way [NAME: ]KEY=VALUE[,KEY=VALUE]... [--way ...]...
-        --prompts FILE [--prompts FILE]... [--limit 20] [--max-tokens 192] [--temperature 0]
-        [--unlike FILE]... [--output FILE]
+        [--plain KEY=VALUE[,KEY=VALUE]...] --prompts FILE [--prompts FILE]... [--limit 20]
+        [--max-tokens 192] [--temperature 0] [--unlike FILE]... [--output FILE]
 
 A way is options of LLM, such as drafter=FOLDER, lookup=false, draft_dtype=target, adaptive=false
-(whole blocks) or num_draft_tokens=7; the values are JSON or else text. Every prompt is decoded
-plainly and in each way, in turns that another one begins each time. Prompts are taken evenly from
-each file, and their sets are the files' names, or with `--by-category` what the prompts say; those
-that overlap a prompt of `--unlike`, such as those of training, are left out. Prints a table for all
-outputs and one for those that do not loop, and exits with 1 if any drafted output differs from the
-plain one. The result also lists the prompts, and for each way its drafter's parameters, how it was
-trained, and the milliseconds of drafting and of verifying in a target pass.
+(whole blocks) or num_draft_tokens=7; the values are JSON or else text. `--plain` has those of plain
+decoding, such as another target, which is then that of each way too. Every prompt is decoded
+plainly and in each way, in turns that another one begins each time; of a conversation every turn,
+behind the answers of plain decoding. Prompts are taken evenly from each file, and their sets are
+the files' names, or with `--by-category` what the prompts say; those that overlap a prompt of
+`--unlike`, such as those of training, are left out. Prints a table for all outputs and one for
+those that do not loop, and exits with 1 if any drafted output differs from the plain one. The
+result also lists the prompts, and for each way its drafter's parameters, how it was trained, and
+the milliseconds of drafting and of verifying in a target pass. With `--output` a run that was ended
+goes on when the same command is given again.
 """
 
 import argparse
@@ -26,12 +29,16 @@ from typing import Any
 from safetensors import safe_open
 
 from blockdraft.bench.config import WARM_UP_TOKENS
-from blockdraft.bench.decode import encode_prompts, in_turn
+from blockdraft.bench.decode import encode_prompt, encode_prompts, in_turn
 from blockdraft.bench.figures import DEFINITIONS, Figures, groups_of
+from blockdraft.bench.journal import journal_path
+from blockdraft.bench.report import RESUMED
 from blockdraft.bench.result import VERSION, describe_memory
 from blockdraft.bench.speed import Measurement
+from blockdraft.bench.speed_journal import Part, SpeedJournal
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt, read_workload
+from blockdraft.cli.bench_output import settings_of
 from blockdraft.core.jsonl import set_name
 from blockdraft.core.recorder import Line
 from blockdraft.core.request import SamplingParams
@@ -65,7 +72,7 @@ def name_of(way: str) -> str:
 def read_way(text: str) -> dict[str, Any]:
     """Options of LLM, from [NAME: ]KEY=VALUE,KEY=VALUE."""
     options = {}
-    for item in text.rpartition(": ")[2].split(","):
+    for item in filter(None, text.rpartition(": ")[2].split(",")):
         key, _, value = item.partition("=")
         try:
             options[key] = json.loads(value)
@@ -131,19 +138,34 @@ def describe_drafter(folder: Path) -> dict[str, Any]:
 
 
 def measure(
-    llms: Mapping[str, LLM], prompts: Sequence[BenchPrompt], params: SamplingParams
+    llms: Mapping[str, LLM], prompts: Sequence[BenchPrompt], params: SamplingParams, journal: Part
 ) -> dict[str, list[Measurement]]:
-    """Every prompt, in every way and by the LLM without a drafter, which is PLAIN."""
-    encoded = encode_prompts(llms[PLAIN], prompts, params)
+    """Every turn of every prompt, in every way and by the LLM without a drafter, which is PLAIN.
+
+    What the journal holds is not measured again.
+    """
+    plain = llms[PLAIN]
+    encoded = encode_prompts(plain, prompts, params)
     for llm in llms.values():
         decode(llm, encoded[0], replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens)))
     rows: dict[str, list[Measurement]] = {name: [] for name in llms if name != PLAIN}
-    for index, (prompt, prompt_ids) in enumerate(zip(prompts, encoded, strict=True)):
-        samples = {
-            name: decode(llms[name], prompt_ids, params) for name in in_turn(list(llms), index)
-        }
-        for name, measured in rows.items():
-            measured.append(Measurement(prompt, samples[PLAIN], samples[name], None))
+    number = 0
+    for index, prompt in enumerate(prompts):
+        answers: list[str] = []
+        for turn in range(1, 2 + len(prompt.later)):
+            samples = journal.find(index, turn)
+            if samples is None:
+                check = plain.engine.check_prompt
+                ids = encode_prompt(plain.tokenizer, check, prompt, params, answers)
+                samples = {
+                    name: decode(llms[name], ids, params) for name in in_turn(list(llms), number)
+                }
+                journal.add(index, turn, samples)
+            number += 1
+            ours = {name: one for name, one in samples.items() if isinstance(one, TimedOutput)}
+            for name, measured in rows.items():
+                measured.append(Measurement(prompt, ours[PLAIN], ours[name], None, turn=turn))
+            answers.append(plain.tokenizer.decode(ours[PLAIN].token_ids))
         print(f"{index + 1} of {len(prompts)} prompts", flush=True)
     return rows
 
@@ -180,6 +202,7 @@ def main() -> None:
         metavar="[NAME: ]KEY=VALUE,...",
         help="options of LLM",
     )
+    parser.add_argument("--plain", default="", help="options of LLM for plain decoding")
     parser.add_argument("--prompts", type=Path, action="append", required=True)
     parser.add_argument("--limit", type=int, default=20, help="prompts of each file")
     parser.add_argument("--max-tokens", type=int, default=192)
@@ -199,11 +222,15 @@ def main() -> None:
         parser.error(f"--way gives a name twice, or {PLAIN!r}; leave it out")
     prompts = read_sets(args.prompts, args.limit, args.unlike, by_category=args.by_category)
     # Each has a target of its own, and so has plain decoding: where weights lie matters.
-    llms = {PLAIN: LLM(drafter=None)}
-    llms |= {name: LLM(**read_way(way)) for name, way in zip(names, args.way, strict=True)}
+    shared = read_way(args.plain)
+    llms = {PLAIN: LLM(drafter=None, **shared)}
+    llms |= {name: LLM(**shared | read_way(way)) for name, way in zip(names, args.way, strict=True)}
     for llm in llms.values():
         compute_every_prompt(llm.engine)
-    rows = measure(llms, prompts, params)
+    # Not the whole `args`: where the result lies changes nothing.
+    settings = settings_of([llm.config for llm in llms.values()], [names, asdict(params)], prompts)
+    journal = SpeedJournal(journal_path(args.output), settings)
+    rows = measure(llms, prompts, params, journal.part(0))
     again = encode_prompts(llms[PLAIN], prompts, params)[:NUM_COSTED]
     if args.output is not None:
         report = {
@@ -211,11 +238,13 @@ def main() -> None:
             "result_version": VERSION,
             **describe_environment(),
             "memory": describe_memory(),
-            "definitions": DEFINITIONS | COSTS,
+            "definitions": DEFINITIONS | RESUMED | COSTS,
+            "num_resumed": journal.num_found,
             "settings": {key: str(value) for key, value in vars(args).items()},
             "prompts": [
                 {
                     "id": row.prompt.id,
+                    "turn": row.turn,
                     "category": row.prompt.category,
                     "num_tokens": len(row.plain.token_ids),
                     "num_passes": {
@@ -234,6 +263,7 @@ def main() -> None:
             },
         }
         args.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    journal.remove()
     print(f"all outputs\n\n{table(rows)}")
     straight = {name: [row for row in some if not row.loops] for name, some in rows.items()}
     if all(straight.values()):

@@ -110,9 +110,11 @@ def _of_summary(result: Result) -> Iterator[Figure]:
 
 
 def _of_speed(result: Result) -> Iterator[Figure]:
+    fixed = "break_even_length" in result.values
     for run in need(result, "runs"):
         for group, row in run["figures"].items():
-            name = f"{group}, T={run['config']['temperature']:g}"
+            length = f", {run['config']['max_tokens']} tokens" if fixed else ""
+            name = f"{group}, T={run['config']['temperature']:g}{length}"
             yield Figure(f"{name}: tau", row["ways"]["drafted"]["tau_micro"])
             yield Figure(f"{name}: plain tok/s", row["plain"]["tokens_per_second"])
             yield Figure(f"{name}: drafted tok/s", row["drafted"]["tokens_per_second"])
@@ -157,6 +159,16 @@ def _of_context(result: Result) -> Iterator[Figure]:
         yield _spread(f"{name}: over plain, decoding", row["decode_speedup"])
 
 
+def _of_traffic(result: Result) -> Iterator[Figure]:
+    for row in need(result, "figures"):
+        yield _spread(f"{row['way']}: tok/s in total", row["tokens_per_second_in_total"])
+        if (found := row["measures"]) is not None:
+            yield Figure(f"{row['way']}: tau", found["tau_micro"])
+            if (band := found["decode_speedup"]) is not None:
+                name = f"{row['way']}: over plain, decoding"
+                yield Figure(name, band["value"], band["low"], band["high"])
+
+
 def _of_break_even(result: Result) -> Iterator[Figure]:
     yield Figure("pays from tau", need(result, "break_even", "step_ratio"))
 
@@ -175,6 +187,7 @@ _FIGURES: Mapping[str, Callable[[Result], Iterator[Figure]]] = {
     "pareto": _of_pareto,
     "never-slower": _of_never_slower,
     "context": _of_context,
+    "traffic": _of_traffic,
     "break-even": _of_break_even,
     "plan": _of_plan,
 }

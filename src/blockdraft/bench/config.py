@@ -1,6 +1,7 @@
 """Options of the measurements. Loads no model library."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.request import SamplingParams
@@ -13,8 +14,9 @@ WARM_UP_TOKENS = 16
 class SpeedConfig:
     """How to decode.
 
+    ignore_eos: answers go on behind their end, so that each has max_tokens.
     `ledger` also accounts for the time of every step, for which a GPU has to be waited for.
-    score: also count right answers, of prompts whose reference is a number.
+    score: also count right answers, of prompts that have tests or a number as their reference.
     against: other engines, by the names of `outside/engines.py` or by URL; they take the place of
     `with_transformers`. against_model: the target's name on a server that serves several.
     against_timeout: seconds that one of their answers may take. assistant: a small model for those
@@ -24,6 +26,7 @@ class SpeedConfig:
     max_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
+    ignore_eos: bool = False
     with_transformers: bool = True
     ledger: bool = False
     score: bool = False
@@ -47,7 +50,10 @@ class SpeedConfig:
     def params(self) -> SamplingParams:
         """The drafted request."""
         return SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
         )
 
 
@@ -144,11 +150,7 @@ class ParetoConfig(PointsConfig):
 
     def __post_init__(self) -> None:
         PointsConfig.__post_init__(self)
-        if list(self.concurrency) != sorted(self.concurrency):
-            raise ConfigError(
-                f"concurrency {','.join(map(str, self.concurrency))} is no curve; give growing "
-                "numbers, such as 1,2,4"
-            )
+        check_growing("concurrency", self.concurrency)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,6 +207,19 @@ class ContextConfig:
         return SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
 
 
+def check_growing(name: str, points: tuple[int, ...]) -> None:
+    """Refuse points that are no curve.
+
+    Raises:
+        ConfigError: there is none, one is below 1, or one is not above the one before it.
+    """
+    _check_points(name, points)
+    if list(points) != sorted(points):
+        raise ConfigError(
+            f"{name} {','.join(map(str, points))} is no curve; give growing numbers, such as 1,2,4"
+        )
+
+
 def _check_points(name: str, points: tuple[int, ...]) -> None:
     if not points:
         raise ConfigError(f"{name} is empty; give at least one number, such as 1,2,4")
@@ -217,3 +232,49 @@ def _check_points(name: str, points: tuple[int, ...]) -> None:
 def _check_positive(name: str, value: int) -> None:
     if value < 1:
         raise ConfigError(f"{name} is {value}; give a whole number of at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrafficConfig:
+    """Requests that come when they come: `requests_per_second` of them on average, independently.
+
+    Their lengths lie between `min_tokens` and `max_tokens`, evenly by order of magnitude; each has
+    one of `temperatures`. `abort_share` of them are given up by their client after some tokens. At
+    most `concurrency` run at once. All is drawn by `seed`, and played `repeats` times on each side.
+    """
+
+    requests_per_second: float = 2.0
+    num_requests: int = 32
+    concurrency: int = 8
+    min_tokens: int = 4
+    max_tokens: int = 128
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    abort_share: float = 0.1
+    repeats: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_requests", "concurrency", "min_tokens", "repeats"):
+            _check_positive(name.removeprefix("num_"), getattr(self, name))
+        if self.max_tokens < self.min_tokens:
+            raise ConfigError(
+                f"max_tokens {self.max_tokens} is below min_tokens {self.min_tokens}; give more"
+            )
+        if not (self.requests_per_second > 0 and isfinite(self.requests_per_second)):
+            raise ConfigError(
+                f"requests_per_second is {self.requests_per_second:g}; give a number above 0"
+            )
+        if not 0 <= self.abort_share <= 1:
+            raise ConfigError(
+                f"abort_share is {self.abort_share:g}; give a share of the requests, from 0 to 1"
+            )
+        if not self.temperatures:
+            raise ConfigError("temperatures is empty; give at least one, such as 0,0.7")
+
+    @property
+    def params(self) -> list[SamplingParams]:
+        """The longest request at each temperature."""
+        return [
+            SamplingParams(max_tokens=self.max_tokens, temperature=heat, seed=self.seed)
+            for heat in self.temperatures
+        ]

@@ -22,7 +22,9 @@ from blockdraft.llm import LLM
 from blockdraft.measure.measuring import compute_every_prompt
 from blockdraft.measure.phases import PhaseTotals
 from blockdraft.text.outline import Check, Outline
-from blockdraft.text.tokenizer import Tokenizer
+from blockdraft.text.tokenizer import Tokenizer, thinking_options
+from blockdraft.text.tool_prompt import encode_tool_chat
+from blockdraft.text.tools import parse_tools
 
 T = TypeVar("T")
 
@@ -119,13 +121,8 @@ class Decoder:
     ) -> Run:
         """Decode every prompt, at most `concurrency` at once; when one ends, the next starts."""
         engine = self.llm.engine
-        engine.scheduler.max_running = concurrency
-        self._use(way)
-        if way == PLAIN:
-            # Beyond depth 0, the drafter is not even told what the target has read.
-            params = replace(params, num_draft_tokens=0)
-        elif way.drafters is not None:
-            params = replace(params, drafters=way.drafters)
+        self.use(way, concurrency)
+        params = self.params_of(way, params)
         engine.timer.take_totals()
         start = perf_counter()
         with engine.timer.phase("stream"):
@@ -149,7 +146,17 @@ class Decoder:
         short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
         self.run(prompts[:concurrency], short, way, concurrency)
 
-    def _use(self, way: Way) -> None:
+    @staticmethod
+    def params_of(way: Way, params: SamplingParams) -> SamplingParams:
+        """Those of a request that is decoded in this way."""
+        if way == PLAIN:
+            # Beyond depth 0, the drafter is not even told what the target has read.
+            return replace(params, num_draft_tokens=0)
+        return params if way.drafters is None else replace(params, drafters=way.drafters)
+
+    def use(self, way: Way, concurrency: int) -> None:
+        """Draft as this way does, with at most so many requests at once."""
+        self.llm.engine.scheduler.max_running = concurrency
         if way.num_draft_tokens != "adaptive":
             self.llm.use_fixed_drafting(way.num_draft_tokens)
             return
@@ -215,27 +222,41 @@ def encode_prompt(
 ) -> list[int]:
     """Token ids of a prompt, as a user's turn where the target has a chat template.
 
+    Its system text stands before it, and its tools where the template has them.
+
     With `answers` to the first turns, those of the conversation up to the turn behind them.
 
     Raises:
         RequestError: it cannot be decoded with these parameters; names the prompt.
     """
-    asked = (prompt.text, *prompt.later)
     try:
-        if tokenizer.has_chat_template:
-            conversation = [{"role": "user", "content": asked[0]}]
-            for answer, text in zip(answers, asked[1:], strict=False):
-                conversation.append({"role": "assistant", "content": answer})
-                conversation.append({"role": "user", "content": text})
-            ids = tokenizer.encode_chat(conversation)
-        else:
-            both = zip(answers, asked[1:], strict=False)
-            ids = tokenizer.encode("\n\n".join([asked[0], *chain.from_iterable(both)]))
+        ids = _encode(tokenizer, prompt, answers)
         check(ids, params)
     except RequestError as error:
         turn = f", turn {len(answers) + 1}" if answers else ""
         raise RequestError(f"prompt {prompt.id} of {prompt.category}{turn}: {error}") from error
     return ids
+
+
+def _encode(tokenizer: Tokenizer, prompt: BenchPrompt, answers: Sequence[str]) -> list[int]:
+    asked = (prompt.text, *prompt.later)
+    if prompt.thinking != "template" and not tokenizer.has_thinking_switch:
+        raise RequestError(
+            f"thinking is {prompt.thinking}, but the target's chat template has no such switch; "
+            "leave out --thinking"
+        )
+    if not tokenizer.has_chat_template and not prompt.tools:
+        both = chain.from_iterable(zip(answers, asked[1:], strict=False))
+        return tokenizer.encode("\n\n".join(filter(None, [prompt.system, asked[0], *both])))
+    conversation = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+    conversation.append({"role": "user", "content": asked[0]})
+    for answer, text in zip(answers, asked[1:], strict=False):
+        conversation.append({"role": "assistant", "content": answer})
+        conversation.append({"role": "user", "content": text})
+    options = thinking_options(prompt.thinking)
+    if prompt.tools:
+        return encode_tool_chat(tokenizer, conversation, parse_tools(prompt.tools), options)
+    return tokenizer.encode_chat(conversation, options)
 
 
 def encode_prompts(

@@ -9,7 +9,8 @@ from rich.table import Table
 from blockdraft.bench.config import SpeedConfig
 from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS, Figures, groups_of
 from blockdraft.bench.ledger import Account, describe_accounts, merge_totals
-from blockdraft.bench.measures import Speedup
+from blockdraft.bench.lengths import LENGTH_DEFINITIONS, BreakEvenLength, break_even_length
+from blockdraft.bench.measures import Speedup, speedup_of
 from blockdraft.bench.outside.figures import (
     OUTSIDE_DEFINITIONS,
     outside_figures,
@@ -39,11 +40,26 @@ def json_report(
     definitions = DEFINITIONS | RESUMED | (OUTSIDE_DEFINITIONS if rivals else {})
     if any(config.score for config, _ in runs):
         definitions |= SCORE_DEFINITIONS
+    lengths = length_of(runs)
+    if lengths is not None:
+        definitions |= LENGTH_DEFINITIONS
     return {
         **describe_result("speed", llm, definitions),
         "num_resumed": num_resumed,
+        **({} if lengths is None else {"break_even_length": asdict(lengths)}),
         "runs": [_run(llm, config, measurements, rivals) for config, measurements in runs],
     }
+
+
+def length_of(runs: Runs) -> BreakEvenLength | None:
+    """From which length on drafting saves time; None for runs of no fixed lengths."""
+    if not all(config.ignore_eos for config, _ in runs):
+        return None
+    found = {
+        config.max_tokens: speedup_of([m.drafted for m in rows], [m.plain for m in rows], "plain")
+        for config, rows in runs
+    }
+    return break_even_length({n: None if one is None else asdict(one) for n, one in found.items()})
 
 
 def _run(
@@ -85,6 +101,8 @@ def _prompt(measurement: Measurement) -> dict[str, Any]:
         "id": measurement.prompt.id,
         "turn": measurement.turn,
         "category": measurement.prompt.category,
+        "num_tools": len(measurement.prompt.tools),
+        "thinking": measurement.prompt.thinking,
         "identical": measurement.identical,
         "loops": measurement.loops,
         **{name: describe_output(sample) for name, sample in ways.items() if sample is not None},

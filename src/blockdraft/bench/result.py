@@ -29,6 +29,7 @@ KINDS = (
     "concurrency",
     "never-slower",
     "context",
+    "traffic",
     "break-even",
     "pareto",
     "plan",

@@ -1,6 +1,7 @@
-"""Task scores: whether the number that an answer gives is the right one. Loads no model library.
+"""Task scores: whether the number or the program that an answer gives is right.
 
 As GSM8K is scored: the number in the last box counts, or without a box the last number of the text.
+As HumanEval and MBPP are: the program must pass the tests of its prompt. Loads no model library.
 """
 
 import re
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from blockdraft.bench.programs import program_of
+from blockdraft.bench.sandbox import SECONDS, check_sandbox, passes
 from blockdraft.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,9 +19,11 @@ if TYPE_CHECKING:
     from blockdraft.bench.workload import BenchPrompt
 
 SCORE_DEFINITIONS = {
-    "scores": "by set: num_scored, the prompts whose reference is a number; num_right, by way, the "
-    "outputs whose number in the last \\boxed{}, or without one the last number of the text, is "
-    "that; num_cut, plain outputs of them that max_tokens cut off, which seldom hold their answer",
+    "scores": "by set: num_scored, the prompts that have tests or whose reference is a number; "
+    "num_right, by way, the outputs whose program passes the tests, without network and within "
+    f"{SECONDS} seconds of processor time, or whose number in the last \\boxed{{}}, or without one "
+    "the last number of the text, is the reference; num_cut, plain outputs of them that max_tokens "
+    "cut off, which seldom hold their answer",
 }
 
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")
@@ -66,30 +71,41 @@ def _value(number: str) -> Decimal:
 
 
 def check_scored(prompts: Sequence["BenchPrompt"]) -> None:
-    """Refuse to score what has no numbers.
+    """Refuse to score what has neither numbers nor tests.
 
     Raises:
-        ConfigError: no prompt has one.
+        ConfigError: no prompt has one, nor tests, or programs cannot be kept apart here.
     """
-    if all(_right_number_of(prompt) is None for prompt in prompts):
+    if not any(map(_is_scored, prompts)):
         raise ConfigError(
-            "--score compares numbers, and no prompt has one as its reference; leave it out, or "
-            "add --prompts gsm8k, or rows with reference"
+            "--score compares numbers and runs tests, and no prompt has a number as its reference, "
+            "or a test; leave it out, or add --prompts gsm8k, or rows with reference or test"
         )
+    if any(prompt.test is not None and not prompt.later for prompt in prompts):
+        check_sandbox()
 
 
-def _right_number_of(prompt: "BenchPrompt") -> Decimal | None:
-    """Of a prompt; a conversation has a reference for each turn, which nobody scores here."""
-    return None if prompt.later else right_number(prompt.reference)
+def _is_scored(prompt: "BenchPrompt") -> bool:
+    """A conversation would need a reference for each turn, which nobody scores here."""
+    has_number = right_number(prompt.reference) is not None
+    return not prompt.later and (prompt.test is not None or has_number)
+
+
+def is_right(prompt: "BenchPrompt", answer: str) -> bool:
+    """Whether an answer to a prompt that is scored is right; runs its program, if it has tests."""
+    if prompt.test is None:
+        return given_number(answer) == right_number(prompt.reference)
+    program = program_of(prompt.text, answer, prompt.test, prompt.entry_point)
+    return program is not None and passes(program)
 
 
 def scores_of(
     measurements: Sequence["Measurement"], decode: Callable[[Sequence[int]], str], max_tokens: int
 ) -> dict[str, Score]:
-    """Of every set that has numbers. `decode` gives the text of tokens."""
+    """Of every set that has numbers or tests. `decode` gives the text of tokens."""
     groups: dict[str, list[Measurement]] = {}
     for measurement in measurements:
-        if _right_number_of(measurement.prompt) is not None:
+        if _is_scored(measurement.prompt):
             groups.setdefault(measurement.prompt.category, []).append(measurement)
     return {name: _score(group, decode, max_tokens) for name, group in groups.items()}
 
@@ -99,9 +115,9 @@ def _score(
 ) -> Score:
     num_right: dict[str, int] = {}
     for measurement in group:
-        right = _right_number_of(measurement.prompt)
         for way, token_ids in measurement.outputs.items():
-            num_right[way] = num_right.get(way, 0) + (given_number(decode(token_ids)) == right)
+            right = is_right(measurement.prompt, decode(token_ids))
+            num_right[way] = num_right.get(way, 0) + right
     num_cut = sum(len(measurement.plain.token_ids) == max_tokens for measurement in group)
     return Score(len(group), num_cut, num_right)
 

@@ -6,10 +6,12 @@ from statistics import median
 from typing import Any
 
 from blockdraft.bench import summary, svg
+from blockdraft.bench.lengths import BreakEvenLength, length_line
 from blockdraft.bench.published import LOADS, PUBLISHED, PUBLISHED_LOADS, SETS, set_of
 from blockdraft.bench.result import Result, need
 from blockdraft.bench.tables import three_digits
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.words import counted
 
 Values = Mapping[str, Any]
 
@@ -159,7 +161,45 @@ def _speed(result: Result) -> Section:
             grids.append(_outside(run, how))
         title = f"Speed of drafted decoding, {how}; plain decoding is 1"
         plots[f"-{number + 1}"] = svg.bar_plot(title, "plain", bars)
+    if (found := result.values.get("break_even_length")) is not None:
+        return _lengths(result, found)
     return Section("bench speed", grids=grids, plots=plots)
+
+
+def _lengths(result: Result, found: Values) -> Section:
+    """Answers of fixed lengths: a row for each, instead of a table."""
+    rows, bars = [], []
+    for run in need(result, "runs"):
+        row, length = run["figures"]["all"], counted(run["config"]["max_tokens"], "token")
+        band, decoding = row["speedup_bands"]["plain"], row["speedup_bands"]["plain_decode"]
+        ways = [row["ways"]["plain"], row["ways"]["drafted"]]
+        rows.append(
+            [
+                length,
+                *(three_digits(1000 * way["first_token_seconds"]["p50"]) for way in ways),
+                *(three_digits(way["tokens_per_second"]) for way in ways),
+                spread_words(band),
+                spread_words(decoding),
+                f"{ways[1]['tau_micro']:.2f}",
+                f"{row['num_identical']}/{row['num_prompts']}",
+            ]
+        )
+        bars.append(svg.Bar(length, band["value"], band["low"], band["high"]))
+    heads = ["answer", "plain TTFT ms", "drafted TTFT ms", "plain tok/s", "drafted tok/s"]
+    heads += ["over plain", "over plain, decoding", "tau", "same tokens"]
+    about = f"Answers of exactly so many tokens. {_BAND} TTFT: median."
+    fact = length_line(
+        BreakEvenLength(
+            tuple(found["lengths"]), found["at_least_as_fast_from"], found["surely_from"]
+        )
+    )
+    title = "Speed of drafted decoding by length of the answer; plain decoding is 1"
+    return Section(
+        "bench speed --lengths",
+        [f"{fact[0].upper()}{fact[1:]}."],
+        [Grid("By length", about, heads, rows)],
+        {"": svg.bar_plot(title, "plain", bars)},
+    )
 
 
 def _outside(run: Values, how: str) -> Grid:
@@ -445,6 +485,38 @@ def _context(result: Result) -> Section:
     return Section("bench context", grids=[Grid("", about, heads, rows)])
 
 
+def _traffic(result: Result) -> Section:
+    rows = []
+    for row in need(result, "figures"):
+        found, straight = row["measures"], row["without_loops"]
+        cells = [""] * 7
+        if found is not None:
+            is_baseline = row["way"] == "plain"
+            cells = [
+                "" if is_baseline else spread_words(found["decode_speedup"]),
+                "" if is_baseline else spread_words(found["speedup"]),
+                f"{found['tau_micro']:.2f}",
+                "" if straight is None else f"{straight['tau_micro']:.2f}",
+                *_latency(found),
+            ]
+        total = spread_words(row["tokens_per_second_in_total"])
+        counts = [f"{row['num_identical']}/{row['num_outputs']}", str(row["num_aborted"])]
+        rows.append([row["way"], total, *cells, *counts])
+    bench = need(result, "bench")
+    heads = ["way", "tok/s in total", "over plain, decoding", "over plain, whole", "tau"]
+    heads += ["tau without loops", "TTFT ms", "TPOT ms", "largest gap ms", "same tokens"]
+    heads.append("given up")
+    heats = ", ".join(f"{heat:g}" for heat in bench["temperatures"])
+    about = (
+        f"{bench['num_requests']} requests, {bench['requests_per_second']:g} per second, of "
+        f"{bench['min_tokens']} to {bench['max_tokens']} tokens, temperature {heats}, at most "
+        f"{bench['concurrency']} at once, played {bench['repeats']} times. Tokens in total: "
+        f"median, lowest and highest of the repeats. {_BAND} TTFT, TPOT and gap: median, 95th "
+        "percentile; without requests that were given up."
+    )
+    return Section("bench traffic", grids=[Grid("", about, heads, rows)])
+
+
 def _break_even(result: Result) -> Section:
     found = need(result, "break_even")
     band = found.get("speedup_band")
@@ -508,6 +580,7 @@ _SECTIONS: Mapping[str, Callable[[Result], Section]] = {
     "pareto": _pareto,
     "never-slower": _never_slower,
     "context": _context,
+    "traffic": _traffic,
     "break-even": _break_even,
     "plan": _plan,
 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blockdraft.bench.workload import BenchPrompt, chosen, read_workload
+from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.boxed import BOXED_LINE
 
@@ -51,7 +52,7 @@ SETS = {
             "speed-bench", "speed_bench", None, "your copy's own", "nvidia/SPEED-Bench", "mixed"
         ),
         PromptSet("ifeval", "ifeval", 541, "Apache-2.0", "google-research/ifeval", "formats"),
-        PromptSet("bfcl", "bfcl_v4", 1258, "Apache-2.0", "ShishirPatil/gorilla", "tool questions"),
+        PromptSet("bfcl", "bfcl_v4", 1258, "Apache-2.0", "ShishirPatil/gorilla", "tools"),
         PromptSet("qmsum", "qmsum_test", 105, "MIT", "Yale-LILY/QMSum", "long context"),
         PromptSet(
             "kv-retrieval", "kv_retrieval_75", 100, "MIT", "lost-in-the-middle", "long context"
@@ -61,14 +62,24 @@ SETS = {
 
 
 def read_prompts(
-    names: Sequence[Path], folder: Path | None, limit: int | None, seed: int = 0
+    names: Sequence[Path],
+    folder: Path | None,
+    limit: int | None,
+    seed: int = 0,
+    thinking: Thinking = "template",
 ) -> list[BenchPrompt]:
     """The prompts of files and of sets by name, `limit` of each at most, drawn by the seed.
+
+    thinking: what the chat template is told for each.
 
     Raises:
         ConfigError: one is neither, a set has no file in `folder`, or a file holds no prompts.
     """
-    return [prompt for name in names for prompt in chosen(_read(name, folder), limit, seed)]
+    return [
+        replace(prompt, thinking=thinking)
+        for name in names
+        for prompt in chosen(_read(name, folder), limit, seed)
+    ]
 
 
 def _read(name: Path, folder: Path | None) -> list[BenchPrompt]:

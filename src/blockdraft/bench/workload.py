@@ -1,11 +1,14 @@
 """Prompts to measure with."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
+from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.jsonl import later_turns, prompt_text, read_jsonl, set_name
 
@@ -17,7 +20,10 @@ BUNDLED = Path(__file__).with_name("prompts.jsonl")
 class BenchPrompt:
     """The user's turns of a conversation: the first, and those behind it, asked in its course.
 
-    reference: the right answer, where the set has one.
+    reference: the right answer, where the set has one. test: a program that only a right answer's
+    program lets come to its end; entry_point: the function that its `check` takes, see
+    `programs.py`. system: instructions before the first turn. tools: functions that the model may
+    call, in OpenAI's form, not checked yet. thinking: what the chat template is told.
     """
 
     id: str
@@ -25,6 +31,11 @@ class BenchPrompt:
     text: str
     later: tuple[str, ...] = ()
     reference: str | None = None
+    test: str | None = None
+    entry_point: str | None = None
+    system: str | None = None
+    tools: tuple[Any, ...] = ()
+    thinking: Thinking = "template"
 
 
 def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
@@ -42,13 +53,56 @@ def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
             category=str(row.get("category", name)),
             text=prompt_text(row, path, number),
             later=later_turns(row, path, number),
-            reference=reference if isinstance(reference := row.get("reference"), str) else None,
+            reference=_text(row, "reference"),
+            test=_text(row, "test"),
+            entry_point=_text(row, "entry_point"),
+            system=_text(row, "system"),
+            tools=_tools(row),
         )
         for number, row in islice(read_jsonl(path), limit)
     ]
     if not rows:
         raise ConfigError(f"{path} holds no prompts; give JSONL rows with turns or prompt")
     return rows
+
+
+def _text(row: Mapping[str, Any], key: str) -> str | None:
+    return value if isinstance(value := row.get(key), str) else None
+
+
+def _tools(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """In OpenAI's form or bare, as BFCL has them; names of functions without a definition go."""
+    tools = row.get("tools")
+    if not isinstance(tools, list):
+        return ()
+    return tuple(_in_openai_form(tool) for tool in tools if not isinstance(tool, str))
+
+
+def _in_openai_form(tool: object) -> object:
+    """A tool; BFCL has no frame around it, dots in names and Python's names of types."""
+    if not isinstance(tool, dict) or "function" in tool or not isinstance(tool.get("name"), str):
+        return tool
+    function = {**tool, "name": re.sub(r"[^A-Za-z0-9_-]", "_", tool["name"])}
+    return {"type": "function", "function": _with_json_types(function)}
+
+
+_JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
+
+
+def _with_json_types(value: object) -> Any:
+    """A schema whose types are Python's, with those of JSON; `any` is none."""
+    if isinstance(value, list):
+        return [_with_json_types(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    # A property may be called "type": then it is a schema, and no name of a type.
+    kind = value.get("type")
+    found = {key: _with_json_types(one) for key, one in value.items()}
+    if kind == "any":
+        del found["type"]
+    elif isinstance(kind, str):
+        found["type"] = _JSON_TYPES.get(kind, kind)
+    return found
 
 
 def chosen(prompts: Sequence[BenchPrompt], limit: int | None, seed: int) -> list[BenchPrompt]:

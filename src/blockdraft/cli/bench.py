@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockdraft.bench.config import BreakEvenConfig, SpeedConfig
+from blockdraft.bench.config import BreakEvenConfig, SpeedConfig, check_growing
 from blockdraft.bench.outside.engines import ENGINES, parse_against
 from blockdraft.bench.scores import check_scored, score_lines, scores_of
 from blockdraft.bench.sets import read_prompts
@@ -23,15 +23,18 @@ from blockdraft.cli.bench_context import context
 from blockdraft.cli.bench_output import (
     Output,
     Progress,
+    SetsFolder,
     check_before_loading,
     headline,
     load_for_prompts,
+    parse_points,
     publish,
     settings_of,
 )
 from blockdraft.cli.bench_pareto import pareto
 from blockdraft.cli.bench_results import plan, report
 from blockdraft.cli.bench_sets import sets
+from blockdraft.cli.bench_traffic import traffic
 from blockdraft.cli.ledger_output import (
     Ledger,
     Waterfall,
@@ -40,11 +43,15 @@ from blockdraft.cli.ledger_output import (
     write_waterfall,
 )
 from blockdraft.cli.logs import with_verbosity
-from blockdraft.core.config import LLMConfig
+from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.words import counted
 
-_LLM = LLMConfig()
+if TYPE_CHECKING:
+    from blockdraft.bench.outside.rivals import Rival
+    from blockdraft.bench.report import Runs
+    from blockdraft.llm import LLM
+
 _SPEED = SpeedConfig()
 
 DEMO_PER_KIND = 2
@@ -55,7 +62,7 @@ app = typer.Typer(
     help="Measure the speed of drafted decoding, check that it changes no output, and report.",
     no_args_is_help=True,
 )
-for command in (concurrency, never_slower, context, pareto, plan, report, sets):
+for command in (concurrency, never_slower, context, traffic, pareto, plan, report, sets):
     app.command()(with_verbosity(command))
 
 WithTransformers = Annotated[
@@ -77,19 +84,30 @@ def speed(
             help="JSONL file of prompts, or the name of a set that `bench sets` lists. Repeatable."
         ),
     ],
-    sets_folder: Annotated[
-        Path | None,
-        typer.Option("--sets", help="Folder with your copies of the sets that --prompts names."),
-    ] = None,
+    sets_folder: SetsFolder = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Take only this many prompts of each file, drawn by --seed."),
     ] = None,
     max_tokens: options.MaxTokens = _SPEED.max_tokens,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Instead of --max-tokens: answers of exactly so many tokens, for each number, and "
+            "from which of them on drafting saves time.",
+        ),
+    ] = None,
     temperature: options.Temperature = _SPEED.temperature,
     seed: Annotated[
         int, typer.Option(help="Seed of the sampling, and of the choice of prompts.")
     ] = _SPEED.seed,
+    thinking: Annotated[
+        Thinking,
+        typer.Option(
+            help="Tell the chat template to let the model think, or not; template: its own default."
+        ),
+    ] = "template",
     whole_blocks: Annotated[
         bool,
         typer.Option(
@@ -121,7 +139,9 @@ def speed(
     score: Annotated[
         bool,
         typer.Option(
-            "--score", help="Also count right answers, of prompts whose reference is a number."
+            "--score",
+            help="Also count right answers, of prompts that have tests or a number as reference. "
+            "Tests run the model's programs without network.",
         ),
     ] = _SPEED.score,
     ledger: Ledger = _SPEED.ledger,
@@ -143,7 +163,7 @@ def speed(
     conversation every turn is asked, behind the answers of plain decoding. With --output a run that
     was ended goes on when the same command is given again, unless it has a --ledger.
     """
-    workload = read_prompts(prompts, sets_folder, limit, seed)
+    workload = read_prompts(prompts, sets_folder, limit, seed, thinking)
     if force_acceptance is not None:
         if ledger or waterfall is not None:
             raise ConfigError("--ledger is of real verdicts; leave it out with --force-acceptance")
@@ -151,6 +171,8 @@ def speed(
             raise ConfigError("--against compares outputs; leave it out with --force-acceptance")
         if score:
             raise ConfigError("--score is of real outputs; leave it out with --force-acceptance")
+        if lengths is not None:
+            raise ConfigError("--lengths is of real drafts; leave it out with --force-acceptance")
         forced = BreakEvenConfig(
             force_acceptance=force_acceptance,
             max_tokens=max_tokens,
@@ -174,8 +196,25 @@ def speed(
     check_waterfall(waterfall, with_ledger=ledger)
     if score:
         check_scored(workload)
+    configs = [config] if lengths is None else _of_lengths(config, lengths)
     llm_config = replace(options.llm_config(ctx.params), adaptive=not whole_blocks)
-    _measure(llm_config, [config], workload, output, as_json, waterfall)
+    _measure(llm_config, configs, workload, output, as_json, waterfall)
+
+
+def _of_lengths(config: SpeedConfig, lengths: str) -> list[SpeedConfig]:
+    """A run for each length.
+
+    Raises:
+        ConfigError: they are no growing numbers, or something else needs whole answers.
+    """
+    points = parse_points("lengths", lengths)
+    check_growing("lengths", points)
+    if config.against or config.score or config.ledger:
+        raise ConfigError(
+            "--lengths cuts answers at each length; leave it out with --against, --score and "
+            "--ledger"
+        )
+    return [replace(config, max_tokens=length, ignore_eos=True) for length in points]
 
 
 @app.command()
@@ -254,13 +293,9 @@ def _measure(
     check_before_loading(llm_config, output)
     all_params = [config.params for config in configs]
     llm = load_for_prompts(llm_config, workload, all_params, in_course=True)
-    from rich.console import Console
-
-    from blockdraft.bench.figures import groups_of
     from blockdraft.bench.journal import journal_path
-    from blockdraft.bench.outside.figures import failure_lines, outside_figures, outside_table
     from blockdraft.bench.outside.rivals import started_rivals
-    from blockdraft.bench.report import LEGEND, accounts_of, json_report, table
+    from blockdraft.bench.report import accounts_of, json_report
     from blockdraft.bench.speed import SpeedBench
     from blockdraft.bench.speed_journal import SpeedJournal
 
@@ -273,26 +308,14 @@ def _measure(
         with_transformers = configs[0].with_transformers
         bench = SpeedBench(llm, with_transformers=with_transformers, rivals=rivals)
         for number, config in enumerate(configs):
-            progress = Progress(f"T={config.temperature:g}", num_turns)
+            size = f", {config.max_tokens} tokens" if config.ignore_eos else ""
+            progress = Progress(f"T={config.temperature:g}{size}", num_turns)
             found = bench.run(workload, config, progress.advance, journal.part(number))
             runs.append((config, found))
     publish(json_report(llm, runs, rivals, journal.num_found), output, as_json=as_json)
     journal.remove()
     if not as_json:
-        print(headline(llm))
-        for config, measurements in runs:
-            how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
-            title = f"{how}, at most {counted(config.max_tokens, 'token')}"
-            Console(markup=False).print(table(title, groups_of(measurements)))
-        print(LEGEND)
-        for _, measurements in runs if rivals else []:
-            figures = [outside_figures(rival, measurements) for rival in rivals]
-            Console(markup=False).print(outside_table(figures))
-            print(*failure_lines(figures), sep="\n")
-        for config, measurements in runs:
-            if config.score:
-                scores = scores_of(measurements, llm.tokenizer.decode, config.max_tokens)
-                print(*score_lines(scores), sep="\n")
+        _show(llm, runs, rivals)
     for config, measurements in runs:
         if config.ledger:
             accounts = accounts_of(llm, measurements)
@@ -302,3 +325,31 @@ def _measure(
     all_identical = all(m.identical for _, measurements in runs for m in measurements)
     if llm_config.exact and not all_identical:
         raise typer.Exit(NO)
+
+
+def _show(llm: "LLM", runs: "Runs", rivals: Sequence["Rival"]) -> None:
+    from rich.console import Console
+
+    from blockdraft.bench.figures import groups_of
+    from blockdraft.bench.lengths import length_line
+    from blockdraft.bench.outside.figures import failure_lines, outside_figures, outside_table
+    from blockdraft.bench.report import LEGEND, length_of, table
+
+    console = Console(markup=False)
+    print(headline(llm))
+    for config, measurements in runs:
+        how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
+        most = "" if config.ignore_eos else "at most "
+        title = f"{how}, {most}{counted(config.max_tokens, 'token')}"
+        console.print(table(title, groups_of(measurements)))
+    print(LEGEND)
+    if (found := length_of(runs)) is not None:
+        print(length_line(found))
+    for _, measurements in runs if rivals else []:
+        figures = [outside_figures(rival, measurements) for rival in rivals]
+        console.print(outside_table(figures))
+        print(*failure_lines(figures), sep="\n")
+    for config, measurements in runs:
+        if config.score:
+            scores = scores_of(measurements, llm.tokenizer.decode, config.max_tokens)
+            print(*score_lines(scores), sep="\n")

@@ -7,16 +7,19 @@ from typing import Annotated, Literal
 import typer
 
 from blockdraft.bench.config import ConcurrencyConfig, NeverSlowerConfig
-from blockdraft.bench.workload import BUNDLED, BenchPrompt, mixed_prompts, read_workload
+from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
     Output,
     Progress,
+    Prompts,
+    SetsFolder,
     check_before_loading,
     headline,
     load_for_prompts,
     parse_points,
     publish,
+    read_prompts_or_bundled,
     requests_of,
     show_points,
 )
@@ -38,10 +41,6 @@ BadDrafter = Literal["no", "noise", "wrong"]
 Points = Annotated[
     str, typer.Option(help="Requests at once: one measurement for each number.", metavar="N,N")
 ]
-Prompts = Annotated[
-    list[Path] | None,
-    typer.Option(help="JSONL file of prompts. Repeatable.", show_default="the bundled ones"),
-]
 
 
 @options.models(without=options.FIXED)
@@ -49,6 +48,7 @@ def concurrency(
     ctx: typer.Context,
     concurrency: Points = show_points(_CONCURRENCY.concurrency),
     prompts: Prompts = None,
+    sets_folder: SetsFolder = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -79,7 +79,7 @@ def concurrency(
     Closed loop: when a request ends, the next one starts. Exits with 1 if any output differs from
     plain decoding although exactness was asked for.
     """
-    workload = _read(prompts)
+    workload = read_prompts_or_bundled(prompts, sets_folder)
     config = ConcurrencyConfig(
         concurrency=parse_points("concurrency", concurrency),
         num_requests=requests,
@@ -148,6 +148,7 @@ def never_slower(
     ctx: typer.Context,
     concurrency: Points = show_points(_NEVER_SLOWER.concurrency),
     prompts: Prompts = None,
+    sets_folder: SetsFolder = None,
     bad_drafter: Annotated[
         BadDrafter,
         typer.Option(
@@ -172,7 +173,7 @@ def never_slower(
     Greedy. The target is loaded twice. Exits with 1 if any output differs although exactness was
     asked for; being slower is a result, not a failure.
     """
-    workload = _read(prompts)
+    workload = read_prompts_or_bundled(prompts, sets_folder)
     config = NeverSlowerConfig(
         concurrency=parse_points("concurrency", concurrency),
         seconds=seconds,
@@ -219,7 +220,3 @@ def _measure_never_slower(
         print(*report.depth_lines(rows), *verdicts, report.NEVER_SLOWER_LEGEND, sep="\n")
     if llm_config.exact and any(p.num_identical < p.num_outputs for p in measured):
         raise typer.Exit(NO)
-
-
-def _read(paths: list[Path] | None) -> list[BenchPrompt]:
-    return [prompt for path in paths or [BUNDLED] for prompt in read_workload(path)]

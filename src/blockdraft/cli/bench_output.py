@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blockdraft.bench.sets import read_prompts
+from blockdraft.bench.workload import BUNDLED, BenchPrompt
 from blockdraft.cli import options
 from blockdraft.cli.output import check_writable, describe_llm, print_json
 from blockdraft.core.config import LLMConfig
@@ -20,13 +22,33 @@ from blockdraft.hub.catalog import display_name
 from blockdraft.measure.provenance import describe_environment
 
 if TYPE_CHECKING:
-    from blockdraft.bench.workload import BenchPrompt
     from blockdraft.llm import LLM
     from blockdraft.text.outline import Outline
 
 Output = Annotated[
     Path | None, typer.Option(help="Also write a report with all results, as JSON, to this file.")
 ]
+
+Prompts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="JSONL file of prompts, or the name of a set that `bench sets` lists. Repeatable.",
+        show_default="the bundled ones",
+    ),
+]
+SetsFolder = Annotated[
+    Path | None,
+    typer.Option("--sets", help="Folder with your copies of the sets that --prompts names."),
+]
+
+
+def read_prompts_or_bundled(paths: Sequence[Path] | None, folder: Path | None) -> list[BenchPrompt]:
+    """The prompts of files and sets, or the bundled ones.
+
+    Raises:
+        ConfigError: see `read_prompts`.
+    """
+    return read_prompts(paths or [BUNDLED], folder, None)
 
 
 def check_before_loading(llm_config: LLMConfig, output: Path | None) -> None:
@@ -42,7 +64,7 @@ def check_before_loading(llm_config: LLMConfig, output: Path | None) -> None:
 
 def load_for_prompts(
     llm_config: LLMConfig,
-    workload: Sequence["BenchPrompt"],
+    workload: Sequence[BenchPrompt],
     all_params: Sequence[SamplingParams],
     *,
     in_course: bool = False,
@@ -87,11 +109,11 @@ def publish(report: Mapping[str, Any], output: Path | None, *, as_json: bool) ->
 
 
 def settings_of(
-    configs: Sequence[LLMConfig], options: object, prompts: Sequence["BenchPrompt"]
+    configs: Sequence[LLMConfig], options: object, prompts: Sequence[BenchPrompt]
 ) -> dict[str, Any]:
     """All that must be the same for a run that was ended to go on, as plain values for JSON."""
     environment = describe_environment()
-    texts = "\0".join(text for prompt in prompts for text in (prompt.text, *prompt.later))
+    texts = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
     return {
         "models": [asdict(one) for one in configs],
         "options": options,

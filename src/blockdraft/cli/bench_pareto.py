@@ -2,23 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blockdraft.bench.config import ParetoConfig
-from blockdraft.bench.workload import BUNDLED, mixed_prompts, read_workload
+from blockdraft.bench.workload import mixed_prompts
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import (
     Output,
     Progress,
+    Prompts,
+    SetsFolder,
     check_before_loading,
     headline,
     load_for_prompts,
     parse_points,
     publish,
+    read_prompts_or_bundled,
     requests_of,
     settings_of,
     show_points,
@@ -47,10 +49,8 @@ def pareto(
         bool,
         typer.Option("--parts", help="Also measure each part of --drafter alone, such as lookup."),
     ] = _PARETO.parts,
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(help="JSONL file of prompts. Repeatable.", show_default="the bundled ones"),
-    ] = None,
+    prompts: Prompts = None,
+    sets_folder: SetsFolder = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -72,7 +72,7 @@ def pareto(
     run that was ended goes on when the same command is given again. Exits with 1 if any output
     differs from plain decoding although exactness was asked for.
     """
-    workload = [prompt for path in prompts or [BUNDLED] for prompt in read_workload(path)]
+    workload = read_prompts_or_bundled(prompts, sets_folder)
     config = ParetoConfig(
         concurrency=parse_points("concurrency", concurrency),
         num_requests=requests,

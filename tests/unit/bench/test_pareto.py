@@ -28,10 +28,16 @@ from blockdraft.bench.pareto_report import (
 from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
+from blockdraft.data.boxed import BOXED_LINE
 from tests.bench_fakes import FakeLLM
 from tests.bench_results import PARETO, PROMPTS, SLOWDOWN
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
+SHORT = {
+    "pareto": ["--repeats", "1"],
+    "concurrency": ["--repeats", "1"],
+    "never-slower": ["--pairs", "1", "--seconds", "1"],
+}
 CURVE = [CurvePoint(100.0, 100.0), CurvePoint(80.0, 300.0), CurvePoint(40.0, 500.0)]
 
 
@@ -284,3 +290,18 @@ def test_the_tables_fit_80_columns(llm):
     assert "1200-1299" in text
     assert "below its range" in text or "above its range" in text
     assert max(map(len, PARETO_LEGEND.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", ["pareto", "concurrency", "never-slower"])
+def test_a_set_by_name_is_asked_with_many_at_once(monkeypatch, llm, tmp_path, command):
+    row = {"id": "1", "turns": ["how much?"]}
+    (tmp_path / "gsm8k_test.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    monkeypatch.setattr(options, "load_llm", lambda config, check=None: llm)
+    arguments = ["--prompts", "gsm8k", "--concurrency", "1", "--max-tokens", "4"]
+    missing = CliRunner().invoke(app, ["bench", command, *arguments])
+    assert "name the folder" in missing.stderr
+    arguments += ["--sets", str(tmp_path)]
+    result = CliRunner().invoke(app, ["bench", command, *arguments, *SHORT[command]])
+    assert result.exit_code == 0, result.output
+    asked = {"".join(map(chr, prompt)) for _, _, prompts, _ in llm.calls for prompt in prompts}
+    assert asked == {"how much?" + BOXED_LINE}

@@ -23,7 +23,7 @@ from tests.bench_results import write_all
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md"]
-NAMES = ["break-even", "concurrency", "never-slower", "pareto", "plan", "speed", "ways"]
+NAMES = ["break-even", "concurrency", "never-slower", "pareto", "plan", "speed", "traffic", "ways"]
 
 
 @pytest.fixture

@@ -98,5 +98,5 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_loaded(tmp_path):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "hello"}\n', encoding="utf-8")
     options = ["bench", "speed", "--prompts", prompts, "--target", "x", "--score"]
-    assert "no prompt has one as its reference" in refusal(*options)
+    assert "no prompt has a number as its reference" in refusal(*options)
     assert "leave it out" in refusal(*options, "--force-acceptance", "0")

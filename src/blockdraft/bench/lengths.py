@@ -1,0 +1,55 @@
+"""Answers of fixed lengths: from which one on drafting saves time. Loads no model library."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LENGTH_DEFINITIONS = {
+    "break_even_length": "of the lengths that were measured: at_least_as_fast_from, the least at "
+    "which, and at all longer ones, drafted decoding took no longer than plain decoding from the "
+    "request to the last token; surely_from, the same for the lower end of the band; null: not "
+    "even at the longest",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEvenLength:
+    """See LENGTH_DEFINITIONS."""
+
+    lengths: tuple[int, ...]
+    at_least_as_fast_from: int | None
+    surely_from: int | None
+
+
+def break_even_length(speedups: Mapping[int, Mapping[str, Any] | None]) -> BreakEvenLength:
+    """Of the speed-ups over plain decoding, end to end, by growing length."""
+    lengths = tuple(speedups)
+    return BreakEvenLength(
+        lengths,
+        _from(lengths, [_at(found, "value") for found in speedups.values()]),
+        _from(lengths, [_at(found, "low") for found in speedups.values()]),
+    )
+
+
+def _at(speedup: Mapping[str, Any] | None, key: str) -> float | None:
+    return None if speedup is None else speedup[key]
+
+
+def _from(lengths: Sequence[int], speedups: Sequence[float | None]) -> int | None:
+    first = None
+    for length, speedup in zip(reversed(lengths), reversed(speedups), strict=True):
+        if speedup is None or speedup < 1:
+            break
+        first = length
+    return first
+
+
+def length_line(found: BreakEvenLength) -> str:
+    """What it says, for people."""
+    shown = ", ".join(map(str, found.lengths))
+    if found.at_least_as_fast_from is None:
+        return f"drafting saves no time at any of {shown} tokens up to the longest"
+    line = f"drafting saves time from {found.at_least_as_fast_from} tokens on, of {shown}"
+    if found.surely_from is None:
+        return f"{line}; the bands reach below 1"
+    return f"{line}; the whole band is above 1 from {found.surely_from} on"

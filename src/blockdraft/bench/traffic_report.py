@@ -1,0 +1,87 @@
+"""`bench traffic`, for people and for machines."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from blockdraft.bench.config import TrafficConfig
+from blockdraft.bench.measures import Percentiles
+from blockdraft.bench.result import describe_result
+from blockdraft.bench.tables import empty_table, spread_cells, three_digits
+from blockdraft.bench.traffic import (
+    TRAFFIC_DEFINITIONS,
+    Request,
+    TrafficFigures,
+    Turn,
+    describe_requests,
+    describe_turns,
+    traffic_figures,
+)
+from blockdraft.llm import LLM
+
+TRAFFIC_LEGEND = """\
+tok/s: of all requests over the wall time, median and low-high of the repeats.
+over plain: tokens after each first one over the seconds since it, with its 95 %
+band; whole: from arrival to last token. TTFT, TPOT, gap: median and 95th
+percentile, milliseconds. tau: tokens per target pass. same: outputs that equal
+those of plain decoding. Requests that were given up count for tok/s and same."""
+
+
+def traffic_json(
+    llm: LLM,
+    config: TrafficConfig,
+    requests: Sequence[Request],
+    ids: Sequence[str],
+    turns: Sequence[Turn],
+) -> dict[str, Any]:
+    """Everything needed to judge and to repeat a result; `ids` are those of the prompts."""
+    return {
+        **describe_result("traffic", llm, TRAFFIC_DEFINITIONS),
+        "bench": asdict(config),
+        "figures": [asdict(row) for row in traffic_figures(turns)],
+        "requests": describe_requests(requests, ids),
+        "repeats": describe_turns(turns),
+    }
+
+
+def traffic_table(title: str, rows: Sequence[TrafficFigures]) -> Table:
+    """One row for each way; fits 80 columns."""
+    view = empty_table(
+        title,
+        *("", "tok/s", "low-high", "over\nplain", "whole", "tau", "TTFT\nms", "TPOT\nms"),
+        *("gap\nms", "same"),
+    )
+    for row in rows:
+        found = row.measures
+        cells = [""] * 6
+        if found is not None:
+            cells = [
+                *(
+                    "" if one is None else f"{one.value:.2f}\n{_ends(one.low, one.high)}"
+                    for one in (found.decode_speedup, found.speedup)
+                ),
+                f"{found.tau_micro:.2f}",
+                *map(
+                    _milliseconds,
+                    (found.first_token_seconds, found.seconds_per_token, found.largest_gap),
+                ),
+            ]
+        view.add_row(
+            row.way,
+            *spread_cells(row.tokens_per_second_in_total),
+            *cells,
+            f"{row.num_identical}/{row.num_outputs}",
+        )
+    return view
+
+
+def _ends(low: float | None, high: float | None) -> str:
+    return "(one)" if low is None or high is None else f"{low:.2f}-{high:.2f}"
+
+
+def _milliseconds(found: Percentiles | None) -> str:
+    if found is None:
+        return ""
+    return f"{three_digits(1000 * found.p50)}\n{three_digits(1000 * found.p95)}"

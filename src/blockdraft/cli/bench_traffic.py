@@ -1,0 +1,122 @@
+"""`blockdraft bench traffic`."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from blockdraft.bench.config import TrafficConfig
+from blockdraft.bench.workload import mixed_prompts
+from blockdraft.cli import options
+from blockdraft.cli.bench_output import (
+    Output,
+    Progress,
+    Prompts,
+    SetsFolder,
+    check_before_loading,
+    headline,
+    load_for_prompts,
+    publish,
+    read_prompts_or_bundled,
+    settings_of,
+)
+from blockdraft.core.errors import NO, ConfigError
+
+_TRAFFIC = TrafficConfig()
+
+
+@options.models(without=options.FIXED)
+def traffic(
+    ctx: typer.Context,
+    prompts: Prompts = None,
+    sets_folder: SetsFolder = None,
+    requests_per_second: Annotated[
+        float, typer.Option(help="Requests that come in a second, on average.")
+    ] = _TRAFFIC.requests_per_second,
+    requests: Annotated[int, typer.Option(help="Requests in all.")] = _TRAFFIC.num_requests,
+    concurrency: Annotated[
+        int, typer.Option(help="Most requests that run at once; others wait.")
+    ] = _TRAFFIC.concurrency,
+    min_tokens: Annotated[
+        int, typer.Option(help="Fewest tokens that a request asks for.")
+    ] = _TRAFFIC.min_tokens,
+    max_tokens: Annotated[
+        int, typer.Option(help="Most tokens that a request asks for.")
+    ] = _TRAFFIC.max_tokens,
+    temperatures: Annotated[
+        str, typer.Option(help="Temperatures of requests, drawn for each.", metavar="T,T")
+    ] = ",".join(f"{heat:g}" for heat in _TRAFFIC.temperatures),
+    abort_share: Annotated[
+        float,
+        typer.Option(help="Share of requests that their client gives up before they are whole."),
+    ] = _TRAFFIC.abort_share,
+    repeats: Annotated[
+        int, typer.Option(help="How often the same traffic is played on each side.")
+    ] = _TRAFFIC.repeats,
+    seed: Annotated[int, typer.Option(help="Seed of all that is drawn.")] = _TRAFFIC.seed,
+    output: Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Play mixed traffic, plainly and with adaptive drafting: requests come, wait, or are given up.
+
+    Open loop: a request comes at its time whether the engine keeps up or not. Lengths lie between
+    --min-tokens and --max-tokens, evenly by order of magnitude. With --output a run that was ended
+    goes on when the same command is given again. Exits with 1 if any output differs from plain
+    decoding although exactness was asked for.
+    """
+    try:
+        heats = tuple(map(float, temperatures.split(",")))
+    except ValueError as error:
+        raise ConfigError(
+            f"temperatures is {temperatures!r}; give numbers such as 0,0.7"
+        ) from error
+    config = TrafficConfig(
+        requests_per_second=requests_per_second,
+        num_requests=requests,
+        concurrency=concurrency,
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        temperatures=heats,
+        abort_share=abort_share,
+        repeats=repeats,
+        seed=seed,
+    )
+    all_params = config.params
+    workload = read_prompts_or_bundled(prompts, sets_folder)
+    chosen = mixed_prompts(workload, min(len(workload), config.num_requests))
+    llm_config = options.llm_config(ctx.params)
+    check_before_loading(llm_config, output)
+    llm = load_for_prompts(llm_config, chosen, all_params)
+    from rich.console import Console
+
+    from blockdraft.bench import traffic_report as report
+    from blockdraft.bench.decode import encode_prompts
+    from blockdraft.bench.journal import journal_path
+    from blockdraft.bench.traffic import (
+        TrafficBench,
+        TrafficJournal,
+        draw_requests,
+        traffic_figures,
+    )
+
+    settings = settings_of([llm_config], asdict(config), chosen)
+    journal = TrafficJournal(journal_path(output), settings)
+    asked = draw_requests(config, len(chosen))
+    encoded = encode_prompts(llm, chosen, all_params[0])
+    progress = Progress("traffic", config.repeats - len(journal.turns), "repeats")
+    turns = TrafficBench(llm).run(encoded, asked, config, journal, progress.advance)
+    ids = [prompt.id for prompt in chosen]
+    publish(report.traffic_json(llm, config, asked, ids, turns), output, as_json=as_json)
+    journal.remove()
+    rows = traffic_figures(turns)
+    if not as_json:
+        print(headline(llm))
+        title = (
+            f"{config.num_requests} requests, {config.requests_per_second:g} per second, of "
+            f"{config.min_tokens} to {config.max_tokens} tokens, temperature {temperatures}, "
+            f"{rows[0].num_aborted // len(turns)} given up"
+        )
+        Console(markup=False).print(report.traffic_table(title, rows))
+        print(report.TRAFFIC_LEGEND)
+    if llm_config.exact and any(row.num_identical < row.num_outputs for row in rows):
+        raise typer.Exit(NO)
