@@ -55,14 +55,15 @@ def test_outside_of_a_start_everything_is_found_out():
     assert [once("test", lambda: 1), once("test", lambda: 2)] == [1, 2]
 
 
-def test_what_does_not_last_is_found_out_again(path):
-    for _ in range(2):
+def test_what_does_not_hold_is_found_out_again(path):
+    def start_with(value: int, *, holds: bool) -> int:
         with remembering(path, KEY, recheck=False):
-            assert once("costs", lambda: 1, lambda: False) == 1
-    with remembering(path, KEY, recheck=False):
-        assert once("costs", lambda: 2) == 2
-    with remembering(path, KEY, recheck=False):
-        assert once("costs", lambda: 3) == 2
+            return once("costs", lambda: value, lambda _: holds)
+
+    assert start_with(1, holds=False) == 1  # nobody is asked about what is new
+    assert start_with(2, holds=True) == 1
+    assert start_with(3, holds=False) == 3
+    assert start_with(4, holds=True) == 3
 
 
 def test_another_key_or_recheck_finds_out_again(path):

@@ -17,6 +17,7 @@ from blockdraft.core.plan import NOTHING, ROOT, ForwardPlan, PlannedRow, Proposa
 from blockdraft.core.remembered import once
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
+from blockdraft.core.threads import others_at_start
 from blockdraft.models.target import Target
 from blockdraft.speculate.drafters.base import Drafter
 
@@ -31,7 +32,7 @@ NUM_KEYS = 256
 FEWEST_KEYS = 32
 """What fewer add is lost in the noise."""
 MOST_BUSY = 0.1
-"""Of the cores, by others, while costs are measured that are remembered."""
+"""Of the cores, by others, while costs are measured that serve every later start."""
 _KEYS = range(-100, -100 + max(PLAIN_SEQUENCES))
 """Those of the engine are not negative."""
 
@@ -45,26 +46,36 @@ def measure_costs(target: Target, drafter: Drafter) -> StepCosts:
     """Time plain steps, forwards with chains and trees, draft forwards and projections.
 
     Where other programs compute meanwhile, some times are too long, and not those of all sizes
-    alike. Such times serve this engine alone: the next start measures again.
+    alike. Such times serve later starts only while others keep as many cores busy.
     """
-    others = OtherWork()
-    plain, forward, draft, project, keys = once(
-        "costs", lambda: _measure(target, drafter), lambda: _were_free(others)
+    _, (plain, forward, draft, project, keys) = once(
+        "costs", lambda: _measure_beside_others(target, drafter), _still_hold
     )
     by_level = drafter.cost == "level"
     return StepCosts(plain, forward, draft, project, KeyCosts(*keys), drafts_by_level=by_level)
 
 
-def _were_free(others: OtherWork) -> bool:
+def _measure_beside_others(target: Target, drafter: Drafter) -> list[Any]:
+    """How many cores others kept busy, and what `_measure` found."""
+    others = OtherWork()
+    costs = _measure(target, drafter)
     busy = others.busy_cores() or 0.0
-    if busy <= MOST_BUSY * num_cpus():
-        return True
-    logger.info(
-        "other programs kept %.1f of %d cores busy while steps were timed: "
-        "the next start times them again",
-        *(busy, num_cpus()),
-    )
-    return False
+    if not _is_calm(busy):
+        logger.info(
+            "other programs kept %.1f of %d cores busy while steps were timed: "
+            "a start beside fewer times them again",
+            *(busy, num_cpus()),
+        )
+    return [busy, costs]
+
+
+def _still_hold(found: list[Any]) -> bool:
+    busy: float = found[0]
+    return _is_calm(busy) or _is_calm(busy - others_at_start())
+
+
+def _is_calm(busy: float) -> bool:
+    return busy <= MOST_BUSY * num_cpus()
 
 
 def _measure(target: Target, drafter: Drafter) -> list[Any]:

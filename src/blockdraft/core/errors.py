@@ -63,6 +63,13 @@ class RequestError(BlockdraftError):
         self.param = param
 
 
+class Refusal(str):
+    """Why an answer ended with an error: its request asks for what cannot be followed to the end.
+
+    Any other text of an error tells of a fault that is not the request's.
+    """
+
+
 class ContextTooLong(RequestError):
     """A prompt leaves no room for a token in the target's context."""
 

@@ -37,19 +37,16 @@ class Remembered:
         self.is_new = False
         self._asked: Counter[str] = Counter()
 
-    def get(self, name: str, find_out: Callable[[], T], lasts: Callable[[], bool]) -> T:
-        """What is known under this name, or what is found out now.
+    def get(self, name: str, find_out: Callable[[], T], holds: Callable[[T], bool]) -> T:
+        """What is known under this name and still holds, or what is found out now.
 
         A name may be asked for again, for the next of several things: their order is that of the
         first start.
         """
         numbered = f"{name} #{self._asked[name]}"
         self._asked[name] += 1
-        if numbered not in self.found:
-            found = find_out()
-            if not lasts():
-                return found
-            self.found[numbered] = found
+        if numbered not in self.found or not holds(self.found[numbered]):
+            self.found[numbered] = find_out()
             self.is_new = True
         known: T = self.found[numbered]
         return known
@@ -58,18 +55,18 @@ class Remembered:
 _in_force: ContextVar[Remembered | None] = ContextVar("remembered", default=None)
 
 
-def _always() -> bool:
+def _always(_found: object) -> bool:
     return True
 
 
-def once(name: str, find_out: Callable[[], T], lasts: Callable[[], bool] = _always) -> T:
+def once(name: str, find_out: Callable[[], T], holds: Callable[[T], bool] = _always) -> T:
     """Find something out, unless an earlier start of the same has; see `remembering`.
 
-    What is found must be the same after JSON: lists, not tuples. `lasts` is asked afterwards: if it
-    says no, the next start finds out again.
+    What is found must be the same after JSON: lists, not tuples. `holds` is asked about what an
+    earlier start found: if it says no, this start finds out again.
     """
     remembered = _in_force.get()
-    return find_out() if remembered is None else remembered.get(name, find_out, lasts)
+    return find_out() if remembered is None else remembered.get(name, find_out, holds)
 
 
 @contextmanager

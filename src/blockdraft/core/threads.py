@@ -42,7 +42,7 @@ def num_threads(asked: int | None, of_torch: int) -> int:
     most = min(of_torch, cores)
     if most == 1 or "OMP_NUM_THREADS" in os.environ:
         return most
-    busy = _looked()
+    busy = others_at_start()
     free = max(round(cores - busy), (cores + 1) // 2)
     if free >= most:
         return most
@@ -56,13 +56,14 @@ def num_threads(asked: int | None, of_torch: int) -> int:
 
 def watch_cores() -> None:
     """Look how busy the cores are while something else is done; `num_threads` then knows it."""
-    threading.Thread(target=_looked, daemon=True).start()
+    threading.Thread(target=others_at_start, daemon=True).start()
 
 
 _looking = threading.Lock()
 
 
-def _looked() -> float:
+def others_at_start() -> float:
+    """Cores that others kept busy when this process first looked; the look takes half a second."""
     with _looking:
         return _busy_cores()
 

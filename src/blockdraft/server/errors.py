@@ -132,13 +132,12 @@ def as_api_error(error: BaseException, *, prompt_param: str | None = None) -> Ap
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    """A body that is no JSON, or does not have the shape that the protocol asks for."""
+    """A body that does not have the shape that the protocol asks for."""
     found = error.errors()
     first = found[0]
-    if first["type"] == "json_invalid":
-        reason = first.get("ctx", {}).get("error", "")
-        return ApiError(400, f"the body is no JSON: {reason}", code="invalid_json")
     param = _param(first["loc"], error.body, first["type"])
+    if first["type"] == "string_unicode" and not param:
+        return ApiError(400, "the name of a parameter is not valid Unicode", code="invalid_json")
     if not param:
         return ApiError(400, "the body is no JSON object; give one", code="invalid_json")
     same = [f for f in found if _param(f["loc"], error.body, f["type"]) == param]

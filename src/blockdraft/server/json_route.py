@@ -1,5 +1,6 @@
 """Routes that take JSON say so to a client that sends something else. No torch."""
 
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,9 +22,29 @@ class JsonRoute(APIRoute):
 
         async def check_and_answer(request: Request) -> Response:
             _check_type(request.headers.get("content-type", ""))
+            await _check_body(request)
             return await answer(request)
 
         return check_and_answer
+
+
+async def _check_body(request: Request) -> None:
+    """Say what is wrong with a body that cannot be read as JSON; what is read is kept."""
+    try:
+        if await request.body():
+            await request.json()
+    except RecursionError as error:
+        raise _no_json("it is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise _no_json(f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise _no_json(f"{error.msg} at character {error.pos}") from error
+    except ValueError as error:  # a number with thousands of digits
+        raise _no_json(str(error)) from error
+
+
+def _no_json(reason: str) -> ApiError:
+    return ApiError(400, f"the body is no JSON: {reason}", code="invalid_json")
 
 
 def _check_type(content_type: str) -> None:

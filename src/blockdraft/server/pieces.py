@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from blockdraft.core.errors import BlockdraftError, RequestTimeout
+from blockdraft.core.errors import BlockdraftError, Refusal, RequestError, RequestTimeout
 from blockdraft.core.receipt import Receipt
 from blockdraft.engine.async_engine import Stream
 from blockdraft.engine.completion import Chunk, Completion, Round
@@ -99,7 +99,8 @@ class Answer:
 
     parser: makes what finds the parts of a choice. echoes: of each prompt, or empty. deadline: in
     the event loop's time. with_rounds: pieces tell what each target pass drafted; of a stream only.
-    receipt: makes that of a finished sample, if receipts were asked for.
+    receipt: makes that of a finished sample, if receipts were asked for. shape_param: the parameter
+    that says what the answer must look like, if one does.
     """
 
     stream: Stream
@@ -111,12 +112,14 @@ class Answer:
     echoes: Sequence[Echo] = ()
     with_rounds: bool = False
     receipt: Callable[[Job, Completion], Receipt] | None = None
+    shape_param: str | None = None
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the pieces of all choices as they come, none of them empty.
 
         Raises:
             RequestTimeout: the request took too long.
+            RequestError: a sample cannot be finished as the request asks.
             SampleFailed: the engine could not finish a sample.
             EngineDead: the engine has ended.
         """
@@ -124,12 +127,17 @@ class Answer:
         with self.stream:
             while (chunk := await self._next()) is not None:
                 if chunk.completion is not None and chunk.completion.error is not None:
-                    raise SampleFailed(chunk.completion.error)
+                    raise self._failure(chunk.completion.error)
                 job = self.jobs[chunk.prompt_index]
                 index = chunk.prompt_index * job.params.n + chunk.index
                 piece = choices[index].take(index, chunk)
                 if piece is not None:
                     yield piece
+
+    def _failure(self, error: str) -> BlockdraftError:
+        if isinstance(error, Refusal):
+            return RequestError(error, param=self.shape_param)
+        return SampleFailed(error)
 
     async def _next(self) -> Chunk | None:
         try:

@@ -7,9 +7,10 @@ the same as nothing. Unknown fields of messages are ignored; those of a request 
 server/extras.py, which says what becomes of them. No torch here.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 MAX_STOP_STRINGS = 64
 MAX_LISTED_IDS = 1024
@@ -43,7 +44,10 @@ class RequestFields(Fields):
 
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Ids = list[int]
+Item = TypeVar("Item")
+Listed = Annotated[list[Item], Field(fail_fast=True)]
+"""Checked up to the first item that is wrong: telling of a million takes a minute."""
+Ids = Listed[int]
 
 
 class StreamOptions(Fields):
@@ -80,7 +84,7 @@ class StructuredOutputs(_Exact):
 
     json_: Annotated[JsonSchema | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Listed[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: None = None
@@ -100,7 +104,7 @@ class StructuredFields(RequestFields):
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchema | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Listed[str] | None = None
     guided_grammar: str | None = None
 
 
@@ -122,7 +126,18 @@ class Prediction(Fields):
     """What the answer is expected to be, so that it can be drafted from."""
 
     type: str = "content"
-    content: str | list[str | ContentPart]
+    content: str | Listed[str | ContentPart]
+
+
+def _with_few_keys(given: Any) -> Any:
+    """Refuse many before they are looked at, one by one."""
+    if isinstance(given, dict) and len(given) > MAX_LISTED_IDS:
+        raise PydanticCustomError(
+            "too_long",
+            "Dictionary should have at most {most} items, not {num}",
+            {"most": MAX_LISTED_IDS, "num": len(given)},
+        )
+    return given
 
 
 class Sampling(ShapeFields):
@@ -135,11 +150,16 @@ class Sampling(ShapeFields):
     temperature: Number | None = None
     top_p: Number | None = None
     n: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: str | Annotated[Listed[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
     seed: int | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LISTED_IDS)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Number], Field(max_length=MAX_LISTED_IDS), BeforeValidator(_with_few_keys)
+        ]
+        | None
+    ) = None
 
     # Of other engines.
     top_k: int | None = None
@@ -192,8 +212,8 @@ class ChatMessage(Fields):
     """One turn. The role `function` and `function_call` are OpenAI's older form of tools."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[str | ContentPart] | None = None
-    tool_calls: list[MadeCall] | None = None
+    content: str | Listed[str | ContentPart] | None = None
+    tool_calls: Listed[MadeCall] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -220,7 +240,7 @@ class NamedTool(Fields):
 class ToolFields(RequestFields):
     """The tools of a conversation."""
 
-    tools: list[FunctionTool] | None = None
+    tools: Listed[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -238,11 +258,11 @@ class TemplateFields(ToolFields):
 class ChatRequest(Sampling, TemplateFields):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Listed[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Listed[Literal["text"]] | None = None
     echo: Literal[False] | None = None
     add_special_tokens: Literal[False] | None = None
     verbosity: Any = None
@@ -253,9 +273,9 @@ class CompletionRequest(Sampling):
 
     prompt: (
         str
-        | Annotated[list[str], Field(max_length=MAX_PROMPTS)]
+        | Annotated[Listed[str], Field(max_length=MAX_PROMPTS)]
         | Ids
-        | Annotated[list[Ids], Field(max_length=MAX_PROMPTS)]
+        | Annotated[Listed[Ids], Field(max_length=MAX_PROMPTS)]
     )
     echo: bool | None = None
     logprobs: int | None = None
@@ -269,7 +289,7 @@ class TokenizeRequest(TemplateFields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Listed[ChatMessage] | None = None
     add_special_tokens: Literal[True] | None = None
     return_token_strs: bool | None = None
 

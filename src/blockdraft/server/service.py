@@ -147,7 +147,7 @@ class Service:
             prediction_ids=chat.prediction_ids,
         )
         parser = partial(self._answer_parser, chat.toolbox, chat.thinks)
-        return self._start(request, caller, form, jobs, parser=parser)
+        return self._start(request, caller, form, jobs, shape, parser=parser)
 
     def _read_chat(self, request: ChatRequest) -> _Chat:
         """To be called in a thread."""
@@ -201,7 +201,7 @@ class Service:
             alone = is_echo_alone(request)
             echoes = [Echo(self.tokenizer.decode(ids), alone) for ids in prompts]
         jobs = _jobs(prompts, params, compiled, prediction_ids=prediction_ids)
-        return self._start(request, caller, form, jobs, echoes=echoes)
+        return self._start(request, caller, form, jobs, shape, echoes=echoes)
 
     def chat_encoder(
         self, request: ChatRequest | TokenizeRequest, toolbox: Toolbox | None
@@ -296,6 +296,7 @@ class Service:
         caller: Caller,
         form: Form,
         jobs: list[Job],
+        shape: Shape | None,
         *,
         parser: Callable[[], AnswerParser] = MarkedParser,
         echoes: Sequence[Echo] = (),
@@ -321,6 +322,7 @@ class Service:
             echoes=echoes,
             with_rounds=bool(request.stream and options.include_rounds),
             receipt=self._receipts.make if request.receipt else None,
+            shape_param=None if shape is None else shape.param,
         )
         if self.config.log_prompts:
             texts = [self.tokenizer.decode(job.prompt_ids) for job in jobs]

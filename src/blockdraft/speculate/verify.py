@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from blockdraft.core.errors import RequestError
+from blockdraft.core.errors import Refusal, RequestError
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow
 from blockdraft.speculate.sampler.choose import Chooser, Walk, choose
 from blockdraft.speculate.sampler.logprobs import token_logprobs
@@ -108,7 +108,7 @@ def _walk_down(planned: PlannedRow, logits: Tensor, choice_at: Chooser) -> Verdi
             node, position = child, position + 1
     except RequestError as refused:
         # Of the grammar: it ends this sequence, and not the step that others share.
-        return replace(verdict, error=str(refused))
+        return replace(verdict, error=Refusal(refused))
     except Exception as failed:
         logger.exception("a token could not be chosen; its request ends with an error")
         error = f"the token at position {position} could not be chosen: {failed!r}"

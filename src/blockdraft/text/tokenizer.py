@@ -28,7 +28,10 @@ TOOL_KEYS = frozenset({"tool_calls", "tool_call_id", "name"})
 THINKING_SWITCH = "enable_thinking"
 """The variable by which chat templates (Qwen 3 and its followers) turn thinking on and off."""
 
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
+TEMPLATE_ERRORS = (
+    *(TemplateError, TypeError, ValueError, ArithmeticError, LookupError),
+    RecursionError,  # a variable that is nested too deeply
+)
 """A template computes with what it is given, and so may fail in any way."""
 
 _OTHER_THINKING = "message.thinking"

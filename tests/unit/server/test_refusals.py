@@ -1,10 +1,15 @@
 """Malformed requests: each is answered with a 4xx that names the parameter, and harms nothing."""
 
+import json
 import math
 import re
 
 import pytest
+from pydantic import ValidationError
 
+from blockdraft.server.messages_api.schema import MessagesRequest
+from blockdraft.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from blockdraft.server.responses_api.schema import ResponsesRequest
 from tests.serving import chat_body, error_of, running_server
 from tests.small_llm import load_llm
 from tests.tiny import CONTEXT, TEXT_VOCAB_SIZE
@@ -305,6 +310,61 @@ def test_a_body_that_is_no_request_is_refused(server, body):
     assert error_of(response, 400)["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"prompt": "abc", "prompt"', "at character 26"),
+        (b'{"prompt": "\xff\xfe"}', "not UTF-8 (invalid start byte at byte 12)"),
+        (b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}", "4300 digits"),
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"prompt": "abc", "\\ud800": 1}', "not valid Unicode"),
+    ],
+)
+def test_it_is_said_why_a_body_cannot_be_read(server, body, reason):
+    headers = {"content-type": "application/json"}
+    error = error_of(server.client.post(TEXT, content=body, headers=headers), 400)
+    assert reason in error["message"]
+    assert error["code"] == "invalid_json"
+
+
+MANY = 10_000
+WRONG_LISTS = [
+    (ChatRequest, {"messages": [5] * MANY}),
+    (ChatRequest, {"messages": [{}] * MANY}),
+    (ChatRequest, message(content=[5] * MANY)),
+    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [5] * MANY}]}),
+    (ChatRequest, {**message(), "tools": [5] * MANY}),
+    (ChatRequest, {**message(), "modalities": [5] * MANY}),
+    (ChatRequest, {**message(), "stop": [5] * MANY}),
+    (ChatRequest, {**message(), "stop_token_ids": ["a"] * MANY}),
+    (ChatRequest, {**message(), "logit_bias": {str(i): "a" for i in range(MANY)}}),
+    (ChatRequest, {**message(), "structured_outputs": {"choice": [5] * MANY}}),
+    (ChatRequest, {**message(), "guided_choice": [5] * MANY}),
+    (ChatRequest, {**message(), "prediction": {"content": [5] * MANY}}),
+    (CompletionRequest, {"prompt": [None] * MANY}),
+    (CompletionRequest, {"prompt": [[None]] * MANY}),
+    (CompletionRequest, {"prompt": [[1]] * MANY}),
+    (DetokenizeRequest, {"tokens": ["a"] * MANY}),
+    (ResponsesRequest, {"input": [5] * MANY}),
+    (ResponsesRequest, {"input": [{"role": "user", "content": [5] * MANY}]}),
+    (ResponsesRequest, {"input": "a", "include": [5] * MANY}),
+    (ResponsesRequest, {"input": "a", "tools": [5] * MANY}),
+    (MessagesRequest, {"messages": [5] * MANY, "max_tokens": 1}),
+    (MessagesRequest, {"messages": [{"role": "user", "content": [5] * MANY}], "max_tokens": 1}),
+    (MessagesRequest, {"messages": [], "max_tokens": 1, "system": [5] * MANY}),
+    (MessagesRequest, {"messages": [], "max_tokens": 1, "tools": [5] * MANY}),
+    (MessagesRequest, {"messages": [], "max_tokens": 1, "stop_sequences": [5] * MANY}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), WRONG_LISTS, ids=range(len(WRONG_LISTS)))
+def test_a_list_is_refused_for_its_first_wrong_item(kind, body):
+    """All requests would wait while a fault is told of each."""
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate(body)
+    assert refused.value.error_count() < 10
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
 def test_another_kind_of_body_is_refused(server, kind):
     response = server.client.post(TEXT, content=b"prompt=abc", headers={"content-type": kind})
@@ -365,3 +425,24 @@ def test_a_bad_tag_is_refused(server, tag):
     headers = {"x-blockdraft-tag": tag.encode("latin-1")}
     error = error_of(server.client.post(CHAT, json=chat_body(), headers=headers), 400)
     assert error["param"] == "x-blockdraft-tag"
+
+
+def test_variables_that_are_nested_too_deeply_are_refused(server):
+    nested = json.loads("[" * 900 + "]" * 900)
+    error = error_of(server.chat(chat_template_kwargs={"depth": nested}), 400)
+    assert "chat template refuses this" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_is_too_complex_is_the_mistake_of_its_request(server, stream):
+    """Its first token is found, and the next one takes more than the parser may."""
+    shape = {"structured_outputs": {"regex": "a{1000000}"}, "stream": stream, "ignore_eos": False}
+    response = server.chat(**shape)
+    if stream:
+        *_, last = [line for line in response.text.splitlines() if line]
+        error = json.loads(last.removeprefix("data: "))["error"]
+    else:
+        error = error_of(response, 400)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == "structured_outputs.regex"
+    assert "cannot be followed any further" in error["message"]

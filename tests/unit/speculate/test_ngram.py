@@ -171,3 +171,12 @@ def test_a_sampled_request_is_drafted_with_its_noise() -> None:
         assert proposal.tree.parents == (ROOT,)
     assert num_right > 195  # levels of a byte may turn near ties
     assert not propose(table, [8], 4, 4)
+
+
+@pytest.mark.parametrize("temperature", [30.0, 1e4, 1e308])
+def test_noise_beyond_all_numbers_leaves_probabilities(temperature: float) -> None:
+    table = NGramTable.count([([7, token], 1) for token in (1, 2, 3, 4) for _ in range(10)])
+    for seed in range(50):
+        row = Row(sample_of([7], seed, temperature=temperature), [7], 4)
+        (proposal,) = NGramDrafter(table).propose([row])
+        assert all(0.0 <= probability <= 1.0 for probability in proposal.probabilities)

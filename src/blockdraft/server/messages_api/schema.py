@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from blockdraft.server.extensions import Extensions
-from blockdraft.server.protocol import MAX_STOP_STRINGS, Fields, Number, RequestFields
+from blockdraft.server.protocol import MAX_STOP_STRINGS, Fields, Listed, Number, RequestFields
 
 
 class Block(Fields):
@@ -18,7 +18,7 @@ class Block(Fields):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: "list[Block] | str | None" = None
+    content: "Listed[Block] | str | None" = None
     is_error: bool | None = None
 
 
@@ -26,7 +26,7 @@ class Turn(Fields):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: list[Block] | str
+    content: Listed[Block] | str
 
 
 class ClientTool(Fields):
@@ -72,9 +72,9 @@ class CountRequest(RequestFields):
     """POST /v1/messages/count_tokens."""
 
     model: str | None = None
-    messages: list[Turn]
-    system: list[Block] | str | None = None
-    tools: list[ClientTool] | None = None
+    messages: Listed[Turn]
+    system: Listed[Block] | str | None = None
+    tools: Listed[ClientTool] | None = None
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -91,7 +91,7 @@ class MessagesRequest(CountRequest, Extensions):
     """POST /v1/messages."""
 
     max_tokens: int
-    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_sequences: Annotated[Listed[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = False
     temperature: Number | None = None
     top_p: Number | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from blockdraft.server.extensions import Extensions
-from blockdraft.server.protocol import MAX_STOP_STRINGS, Fields, Number
+from blockdraft.server.protocol import MAX_STOP_STRINGS, Fields, Listed, Number
 
 
 class ContentPart(Fields):
@@ -21,7 +21,7 @@ class MessageItem(Fields):
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: list[ContentPart] | str
+    content: Listed[ContentPart] | str
 
 
 class CallItem(Fields):
@@ -38,14 +38,14 @@ class ResultItem(Fields):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: list[ContentPart] | str
+    output: Listed[ContentPart] | str
 
 
 class ReasoningItem(Fields):
     """What the model thought before it answered; encrypted content and summaries say nothing."""
 
     type: Literal["reasoning"]
-    content: list[ContentPart] | None = None
+    content: Listed[ContentPart] | None = None
 
 
 class OtherItem(Fields):
@@ -115,17 +115,17 @@ class ResponsesRequest(Extensions):
     """POST /v1/responses."""
 
     model: str | None = None
-    input: list[InputItem] | str
+    input: Listed[InputItem] | str
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: str | Annotated[Listed[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = False
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Listed[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -134,7 +134,7 @@ class ResponsesRequest(Extensions):
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: Listed[str] | None = None
 
     # Without effect on the text; the first two are told again in the response.
     metadata: Any = None

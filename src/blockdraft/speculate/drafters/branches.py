@@ -31,6 +31,7 @@ from blockdraft.speculate.sampler.noise import Noise, large_noise, noise_at
 from blockdraft.speculate.sampler.philox import Ids
 from blockdraft.speculate.sampler.reference import choose_row
 
+MOST_TEMPERATURE = 1e300
 NUM_CANDIDATES = 32
 """Tokens of a slot that are looked at."""
 
@@ -251,7 +252,7 @@ def _large_winners(
         places = guessable.places_of(large.ids)
         is_known = (places >= 0) & (places < len(own))
         places, ids, noise = places[is_known], large.ids[is_known], large.noise[is_known]
-        totals = own[places] + sample.params.temperature * noise
+        totals = own[places] + _temperature(sample.params) * noise
         at = int(totals.argmax()) if len(totals) else -1
         winners.append(int(ids[at]) if at >= 0 and totals[at] > best[slot] else None)
     return winners
@@ -281,7 +282,12 @@ def noise_of(
     ahead = [num_ahead + (0 if is_one_position else index) for index in range(ids.shape[0])]
     streams = [Place(sample, num, []).stream for num in ahead]
     noise = noise_at(streams, [ids.shape[1]] * ids.shape[0], ids.ravel())
-    return params.temperature * noise.reshape(ids.shape)
+    return _temperature(params) * noise.reshape(ids.shape)
+
+
+def _temperature(params: SamplingParams) -> float:
+    """The largest ones only as large as leaves room for the noise in a number."""
+    return min(params.temperature, MOST_TEMPERATURE)
 
 
 def slot_of(logits: Noise, noise: Noise, ids: Ids, log_total: float, first: int) -> Slot:

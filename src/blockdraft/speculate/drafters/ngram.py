@@ -22,6 +22,7 @@ from blockdraft.speculate.drafters.own_text import OwnText
 MAX_NODES = 8
 LEAST_PROBABILITY = 0.08
 """A row of the target's forward is worth more elsewhere, or not computed at all."""
+MOST_NOISE = 300.0
 
 Shares = dict[int, float]
 """Numbers by token id."""
@@ -117,7 +118,8 @@ def _with_noise(successors: list[Shares], sample: Sample, depth: int) -> list[Sh
     if not several:
         return successors
     ids = list(dict.fromkeys(token_id for following in several for token_id in following))
-    noise = noise_of(np.array([ids]), sample, depth)[0]
+    # At high temperatures the exponential of the noise is more than a number can be.
+    noise = noise_of(np.array([ids]), sample, depth)[0].clip(-MOST_NOISE, MOST_NOISE)
     factors = dict(zip(ids, np.exp(noise).tolist(), strict=True))
     return [_weighted(following, factors) for following in successors]
 
