@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -78,6 +79,8 @@ class PagedTarget(TransformersTarget):
         self._states = PagedStates(model, memory, state_bytes) if is_recurrent(model) else None
         self.takes_trees = self._states is None
         self._static: StaticForwards | None = None
+        # Some models for text and images compute the logits of all rows.
+        self._chooses_rows = "logits_to_keep" in signature(model.forward).parameters
 
     def use_static_shapes(self) -> bool:
         """Run forwards of few rows in fixed shapes, on a card as CUDA graphs, with the same bits.
@@ -206,14 +209,12 @@ class PagedTarget(TransformersTarget):
         cache: Mapping[str, Any],
     ) -> Tensor:
         """Logits of the rows `wanted` by the model's own forward; see DirectForward.__call__."""
+        given: dict[str, Any] = {"logits_to_keep": wanted} if self._chooses_rows else {}
         with self._in_force.follow(plan):
             logits: Tensor = self.model(
-                input_ids=token_ids,
-                position_ids=positions,
-                logits_to_keep=wanted,
-                **cache,
+                input_ids=token_ids, position_ids=positions, **given, **cache
             ).logits[0]
-        return logits
+        return logits if self._chooses_rows else logits[wanted]
 
     def _filled(self, rows: PackedRows) -> list[list[int]]:
         """Token ids, positions and slots of all rows.
