@@ -27,7 +27,7 @@ from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.eagle3_config import Eagle3Config
 from blockdraft.models.quantized import quantize_model
-from blockdraft.models.supported import decoder_layers
+from blockdraft.models.supported import decoder_layers, is_quantized
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -133,6 +133,10 @@ def load_target_model(
     if missing := sorted(report["missing_keys"]):
         raise _unusable(folder, f"its weights lack {missing[0]} and {len(missing) - 1} more")
     assert isinstance(model, PreTrainedModel)
+    if _quantized_by(folder) is not None and not is_quantized(model) and dtype.itemsize > 2:
+        # transformers unpacked it (fp8, mxfp4), and left its other weights as they are stored.
+        # Never to fewer bits: some models keep a part in more.
+        model = model.to(dtype)
     if quantize is not None:
         quantize_model(model, quantize)
     return model

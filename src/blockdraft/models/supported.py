@@ -37,6 +37,11 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
         )
 
 
+def is_quantized(model: PreTrainedModel) -> bool:
+    """True if another package holds the weights, packed, and multiplies with them."""
+    return getattr(model.config, "quantization_config", None) is not None
+
+
 def varying_rope_type(model: PreTrainedModel) -> str | None:
     """A rotation that changes with the last position of a forward, and so with its company.
 

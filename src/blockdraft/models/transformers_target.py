@@ -28,7 +28,12 @@ from blockdraft.models.norms import replace_norms
 from blockdraft.models.recurrent import run_step_by_step
 from blockdraft.models.request_rotation import RequestRotation
 from blockdraft.models.row_blocks import keep_rows_apart, keeps_any_rows
-from blockdraft.models.supported import GENERATE, check_supported, decoder_layers
+from blockdraft.models.supported import (
+    GENERATE,
+    check_supported,
+    decoder_layers,
+    is_quantized,
+)
 
 _OWN_SETTINGS = (
     *("_attn_implementation", "_experts_implementation", "return_dict"),
@@ -180,7 +185,10 @@ class TransformersTarget:
     @property
     def _remedy(self) -> str:
         remedies = ["--exact off"]
-        if self.model.dtype != torch.float32:
+        # Its package computes as it likes, whatever the dtype.
+        if is_quantized(self.model):
+            remedies.insert(0, "its full-precision weights with --quantize")
+        elif self.model.dtype != torch.float32:
             remedies.insert(0, "float32")
         if self.model.device.type != "cpu":
             remedies.insert(0, "--device cpu")
