@@ -85,6 +85,11 @@ def _makers() -> dict[str, Callable[[], PreTrainedModel]]:
     return {name.removesuffix("ForCausalLM"): make for name, make in found.items()}
 
 
+def make(family: str) -> PreTrainedModel:
+    """A tiny model of a family with random weights, in float32."""
+    return _makers()[family]()
+
+
 def families() -> list[str]:
     """The names of all, in order."""
     return sorted(_makers(), key=str.lower)

@@ -314,7 +314,10 @@ def test_one_sequence_after_another(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_rotations_by_the_length_of_the_text_are_not_shared(kind: str) -> None:
-    """In one forward a long neighbor would turn the positions of a short sequence otherwise."""
+    """In one forward a long neighbor would turn the positions of a short sequence otherwise.
+
+    transformers' own form is chosen by request, see test_request_rotation; this is another one.
+    """
     model = tiny_target()
     model.config.rope_parameters = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 2.0}
     with pytest.raises(NotPaged, match=f"rope_type '{kind}'"):

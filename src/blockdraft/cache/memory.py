@@ -11,10 +11,13 @@ class Memory(Protocol):
     def num_tokens(self) -> int:
         """The most tokens that all sequences together can hold."""
 
-    def open(self, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
+    def open(
+        self, key: int, token_ids: Sequence[int], *, with_context: bool, longest: int = 0
+    ) -> int:
         """Start a sequence; returns how many of its first tokens need not be computed again.
 
-        `with_context`: the drafter has the features of these tokens too.
+        `with_context`: the drafter has the features of these tokens too. `longest`: the most tokens
+        that it may ever have.
         """
 
     def num_shared(self, token_ids: Sequence[int], other_ids: Sequence[int]) -> int:
@@ -41,7 +44,9 @@ class Unlimited:
 
     num_tokens = 2**62
 
-    def open(self, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
+    def open(
+        self, key: int, token_ids: Sequence[int], *, with_context: bool, longest: int = 0
+    ) -> int:
         """See Memory.open."""
         return 0
 

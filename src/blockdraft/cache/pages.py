@@ -23,7 +23,8 @@ SCRATCH_PAGE = 0
 class _Digests:
     """Of the first pages of one sequence, as far as they were asked for: its tokens stay.
 
-    `domain` parts the chain: pages whose draft context was written, and pages without.
+    `domain` parts the chain: pages whose draft context was written, and pages without; and pages of
+    long texts, where these have other keys.
     """
 
     domain: bytes
@@ -45,6 +46,7 @@ class _Table:
 
     digests: _Digests
     page_ids: list[int] = field(default_factory=list)
+    is_long: bool = False
     num_chained: int = 0
     num_uncounted: int = 0
 
@@ -64,7 +66,7 @@ class Pages:
 
     With `reuse` off nothing enters the prefix chain. `on_forget` is told each page whose content
     nobody can reach any more. With `borders` a sequence takes over no more than what it can go on
-    behind.
+    behind. `long_from`: texts that may have more tokens than this have keys of their own.
     """
 
     def __init__(self, num_pages: int, *, reuse: bool = True) -> None:
@@ -74,6 +76,7 @@ class Pages:
         self.num_reused_tokens = 0
         self.on_forget: Callable[[int], None] | None = None
         self.borders: Borders | None = None
+        self.long_from: int | None = None
         self._free = list(range(num_pages - 1, SCRATCH_PAGE, -1))
         self._tables: dict[int, _Table] = {}
         self._put_back: dict[int, _Digests] = {}
@@ -97,7 +100,9 @@ class Pages:
         """Pages that can be given out now, those that only the prefix chain keeps included."""
         return len(self._free) + len(self._idle)
 
-    def open(self, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
+    def open(
+        self, key: int, token_ids: Sequence[int], *, with_context: bool, longest: int = 0
+    ) -> int:
         """Start a sequence with all the pages that the prefix chain has for its tokens.
 
         At least one token stays to be computed: its forward gives the first choice.
@@ -106,7 +111,9 @@ class Pages:
             the number of tokens whose K/V is there, whole pages.
         """
         assert key not in self._tables
-        table = self._tables[key] = _Table(self._digests(key, with_context))
+        is_long = self.long_from is not None and longest > self.long_from
+        digests = self._digests(key, with_context, is_long)
+        table = self._tables[key] = _Table(digests, is_long=is_long)
         for index in range((len(token_ids) - 1) // PAGE_SIZE if self.reuse else 0):
             page_id = self._page_of.get(table.digests.of(index, token_ids))
             if page_id is None:
@@ -126,9 +133,13 @@ class Pages:
         table.num_uncounted = table.num_chained * PAGE_SIZE
         return table.num_uncounted
 
-    def _digests(self, key: int, with_context: bool) -> _Digests:
+    def is_long(self, key: int) -> bool:
+        """True if the sequence may have more tokens than `long_from`."""
+        return self._tables[key].is_long
+
+    def _digests(self, key: int, with_context: bool, is_long: bool) -> _Digests:
         """Those that are known of a sequence that was put back, or none."""
-        domain = b"context" if with_context else b"plain"
+        domain = (b"context" if with_context else b"plain") + (b" long" if is_long else b"")
         known = self._put_back.pop(key, None)
         return known if known is not None and known.domain == domain else _Digests(domain)
 

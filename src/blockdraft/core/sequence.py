@@ -82,6 +82,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def longest(self) -> int:
+        """The most tokens that it may ever have."""
+        return self.num_prompt + self.params.max_tokens
+
+    @property
     def output_ids(self) -> list[int]:
         """The tokens generated so far, a stop token included."""
         return self.token_ids[self.num_prompt :]

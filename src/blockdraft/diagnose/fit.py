@@ -109,7 +109,7 @@ def examine_fit(
 
 def _target_facts(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> TargetFacts:
     """Raises ModelError for a model that no path runs."""
-    exact = varying_rope_type(model.config.get_text_config()) is None
+    exact = varying_rope_type(model) is None
     check_supported(model, (), exact=exact)
     recurrent = is_recurrent(model)
     mixers(model)

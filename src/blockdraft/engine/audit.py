@@ -184,8 +184,10 @@ def _forced_logits(engine: Engine, receipt: Receipt) -> Generator[Tensor, None, 
     # The last token is chosen, and never run.
     ids = [*receipt.prompt_token_ids, *output[:num_tokens]]
     ids = ids if num_tokens < len(output) else ids[: max(num_prompt, len(ids) - 1)]
-    forced = engine.sequence(ids, _FORCED, 0)
-    target.memory.open(forced.key, ids[:1], with_context=False)
+    # As long as the answer could have become: a rotation may depend on it.
+    num_left = num_prompt + receipt.params.max_tokens - len(ids)
+    forced = engine.sequence(ids, replace(_FORCED, max_tokens=max(1, num_left)), 0)
+    target.memory.open(forced.key, ids[:1], with_context=False, longest=forced.longest)
     try:
         if not target.memory.reserve(forced.key, len(ids)):
             raise ConfigError(

@@ -121,7 +121,10 @@ class Scheduler:
             # What is taken over has no logits.
             reusable = sequence.token_ids[:1] if sequence.is_scoring else sequence.token_ids
             num_reused = self.memory.open(
-                sequence.key, reusable, with_context=self._with_context(sequence)
+                sequence.key,
+                reusable,
+                with_context=self._with_context(sequence),
+                longest=sequence.longest,
             )
             if self._saves_by_waiting(sequence, num_reused):
                 self.memory.put_back(sequence.key)

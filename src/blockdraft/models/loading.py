@@ -5,9 +5,17 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from blockdraft.core.config import Quantize
@@ -19,7 +27,7 @@ from blockdraft.kernels.backends import backend_for
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.eagle3_config import Eagle3Config
 from blockdraft.models.quantized import quantize_model
-from blockdraft.models.supported import decoder_layers
+from blockdraft.models.supported import decoder_layers, is_quantized
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -102,12 +110,12 @@ def load_target_model(
     Raises:
         ModelError: transformers cannot load it, it cannot be quantized, or see `load_config`.
     """
-    load_config(folder, trust_remote_code=trust_remote_code)
+    config = load_config(folder, trust_remote_code=trust_remote_code)
     transformers_logging.disable_progress_bar()
     if (path := gguf_file(folder)) is not None:
         return _load_gguf(path, folder, dtype, device, quantize)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = _auto_class(config).from_pretrained(
             folder,
             dtype=dtype,
             local_files_only=True,
@@ -125,9 +133,25 @@ def load_target_model(
     if missing := sorted(report["missing_keys"]):
         raise _unusable(folder, f"its weights lack {missing[0]} and {len(missing) - 1} more")
     assert isinstance(model, PreTrainedModel)
+    if _quantized_by(folder) is not None and not is_quantized(model) and dtype.itemsize > 2:
+        # transformers unpacked it (fp8, mxfp4), and left its other weights as they are stored.
+        # Never to fewer bits: some models keep a part in more.
+        model = model.to(dtype)
     if quantize is not None:
         quantize_model(model, quantize)
     return model
+
+
+def _auto_class(config: PretrainedConfig) -> Any:
+    """By what transformers makes the model: some it knows as models for text and images only.
+
+    Of these the part for text is used.
+    """
+    kind = type(config)
+    is_wrapper = (
+        kind not in MODEL_FOR_CAUSAL_LM_MAPPING and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    )
+    return AutoModelForImageTextToText if is_wrapper else AutoModelForCausalLM
 
 
 def _load_gguf(
@@ -184,7 +208,7 @@ def target_without_weights(folder: Path, *, trust_remote_code: bool = False) -> 
     config = load_config(folder, trust_remote_code=trust_remote_code)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            model = _auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
     # transformers raises any type for a broken folder; all mean the same to a user.
     except Exception as error:
         raise _unusable(folder, error) from error

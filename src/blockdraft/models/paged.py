@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from inspect import signature
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -71,6 +73,7 @@ class PagedTarget(TransformersTarget):
         self._in_force = PlanInForce()
         super().__init__(model, PAGED_ATTENTION, layer_ids=layer_ids, exact=exact)
         self.memory: Pages = memory
+        memory.long_from = self._rotation.long_from
         self.kv = PagedKV(shapes, memory.num_pages, dtype=model.dtype, device=model.device)
         head_dims = {head_dim for _, head_dim in shapes if head_dim}
         self._backend = backend_for(model.dtype, model.device, head_dims)
@@ -78,14 +81,17 @@ class PagedTarget(TransformersTarget):
         self._states = PagedStates(model, memory, state_bytes) if is_recurrent(model) else None
         self.takes_trees = self._states is None
         self._static: StaticForwards | None = None
+        # Some models for text and images compute the logits of all rows.
+        self._chooses_rows = "logits_to_keep" in signature(model.forward).parameters
 
     def use_static_shapes(self) -> bool:
         """Run forwards of few rows in fixed shapes, on a card as CUDA graphs, with the same bits.
 
         Returns:
-            False if the model has recurrent layers or the backend cannot, and nothing changes.
+            False if the model has recurrent layers, or rotations that differ from text to text, or
+            the backend cannot, and nothing changes.
         """
-        if self._states is None:
+        if self._states is None and self._rotation.long_from is None:
             self._static = static_forwards(
                 self._backend, self.kv, self._static_forward, self.model.device
             )
@@ -184,12 +190,19 @@ class PagedTarget(TransformersTarget):
         inputs = torch.tensor(self._filled(rows), device=device)
         wanted = torch.tensor(self._head_rows(rows.wanted), device=device)
         plan = AttentionPlan(self._backend, self.kv, rows.spans, inputs[2], self.rule.row_multiple)
+        if self._rotation.long_from is not None:
+            self._rotation.follow(self._long_rows(rows), inputs.shape[1], device)
         if self._direct is not None and self._direct.may_run():
             logits, self._captured = self._direct(plan, inputs[:1], inputs[1:2], wanted)
         else:
             cache = self._cache_arguments(rows)
             logits = self._by_transformers(plan, inputs[:1], inputs[1:2], wanted, cache)
         return logits[: len(rows.wanted)], self._take_features(num_rows, with_features)
+
+    def _long_rows(self, rows: PackedRows) -> Iterator[bool]:
+        """Of each row whether its text is a long one."""
+        for key, span in zip(rows.keys, rows.spans, strict=True):
+            yield from repeat(self.memory.is_long(key), span.num_rows)
 
     def _static_forward(
         self, plan: AttentionPlan, token_ids: Tensor, positions: Tensor, wanted: Tensor
@@ -214,14 +227,12 @@ class PagedTarget(TransformersTarget):
         cache: Mapping[str, Any],
     ) -> Tensor:
         """Logits of the rows `wanted` by the model's own forward; see DirectForward.__call__."""
+        given: dict[str, Any] = {"logits_to_keep": wanted} if self._chooses_rows else {}
         with self._in_force.follow(plan):
             logits: Tensor = self.model(
-                input_ids=token_ids,
-                position_ids=positions,
-                logits_to_keep=wanted,
-                **cache,
+                input_ids=token_ids, position_ids=positions, **given, **cache
             ).logits[0]
-        return logits
+        return logits if self._chooses_rows else logits[wanted]
 
     def _filled(self, rows: PackedRows) -> list[list[int]]:
         """Token ids, positions and slots of all rows.
@@ -304,7 +315,9 @@ class PagedTarget(TransformersTarget):
 
     @contextmanager
     def _opened(self, key: int, num_tokens: int) -> Iterator[None]:
-        self.memory.open(key, [0], with_context=False)
+        # Long texts and others in one forward, where they differ.
+        longest = 2**31 if key == _NEIGHBOR else 0
+        self.memory.open(key, [0], with_context=False, longest=longest)
         try:
             if not self.memory.reserve(key, num_tokens):
                 raise ModelError(

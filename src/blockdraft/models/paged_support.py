@@ -45,7 +45,7 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         ModelError: see `mixers`.
     """
     num_layers = len(decoder_layers(model))
-    varying = varying_rope_type(model.config.get_text_config())
+    varying = varying_rope_type(model)
     if varying is not None:
         raise NotPaged(f"its rope_type {varying!r} depends on the longest sequence of a forward")
     mixers(model)

@@ -18,7 +18,7 @@ from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.interface import GROUP, GroupWeight
 from blockdraft.kernels.torch.groups import GroupLinear
 from blockdraft.models.rounding import in_groups
-from blockdraft.models.supported import decoder_layers
+from blockdraft.models.supported import decoder_layers, is_quantized
 
 LAYER_BITS: dict[Quantize, int] = {"int8": 8, "int4": 4}
 HEAD_BITS = 8
@@ -112,7 +112,7 @@ def quantize_model(model: PreTrainedModel, quantize: Quantize) -> None:
     Raises:
         ModelError: there is nothing to round, it is quantized already, or a weight is no number.
     """
-    if getattr(model.config, "quantization_config", None) is not None:
+    if is_quantized(model):
         raise ModelError(
             f"{type(model).__name__} is quantized already; leave out --quantize, or use the "
             "model's full-precision weights"

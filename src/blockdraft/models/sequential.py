@@ -55,6 +55,8 @@ class SequentialTarget(TransformersTarget):
         cache = self._caches.setdefault(sequence.key, new_cache(self.model))
         assert cache.length == sequence.num_cached
         cache.may_return(sequence.num_cached + len(planned.row.new_ids))
+        long_from = self._rotation.long_from
+        self._rotation.is_long = long_from is not None and sequence.longest > long_from
         if not planned.tree.is_chain:
             return self._run_paths(cache, planned)
         return self._run(

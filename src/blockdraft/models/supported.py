@@ -1,6 +1,7 @@
 """What a transformers model must have to be a target. Reads the model, changes nothing."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -16,9 +17,9 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
 
     Raises:
         ModelError: no list of decoder layers, no output head, a layer id out of range, or, with
-            `exact`, rotations that depend on the length of the sequence.
+            `exact`, rotations that depend on the length of the sequence in a way of their own.
     """
-    name, config = type(model).__name__, model.config.get_text_config()
+    name = type(model).__name__
     num_layers = len(decoder_layers(model))
     if model.get_output_embeddings() is None:
         raise ModelError(f"{name} is not supported: it has no output head; use a causal LM")
@@ -28,7 +29,7 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
             f"target layer ids {wrong} do not exist in {name} with {num_layers} "
             f"layers (0 to {num_layers - 1}); the drafter was made for another target"
         )
-    varying = varying_rope_type(config)
+    varying = varying_rope_type(model)
     if exact and varying is not None:
         raise ModelError(
             f"{name} turns positions by rope_type {varying!r}, which depends on the length of "
@@ -36,10 +37,40 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
         )
 
 
-def varying_rope_type(config: PretrainedConfig) -> str | None:
-    """A rotation that changes with the last position of a forward, and so with its company."""
+def is_quantized(model: PreTrainedModel) -> bool:
+    """True if another package holds the weights, packed, and multiplies with them."""
+    return getattr(model.config, "quantization_config", None) is not None
+
+
+def varying_rope_type(model: PreTrainedModel) -> str | None:
+    """A rotation that changes with the last position of a forward, and so with its company.
+
+    Not transformers' own: its longrope is chosen by request (`request_rotation`), and its dynamic
+    one changes beyond the model's context only, which no request may reach.
+    """
+    config = model.config.get_text_config()
+    known = {"longrope"} if longrope_modules(model) else set()
+    context = getattr(config, "max_position_embeddings", 2**31)
+    if any(module.max_seq_len_cached >= context for module in _rotary_modules(model, "dynamic")):
+        known.add("dynamic")
     kinds = (kind for kind in _rope_types(config) if "dynamic" in kind or kind == "longrope")
-    return next(kinds, None)
+    return next((kind for kind in kinds if kind not in known), None)
+
+
+def longrope_modules(model: PreTrainedModel) -> list[Any]:
+    """The rotary embeddings of transformers' own form that turn by short or by long factors."""
+    return _rotary_modules(model, "longrope")
+
+
+def _rotary_modules(model: PreTrainedModel, rope_type: str) -> list[Any]:
+    """Of one type in all layers; where layer types differ, it is a dictionary."""
+    return [
+        module
+        for module in model.modules()
+        if getattr(module, "rope_type", None) == rope_type
+        and hasattr(module, "original_inv_freq")
+        and hasattr(module, "max_seq_len_cached")
+    ]
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -26,8 +26,14 @@ from blockdraft.models.experts import EXACT_EXPERTS, forget_row_multiple, set_ro
 from blockdraft.models.fused import speed_up
 from blockdraft.models.norms import replace_norms
 from blockdraft.models.recurrent import run_step_by_step
+from blockdraft.models.request_rotation import RequestRotation
 from blockdraft.models.row_blocks import keep_rows_apart, keeps_any_rows
-from blockdraft.models.supported import GENERATE, check_supported, decoder_layers
+from blockdraft.models.supported import (
+    GENERATE,
+    check_supported,
+    decoder_layers,
+    is_quantized,
+)
 
 _OWN_SETTINGS = (
     *("_attn_implementation", "_experts_implementation", "return_dict"),
@@ -65,6 +71,7 @@ class TransformersTarget:
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._own_settings = [(config, _settings(config)) for config in _configs(model)]
         self._undo = ExitStack()
+        self._rotation = RequestRotation(model)
         self._training = [module for module in model.modules() if module.training]
         try:
             self._prepare(attention)
@@ -91,6 +98,7 @@ class TransformersTarget:
         if self.exact and self.rule.replaces_norms:
             self._undo.enter_context(replace_norms(self.model))
         self._undo.enter_context(run_step_by_step(self.model))
+        self._undo.enter_context(self._rotation.replace())
         for index in sorted(set(self.layer_ids)):
             self._hooks.append(self._capture(index))
         head = self.model.get_output_embeddings()
@@ -177,7 +185,10 @@ class TransformersTarget:
     @property
     def _remedy(self) -> str:
         remedies = ["--exact off"]
-        if self.model.dtype != torch.float32:
+        # Its package computes as it likes, whatever the dtype.
+        if is_quantized(self.model):
+            remedies.insert(0, "its full-precision weights with --quantize")
+        elif self.model.dtype != torch.float32:
             remedies.insert(0, "float32")
         if self.model.device.type != "cpu":
             remedies.insert(0, "--device cpu")

@@ -6,7 +6,6 @@ those of the features of one forward over the same tokens, or, where a drafter r
 of the tokens.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Sequence as Tokens
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft_context import LayerKV
 from blockdraft.proof.cases import Case
@@ -75,7 +75,7 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
     num_tokens = held[0][0].shape[2] if held else 0
     deviation = bound = 0.0
     if num_tokens:
-        expected = _computed(engine, drafter, sequence.token_ids[:num_tokens])
+        expected = _computed(engine, drafter, sequence, num_tokens)
         deviation = max(_deviation(one, other) for one, other in zip(held, expected, strict=True))
         bound = BOUNDS[held[0][0].dtype]
     return ContextCheck(case.id, num_tokens, deviation, bound)
@@ -94,10 +94,14 @@ def _held(drafter: LazyContext, key: int) -> list[LayerKV]:
 
 
 @torch.inference_mode()
-def _computed(engine: Engine, drafter: LazyContext, token_ids: Sequence[int]) -> list[LayerKV]:
-    """Keys and values of each draft layer for tokens that the target has just read, at once."""
-    with lone_sequence(engine, token_ids, 0, features=True) as sequence:
-        row = Row(sequence, list(token_ids), 0)
+def _computed(
+    engine: Engine, drafter: LazyContext, decoded: Tokens, num_tokens: int
+) -> list[LayerKV]:
+    """Keys and values of each draft layer for the first tokens, which the target reads at once."""
+    token_ids = decoded.token_ids[:num_tokens]
+    num_left = decoded.longest - num_tokens
+    with lone_sequence(engine, token_ids, num_left, features=True) as sequence:
+        row = Row(sequence, token_ids, 0)
         features = engine.target.forward(ForwardPlan([PlannedRow(row)])).features[0]
     return drafter.fresh_context(token_ids, features)
 

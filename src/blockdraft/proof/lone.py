@@ -28,7 +28,9 @@ def lone_sequence(
     target, key = engine.target, next(_KEYS)
     params = SamplingParams(max_tokens=max(1, num_output), num_draft_tokens=None if features else 0)
     sequence = Tokens(key, params, 0, 0, frozenset(), list(prompt_ids), len(prompt_ids))
-    num_reused = target.memory.open(key, sequence.token_ids, with_context=False)
+    num_reused = target.memory.open(
+        key, sequence.token_ids, with_context=False, longest=sequence.longest
+    )
     try:
         assert not num_reused
         if not target.memory.reserve(key, len(prompt_ids) + num_output):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from blockdraft.core.config import Quantize
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.settings import check_kinds, require, to_dict
 from blockdraft.models.draft_config_reader import DFLASH2_KEYS
@@ -22,6 +23,10 @@ class TrainConfig:
             `index.html` (curves), `log.jsonl` and `state.pt` (to resume from).
         init_from: folder of a drafter to continue training. Its weights, shape and mask token are
             kept; the block size may change. None makes a new drafter from the settings below.
+        only_adapter: train only what joins the drafter of `init_from` to its target: the fusion of
+            the features, and the norms. For a target whose weights changed a little, rounded or
+            fine-tuned ones.
+        quantize: round the target's weights, as serving does with --quantize. None keeps them.
         init: how a new drafter begins: with random weights, or with copies of the target's last
             layers.
         architecture: what drafts. None takes that of `init_from`, or dflash for a new drafter. If
@@ -114,6 +119,8 @@ class TrainConfig:
     data: tuple[Path, ...]
     out: Path
     init_from: Path | None = None
+    only_adapter: bool = False
+    quantize: Quantize | None = None
     init: Literal["random", "target"] = "random"
 
     architecture: Literal["dflash", "dflash2", "diffusion", "eagle3", "draft_model"] | None = None
@@ -214,6 +221,11 @@ class TrainConfig:
             raise ConfigError("attention=flex has no gradient on a CPU; use auto or dense")
         if self.init_from is not None and self.init != "random":
             raise ConfigError("init_from and init=target exclude each other; leave one out")
+
+        if self.only_adapter and self.init_from is None:
+            raise ConfigError(
+                "only_adapter trains a few weights of a drafter that is there; give init_from"
+            )
 
         self._check_spread()
 

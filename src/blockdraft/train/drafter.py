@@ -33,6 +33,22 @@ _EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps")
 """What the configs of different models call it."""
 
 
+def train_only_adapter(model: DraftModel) -> None:
+    """Let only the fusion of the features and the norms want a gradient.
+
+    Raises:
+        ConfigError: the drafter reads no features.
+    """
+    if model.config.reads_tokens:
+        raise ConfigError(
+            "only_adapter trains the fusion of features, and the drafter of init_from reads none; "
+            "leave it out"
+        )
+    for name, parameter in model.named_parameters():
+        is_norm = name.rpartition(".")[0].endswith("norm")
+        parameter.requires_grad_(is_norm or name == "fc.weight")
+
+
 def draft_config_for(
     target_config: Any,
     *,

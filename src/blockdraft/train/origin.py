@@ -47,6 +47,7 @@ def describe_target(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "weights_sha256": weights_sha256(config.target),
         "dtype": str(dtype).removeprefix("torch."),
+        "quantize": config.quantize,
         "template_sha256": template_sha256(tokenizer) if tokenizer.chat_template else None,
         "thinking": MIXED if len(told) > 1 else next(iter(told), None),
     }

@@ -25,6 +25,7 @@ from blockdraft.data.dataset import (
 from blockdraft.data.identity import target_sha256, texts_sha256
 from blockdraft.data.store import TextStore
 from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype, use_threads
+from blockdraft.models.quantized import dequantize
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.blocks import sample_anchors
@@ -140,13 +141,18 @@ class _Run:
             resolve_dtype(config.dtype, config.device),
             "cpu" if config.shard_target else config.device,
             config.device_map,
+            quantize=config.quantize,
         )
+        # Plain layers with the rounded weights, also of a file that holds such.
+        dequantize(loaded)
         self.loaded = loaded
         self.drafter = load_trained(config, loaded, texts.examples)
         self.drafter.model.train()
         self.num_parameters = num_trained(self.drafter.model)
         self.trained: dict[str, Any] = {
-            "target_sha256": target_sha256(config.target),
+            "target_sha256": " ".join(
+                filter(None, (target_sha256(config.target), config.quantize))
+            ),
             "drafter": self.drafter.describe(),
         }
         self.texts = texts_sha256(self.examples)

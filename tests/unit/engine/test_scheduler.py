@@ -190,6 +190,7 @@ def test_what_is_reused_must_hold_the_draft_context_only_if_there_is_one() -> No
                 token_ids: Any,
                 *,
                 with_context: bool,
+                longest: int = 0,
                 opened: list[bool] = opened,
             ) -> int:
                 opened.append(with_context)

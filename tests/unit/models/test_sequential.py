@@ -49,7 +49,9 @@ def test_exact_off_is_what_transformers_computes(kind: str, drafts: bool) -> Non
 
 @pytest.mark.parametrize("rope_type", LENGTH_DEPENDENT)
 def test_rope_that_depends_on_the_length_is_refused_unless_exact_is_off(rope_type: str) -> None:
-    model = tiny_target(rope_parameters=dict(LENGTH_DEPENDENT[rope_type]))
+    """Where the model's rotation is not of transformers' own form."""
+    model = tiny_target()
+    model.config.rope_parameters = dict(LENGTH_DEPENDENT[rope_type])
     with pytest.raises(ModelError, match=f"'{rope_type}'.*--exact off"):
         SequentialTarget(model)
     SequentialTarget(model, exact=False).release()

@@ -39,6 +39,7 @@ def test_a_trained_drafter_passes_its_own_examination(config):
     assert facts["target"] == {
         "weights_sha256": weights_sha256(config.target),
         "dtype": "float32",
+        "quantize": None,
         "template_sha256": hash_text(tokenizer.chat_template),
         "thinking": None,
     }

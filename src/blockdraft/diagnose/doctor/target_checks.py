@@ -41,12 +41,15 @@ def weights_check(pair: Pair) -> Check:
             "if tau is low: run the very target that its card names, not quantized, not tuned",
         )
     found = weights_sha256(pair.target_folder)
-    if found == trained and pair.config.quantize is not None:
+    rounded, known = pair.config.quantize, pair.fact("target", "quantize")
+    if found == trained and rounded != known:
         return Check(
             name,
             "warning",
-            f"those that the drafter was trained with, rounded to {pair.config.quantize} at load",
-            "compare tau with and without --quantize, or train on with answers of the rounded one",
+            f"those that the drafter was trained with, but {_rounded(rounded)} at load, and "
+            f"{_rounded(known)} in training",
+            "compare tau with --quantize and without, or retune the drafter for this target "
+            f"(init_from, only_adapter=true{f', quantize={rounded}' if rounded else ''})",
         )
     if found == trained:
         return Check(name, "ok", f"those that the drafter was trained with ({found[:12]})")
@@ -57,6 +60,10 @@ def weights_check(pair: Pair) -> Check:
         "fine-tuned, merged or another revision",
         "use the target it was trained with, or train on with this one's answers (init_from)",
     )
+
+
+def _rounded(quantize: str | None) -> str:
+    return "not rounded" if quantize is None else f"rounded to {quantize}"
 
 
 def _quantization(pair: Pair) -> str | None:

@@ -21,7 +21,7 @@ from blockdraft.models.draft_context import ConcatContext, LayerKV
 from blockdraft.models.draft_masks import block_masks
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
-from blockdraft.train.drafter import check_copy
+from blockdraft.train.drafter import check_copy, train_only_adapter
 from blockdraft.train.kinds.base import DrafterShape, Kind, num_trained
 from blockdraft.train.prepare import load_drafter, shape_of, start_shape
 from blockdraft.train.sharing import check_rows, share_parameters, whole_drafter
@@ -179,6 +179,8 @@ def _shape(
         model = DraftModel(found)
     if config.init == "target":
         check_copy(model, target)
+    if config.only_adapter:
+        train_only_adapter(model)
     if config.shard_drafter:
         check_rows(model, config, num_processes)
     return DrafterShape(
@@ -194,7 +196,10 @@ def _shape(
 def _load(
     config: TrainConfig, target: PreTrainedModel, examples: Sequence[Example]
 ) -> BlockDrafter:
-    return BlockDrafter(load_drafter(config, target, examples), is_sparse=config.is_sparse)
+    model = load_drafter(config, target, examples)
+    if config.only_adapter:
+        train_only_adapter(model)
+    return BlockDrafter(model, is_sparse=config.is_sparse)
 
 
 BLOCK = Kind(_shape, _load)

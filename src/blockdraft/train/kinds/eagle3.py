@@ -117,7 +117,7 @@ class Eagle3Drafter(TeacherForced):
 
 _OF_OTHERS = (
     *("mask_token_id", "conv_kernel_size", "conv_group_size", "selector_rank"),
-    *("selector_top_k", "num_denoising_steps", "shard_drafter"),
+    *("selector_top_k", "num_denoising_steps", "shard_drafter", "only_adapter"),
 )
 
 

@@ -1,0 +1,121 @@
+"""Folders whose weights others packed, as transformers loads them without a further package.
+
+It unpacks mxfp4 (gpt-oss) and fp8 (Qwen3-FP8, DeepSeek-V3) where no kernel reads them. Packed
+bitsandbytes weights were run by hand; a package that is missing is named.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from blockdraft.cache.pages import Pages
+from blockdraft.core.errors import ModelError
+from blockdraft.core.request import SamplingParams
+from blockdraft.models.loading import load_target_model
+from blockdraft.models.paged import PagedTarget
+from tests.crowd import Request, run_alone, run_crowd
+from tests.fakes import NoisyOracleDrafter
+from tests.tiny import TEXT_VOCAB_SIZE, edit_json, tiny_target_folder
+
+Weights = dict[str, Tensor]
+
+
+def rewrite(folder: Path, change: Callable[[Weights], Weights], **config: object) -> None:
+    """Other weights, and the config that says how they are packed."""
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+    edit_json(folder / "config.json", quantization_config=config, dtype="bfloat16")
+
+
+def mxfp4_folder(tmp_path: Path) -> Path:
+    """gpt-oss as published: experts in blocks of 32 numbers of four bits with a scale each."""
+    folder = tiny_target_folder(tmp_path, "gpt_oss", torch.bfloat16, intermediate_size=64)
+    generator = torch.Generator().manual_seed(0)
+
+    def packed(weights: Weights) -> Weights:
+        found: Weights = {}
+        for name, weight in weights.items():
+            if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                found[name] = weight
+                continue
+            experts, inputs, outputs = weight.shape
+            shape = (experts, outputs, inputs // 32)
+            found[f"{name}_blocks"] = torch.randint(
+                256, (*shape, 16), generator=generator, dtype=torch.uint8
+            )
+            found[f"{name}_scales"] = torch.randint(
+                121, 125, shape, generator=generator, dtype=torch.uint8
+            )
+        return found
+
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    rewrite(folder, packed, quant_method="mxfp4", modules_to_not_convert=kept)
+    return folder
+
+
+def fp8_folder(tmp_path: Path) -> Path:
+    """Linear layers in eight bits with a scale for each block of 128 x 128."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+    folder = tiny_target_folder(tmp_path, "qwen3", torch.bfloat16, **sizes)
+
+    def packed(weights: Weights) -> Weights:
+        found: Weights = {}
+        for name, weight in weights.items():
+            if not name.endswith("proj.weight"):
+                found[name] = weight
+                continue
+            scale = weight.float().abs().max() / 448
+            found[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
+            shape = [-(-size // 128) for size in weight.shape]
+            found[f"{name}_scale_inv"] = scale.expand(shape).contiguous()
+        return found
+
+    rewrite(folder, packed, quant_method="fp8", weight_block_size=[128, 128])
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("write", [mxfp4_folder, fp8_folder])
+def test_drafted_equals_plain(
+    write: Callable[[Path], Path], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = load_target_model(write(tmp_path), dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    prompts = [tuple(range(5, 75)), (8, 3, 20), (*range(5, 69), 7)]
+    requests = [
+        Request(prompt, SamplingParams(max_tokens=24, logprobs=0), arrival=3 * index)
+        for index, prompt in enumerate(prompts)
+    ]
+    with PagedTarget(model, Pages(20)).released_after() as target:
+        target.check_row_invariance()
+        alone = run_alone(target, requests)
+        drafter = NoisyOracleDrafter(15, TEXT_VOCAB_SIZE, seed=3)
+        known = [answer.token_ids for answer in alone]
+        assert run_crowd(target, drafter, requests, known=known).answers == alone
+    assert len({token for answer in alone for token in answer.token_ids}) >= 8
+
+
+@pytest.mark.parametrize(
+    ("config", "package"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "gptqmodel"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptqmodel|optimum"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed.tensors"),
+    ],
+    ids=["awq", "gptq", "bitsandbytes", "compressed-tensors"],
+)
+def test_a_package_that_is_missing_is_named(
+    config: dict[str, object], package: str, tmp_path: Path
+) -> None:
+    folder = tiny_target_folder(tmp_path)
+    edit_json(folder / "config.json", quantization_config=config)
+    reason = f"(?i)quantized by {config['quant_method']}.*{package}"
+    with pytest.raises(ModelError, match=reason) as error:
+        load_target_model(folder, torch.float32)
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith("or give the model's full-precision weights with --quantize")
