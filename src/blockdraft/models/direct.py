@@ -21,7 +21,7 @@ from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.fused import FusedLayer, with_sign
 from blockdraft.models.layer import stack_of
 from blockdraft.models.packed import is_plain
-from blockdraft.models.supported import decoder_layers
+from blockdraft.models.supported import decoder_layers, rope_types
 
 DIRECT_KINDS = frozenset(
     f"transformers.models.{module}.modeling_{module}.{name}ForCausalLM"
@@ -33,20 +33,26 @@ DIRECT_KINDS = frozenset(
     )
 )
 """Whose forward is embedding, rotation, layers, norm and head, and nothing else."""
+VARYING_ROPE_TYPES = frozenset({"dynamic", "longrope"})
+"""Which turn a position by what else there is."""
 
 
 class RotationTable:
     """The rotations of the first positions, computed once and looked up in every forward.
 
-    rotary: a model's rotary embedding, whose rotation of a position depends on nothing else.
+    rotary: a model's rotary embedding. varies: its rotation of a position depends on more than the
+    position; then it is asked in every forward.
     """
 
-    def __init__(self, rotary: nn.Module) -> None:
-        self._rotary = rotary
+    def __init__(self, rotary: nn.Module, *, varies: bool = False) -> None:
+        self._rotary, self._varies = rotary, varies
         self._rotations: Rotation | None = None
 
     def __call__(self, hidden: Tensor, positions: Tensor) -> Rotation:
         """Positions [1, rows] -> cos and signed sin [rows, head_dim], of the type of `hidden`."""
+        if self._varies:
+            cos, signed_sin = with_sign(self._rotary(hidden, position_ids=positions))
+            return cos.flatten(0, 2), signed_sin.flatten(0, 2)
         end = int(positions.max()) + 1
         if self._rotations is None or self._rotations[0].shape[0] < end:
             size = max(PAGE_SIZE, 1 << (end - 1).bit_length())
@@ -116,5 +122,6 @@ def direct_forward(
     if stack is None:
         return None
     num_hooks = [int(index in layer_ids) for index in range(len(layers))]
-    rotations = RotationTable(model.model.rotary_emb)
+    varies = any(kind in VARYING_ROPE_TYPES for kind in rope_types(model.config))
+    rotations = RotationTable(model.model.rotary_emb, varies=varies)
     return DirectForward(model, layers, stack, attentions, kept, num_hooks, rotations)

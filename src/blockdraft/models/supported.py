@@ -53,7 +53,7 @@ def varying_rope_type(model: PreTrainedModel) -> str | None:
     context = getattr(config, "max_position_embeddings", 2**31)
     if any(module.max_seq_len_cached >= context for module in _rotary_modules(model, "dynamic")):
         known.add("dynamic")
-    kinds = (kind for kind in _rope_types(config) if "dynamic" in kind or kind == "longrope")
+    kinds = (kind for kind in rope_types(config) if "dynamic" in kind or kind == "longrope")
     return next((kind for kind in kinds if kind not in known), None)
 
 
@@ -94,7 +94,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     return layers
 
 
-def _rope_types(config: PretrainedConfig) -> Iterator[str]:
+def rope_types(config: PretrainedConfig) -> Iterator[str]:
     """Of the model, and of each layer type where these differ."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = getattr(config, name, None) or {}

@@ -9,7 +9,8 @@ from torch import Tensor
 from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu.layer import NativeStack
 from blockdraft.kernels.cpu.library import library
-from blockdraft.models.direct import direct_forward
+from blockdraft.models.direct import RotationTable, direct_forward
+from blockdraft.models.fused import with_sign
 from blockdraft.models.packed_rows import PackedRows
 from blockdraft.models.paged import PagedTarget
 from tests.tiny import NUM_LAYERS, tiny_target
@@ -97,3 +98,32 @@ def test_it_is_left_to_transformers_where_somebody_waits_for_a_call() -> None:
 def test_it_is_left_to_transformers_where_other_things_happen_between_layers(kind: str) -> None:
     with PagedTarget(tiny_target(kind), Pages(20)).released_after() as target:
         assert direct_forward(target.model, target.kv, ()) is None
+
+
+def test_the_table_of_rotations_has_the_bits_of_the_module() -> None:
+    """Also of positions for which it must grow, and of repeated ones in any order."""
+    with PagedTarget(make("llama"), Pages(20)).released_after() as target:
+        rotary = target.model.model.rotary_emb
+        table, hidden = RotationTable(rotary), torch.zeros(1, 1, 8)
+        for positions in ([3], [64, 0, 64], [1000, 5, 63, 300], [2]):
+            at = torch.tensor([positions])
+            expected = with_sign(rotary(hidden, position_ids=at))
+            for found, own in zip(table(hidden, at), expected, strict=True):
+                assert torch.equal(found, own[0, :, 0])
+
+
+@pytest.mark.parametrize("varies", [True, False])
+def test_a_rotation_that_varies_is_asked_in_every_forward(varies: bool) -> None:
+    """Longrope and dynamic rotations turn a position by what else there is."""
+    asked: list[int] = []
+
+    class Rotary(torch.nn.Module):
+        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+            asked.append(position_ids.shape[1])
+            angles = position_ids[..., None] * torch.ones(4)
+            return angles.cos(), angles.sin()
+
+    table = RotationTable(Rotary(), varies=varies)
+    for _ in range(3):
+        table(torch.zeros(1, 2, 4), torch.tensor([[7, 9]]))
+    assert asked == ([2, 2, 2] if varies else [64])
