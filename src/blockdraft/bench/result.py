@@ -34,8 +34,8 @@ KINDS = (
     "pareto",
     "plan",
 )
-"""A summary is put together by hand from other results, ways come from
-`tools/experiments/compare_ways.py`; each other kind has its command."""
+"""A summary is made by `tools/summarize_pair.py`, ways by `tools/experiments/compare_ways.py`; each
+other kind has its command."""
 
 
 def describe_result(kind: str, llm: "Loaded", definitions: Mapping[str, str]) -> dict[str, Any]:

@@ -114,7 +114,10 @@ def _summary(result: Result) -> Section:
             )
     heads = ["prompts", "greedy: tau", "speed-up", "without loops: tau", "speed-up"]
     heads += ["temperature", "sampled: tau", "speed-up"]
-    about = f"Speed-up over {values['baseline']}. Put together by hand, without spreads."
+    about = (
+        f"Speed-up over {values['baseline']}; in brackets the band in which 95 % of resamples of "
+        "the prompts fall."
+    )
     return Section(
         title=str(values["about"]),
         facts=[summary.same_tokens(values).strip()],

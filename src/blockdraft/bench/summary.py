@@ -1,6 +1,6 @@
 """The summary of the default pair: the tables of README.md and docs/benchmarks.md, and their plot.
 
-Its figures are put together by hand from results, without spreads; all others have one.
+`tools/summarize_pair.py` takes its figures from results of `bench speed`.
 """
 
 import math
@@ -22,9 +22,13 @@ def all_rows(run: Run) -> list[Row]:
     return [*run["rows"], run["all"]]
 
 
-def cells(figures: Mapping[str, float] | None) -> list[str]:
-    """Tau and speed-up."""
-    return ["", ""] if figures is None else [f"{figures['tau']:.2f}", f"{figures['speedup']:.2f}x"]
+def cells(figures: Mapping[str, Any] | None) -> list[str]:
+    """Tau, and speed-up with the band in which 95 % of resamples of the prompts fall, if known."""
+    if figures is None:
+        return ["", ""]
+    band = figures.get("band")
+    spread = "" if band is None else f" ({band[0]:.2f}-{band[1]:.2f})"
+    return [f"{figures['tau']:.2f}", f"{figures['speedup']:.2f}x{spread}"]
 
 
 def small_table(results: Mapping[str, Any]) -> str:
