@@ -43,7 +43,7 @@ def test_drafted_equals_plain(kind: str, dtype: torch.dtype, way: Way, temperatu
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_crowd_changes_nothing(dtype: torch.dtype) -> None:
+def test_a_batch_changes_nothing(dtype: torch.dtype) -> None:
     draw = random.Random(1)
     oracle = make_target("sequential", tiny_target("llama", dtype).cuda())
     target = make_target("paged", tiny_target("llama", dtype).cuda())

@@ -21,7 +21,7 @@ from tests.tiny import ALL_KINDS, tiny_target
 @pytest.mark.parametrize("drafter", ["none", "noisy", "dflash"])
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "no reuse"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_crowd_in_pages(kind: str, reuse: bool, drafter: str) -> None:
+def test_a_batch_in_pages(kind: str, reuse: bool, drafter: str) -> None:
     pages = Pages(AMPLE, reuse=reuse)
     crowd = check_crowd(kind, torch.float64, drafter, pages, chunk=37)
     assert bool(pages.num_reused_tokens) == reuse
@@ -32,7 +32,7 @@ def test_a_crowd_in_pages(kind: str, reuse: bool, drafter: str) -> None:
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("drafter", ["none", "noisy", "dflash"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_crowd_in_few_pages(kind: str, drafter: str) -> None:
+def test_a_batch_in_few_pages(kind: str, drafter: str) -> None:
     pages = Pages(FEW)
     crowd = check_crowd(kind, torch.float64, drafter, pages, chunk=512)
     assert crowd.engine.scheduler.num_preempted > 0
@@ -43,7 +43,7 @@ def test_a_crowd_in_few_pages(kind: str, drafter: str) -> None:
 @pytest.mark.parametrize("num_pages", [AMPLE, FEW])
 @pytest.mark.parametrize("drafter", ["noisy", "dflash"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_crowd_in_single_precision(kind: str, drafter: str, num_pages: int) -> None:
+def test_a_batch_in_single_precision(kind: str, drafter: str, num_pages: int) -> None:
     """Where other kernels for few rows, or for many keys, would show in the log-probabilities."""
     check_crowd(kind, torch.float32, drafter, Pages(num_pages), chunk=50)
 
@@ -51,7 +51,7 @@ def test_a_crowd_in_single_precision(kind: str, drafter: str, num_pages: int) ->
 @pytest.mark.one_in(3)
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_crowd_in_single_precision_without_kernels(kind: str) -> None:
+def test_a_batch_in_single_precision_without_kernels(kind: str) -> None:
     check_crowd(kind, torch.float32, "dflash", Pages(FEW), chunk=50)
 
 

@@ -1,4 +1,4 @@
-"""The same prompts, streamed or not, drafted or plain, alone or in a crowd of 32: same texts."""
+"""The same prompts, streamed or not, drafted or plain, alone or in a batch of 32: same texts."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,7 +34,7 @@ def streamed(server: Running, prompt: str, **fields: Any) -> tuple[str, str]:
     return text, end
 
 
-def in_a_crowd(ask: Any, server: Running, **fields: Any) -> list[tuple[str, str]]:
+def in_a_batch(ask: Any, server: Running, **fields: Any) -> list[tuple[str, str]]:
     with ThreadPoolExecutor(len(prompts())) as pool:
         return list(pool.map(lambda prompt: ask(server, prompt, **fields), prompts()))
 
@@ -46,5 +46,5 @@ def test_texts_are_identical(server, fields):
     assert len({text for text, _ in alone}) > len(alone) // 2
     for ask in (whole, streamed):
         for most in (None, 0, 3):
-            assert in_a_crowd(ask, server, **fields, num_draft_tokens=most) == alone
+            assert in_a_batch(ask, server, **fields, num_draft_tokens=most) == alone
     assert [streamed(server, prompt, **fields) for prompt in prompts()] == alone

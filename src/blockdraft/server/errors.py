@@ -148,8 +148,8 @@ def from_validation(error: RequestValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing; give it", param=param, code="missing_parameter")
     reasons = " or ".join(dict.fromkeys(f["msg"] for f in same))
-    shown = _shown(first.get("input"))
-    return ApiError(400, f"{param} is {shown}: {reasons}", param=param, code="invalid_type")
+    value = shown(first.get("input"))
+    return ApiError(400, f"{param} is {value}: {reasons}", param=param, code="invalid_type")
 
 
 def _param(loc: Sequence[Any], body: Any, kind: str) -> str:
@@ -169,7 +169,8 @@ def _param(loc: Sequence[Any], body: Any, kind: str) -> str:
     return path
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """The beginning of a value, as JSON."""
     try:
         text = json.dumps(value, ensure_ascii=True)
     except (TypeError, ValueError, RecursionError):

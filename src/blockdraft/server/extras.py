@@ -4,14 +4,13 @@ What is known to change the answer, and is not supported here, is refused unless
 happens anyway. Everything else is ignored, or refused if the server is strict. No torch.
 """
 
-import json
 import logging
 import re
 
 from fastapi import Request
 
 from blockdraft.core.errors import RequestError
-from blockdraft.server.errors import ApiError
+from blockdraft.server.errors import ApiError, shown
 from blockdraft.server.protocol import RequestFields
 
 MAX_NAMED = 8
@@ -79,12 +78,12 @@ def tell_of_ignored(request: Request, body: RequestFields, *, strict: bool) -> N
     names = _ignored(body, strict=strict)
     if not names:
         return
-    shown = names[:MAX_NAMED]
-    if len(names) > len(shown):
-        shown.append(f"{len(names) - MAX_NAMED} more")
-    for name in shown:
+    told = names[:MAX_NAMED]
+    if len(names) > len(told):
+        told.append(f"{len(names) - MAX_NAMED} more")
+    for name in told:
         logger.info("%s ignored the unknown parameter %s", request.state.request_id, name)
-    listed = ", ".join(shown)
+    listed = ", ".join(told)
     request.state.warning = f'299 blockdraft "ignored unknown parameters: {listed}"'
 
 
@@ -97,8 +96,7 @@ def _ignored(body: RequestFields, *, strict: bool) -> list[str]:
             continue
         neutral, reason = _UNSUPPORTED[name]
         if value not in neutral:
-            shown = json.dumps(value)
-            raise RequestError(f"{name} is {shown:.60}: {reason}, or leave it out", param=name)
+            raise RequestError(f"{name} is {shown(value)}: {reason}, or leave it out", param=name)
     if unknown and strict:
         raise ApiError(
             400,

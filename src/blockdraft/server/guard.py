@@ -131,8 +131,9 @@ class Guard:
                 "name; ask 127.0.0.1, or start it with --allowed-host NAME",
                 code="unknown_host",
             )
-        origin = _header(scope, b"origin").decode("latin-1")
-        if origin and not self._names.allow_origin(origin, host):
+        for origin in _values(scope, b"origin"):
+            if not origin or self._names.allow_origin(origin, host):
+                continue
             raise ApiError(
                 403,
                 f"the request comes from a page of {origin!r:.80}, which may not ask this server; "
@@ -249,6 +250,11 @@ def _address(scope: Scope) -> str:
 def _header(scope: Scope, name: bytes) -> bytes:
     values: list[bytes] = [value for key, value in scope["headers"] if key == name]
     return values[0] if values else b""
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    """Of a header that may come several times."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
 
 def _digest(key: bytes) -> bytes:

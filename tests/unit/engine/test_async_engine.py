@@ -81,7 +81,7 @@ async def until(condition):
         await asyncio.sleep(0.001)
 
 
-def test_a_crowd_gets_what_each_gets_alone(small):
+def test_requests_in_a_batch_get_what_each_gets_alone(small):
     wanted = {"temperature": 0.8, "n": 2, "logprobs": 1}
     texts = ["abc", "the fox", "!!", "the the", "a b c d", "zzz"]
     expected = [small.generate(text, params(seed=1, **wanted)) for text in texts]

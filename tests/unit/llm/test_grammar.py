@@ -56,7 +56,7 @@ def cramped(folders) -> LLM:
 
 
 @pytest.mark.one_in(2)
-def test_a_crowd_with_and_without_grammars_equals_lone_runs(llm, cramped):
+def test_a_batch_with_and_without_grammars_equals_lone_runs(llm, cramped):
     kinds = [SCHEMA, None, WORDS, Grammar.json_schema(SCHEMAS["tree"]), Grammar.choice(["abc"])]
     wanted = [
         asked(grammar=kind, max_tokens=120, temperature=temperature, seed=seed)

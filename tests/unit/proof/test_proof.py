@@ -137,7 +137,7 @@ def watch_batches(llm: LLM) -> AbstractContextManager[None]:
     return faults.replaced(llm.engine.target, "forward", watched)
 
 
-def test_chunks_and_crowds_are_what_they_say(llm: LLM) -> None:
+def test_chunks_and_batches_are_what_they_say(llm: LLM) -> None:
     cases = plan_cases(llm, CORPUS, [], replace(CONFIG, num_settings=1)).cases
     (alone,) = [case for case in cases if case.prompt.id == "b"]
     for way, num_prompt_rows in ((PLAIN, 1), (DRAFTED, 1), (CHUNKS, 5)):

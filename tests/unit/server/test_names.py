@@ -52,6 +52,13 @@ def test_a_page_of_another_origin_makes_us_do_nothing(server, llm, monkeypatch, 
         assert server.client.get(path, headers={"origin": origin}).status_code == 403
 
 
+def test_a_foreign_origin_is_seen_behind_another_one(server):
+    headers = [("origin", server.url), ("origin", PAGE)]
+    for one in (headers, headers[::-1]):
+        answer = server.client.post(CHAT, json=chat_body(max_tokens=2), headers=one)
+        assert error_of(answer, 403)["code"] == "foreign_origin"
+
+
 def test_a_foreign_name_is_refused_before_its_body_is_read(server):
     with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as sock:
         sock.sendall(

@@ -59,7 +59,7 @@ def send(server, body, key=KEYS[0], client=None):
     return (client or server.client).post(CHAT, content=json.dumps(body), headers=headers)
 
 
-def client_of_a_crowd(server):
+def client_of_many(server):
     """Keeps a connection for each; closing some of them at once is more than httpx can do."""
     limits = httpx.Limits(max_connections=300, max_keepalive_connections=300)
     return httpx.Client(base_url=server.url, timeout=PATIENCE, limits=limits)
@@ -81,7 +81,7 @@ def test_200_slow_schemas_delay_nobody_else(llm, gate, monkeypatch):
     seconds = 5.0
     with (
         running_server(llm, api_keys=KEYS, prepare_seconds=seconds) as server,
-        client_of_a_crowd(server) as client,
+        client_of_many(server) as client,
         ThreadPoolExecutor(200) as crowd,
     ):
         alone = send(server, chat_body(max_tokens=4), KEYS[1]).json()
@@ -112,7 +112,7 @@ def test_200_slow_schemas_delay_nobody_else(llm, gate, monkeypatch):
         assert send(server, with_schema()).status_code == 200
 
 
-def test_a_crowd_with_one_new_schema_compiles_it_once(llm, gate, monkeypatch):
+def test_many_requests_with_one_new_schema_compile_it_once(llm, gate, monkeypatch):
     compiled, grammars = [], llm.samples.grammars
     slow = grammars._compile
     monkeypatch.setattr(grammars, "_compile", lambda g: compiled.append(1) or slow(g))
@@ -252,7 +252,7 @@ def test_schemas_that_are_really_slow_delay_nobody(llm):
     bodies = [with_schema(type="object", properties=properties) for _ in range(200)]
     with (
         running_server(llm, max_waiting=256, api_keys=KEYS) as server,
-        client_of_a_crowd(server) as client,
+        client_of_many(server) as client,
         ThreadPoolExecutor(200) as crowd,
     ):
 

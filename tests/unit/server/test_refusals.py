@@ -446,3 +446,30 @@ def test_a_grammar_that_is_too_complex_is_the_mistake_of_its_request(server, str
     assert error["type"] == "invalid_request_error"
     assert error["param"] == "structured_outputs.regex"
     assert "cannot be followed any further" in error["message"]
+
+
+def test_the_beginning_of_a_deep_value_is_enough(server):
+    nested = json.loads("[" * 900 + "]" * 900)
+    assert error_of(server.chat(documents=nested), 400)["param"] == "documents"
+
+
+@pytest.mark.parametrize("value", ["\ud800", {"a": math.nan}])
+def test_what_no_response_can_hold_is_not_told_again(server, value):
+    fields = {"input": "abc", "max_output_tokens": 2, "metadata": value, "truncation": value}
+    tool = {"type": "function", "name": "f", "parameters": {"default": value}}
+    for more in ({}, {"tools": [tool], "tool_choice": "none"}):
+        response = server.post("/v1/responses", **fields, **more)
+        assert response.status_code == 200, response.text
+        assert response.json()["metadata"] == {}
+        assert response.json()["truncation"] == "disabled"
+
+
+def test_at_no_depth_is_a_body_read_and_its_answer_not_written(server):
+    """Both fail somewhere between 900 and 1,000."""
+    responses = []
+    for depth in range(900, 1_001, 4):
+        body = b'{"input": "abc", "max_output_tokens": 1, "metadata": %b}'
+        content = body % (b"[" * depth + b"]" * depth)
+        headers = {"content-type": "application/json"}
+        responses.append(server.client.post("/v1/responses", content=content, headers=headers))
+    assert {response.status_code for response in responses} == {200, 400}

@@ -203,6 +203,9 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(llm, gate):
             assert (health.status_code, health.json()["status"]) == (503, "draining")
             assert health.json()["active"] == 4
             assert server.client.get("/ready").status_code == 503
+            for path in ("/health", "/ready"):
+                head = server.client.head(path)
+                assert (head.status_code, head.content) == (503, b"")
             assert server.client.get("/metrics").status_code == 200
             refused = server.chat()
             assert error_of(refused, 503)["code"] == "shutting_down"

@@ -221,7 +221,7 @@ def test_the_most_extreme_words_stay_finite() -> None:
     assert noise[0] > 36.0
 
 
-def test_a_crowds_step_is_kept_in_bounded_memory() -> None:
+def test_the_step_of_a_large_batch_is_kept_in_bounded_memory() -> None:
     """64 sequences that draft 16 tokens each, with any vocabulary."""
     assert large_noise.cache_info().maxsize == MAX_KEPT
     assert MAX_KEPT >= 64 * 17

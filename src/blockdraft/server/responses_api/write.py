@@ -1,5 +1,6 @@
 """The pieces of an answer as OpenAI's response, or as the events of its stream. No torch."""
 
+import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from blockdraft.server.parts import AnswerPart
 from blockdraft.server.pieces import Piece
 from blockdraft.server.render import Json
 from blockdraft.server.responses_api.schema import NamedChoice, ResponsesRequest
+
+_ROOM = 100
+"""Levels of nesting that are left to the response around a value, and to who writes it."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -132,7 +136,7 @@ class ResponseWriter:
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata or {},
+            "metadata": _told_again(asked.metadata or {}, {}),
             "model": self.model,
             "output": list(self._done),
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
@@ -142,9 +146,9 @@ class ResponseWriter:
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "text": {"format": _format(asked)},
             "tool_choice": _tool_choice(asked),
-            "tools": [tool.model_dump(exclude_none=True) for tool in asked.tools or ()],
+            "tools": _told_again([t.model_dump(exclude_none=True) for t in asked.tools or ()], []),
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
-            "truncation": asked.truncation or "disabled",
+            "truncation": _told_again(asked.truncation or "disabled", "disabled"),
             "usage": self._usage,
         }
 
@@ -226,6 +230,18 @@ class ResponseWriter:
             },
             "total_tokens": usage["total_tokens"],
         }
+
+
+def _told_again(value: object, otherwise: object) -> object:
+    """What the request says, if it is JSON: requests may hold NaN and halves of characters."""
+    inside = value
+    for _ in range(_ROOM):
+        inside = [inside]
+    try:
+        json.dumps(inside, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return otherwise
+    return value
 
 
 def _format(asked: ResponsesRequest) -> Json:

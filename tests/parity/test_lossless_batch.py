@@ -1,4 +1,4 @@
-"""A sequence's tokens are the same alone and in a crowd, its prompt in one chunk or many."""
+"""A sequence's tokens are the same alone and in a batch, its prompt in one chunk or many."""
 
 import itertools
 import random
@@ -151,7 +151,7 @@ class Crowd:
 @pytest.mark.parametrize("max_running", [1, 3, 16])
 @pytest.mark.parametrize(("place", "prefill_chunk"), PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_crowd_changes_nothing(
+def test_a_batch_changes_nothing(
     kind: str, place: str, max_running: int, prefill_chunk: int, drafter: str
 ) -> None:
     target = exact_target(kind, place)
