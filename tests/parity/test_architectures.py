@@ -47,6 +47,7 @@ _LATENT = {
 }
 
 IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
+    "Afmoe": {**_EXPERTS, **_SLIDING, "num_experts": 16, "num_dense_layers": 1},
     "Gemma2": {**_SLIDING, "query_pre_attn_scalar": 16},
     "Gemma4": {**_SHARED_KV, "global_head_dim": 32},
     "Cohere": {},
@@ -78,6 +79,8 @@ IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
     },
     "Granite": {},
     "GraniteMoe": {"num_local_experts": 4},
+    # Its attention has a gate of one value a head.
+    "Laguna": {**_EXPERTS, **_SLIDING, "num_experts": 16},
     "MiniMaxM2": {**_EXPERTS, "num_local_experts": 16},
     "Ministral3": {},
     "Mistral": _SLIDING,
@@ -141,6 +144,7 @@ RECURRENT: Mapping[str, Mapping[str, Any]] = {
         "num_dense_layers": 1,
         "layer_types": ["conv", "full_attention"] * 2,
     },
+    "Lfm3": {"layer_types": ["conv", "full_attention"] * 2},
     "Mamba": {"state_size": 8},
     "Mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
     "NemotronH": {

@@ -21,15 +21,17 @@ ACTIVATIONS = tuple(kind[0] if isinstance(kind, tuple) else kind for kind in ACT
 """transformers' table: each computes a value from one value."""
 
 
-def keep_vectors_whole(model: PreTrainedModel) -> ExitStack:
+def keep_vectors_whole(model: PreTrainedModel, row_multiple: int = 1) -> ExitStack:
     """Let the activations and rotations of a model compute in whole vectors, its gates one by one.
+
+    row_multiple: of the rows of its forwards.
 
     Returns:
         what gives the model back as it was when closed.
     """
-    undo = ExitStack()
+    undo, gates = ExitStack(), _gates_of_heads(model, row_multiple)
     for module in model.modules():
-        if type(module) is nn.Linear and module.out_features == 1:
+        if type(module) is nn.Linear and (module.out_features == 1 or module in gates):
             replace_forward(module, partial(_apart, module.forward), undo)
         if "forward" in vars(module):
             continue
@@ -40,16 +42,34 @@ def keep_vectors_whole(model: PreTrainedModel) -> ExitStack:
     return undo
 
 
+def _gates_of_heads(model: PreTrainedModel, row_multiple: int) -> set[nn.Module]:
+    """Linear layers within an attention that give each head one value (LFM3, Laguna).
+
+    Not those whose values fill whole vectors whatever the number of rows.
+    """
+    found: set[nn.Module] = set()
+    for attention in model.modules():
+        output, head_dim = getattr(attention, "o_proj", None), getattr(attention, "head_dim", None)
+        if isinstance(output, nn.Linear) and isinstance(head_dim, int):
+            found |= {
+                child
+                for child in attention.children()
+                if isinstance(child, nn.Linear)
+                and child.out_features * head_dim == output.in_features
+                and child.out_features * row_multiple % VECTOR_VALUES
+            }
+    return found
+
+
 def _apart(gate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A gate of one value a row, [..., inputs] -> [..., 1], its values apart in memory.
+    """A gate of one value a row or a head, [..., inputs] -> [..., n], its values apart in memory.
 
     What the model makes of them is no module that could be given whole vectors. Of values that do
     not lie side by side torch computes each by the code for one.
     """
     values = gate(x)
-    spread = values.new_empty(*values.shape[:-1], 2)
-    spread[..., :1] = values
-    return spread[..., :1]
+    spread = values.new_empty(*values.shape, 2)[..., 0]
+    return spread.copy_(values)
 
 
 class WholeRotation:

@@ -122,8 +122,8 @@ def _probe_attention(
         raise NotPaged(f"layer {layer} attends twice")
     _reports.layers[layer] = (key.shape[1], key.shape[3])
     _reports.windows[layer] = kwargs.get("sliding_window")
-    zeros = query.new_zeros(*query.shape[:-1], value.shape[-1])
-    return zeros.transpose(1, 2), None
+    _, heads, rows, _ = query.shape
+    return query.new_zeros(1, rows, heads, value.shape[-1]), None
 
 
 AttentionInterface.register(PROBE_ATTENTION, _probe_attention)

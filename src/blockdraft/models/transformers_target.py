@@ -92,7 +92,7 @@ class TransformersTarget:
         self._undo = self._speed_up()
         if self.exact and self.rule.runs_on_vectors:
             self._undo.enter_context(keep_rows_apart(self.model, self.rule))
-            self._undo.enter_context(keep_vectors_whole(self.model))
+            self._undo.enter_context(keep_vectors_whole(self.model, self.rule.row_multiple))
             if self.rule.row_multiple > 1 and keeps_any_rows(self.model):
                 self.rule = replace(self.rule, row_multiple=1)
         if self.exact and self.rule.replaces_norms:

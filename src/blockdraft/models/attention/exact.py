@@ -44,7 +44,8 @@ def exact_attention(
     num_values = value.shape[-1]
     value = as_wide_as(key, value)
     output = backend.attend(query[0], key[0], value[0], bias, scoring)
-    return output[None, ..., :num_values], None
+    # Contiguous: some models view it in another shape.
+    return output[None, ..., :num_values].contiguous(), None
 
 
 def as_wide_as(key: Tensor, value: Tensor) -> Tensor:

@@ -50,7 +50,8 @@ def paged_attention(
     attention = LayerAttention(Scoring(scale, softcap, s_aux), Visibility(window=sliding_window))
     wide = as_wide_as(key, value)
     output = in_force.plan.attend(layer, attention, query[0], key[0], wide[0])
-    return output[None, ..., : value.shape[-1]], None
+    # Contiguous: some models view it in another shape.
+    return output[None, ..., : value.shape[-1]].contiguous(), None
 
 
 # No mask function is registered under this name, so transformers makes no mask.
