@@ -227,8 +227,8 @@ def context_never_written() -> Iterator[None]:
     """Pages of a request that never drafts are taken over by one that does."""
     real = Pages.open
 
-    def open_pages(pages: Pages, key: int, token_ids: Any, *, with_context: bool) -> int:
-        return real(pages, key, token_ids, with_context=False)
+    def open_pages(pages: Pages, key: int, token_ids: Any, **options: Any) -> int:
+        return real(pages, key, token_ids, **options | {"with_context": False})
 
     with patch.object(Pages, "open", open_pages):
         yield

@@ -210,8 +210,10 @@ def test_acceptance_is_the_same_after_a_prefix_hit() -> None:
 def test_the_drafts_find_context_reused_that_nobody_wrote(monkeypatch: Patch) -> None:
     real = Pages.open
 
-    def open_any(self: Pages, key: int, token_ids: Sequence[int], *, with_context: bool) -> int:
-        return real(self, key, token_ids, with_context=True)
+    def open_any(
+        self: Pages, key: int, token_ids: Sequence[int], *, with_context: bool, longest: int
+    ) -> int:
+        return real(self, key, token_ids, with_context=True, longest=longest)
 
     monkeypatch.setattr(Pages, "open", open_any)
     with pytest.raises(AssertionError, match="other drafts after a prefix hit"):

@@ -67,7 +67,7 @@ def test_rope_is_looked_at_in_every_layer_type() -> None:
 
 def test_rope_is_found_under_its_old_names() -> None:
     config: Any = SimpleNamespace(rope_scaling={"type": "dynamic", "factor": 2.0})
-    assert "dynamic" in supported._rope_types(config)
+    assert "dynamic" in supported.rope_types(config)
 
 
 def state_of(model: torch.nn.Module) -> Any:

@@ -88,11 +88,13 @@ def test_200_slow_schemas_delay_nobody_else(llm, gate, monkeypatch):
         num_alone = len(steps)
         sent = time.monotonic()
         slow = [crowd.submit(send, server, with_schema(SLOW), KEYS[0], client) for _ in range(200)]
-        wait_until(lambda: sum(one.done() for one in slow) >= 100)  # no place for them
+        # Four are compiled, 35 wait, half of all places, and there is no place for the others.
+        wait_until(lambda: sum(one.done() for one in slow) >= 161)
         # All that have a place are stuck, and the others are served as if they were not there.
         for key in (KEYS[1], KEYS[0]):
             steps.clear()
-            assert send(server, chat_body(max_tokens=4), key).json()["choices"] == alone["choices"]
+            answer = send(server, chat_body(max_tokens=4), key).json()
+            assert answer.get("choices") == alone["choices"], answer
             assert len(steps) <= num_alone + 1
         assert send(server, with_schema(), KEYS[1]).status_code == 200
         assert sum(one.done() for one in slow) < 200

@@ -163,8 +163,8 @@ def test_only_the_drafter_changes(config, monkeypatch):
     targets = []
     load = trainer.load_target_model
 
-    def remember(*args):
-        targets.append(load(*args))
+    def remember(*args, **options):
+        targets.append(load(*args, **options))
         return targets[-1]
 
     monkeypatch.setattr(trainer, "load_target_model", remember)
@@ -254,8 +254,8 @@ def test_a_run_whose_loss_is_no_number_ends(config):
 def test_a_target_without_a_list_of_layers_is_refused(config, monkeypatch):
     load = trainer.load_target_model
 
-    def hidden(*args):
-        model = load(*args)
+    def hidden(*args, **options):
+        model = load(*args, **options)
         model.get_decoder = lambda: torch.nn.Linear(1, 1)
         return model
 
