@@ -270,4 +270,6 @@ def test_schemas_that_are_really_slow_delay_nobody(llm):
         during = [seconds_of_chat() for _ in range(40) if compiling._num_busy]
         assert len(during) > 20
         assert median(during) < alone + 0.2
-        assert {one.result().status_code for one in slow} <= {200, 408, 429}
+        answers = [one.result() for one in slow]
+        # What is compiled in time cannot be followed: so many properties are too many alternatives.
+        assert not [a.text for a in answers if a.status_code not in (200, 400, 408, 429)]

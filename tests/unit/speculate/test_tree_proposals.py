@@ -312,3 +312,20 @@ def test_more_candidates_than_the_path_is_long_are_a_tree():
             engine.use_fixed_drafting(*limits)
             scheduler = engine.scheduler
             assert (scheduler.num_tree_nodes, scheduler.model_depth) == expected
+
+
+@pytest.mark.parametrize("num_draft_tokens", [None, 12], ids=["chains", "trees"])
+def test_a_grammar_that_nothing_can_follow_drafts_nothing_and_is_no_failure(
+    tmp_path, monkeypatch, num_draft_tokens
+):
+    """Such as one that became too complex: there is no chain, and so no probability either."""
+    folders = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path)
+    llm = load_llm(folders, num_draft_tokens=num_draft_tokens, adaptive=False)
+    drafter = llm.engine.drafter
+    chains = []
+    monkeypatch.setattr(drafter, "_chain", lambda *_: chains.append([]) or [])
+    params = SamplingParams(max_tokens=8, grammar=Grammar.regex("[a-f ]{10,30}"))
+    answer = llm.generate("a b c", params).completions[0]
+    assert len(answer.token_ids) == 8
+    assert chains
+    assert llm.engine.proposer.failures.num_failures == 0

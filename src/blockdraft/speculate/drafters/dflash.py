@@ -211,6 +211,8 @@ class DFlashDrafter(LazyContext):
         take long to apply, and the chain has been chosen with them.
         """
         sequence, guessable = row.sequence, self.guessable
+        if not chain:
+            return []
         if len(chain) < row.num_draft_tokens:
             whole = guessable.over_whole_vocabulary(logits).float().cpu().numpy()
             places = [Place(sequence, index, chain) for index in range(len(chain))]
