@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blockdraft.bench.figures import ALL, DEFINITIONS, WITHOUT_LOOPS
+import numpy as np
+
+from blockdraft.bench.figures import DEFINITIONS
+from blockdraft.bench.measures import bootstrap_band
 
 NAMES = {
     "gsm8k": "GSM8K test",
@@ -22,13 +25,15 @@ NAMES = {
     "mbpp": "MBPP sanitized test",
     "livecodebench": "LiveCodeBench v1",
     "mt-bench": "MT-Bench",
-    "spec-bench": "Spec-Bench",
+    "specbench": "Spec-Bench",
     "ifeval": "IFEval",
-    "bfcl": "BFCL v4",
-    "fresh": "written for this test",
+    "tool": "BFCL v4, with tools",
 }
+"""Of sets, by what the prompts' categories or ids begin with."""
+OWN = "written for this test"
+"""All others: those of benchmarks/fresh.jsonl."""
 ABOUT = {
-    "benchmarks": ("all benchmark prompts", "the first of each set, in an order drawn by the seed"),
+    "benchmarks": ("all benchmark prompts", "so many of each set, drawn by the seed"),
     "untuned": (
         "prompts from other sets",
         "likewise; no training prompt comes from these sets, the last of which is "
@@ -37,60 +42,82 @@ ABOUT = {
 }
 
 Result = Mapping[str, Any]
+Turn = Mapping[str, Any]
 
 
 def read(path: Path) -> Result:
-    """A result of `bench speed`."""
+    """A result of one run of `bench speed`."""
     found: Result = json.loads(path.read_text(encoding="utf-8"))
-    if found.get("result") != "speed":
-        raise SystemExit(f"{path} is no result of `bench speed`")
+    if found.get("result") != "speed" or len(found["runs"]) != 1:
+        raise SystemExit(f"{path} is no result of one run of `bench speed`")
     return found
 
 
-def figures(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Tau and speed-up with its band, of a group's figures."""
-    band = row["speedup_bands"]["plain"]
-    ends = None if band is None or band["low"] is None else [band["low"], band["high"]]
+def set_of(turn: Turn) -> str:
+    """The name of the set that a prompt comes from."""
+    for said in (turn["category"], turn["id"]):
+        for begin, name in NAMES.items():
+            if said == begin or said.startswith(f"{begin}-"):
+                return name
+    return OWN
+
+
+def figures(turns: Sequence[Turn]) -> dict[str, Any]:
+    """Tau, and speed-up with its band, over some turns of prompts."""
+    rows = np.array(
+        [
+            (len(side["token_ids"]), side["total_seconds"])
+            for turn in turns
+            for side in (turn["drafted"], turn["plain"])
+        ]
+    ).reshape(len(turns), 4)
+    tokens, seconds, plain_tokens, plain_seconds = rows.sum(axis=0)
+    passes = np.array([turn["drafted"]["num_passes"] for turn in turns])
+    taus = np.array([turn["drafted"]["acceptance_length"] for turn in turns])
     return {
-        "tau": round(row["acceptance_length"], 3),
-        "speedup": round(row["speedup_over_plain"], 3),
-        "band": None if ends is None else [round(end, 3) for end in ends],
+        "tau": round((taus * passes).sum() / passes.sum(), 3),
+        "speedup": round(tokens / seconds / (plain_tokens / plain_seconds), 3),
+        "band": [round(end, 3) for end in bootstrap_band(rows)],
     }
 
 
-def row_of(name: str, group: str, greedy: Result, sampled: Result) -> dict[str, Any]:
+def row_of(name: str, greedy: Sequence[Turn], sampled: Sequence[Turn]) -> dict[str, Any]:
     """One row of the tables."""
     return {
         "name": name,
-        "num_prompts": greedy["figures"][group]["num_prompts"],
-        "greedy": figures(greedy["figures"][group]),
+        "num_prompts": len(greedy),
+        "greedy": figures(greedy),
         "without_loops": None,
-        "sampled": figures(sampled["figures"][group]),
+        "sampled": figures(sampled),
     }
 
 
 def run_of(kind: str, greedy: Result, sampled: Result) -> dict[str, Any]:
     """A run: its rows, and all of its prompts together."""
-    groups = [name for name in greedy["figures"] if name not in (ALL, WITHOUT_LOOPS)]
-    if groups != [name for name in sampled["figures"] if name not in (ALL, WITHOUT_LOOPS)]:
-        raise SystemExit(f"the greedy and the sampled result of {kind!r} have other sets")
+    turns = [result["runs"][0]["prompts"] for result in (greedy, sampled)]
+    if [turn["id"] for turn in turns[0]] != [turn["id"] for turn in turns[1]]:
+        raise SystemExit(f"the greedy and the sampled result of {kind!r} have other prompts")
+    by_set = [dict[str, list[Turn]]() for _ in turns]
+    for own, found in zip(turns, by_set, strict=True):
+        for turn in own:
+            found.setdefault(set_of(turn), []).append(turn)
     name, prompts = ABOUT[kind]
-    everything = row_of(name, ALL, greedy, sampled)
-    straight = greedy["figures"][WITHOUT_LOOPS]
-    everything["without_loops"] = {"num_outputs": straight["num_prompts"], **figures(straight)}
-    counted = [result["figures"][ALL] for result in (greedy, sampled)]
+    everything = row_of(name, *turns)
+    straight = [turn for turn in turns[0] if not turn["loops"]]
+    everything["without_loops"] = {"num_outputs": len(straight), **figures(straight)}
+    config = sampled["runs"][0]["config"]
     return {
         "date": greedy["date"][:10],
         "commit": greedy["git_commit"],
-        "command": [result["command"] for result in (greedy, sampled)],
+        "command": [" ".join(result["command"]) for result in (greedy, sampled)],
         "prompts": prompts,
-        "max_tokens": greedy["settings"]["max_tokens"],
-        "sampled_temperature": sampled["settings"]["temperature"],
+        "max_tokens": config["max_tokens"],
+        "sampled_temperature": config["temperature"],
         "same_tokens": {
-            "num_outputs": sum(row["num_prompts"] for row in counted),
-            "num_same": sum(row["num_identical"] for row in counted),
+            "num_outputs": sum(map(len, turns)),
+            "num_same": sum(turn["identical"] for own in turns for turn in own),
         },
-        "rows": [row_of(NAMES.get(group, group), group, greedy, sampled) for group in groups],
+        "rows": [row_of(each, by_set[0][each], by_set[1][each]) for each in by_set[0]],
         "all": everything,
     }
 
@@ -103,7 +130,7 @@ def summary(runs: Mapping[str, Sequence[Result]], machine: str) -> dict[str, Any
         "result_version": first["result_version"],
         "about": "Drafted over plain decoding of the default pair, one request at a time.",
         "machine": machine,
-        "versions": {key: first[key] for key in ("torch", "transformers", "python")},
+        "versions": first["versions"],
         "target": "smollm2-135m: SmolLM2-135M-Instruct, its 4-bit (Q4_1) file dequantized to "
         "bfloat16",
         "drafter": "smollm2-135m-dflash as the package has it: adaptive, with trees, lookup and "
