@@ -28,15 +28,12 @@ def noise_drafter(folder: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["default", "noise"])
 def test_the_default_target_is_proven(kind: str, tmp_path: Path) -> None:
-    options = ["--drafter", "auto"]
-    if kind == "noise":
-        # Lookup would draft beside it, and draft well.
-        options = ["--drafter", str(noise_drafter(tmp_path)), "--no-lookup", "--no-ngrams"]
-    result = CliRunner().invoke(app, ["prove", "--quick", "--json", *options])
+    drafter = "auto" if kind == "default" else str(noise_drafter(tmp_path))
+    result = CliRunner().invoke(app, ["prove", "--quick", "--json", "--drafter", drafter])
     assert result.exit_code == 0, result.output
     certificate = json.loads(result.stdout)
     assert certificate["verdict"] == "proven"
     assert certificate["num_differences"] == 0
     assert all(control["caught"] for control in certificate["controls"])
-    accepted = certificate["checks"][0]["acceptance_length"]
-    assert accepted < 1.02 if kind == "noise" else accepted > 1.1
+    # Beside noise, lookup and the text's own n-grams draft well enough.
+    assert certificate["checks"][0]["acceptance_length"] > 1.1
