@@ -15,9 +15,8 @@ _SMOKE_SEED = 1
 _FULL_COVERAGE_AFTER = 50
 """Cases after which every width and long outputs must have come up; a busy machine runs fewer."""
 _MOST_REFUSED = 0.2
-"""Of the models; each is told why. More, and the fuzz would look at little. A CPU with AVX-512 whose
-libraries choose by the number of rows had 12 in a hundred refused, most of them in float32 and float64
-with odd widths."""
+"""Of the models; each is told why. More, and the fuzz would look at little. On a CPU with AVX-512,
+whose libraries choose by the number of rows, 12 in a hundred were refused."""
 
 
 def check_findings(findings: Findings, record_property: Callable[[str, object], None]) -> None:
