@@ -4,7 +4,7 @@
 
 Not imported: it runs in a process of its own, and uses nothing but Python's own library. Linux
 only: user, network, mount, process and IPC namespaces, the whole tree of files read-only, and an
-empty folder in memory as /tmp. Exits with the program's status, or with UNFIT if it cannot become
+empty folder in memory as /tmp, but for an interpreter that lies there. Exits with the program's status, or with UNFIT if it cannot become
 so; then standard error says why. Whatever the program has started ends with it.
 """
 
@@ -19,11 +19,12 @@ UNFIT = 96
 NOBODY = 65534
 MOST_PROCESSES = 32
 
-# Of Linux: include/uapi/linux/sched.h, mount.h, prctl.h, and the number of mount_setattr, the same
-# on every architecture.
+# Of Linux: include/uapi/linux/sched.h, mount.h, prctl.h, and the numbers of calls, the same on
+# every architecture.
 NEW_IPC, NEW_MOUNTS, NEW_NETWORK = 0x08000000, 0x00020000, 0x40000000
 NEW_PROCESSES, NEW_USER = 0x20000000, 0x10000000
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
+OPEN_TREE, CLONE_TREE, MOVE_MOUNT, FROM_EMPTY_PATH = 428, 0x1, 429, 0x4
 READ_ONLY, PRIVATE = 0x1, 0x40000
 NO_SUID_NO_DEVICES = 0x2 | 0x4
 DIE_WITH_PARENT, NO_NEW_PRIVILEGES = 1, 38
@@ -84,8 +85,21 @@ def isolate(num_bytes: int) -> None:
     size = ctypes.sizeof(whole)
     where = (ctypes.c_int(AT_FDCWD), b"/", ctypes.c_uint(AT_RECURSIVE))
     check("mount_setattr", libc.syscall(MOUNT_SETATTR, *where, ctypes.byref(whole), size))
+    here = ctypes.c_int(AT_FDCWD)
+    # An interpreter below /tmp must still be there, read-only as everything.
+    below = {path for path in (sys.prefix, sys.base_prefix) if path.startswith("/tmp/")}
+    trees = {}
+    for path in sorted(below):
+        flags = ctypes.c_uint(CLONE_TREE | AT_RECURSIVE)
+        trees[path] = libc.syscall(OPEN_TREE, here, path.encode(), flags)
+        check("open_tree", 0 if trees[path] >= 0 else -1)
     data = f"size={num_bytes}".encode()
     check("mount", libc.mount(b"tmpfs", b"/tmp", b"tmpfs", NO_SUID_NO_DEVICES, data))
+    for path, tree in trees.items():
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103
+        flags = ctypes.c_uint(FROM_EMPTY_PATH)
+        check("move_mount", libc.syscall(MOVE_MOUNT, tree, b"", here, path.encode(), flags))
+        os.close(tree)
     check("prctl", libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
 
 

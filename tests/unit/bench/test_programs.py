@@ -88,7 +88,9 @@ def test_a_program_changes_no_file_but_has_a_folder(tmp_path):
     (tmp_path / "old").write_text("kept", encoding="utf-8")
     assert not passes(f"import os\nos.remove({str(tmp_path / 'old')!r})")
     assert passes("open('here', 'w').write('a')\nassert open('/tmp/here').read() == 'a'")
-    assert passes("import os\nassert os.listdir('/tmp') == []")
+    # An interpreter that lies there still does.
+    own = {Path(p).parts[2] for p in (sys.prefix, sys.base_prefix) if p.startswith("/tmp/")}
+    assert passes(f"import os\nassert set(os.listdir('/tmp')) == {own or set()!r}")
     assert not passes("import os\nos.environ['HOME']")
     assert not passes("import ctypes\nif ctypes.CDLL(None).umount2(b'/tmp', 2): raise OSError")
 
