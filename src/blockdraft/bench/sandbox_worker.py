@@ -4,8 +4,9 @@
 
 Not imported: it runs in a process of its own, and uses nothing but Python's own library. Linux
 only: user, network, mount, process and IPC namespaces, the whole tree of files read-only, and an
-empty folder in memory as /tmp, but for an interpreter that lies there. Exits with the program's status, or with UNFIT if it cannot become
-so; then standard error says why. Whatever the program has started ends with it.
+empty folder in memory as /tmp, but for an interpreter that lies there. Exits with the program's
+status, or with UNFIT if it cannot become so; then standard error says why. Whatever the program has
+started ends with it.
 """
 
 import ctypes
