@@ -16,7 +16,7 @@ _FULL_COVERAGE_AFTER = 50
 """Cases after which every width and long outputs must have come up; a busy machine runs fewer."""
 _MOST_REFUSED = 0.2
 """Of the models; each is told why. More, and the fuzz would look at little. On a CPU with AVX-512,
-whose libraries choose by the number of rows, 12 in a hundred were refused."""
+whose libraries choose by the number of rows, up to 12 in a hundred were refused."""
 
 
 def check_findings(findings: Findings, record_property: Callable[[str, object], None]) -> None:

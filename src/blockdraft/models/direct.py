@@ -21,7 +21,7 @@ from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.fused import FusedLayer, with_sign
 from blockdraft.models.layer import stack_of
 from blockdraft.models.packed import is_plain
-from blockdraft.models.supported import decoder_layers, rope_types
+from blockdraft.models.supported import decoder_layers, rope_types, varies
 
 DIRECT_KINDS = frozenset(
     f"transformers.models.{module}.modeling_{module}.{name}ForCausalLM"
@@ -33,8 +33,6 @@ DIRECT_KINDS = frozenset(
     )
 )
 """Whose forward is embedding, rotation, layers, norm and head, and nothing else."""
-VARYING_ROPE_TYPES = frozenset({"dynamic", "longrope"})
-"""Which turn a position by what else there is."""
 
 
 class RotationTable:
@@ -122,6 +120,6 @@ def direct_forward(
     if stack is None:
         return None
     num_hooks = [int(index in layer_ids) for index in range(len(layers))]
-    varies = any(kind in VARYING_ROPE_TYPES for kind in rope_types(model.config))
-    rotations = RotationTable(model.model.rotary_emb, varies=varies)
+    asks_always = any(map(varies, rope_types(model.config)))
+    rotations = RotationTable(model.model.rotary_emb, varies=asks_always)
     return DirectForward(model, layers, stack, attentions, kept, num_hooks, rotations)

@@ -53,8 +53,12 @@ def varying_rope_type(model: PreTrainedModel) -> str | None:
     context = getattr(config, "max_position_embeddings", 2**31)
     if any(module.max_seq_len_cached >= context for module in _rotary_modules(model, "dynamic")):
         known.add("dynamic")
-    kinds = (kind for kind in rope_types(config) if "dynamic" in kind or kind == "longrope")
-    return next((kind for kind in kinds if kind not in known), None)
+    return next((kind for kind in rope_types(config) if varies(kind) and kind not in known), None)
+
+
+def varies(rope_type: str) -> bool:
+    """Whether such a rotation turns a position by what else there is."""
+    return "dynamic" in rope_type or rope_type == "longrope"
 
 
 def longrope_modules(model: PreTrainedModel) -> list[Any]:
