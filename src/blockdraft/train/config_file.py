@@ -30,8 +30,9 @@ class RunFile:
 def read_run(path: Path | None, overrides: Sequence[str]) -> RunFile:
     """The settings of `path`, with `key=value` overrides; values are written as in TOML.
 
-    Text need not be quoted in an override; `answers.key=value` is a key of the table [answers],
-    whose answers join those of `data`. `target` may be a name; it is not resolved here.
+    Text need not be quoted in an override, and `key=` takes back what the file says, so that the
+    default holds. `answers.key=value` is a key of the table [answers], whose answers join those of
+    `data`. `target` may be a name; it is not resolved here.
 
     Raises:
         ConfigError: an unreadable file, an unknown key, or a bad value.
@@ -48,7 +49,10 @@ def read_run(path: Path | None, overrides: Sequence[str]) -> RunFile:
         table, dot, inner = key.strip().rpartition(".")
         if dot and table != ANSWERS:
             raise ConfigError(f"setting {key!r} is unknown; the only table is {ANSWERS}")
-        (answers if dot else settings)[inner] = _value(text.strip())
+        if text.strip():
+            (answers if dot else settings)[inner] = _value(text.strip())
+        else:
+            (answers if dot else settings).pop(inner, None)
     missing = [key for key in ("target", "out") if key not in settings]
     if not answers and "data" not in settings:
         missing.append("data (or answers.prompts, or answers.num_self_written)")

@@ -78,6 +78,15 @@ def test_a_file_and_what_wins_over_it(tmp_path):
     assert run.answers.prompts == (Path("p.jsonl"),)
 
 
+def test_an_empty_value_takes_back_what_the_file_says(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('target = "t"\nout = "o"\ndata = ["a"]\nfeature_cache = "states"\nlr = 0.5\n')
+    run = read_run(path, ["feature_cache=", "lr="])
+    default = read_run(None, ["target=t", "out=o", "data=a"]).train
+    assert read_run(path, []).train.feature_cache == Path("states")
+    assert (run.train.feature_cache, run.train.lr) == (None, default.lr)
+
+
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"lack target, data \(or answers.prompts"):
         read_run(None, ["out=o"])
