@@ -1,7 +1,9 @@
 """States of layers that are no list of keys: a recurrent state, the last inputs of a convolution.
 
-A state cannot be cut back. It is copied before each token that may be taken back, so that a
-rejection leaves the very bits that were there.
+A state cannot be cut back. Where a model changes it in place, it is copied before each token that
+may be taken back. Where a kernel steps, every state is a value of its own that nobody changes: that
+before the first token that may be taken back stays, and so do the inputs of these tokens, which
+step again as far as they are kept. Either way a rejection leaves the very bits that were there.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -11,6 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from blockdraft.cache.kv import Capacity, KVCache, KVLayer
+from blockdraft.kernels.interface import DeltaState
 
 LayerKind = Literal["kv", "state", "both"]
 """What a layer remembers; one without a memory is "kv" and stays empty."""
@@ -25,6 +28,10 @@ LayerState = dict[str, Any]
 """A copy of the state of one layer. Nobody changes it, so several may hold it."""
 
 
+Again = Callable[[DeltaState, int], DeltaState]
+"""Steps behind a state with as many of some tokens as it is told."""
+
+
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is untyped here
     """The state of one layer after `num_steps` tokens, and copies of it after fewer."""
 
@@ -36,6 +43,10 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         self._first = self._sure = 0
         self._also: Container[int] = ()
         self._copies: dict[int, LayerState] = {}
+        self._is_value = False
+        """Nobody changes the state in place, so that a copy is the same."""
+        self._again: list[tuple[int, Again]] = []
+        """Of the tokens behind `_sure`: how many, and how they step again."""
 
     def may_return(self, sure: int, also: Container[int] = ()) -> None:
         """From here on the layer can go back to its present length, and to all from `sure` on.
@@ -43,7 +54,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         also: other lengths whose state is copied on the way.
         """
         self._first, self._sure, self._also = self.num_steps, sure, also
-        self._copies = {}
+        self._copies, self._again = {}, []
 
     def before_step(self) -> None:
         """To be called before each token."""
@@ -51,8 +62,42 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         if length == self._first or length >= self._sure or length in self._also:
             self._copies[length] = self._present()
 
+    def stops(self, start: int, num_tokens: int) -> list[int]:
+        """The lengths at which steps from `start` on must give a state, the last one included."""
+        end = start + num_tokens
+        inner = [n for n in range(start + 1, end) if n == self._sure or n in self._also]
+        return [*inner, end]
+
+    def may_take_back(self, start: int) -> bool:
+        """True if some of the tokens behind `start` may be taken back, up to the next stop."""
+        return start >= self._sure
+
+    def value(self) -> DeltaState | None:
+        """The present state for steps that write another one; None before the first token."""
+        inputs, matrices = self.conv_states[0], self.recurrent_states[0]
+        return None if inputs is None else DeltaState(inputs, matrices)
+
+    def stepped(self, length: int, state: DeltaState, again: Again | None) -> None:
+        """Tokens up to `length` have led to this state, which nobody changes any more.
+
+        again: of these tokens, where they may be taken back.
+        """
+        start, self._is_value = self.num_steps, True
+        if start == self._first or start == self._sure or start in self._also:
+            self._copies[start] = self._present()
+        if again is not None:
+            self._again.append((length - start, again))
+        self._set(state, length)
+
+    def _set(self, state: DeltaState, length: int) -> None:
+        self.conv_states[0], self.recurrent_states[0] = state.inputs, state.matrices
+        for name in _STATE[2:]:
+            getattr(self, name)[0] = True
+        self.num_steps = length
+
     def _present(self) -> LayerState:
-        return {name: _copied(getattr(self, name)) for name in _STATE}
+        copied = _same if self._is_value else _copied
+        return {name: copied(getattr(self, name)) for name in _STATE}
 
     def state_after(self, length: int) -> LayerState:
         """The copy made after `length` tokens, or one of the present state."""
@@ -63,8 +108,9 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
 
     def resume(self, state: LayerState, length: int) -> None:
         """Go on behind `length` tokens that another sequence computed."""
+        copied = _same if self._is_value else _copied
         for name, value in state.items():
-            setattr(self, name, _copied(value))
+            setattr(self, name, copied(value))
         self.num_steps = length
 
     def go_back(self, length: int) -> None:
@@ -75,9 +121,24 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         """
         if length in self._copies:
             self.resume(self._copies[length], length)
-        else:
-            assert length == self.num_steps, f"no state after {length} tokens was kept"
+        elif length != self.num_steps:
+            assert self.can_step_again(length), f"no state after {length} tokens was kept"
+            self._step_again(length)
         self.num_steps = length
+
+    def can_step_again(self, length: int) -> bool:
+        """True if tokens up to `length` can step again, from a state that was kept."""
+        return self._sure <= length <= self._sure + sum(num for num, _ in self._again)
+
+    def _step_again(self, length: int) -> None:
+        self.resume(self._copies[self._sure], self._sure)
+        for num_tokens, again in self._again:
+            num_left = length - self.num_steps
+            state = self.value()
+            assert state is not None
+            if num_left > 0:
+                num_kept = min(num_left, num_tokens)
+                self._set(again(state, num_kept), self.num_steps + num_kept)
 
     @property
     def num_bytes(self) -> int:
@@ -215,6 +276,11 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(part) for key, part in value.items()}
     return value.clone() if isinstance(value, Tensor) else value
+
+
+def _same(value: Any) -> Any:
+    """The same tensors, by number or not."""
+    return dict(value) if isinstance(value, dict) else value
 
 
 def _num_bytes(value: Any) -> int:
