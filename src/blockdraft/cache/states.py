@@ -1,9 +1,9 @@
 """States of layers that are no list of keys: a recurrent state, the last inputs of a convolution.
 
 A state cannot be cut back. Where a model changes it in place, it is copied before each token that
-may be taken back. Where a kernel steps, every state is a value of its own that nobody changes: that
-before the first token that may be taken back stays, and so do the inputs of these tokens, which
-step again as far as they are kept. Either way a rejection leaves the very bits that were there.
+may be taken back. Where a kernel steps, it writes every state anew: the one before the first token
+that may be taken back stays, and so do the inputs of these tokens, which step again as far as they
+are kept. Either way a rejection leaves the very bits that were there.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from blockdraft.cache.kv import Capacity, KVCache, KVLayer
-from blockdraft.kernels.interface import DeltaState
+from blockdraft.kernels.interface import DeltaState, DeltaStep
 
 LayerKind = Literal["kv", "state", "both"]
 """What a layer remembers; one without a memory is "kv" and stays empty."""
@@ -43,8 +43,8 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         self._first = self._sure = 0
         self._also: Container[int] = ()
         self._copies: dict[int, LayerState] = {}
-        self._is_value = False
-        """Nobody changes the state in place, so that a copy is the same."""
+        self._step: DeltaStep | None = None
+        """What writes the states, so that nobody changes them; None: they change in place."""
         self._again: list[tuple[int, Again]] = []
         """Of the tokens behind `_sure`: how many, and how they step again."""
 
@@ -54,7 +54,8 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         also: other lengths whose state is copied on the way.
         """
         self._first, self._sure, self._also = self.num_steps, sure, also
-        self._copies, self._again = {}, []
+        copies, self._copies, self._again = self._copies, {}, []
+        self._give_back(*copies.values())
 
     def before_step(self) -> None:
         """To be called before each token."""
@@ -77,12 +78,12 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         inputs, matrices = self.conv_states[0], self.recurrent_states[0]
         return None if inputs is None else DeltaState(inputs, matrices)
 
-    def stepped(self, length: int, state: DeltaState, again: Again | None) -> None:
-        """Tokens up to `length` have led to this state, which nobody changes any more.
+    def stepped(self, step: DeltaStep, length: int, state: DeltaState, again: Again | None) -> None:
+        """Tokens up to `length` have led to this state, which is the layer's own from now on.
 
         again: of these tokens, where they may be taken back.
         """
-        start, self._is_value = self.num_steps, True
+        start, self._step = self.num_steps, step
         if start == self._first or start == self._sure or start in self._also:
             self._copies[start] = self._present()
         if again is not None:
@@ -96,21 +97,37 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         self.num_steps = length
 
     def _present(self) -> LayerState:
-        copied = _same if self._is_value else _copied
+        copied = _copied if self._step is None else _same
         return {name: copied(getattr(self, name)) for name in _STATE}
+
+    def _give_back(self, *states: LayerState) -> None:
+        """Room of states that nobody needs any more goes to others."""
+        if self._step is None:
+            return
+        held = [self._present(), *self._copies.values()]
+        others = {id(state["recurrent_states"][0]) for state in held}
+        for state in states:
+            inputs, matrices = state["conv_states"][0], state["recurrent_states"][0]
+            if matrices is not None and id(matrices) not in others:
+                others.add(id(matrices))
+                self._step.take_back(DeltaState(inputs, matrices))
 
     def state_after(self, length: int) -> LayerState:
         """The copy made after `length` tokens, or one of the present state."""
         if length in self._copies:
-            return self._copies[length]
-        assert length == self.num_steps, f"no state after {length} tokens was kept"
-        return self._present()
+            state = self._copies[length]
+        else:
+            assert length == self.num_steps, f"no state after {length} tokens was kept"
+            state = self._present()
+        return state if self._step is None else _copied_state(state)
 
     def resume(self, state: LayerState, length: int) -> None:
         """Go on behind `length` tokens that another sequence computed."""
-        copied = _same if self._is_value else _copied
+        self._take(_copied_state(state), length)
+
+    def _take(self, state: LayerState, length: int) -> None:
         for name, value in state.items():
-            setattr(self, name, copied(value))
+            setattr(self, name, value)
         self.num_steps = length
 
     def go_back(self, length: int) -> None:
@@ -120,18 +137,21 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         where there is one.
         """
         if length in self._copies:
-            self.resume(self._copies[length], length)
+            kept, before = self._copies[length], self._present()
+            self._take(_copied_state(kept) if self._step is None else _shared(kept), length)
+            self._give_back(before)
         elif length != self.num_steps:
             assert self.can_step_again(length), f"no state after {length} tokens was kept"
+            before = self._present()
             self._step_again(length)
-        self.num_steps = length
+            self._give_back(before)
 
     def can_step_again(self, length: int) -> bool:
         """True if tokens up to `length` can step again, from a state that was kept."""
         return self._sure <= length <= self._sure + sum(num for num, _ in self._again)
 
     def _step_again(self, length: int) -> None:
-        self.resume(self._copies[self._sure], self._sure)
+        self._take(_shared(self._copies[self._sure]), self._sure)
         for num_tokens, again in self._again:
             num_left = length - self.num_steps
             state = self.value()
@@ -278,9 +298,17 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
+def _copied_state(state: LayerState) -> LayerState:
+    return {name: _copied(value) for name, value in state.items()}
+
+
 def _same(value: Any) -> Any:
     """The same tensors, by number or not."""
     return dict(value) if isinstance(value, dict) else value
+
+
+def _shared(state: LayerState) -> LayerState:
+    return {name: _same(value) for name, value in state.items()}
 
 
 def _num_bytes(value: Any) -> int:

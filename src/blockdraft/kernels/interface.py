@@ -338,10 +338,10 @@ class DeltaInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaState:
-    """What a rule remembers of a sequence. Nobody changes it, so several may hold it.
+    """What a rule remembers of a sequence. Written once, then nobody changes it.
 
-    inputs: [taps - 1, channels], the last of the convolution, the latest last. matrices: [value
-    heads, key_dim, value_dim], float32.
+    inputs: [taps - 1, channels], the last of the convolution, the latest last. matrices: one of
+    each head of values, float32, in the order in which the backend reads them.
     """
 
     inputs: Tensor
@@ -365,6 +365,12 @@ class DeltaStep(Protocol):
 
     def new_state(self) -> DeltaState:
         """Room for one."""
+
+    def take_back(self, state: DeltaState) -> None:
+        """Nobody holds a state any more, so its room may be that of another one."""
+
+    def matrices(self, state: DeltaState) -> Tensor:
+        """Those of a state, [value heads, key_dim, value_dim]."""
 
     def __call__(
         self, inputs: DeltaInputs, spans: Sequence[DeltaSpan], *, reads: bool = True

@@ -156,7 +156,7 @@ class DeltaMixer:
     """Calls like a mixer of a known kind, and steps through all rows of a forward in one call."""
 
     def __init__(self, mixer: Any, kind: MixerKind, step: DeltaStep) -> None:
-        self.mixer, self._kind, self._step = mixer, kind, step
+        self.mixer, self._kind, self.step = mixer, kind, step
         self._own = mixer.forward
 
     @property
@@ -173,7 +173,7 @@ class DeltaMixer:
             whole: Tensor = self._own(hidden_states, *args, **kwargs)
             return whole
         inputs = self._kind.inputs(self.mixer, hidden_states)
-        steps = _Steps(self._step, inputs)
+        steps = _Steps(self.step, inputs)
         for sequence, num_rows in cache.spans:
             steps.add(sequence.layers[self.mixer.layer_idx], num_rows)
         output: Tensor = getattr(self.mixer, self._kind.output)(steps.run()[None])
@@ -213,7 +213,7 @@ class _Steps:
                 if layer.may_take_back(layer.num_steps)
                 else None
             )
-            layer.stepped(length, span.after, again)
+            layer.stepped(self._step, length, span.after, again)
             first = end
         return read
 

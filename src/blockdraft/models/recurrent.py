@@ -21,7 +21,7 @@ from transformers.cache_utils import (
 )
 
 from blockdraft.cache.kv import KVCache
-from blockdraft.cache.states import LayerKind, PackedStates, StateCache
+from blockdraft.cache.states import LayerKind, PackedStates, StateCache, StateLayer
 from blockdraft.core.errors import ModelError
 from blockdraft.core.remembered import once
 from blockdraft.models.delta_rule import DeltaMixer, delta_mixer, is_close, probe_input
@@ -172,16 +172,20 @@ def _is_right(model: PreTrainedModel, by_kernel: DeltaMixer, known: dict[str, bo
 @torch.inference_mode()
 def _gives_the_same(model: PreTrainedModel, by_kernel: DeltaMixer) -> bool:
     """Whether a kernel gives what the mixer's own steps give, but for the last bits."""
-    mixer, hidden, found = by_kernel.mixer, probe_input(by_kernel.mixer), []
+    mixer, hidden = by_kernel.mixer, probe_input(by_kernel.mixer)
+    found: list[tuple[Tensor, StateLayer]] = []
     with ExitStack() as undo:
-        for form in (by_kernel, StepByStep(mixer, undo)):
+        for form in (StepByStep(mixer, undo), by_kernel):
             cache = new_cache(model)
             cache.expect(hidden.shape[1])
             output = form(hidden, cache_params=cache)
-            layer = cache.layers[mixer.layer_idx]
-            found.append((output, layer.conv_states[0], layer.recurrent_states[0]))
-    (output, _, matrices), (expected, _, expected_matrices) = found
-    return is_close(output, expected) and is_close(matrices, expected_matrices[0])
+            found.append((output, cache.layers[mixer.layer_idx]))
+    (expected, torch_layer), (output, layer) = found
+    state = layer.value()
+    assert state is not None
+    return is_close(output, expected) and is_close(
+        by_kernel.step.matrices(state), torch_layer.recurrent_states[0][0]
+    )
 
 
 def copies_states(model: PreTrainedModel) -> bool:

@@ -1,7 +1,9 @@
 """The gated delta rule by kernels; see `kernels.interface.DeltaStep`."""
 
 import ctypes
+import threading
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -10,6 +12,9 @@ from blockdraft.kernels.cpu import library as native
 from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_contiguous, check_sizes
 from blockdraft.kernels.interface import DeltaInputs, DeltaRule, DeltaSpan, DeltaState
+
+MAX_SPARE = 32
+"""States of a layer whose room is kept for others: new memory takes longer than a step."""
 
 
 def knows(kernels: Library, rule: DeltaRule) -> bool:
@@ -24,6 +29,26 @@ def knows(kernels: Library, rule: DeltaRule) -> bool:
     )
 
 
+class Scratch(threading.local):
+    """What lies between the parts of a computation, float32; of each thread by itself.
+
+    Kept from call to call: the first write to memory that is new takes longer than a step.
+    """
+
+    def __init__(self) -> None:
+        self._values = torch.empty(0, dtype=torch.float32, device="cpu")
+
+    def addresses(self, *sizes: int) -> list[int]:
+        """Of room for so many values each, until the next call."""
+        if self._values.numel() < sum(sizes):
+            self._values = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
+        places = accumulate(sizes[:-1], initial=0)
+        return [self._values.data_ptr() + place * self._values.itemsize for place in places]
+
+
+_scratch = Scratch()
+
+
 class NativeDelta:
     """A rule for rows of `dtype`, with its weights as they are now; see DeltaStep.
 
@@ -33,10 +58,13 @@ class NativeDelta:
 
     def __init__(self, kernels: Library, rule: DeltaRule, dtype: torch.dtype) -> None:
         self._kernels, self._dtype = kernels, dtype
+        self._spare: list[DeltaState] = []
         self._key_heads, self._value_heads = rule.num_heads
         self._key_dim, self._value_dim = rule.key_dim, rule.value_dim
         self._num_values = self._value_heads * self._value_dim
         self._num_channels = 2 * self._key_heads * self._key_dim + self._num_values
+        panel = kernels.delta_panel()
+        self._panels = self._value_heads, -(-self._value_dim // panel), self._key_dim, panel
         self._taps = rule.convolution.shape[1]
         self._num_decays = rule.decay_biases.numel()
         check_sizes(knows(kernels, rule))
@@ -72,12 +100,23 @@ class NativeDelta:
         )
 
     def new_state(self) -> DeltaState:
-        """See DeltaStep.new_state."""
-        shape = self._value_heads, self._key_dim, self._value_dim
+        """See DeltaStep.new_state. The columns of the matrices lie in panels."""
+        if self._spare:
+            return self._spare.pop()
         return DeltaState(
             torch.empty(self._taps - 1, self._num_channels, dtype=self._dtype, device="cpu"),
-            torch.empty(shape, dtype=torch.float32, device="cpu"),
+            torch.empty(self._panels, dtype=torch.float32, device="cpu"),
         )
+
+    def take_back(self, state: DeltaState) -> None:
+        """See DeltaStep.take_back."""
+        if len(self._spare) < MAX_SPARE:
+            self._spare.append(state)
+
+    def matrices(self, state: DeltaState) -> Tensor:
+        """See DeltaStep.matrices."""
+        rows = state.matrices.transpose(1, 2).flatten(2)
+        return rows[..., : self._value_dim].contiguous()
 
     def __call__(
         self, inputs: DeltaInputs, spans: Sequence[DeltaSpan], *, reads: bool = True
@@ -92,15 +131,14 @@ class NativeDelta:
         output = qkv.new_empty(qkv.shape[0], self._num_values) if reads else None
         if output is not None:
             output[num_rows:] = 0
-        # For what lies between the parts of the computation, in float32.
         sizes = self._num_channels, self._num_decays, self._value_heads, self._num_values
-        scratch = [torch.empty(num_rows, size, dtype=torch.float32, device="cpu") for size in sizes]
+        scratch = _scratch.addresses(*(num_rows * size for size in sizes))
         call = native.DeltaCall(
             ctypes.addressof(self._rule),
             *(part.data_ptr() for part in (qkv, decay, write, gate)),
             *(part.stride(0) for part in (qkv, decay, write, gate)),
             None if output is None else output.data_ptr(),
-            *(part.data_ptr() for part in scratch),
+            *scratch,
             ctypes.addressof(table := self._table(spans)),
             len(spans),
             num_rows,
@@ -149,7 +187,7 @@ class NativeDelta:
 
     def _check_state(self, like: Tensor, state: DeltaState) -> None:
         check_sizes(state.inputs.shape == (self._taps - 1, self._num_channels))
-        check_sizes(state.matrices.shape == (self._value_heads, self._key_dim, self._value_dim))
+        check_sizes(state.matrices.shape == self._panels)
         check_alike(like, state.inputs)
         check_alike(torch.empty(0, dtype=torch.float32, device="cpu"), state.matrices)
         check_contiguous(state.inputs, state.matrices)

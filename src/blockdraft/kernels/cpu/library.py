@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "delta": [_FLAG, _ADDRESS, _FLAG],
     "delta_key_dim": [],
     "delta_taps": [],
+    "delta_panel": [],
     "largest": [_FLAG, *[_ADDRESS] * 4, *[_COUNT] * 3],
     "store_context": [_FLAG, *[_ADDRESS] * 5, *[_COUNT] * 2, _ADDRESS, ctypes.c_float,
                       *[_ADDRESS] * 2],
@@ -78,6 +79,8 @@ class Library:
         self.delta_key_dim.restype = _COUNT
         self.delta_taps = _function(loaded, "delta_taps")
         self.delta_taps.restype = _COUNT
+        self.delta_panel = _function(loaded, "delta_panel")
+        self.delta_panel.restype = _COUNT
         self.largest = _function(loaded, "largest")
         self.store_context = _checked(_function(loaded, "store_context"))
         self.words_at = _function(loaded, "words_at")

@@ -11,9 +11,14 @@ constexpr int64_t kMinParallelWork = 1 << 16;
 
 extern "C" {
 
-// The largest size of a head's keys, and the most taps of a convolution.
+// The largest size of a head's keys.
 int64_t blockdraft_delta_key_dim() { return blockdraft::kMaxKeyDim; }
+
+// The most taps of a convolution.
 int64_t blockdraft_delta_taps() { return blockdraft::kMaxTaps; }
+
+// Columns of a panel of a state.
+int64_t blockdraft_delta_panel() { return blockdraft::kPanel; }
 
 void blockdraft_delta(int is_bfloat16, const void* call, int num_threads) {
   const auto& own = *static_cast<const blockdraft::DeltaCall*>(call);

@@ -17,7 +17,10 @@ namespace blockdraft {
 constexpr int64_t kMaxKeyDim = 256;
 constexpr int64_t kMaxTaps = 8;
 
-// Columns of a state that a thread keeps beside its sums.
+// A state lies in panels of kLanes columns, filled up with zeros: each is read front to back.
+constexpr int64_t kPanel = kLanes;
+
+// Panels that a thread steps at once.
 constexpr int kColumnLanes = BLOCKDRAFT_TWO_REGISTERS ? 1 : 2;
 
 // Sums of every fourth row of the state, which do not wait for each other.
@@ -39,6 +42,7 @@ struct DeltaRule {
   int64_t keys() const { return key_heads * key_dim; }
   int64_t values() const { return value_heads * value_dim; }
   int64_t channels() const { return 2 * keys() + values(); }
+  int64_t panels() const { return (value_dim + kPanel - 1) / kPanel; }  // of a head
 };
 
 // Rows of one sequence. Those of a call run in their order, so that one may go on where another
@@ -46,7 +50,7 @@ struct DeltaRule {
 struct DeltaSpan {
   int64_t first, num_rows;
   const void* inputs_before;  // of the convolution, [taps - 1, channels]
-  const float* before;        // [value_heads, key_dim, value_dim]
+  const float* before;        // [value_heads, panels, key_dim, kPanel]
   void* inputs_after;
   float* after;
 };
@@ -177,7 +181,7 @@ void prepare_row(const DeltaCall& call, int64_t row) {
   }
 }
 
-// kColumnLanes * kLanes columns of the state of a head, beside each other.
+// Some panels of the state of a head, beside each other.
 struct Columns {
   float values[kMaxKeyDim][kColumnLanes * kLanes];
 };
@@ -232,49 +236,52 @@ void step(Columns& state, const RowOfHead& row, int64_t key_dim, const Lanes* va
   for (int lane = 0; lane < kColumnLanes; ++lane) read[lane] = found.of(lane);
 }
 
-// A head's columns from `first` on, through all spans.
+// A head's panels from `first` on, through all spans.
 template <bool kDecaysByKey>
-void step_columns(const DeltaCall& call, int64_t head, int64_t first) {
+void step_panels(const DeltaCall& call, int64_t head, int64_t first) {
   const DeltaRule& rule = *call.rule;
   const int64_t key_dim = rule.key_dim, value_dim = rule.value_dim;
   const int64_t key_head = head / (rule.value_heads / rule.key_heads);
-  int64_t num[kColumnLanes];
+  const int64_t place = (head * rule.panels() + first) * key_dim * kPanel;
+  const int num_panels = std::min<int64_t>(kColumnLanes, rule.panels() - first);
+  int64_t num[kColumnLanes];  // of values that there are in a panel
   for (int lane = 0; lane < kColumnLanes; ++lane)
-    num[lane] = std::clamp<int64_t>(value_dim - first - lane * kLanes, 0, kLanes);
-  const auto get = [&](const float* from, int lane) {
-    if (num[lane] == kLanes) return load(from + lane * kLanes);
-    return num[lane] ? load_some(from + lane * kLanes, num[lane]) : Lanes{};
-  };
-  const auto put = [&](float* to, int lane, Lanes x) {
-    if (num[lane] == kLanes)
-      store(to + lane * kLanes, x);
-    else if (num[lane])
-      store_some(to + lane * kLanes, x, num[lane]);
-  };
-  Columns state;
+    num[lane] = std::clamp<int64_t>(value_dim - (first + lane) * kPanel, 0, kPanel);
+  Columns state{};
   for (int64_t index = 0; index < call.num_spans; ++index) {
     const DeltaSpan& span = call.spans[index];
-    const int64_t place = head * key_dim * value_dim + first;
-    for (int64_t i = 0; i < key_dim; ++i)
-      for (int lane = 0; lane < kColumnLanes; ++lane)
+    for (int lane = 0; lane < num_panels; ++lane) {
+      const float* panel = span.before + place + lane * key_dim * kPanel;
+      for (int64_t i = 0; i < key_dim; ++i)
         store(state.values[i] + lane * kLanes,
-              span.before == nullptr ? Lanes{} : get(span.before + place + i * value_dim, lane));
+              span.before == nullptr ? Lanes{} : load(panel + i * kPanel));
+    }
     for (int64_t row = span.first; row < span.first + span.num_rows; ++row) {
       const float* convolved = call.convolved + row * rule.channels();
+      const int64_t column = head * value_dim + first * kPanel;
       const RowOfHead own{convolved + key_head * key_dim,
                           convolved + rule.keys() + key_head * key_dim,
-                          convolved + 2 * rule.keys() + head * value_dim + first,
+                          convolved + 2 * rule.keys() + column,
                           call.decays + (row * rule.value_heads + head) * rule.decays,
                           call.writes[row * rule.value_heads + head]};
-      Lanes values[kColumnLanes], read[kColumnLanes];
-      for (int lane = 0; lane < kColumnLanes; ++lane) values[lane] = get(own.value, lane);
+      float* to = call.read + row * rule.values() + column;
+      Lanes values[kColumnLanes] = {}, read[kColumnLanes];
+      for (int lane = 0; lane < num_panels; ++lane)
+        values[lane] = num[lane] == kLanes ? load(own.value + lane * kLanes)
+                                           : load_some(own.value + lane * kLanes, num[lane]);
       step<kDecaysByKey>(state, own, key_dim, values, read);
-      float* to = call.read + row * rule.values() + head * value_dim + first;
-      for (int lane = 0; lane < kColumnLanes; ++lane) put(to, lane, read[lane]);
+      for (int lane = 0; lane < num_panels; ++lane) {
+        if (num[lane] == kLanes)
+          store(to + lane * kLanes, read[lane]);
+        else
+          store_some(to + lane * kLanes, read[lane], num[lane]);
+      }
     }
-    for (int64_t i = 0; i < key_dim; ++i)
-      for (int lane = 0; lane < kColumnLanes; ++lane)
-        put(span.after + place + i * value_dim, lane, load(state.values[i] + lane * kLanes));
+    for (int lane = 0; lane < num_panels; ++lane) {
+      float* panel = span.after + place + lane * key_dim * kPanel;
+      for (int64_t i = 0; i < key_dim; ++i)
+        store(panel + i * kPanel, load(state.values[i] + lane * kLanes));
+    }
   }
 }
 
@@ -318,14 +325,14 @@ void delta(const DeltaCall& call) {
     convolve_channels<T>(call, first, std::min(first + kPiece, channels));
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < call.num_rows; ++row) prepare_row<T>(call, row);
-  constexpr int64_t kColumns = kColumnLanes * kLanes;
+  const int64_t panels = rule.panels();
 #pragma omp for collapse(2) schedule(static)
   for (int64_t head = 0; head < rule.value_heads; ++head) {
-    for (int64_t first = 0; first < rule.value_dim; first += kColumns) {
+    for (int64_t first = 0; first < panels; first += kColumnLanes) {
       if (rule.decays == 1)
-        step_columns<false>(call, head, first);
+        step_panels<false>(call, head, first);
       else
-        step_columns<true>(call, head, first);
+        step_panels<true>(call, head, first);
     }
   }
   if (call.output == nullptr) return;
