@@ -6,8 +6,8 @@ A model of the Qwen3.5 kind with random weights in float32, three of four layers
 sides are loaded, each with its own copy of the weights, and take turns within every round. Timed is
 a target alone, without scheduler and sampler: a prompt of 512 tokens, steps of one token behind it,
 steps of 1 + 15 tokens of which 7 drafts are kept, and steps of eight sequences with one token each.
-Beside it the time of the parts on the side of kernels, by wrapping them. Medians. Prints one JSON
-object.
+transformers alone takes its turn too, which scans prompts. Beside it the time of the parts on the
+side of kernels, by wrapping them. Medians. Prints one JSON object.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import DynamicCache, PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from blockdraft.cache.pages import Pages
 from blockdraft.core.plan import ForwardPlan
@@ -159,6 +159,23 @@ def one_round(side: Side, prompt: list[int], num_steps: int) -> None:
         side.target.close(key)
 
 
+@torch.inference_mode()
+def by_transformers(
+    model: PreTrainedModel, prompt: list[int], num_steps: int, into: dict[str, list[float]]
+) -> None:
+    """The prompt and steps of one token, as `generate` calls the model."""
+    cache = DynamicCache(config=model.config)
+    for name, token_ids in [("prompt", prompt), *(("one token", [t]) for t in range(num_steps))]:
+        start = perf_counter()
+        model(
+            input_ids=torch.tensor([token_ids]),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        into[name].append(perf_counter() - start)
+
+
 def main() -> int:
     """Run all rounds."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
@@ -167,10 +184,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6, help="steps of one token in a round")
     args = parser.parse_args()
     sides = {name: Side(args.size, by_kernels=name == "kernels") for name in ("torch", "kernels")}
+    stock, stock_seconds = build(args.size), defaultdict[str, list[float]](list)
     vocab_size = SIZES[args.size]["vocab_size"]
     generator = torch.Generator().manual_seed(1)
     for round_number in range(args.rounds + 1):
         prompt = torch.randint(vocab_size, (PROMPT,), generator=generator).tolist()
+        by_transformers(stock, prompt, args.steps, stock_seconds)
+        if not round_number:
+            stock_seconds.clear()
         for side in sides.values():
             one_round(side, prompt, args.steps)
             if not round_number:  # memory is touched for the first time
@@ -194,6 +215,7 @@ def main() -> int:
                 "num_threads": torch.get_num_threads(),
                 "sides": found,
                 "torch over kernels": ratios,
+                "transformers, milliseconds": _medians(stock_seconds),
                 "environment": describe_environment(),
             },
             indent=1,
