@@ -99,7 +99,7 @@ def state_of_the_row_before() -> Iterator[None]:
     real = StateLayer.go_back
 
     def go_back(layer: StateLayer, length: int) -> None:
-        was_kept = length - 1 in layer._copies or layer.can_step_again(length - 1)
+        was_kept = length - 1 in layer._copies or length - 1 in layer.steps_again
         earlier = length - 1 if length < layer.num_steps and was_kept else length
         real(layer, earlier)
         layer.num_steps = length

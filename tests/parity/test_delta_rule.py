@@ -228,6 +228,37 @@ def test_other_activations_and_parts_are_left_to_torch() -> None:
 
 
 @torch.inference_mode()
+def test_going_back_twice_leaves_the_state_of_the_tokens_that_stay() -> None:
+    """From tokens of several calls, and after some of them were replaced by others."""
+    model = build("Qwen3_5", RECURRENT["Qwen3_5"], torch.float32)
+    mixer: Any = mixers(model)[0]
+    with SequentialTarget(model).released_after() as target:
+        expected = []
+        for token_ids in ([1, 2], [1, 2, 3], [1, 2, 3, 7], [1, 2, 3, 7, 8]):
+            cache = new_cache(model)
+            target._run(cache, token_ids, 0)
+            expected.append(cache.layers[mixer.layer_idx].value())
+        cache = new_cache(model)
+        layer = cache.layers[mixer.layer_idx]
+        cache.may_return(2)
+        target._run(cache, [1, 2, 3, 4], 0)
+        target._run(cache, [5, 6], 0)
+        cache.truncate(5)
+        cache.truncate(3)
+        target._run(cache, [7, 8, 9], 0)
+        for length in (5, 4, 3, 2):
+            cache.truncate(length)
+            for part in ("inputs", "matrices"):
+                found = getattr(layer.value(), part)
+                assert torch.equal(found, getattr(expected[length - 2], part)), length
+        cache.truncate(0)
+        assert layer.value() is None
+        cache.may_return(0)
+        with pytest.raises(AssertionError, match="no state after 3 tokens was kept"):
+            layer.go_back(3)
+
+
+@torch.inference_mode()
 def test_states_keep_no_more_room_than_they_need() -> None:
     """A layer gives back what may not return any more, and that goes to its next states."""
     model = build("Qwen3_5", RECURRENT["Qwen3_5"], torch.float32)

@@ -141,24 +141,34 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
             self._take(_copied_state(kept) if self._step is None else _shared(kept), length)
             self._give_back(before)
         elif length != self.num_steps:
-            assert self.can_step_again(length), f"no state after {length} tokens was kept"
+            assert length in self.steps_again, f"no state after {length} tokens was kept"
             before = self._present()
             self._step_again(length)
             self._give_back(before)
+        self._again = self._up_to(length)
 
-    def can_step_again(self, length: int) -> bool:
-        """True if tokens up to `length` can step again, from a state that was kept."""
-        return self._sure <= length <= self._sure + sum(num for num, _ in self._again)
+    @property
+    def steps_again(self) -> range:
+        """The lengths up to which tokens can step again, from a state that was kept."""
+        num_tokens = sum(num for num, _ in self._again)
+        return range(self._sure, self._sure + num_tokens + 1) if num_tokens else range(0)
+
+    def _up_to(self, length: int) -> list[tuple[int, Again]]:
+        """What steps again up to a length."""
+        num_left, found = length - self._sure, []
+        for num_tokens, again in self._again:
+            if num_left > 0:
+                found.append((min(num_left, num_tokens), again))
+                num_left -= num_tokens
+        return found
 
     def _step_again(self, length: int) -> None:
         self._take(_shared(self._copies[self._sure]), self._sure)
-        for num_tokens, again in self._again:
-            num_left = length - self.num_steps
-            state = self.value()
+        state = self.value()
+        for num_tokens, again in self._up_to(length):
             assert state is not None
-            if num_left > 0:
-                num_kept = min(num_left, num_tokens)
-                self._set(again(state, num_kept), self.num_steps + num_kept)
+            state = again(state, num_tokens)
+            self._set(state, self.num_steps + num_tokens)
 
     @property
     def num_bytes(self) -> int:

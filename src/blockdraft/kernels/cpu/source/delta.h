@@ -204,15 +204,15 @@ struct Sums {
 template <bool kDecaysByKey>
 void step(Columns& state, const RowOfHead& row, int64_t key_dim, const Lanes* values, Lanes* read) {
   const Lanes all_decay = all(row.decays[0]);
-  const auto decayed = [&](int64_t i, int lane) {
-    const Lanes decay = kDecaysByKey ? all(row.decays[i]) : all_decay;
-    return load(state.values[i] + lane * kLanes) * decay;
+  const auto decayed = [&](int64_t place, int lane) {
+    const Lanes decay = kDecaysByKey ? all(row.decays[place]) : all_decay;
+    return load(state.values[place] + lane * kLanes) * decay;
   };
   Sums held{}, found{};
-  const auto add_held = [&](int64_t i, int part) {
-    const Lanes key = all(row.key[i]);
+  const auto add_held = [&](int64_t place, int part) {
+    const Lanes key = all(row.key[place]);
     for (int lane = 0; lane < kColumnLanes; ++lane)
-      held.parts[part][lane] = multiply_add(decayed(i, lane), key, held.parts[part][lane]);
+      held.parts[part][lane] = multiply_add(decayed(place, lane), key, held.parts[part][lane]);
   };
   int64_t i = 0;
   for (; i + kSums <= key_dim; i += kSums)
@@ -222,11 +222,11 @@ void step(Columns& state, const RowOfHead& row, int64_t key_dim, const Lanes* va
   Lanes written[kColumnLanes];
   for (int lane = 0; lane < kColumnLanes; ++lane)
     written[lane] = (values[lane] - held.of(lane)) * row.write;
-  const auto write = [&](int64_t i, int part) {
-    const Lanes key = all(row.key[i]), query = all(row.query[i]);
+  const auto write = [&](int64_t place, int part) {
+    const Lanes key = all(row.key[place]), query = all(row.query[place]);
     for (int lane = 0; lane < kColumnLanes; ++lane) {
-      const Lanes changed = multiply_add(key, written[lane], decayed(i, lane));
-      store(state.values[i] + lane * kLanes, changed);
+      const Lanes changed = multiply_add(key, written[lane], decayed(place, lane));
+      store(state.values[place] + lane * kLanes, changed);
       found.parts[part][lane] = multiply_add(changed, query, found.parts[part][lane]);
     }
   };
@@ -243,7 +243,7 @@ void step_panels(const DeltaCall& call, int64_t head, int64_t first) {
   const int64_t key_dim = rule.key_dim, value_dim = rule.value_dim;
   const int64_t key_head = head / (rule.value_heads / rule.key_heads);
   const int64_t place = (head * rule.panels() + first) * key_dim * kPanel;
-  const int num_panels = std::min<int64_t>(kColumnLanes, rule.panels() - first);
+  const int64_t num_panels = std::min<int64_t>(kColumnLanes, rule.panels() - first);
   int64_t num[kColumnLanes];  // of values that there are in a panel
   for (int lane = 0; lane < kColumnLanes; ++lane)
     num[lane] = std::clamp<int64_t>(value_dim - (first + lane) * kPanel, 0, kPanel);
