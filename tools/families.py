@@ -26,6 +26,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged
 from blockdraft.models.quantized import quantize_model
+from blockdraft.models.recurrent import copies_states
 from blockdraft.models.sequential import SequentialTarget
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
@@ -52,6 +53,7 @@ class Facts:
     takes_trees: bool
     reuses_prefixes: bool
     has_states: bool
+    copies_states: bool
     quantized: tuple[str, ...]
 
     @property
@@ -63,10 +65,17 @@ class Facts:
             _yes(self.is_batched),
             _yes(self.takes_trees),
             _yes(self.reuses_prefixes),
-            "a copy of the states for each candidate" if self.has_states else "none",
+            self._rollback_memory,
             ", ".join(self.quantized) or "no",
         )
         return f"| {' | '.join(cells)} |"
+
+    @property
+    def _rollback_memory(self) -> str:
+        if not self.has_states:
+            return "none"
+        copied = "a copy of the states for each candidate"
+        return copied if self.copies_states else "the anchor's states, inputs of each candidate"
 
 
 def _yes(value: bool) -> str:
@@ -108,6 +117,7 @@ def examine(family: str) -> Facts:
         num_reused = check_drafted_equals_plain(family, target)
         path = "pages" if isinstance(target, PagedTarget) else "a cache for each sequence"
         has_states = target.state_bytes() > 0
+        copies = copies_states(target.model)
     return Facts(
         family=family,
         path=f"{path}, states token by token" if has_states else path,
@@ -115,6 +125,7 @@ def examine(family: str) -> Facts:
         takes_trees=target.takes_trees,
         reuses_prefixes=num_reused > 0,
         has_states=has_states,
+        copies_states=copies,
         quantized=tuple(bits for bits in get_args(Quantize) if _runs_in(family, make, bits)),
     )
 

@@ -99,7 +99,8 @@ def state_of_the_row_before() -> Iterator[None]:
     real = StateLayer.go_back
 
     def go_back(layer: StateLayer, length: int) -> None:
-        earlier = length - 1 if length < layer.num_steps and length - 1 in layer._copies else length
+        was_kept = length - 1 in layer._copies or length - 1 in layer.steps_again
+        earlier = length - 1 if length < layer.num_steps and was_kept else length
         real(layer, earlier)
         layer.num_steps = length
 
@@ -121,7 +122,10 @@ def states_of_the_neighbor() -> AbstractContextManager[object]:
 
 @contextmanager
 def scan_over_the_rows() -> Iterator[None]:
-    """Rows are scanned together, as transformers does; the states stay those of single steps."""
+    """Rows are scanned together, as transformers does; the states stay those of single steps.
+
+    Of mixers that no kernel runs.
+    """
     real = StepByStep.__call__
 
     def call(mixer: StepByStep, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:

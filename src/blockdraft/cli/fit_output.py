@@ -39,8 +39,8 @@ def _target_lines(facts: "TargetFacts") -> Iterator[str]:
     )
     if not facts.trees:
         yield (
-            f"  memory: states {_size(facts.state_bytes)} a sequence, and as much again for each "
-            "candidate of its step"
+            f"  memory: states {_size(facts.state_bytes)} a sequence, and at most as much again "
+            "for each candidate of its step"
         )
 
 

@@ -42,7 +42,7 @@ class TargetFacts:
     """What a target's config says of how it would run.
 
     Memory in bytes, None where only loading tells: weights, keys and values of a token, states of
-    a sequence (each candidate of a step takes as much again).
+    a sequence (each candidate of a step takes at most as much again).
     """
 
     architecture: str

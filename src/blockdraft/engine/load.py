@@ -21,7 +21,7 @@ from blockdraft.models.loading import load_target_model
 from blockdraft.models.packed import multiplies_int8
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged, layer_shapes
-from blockdraft.models.recurrent import is_recurrent
+from blockdraft.models.recurrent import copies_states, is_recurrent
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
@@ -136,11 +136,12 @@ def _load(
         once("rows are independent", lambda: _passes(target))
         passed_load(dtype)
     if num_bytes := target.state_bytes():
-        logger.info(
-            "recurrent states take %.3g MiB a sequence, and as much again for each candidate of "
-            "its step",
-            num_bytes / 2**20,
+        again = (
+            "as much again for each candidate"
+            if copies_states(model)
+            else "up to three times as much again while candidates are verified"
         )
+        logger.info("recurrent states take %.3g MiB a sequence, and %s", num_bytes / 2**20, again)
     engine = Engine(
         target,
         drafter,
@@ -194,7 +195,7 @@ def make_target(
     if config.memory is not None and is_recurrent(model):
         raise ConfigError(
             f"memory of {config.memory:g} GiB cannot be kept to: {name} keeps recurrent states "
-            "beside its pages, one for each candidate of a step; leave out --memory"
+            "beside its pages, several for each step; leave out --memory"
         )
     if not in_pages:
         return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)

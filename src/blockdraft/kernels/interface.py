@@ -290,6 +290,104 @@ class KVPages(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaRule:
+    """A gated delta rule: a state [key_dim, value_dim] of each head of values, and what is near it.
+
+    A convolution over the last inputs, with silu, gives queries, keys and values; the first two get
+    the length 1. Then each token decays the state, writes the difference between its value and
+    what its key reads, and reads with its query. The norm of that is multiplied with a gate.
+
+    convolution: [channels, taps], of queries, keys and values side by side. num_heads: of keys, and
+    of values. decay_rates: [value heads], times softplus(input + bias) what is decayed in log
+    space. decay_biases: [value heads] or, where each of the keys' values decays by itself, [value
+    heads, key_dim]. write_scale: times sigmoid(input) what is written. norm: rounds first, or
+    nothing before its end. gate_is_sigmoid: or silu.
+    """
+
+    convolution: Tensor
+    convolution_bias: Tensor | None
+    num_heads: tuple[int, int]
+    key_dim: int
+    value_dim: int
+    decay_rates: Tensor
+    decay_biases: Tensor
+    write_scale: float
+    norm: Norm
+    gate_is_sigmoid: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaInputs:
+    """What a layer's products give the rule, [rows, ..] each.
+
+    qkv: channels. decay: values of `decay_biases`. write: value heads. gate: value heads times
+    value_dim.
+    """
+
+    qkv: Tensor
+    decay: Tensor
+    write: Tensor
+    gate: Tensor
+
+    def copied(self, first: int, end: int) -> "DeltaInputs":
+        """Of some rows, in memory of their own."""
+        parts = (self.qkv, self.decay, self.write, self.gate)
+        return DeltaInputs(*(part[first:end].clone() for part in parts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaState:
+    """What a rule remembers of a sequence. Written once, then nobody changes it.
+
+    inputs: [taps - 1, channels], the last of the convolution, the latest last. matrices: one of
+    each head of values, float32, in the order in which the backend reads them.
+    """
+
+    inputs: Tensor
+    matrices: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaSpan:
+    """Rows of one sequence: the next ones of a call, behind a state, to a new one that is written.
+
+    before: None at the beginning of a sequence; or what another span before this one writes.
+    """
+
+    num_rows: int
+    before: DeltaState | None
+    after: DeltaState
+
+
+class DeltaStep(Protocol):
+    """A gated delta rule, token by token."""
+
+    def new_state(self) -> DeltaState:
+        """Room for one."""
+
+    def take_back(self, state: DeltaState) -> None:
+        """Nobody holds a state any more, so its room may be that of another one."""
+
+    def matrices(self, state: DeltaState) -> Tensor:
+        """Those of a state, [value heads, key_dim, value_dim]."""
+
+    def __call__(
+        self, inputs: DeltaInputs, spans: Sequence[DeltaSpan], *, reads: bool = True
+    ) -> Tensor | None:
+        """Write the states behind the spans, and return what their rows read.
+
+        Rows behind those of the spans only fill up. Each row has the bits that it has alone,
+        wherever the rows before it were cut into spans and calls.
+
+        reads: False for the states alone. Else [rows, value heads * value_dim], zeros of rows that
+        fill up.
+
+        Raises:
+            RuntimeError: sizes, types or layouts do not fit each other.
+        """
+
+
 class WholeLayer(Protocol):
     """A decoder layer that runs in one call, by the backend that made it."""
 
@@ -448,6 +546,9 @@ class Backend(Protocol):
 
         They are read when attention is computed, so other numbers may have been written by then.
         """
+
+    def delta_step(self, rule: DeltaRule) -> DeltaStep | None:
+        """The rule for rows of many sequences; None where the model's own step has to do."""
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:
         """The layer in one call, over pages; None where that cannot be."""

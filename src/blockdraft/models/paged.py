@@ -282,7 +282,7 @@ class PagedTarget(TransformersTarget):
 
     @torch.inference_mode()
     def state_bytes(self) -> int:
-        """Of the recurrent states of a sequence; each candidate of a step takes as many again."""
+        """Of the recurrent states of a sequence; see `recurrent.copies_states` for candidates."""
         if self._states is None:
             return 0
         with self._opened(_PROBE, 1):

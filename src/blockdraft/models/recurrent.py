@@ -1,11 +1,13 @@
 """Recurrent and convolution layers run token by token, whatever the number of rows.
 
 A scan over many tokens has other bits than single steps. So every token, of prompts too, goes
-through transformers' own form for one token. Only the linear layers at both ends of such a mixer,
-which most of its weights are in, see all rows at once: their rows are independent.
+through one form of a single step: a kernel's where there is one (`models.delta_rule`), else
+transformers' own. The linear layers at both ends of such a mixer, which most of its weights are in,
+see all rows at once: their rows are independent.
 """
 
 import inspect
+import logging
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,8 +21,10 @@ from transformers.cache_utils import (
 )
 
 from blockdraft.cache.kv import KVCache
-from blockdraft.cache.states import LayerKind, PackedStates, StateCache
+from blockdraft.cache.states import LayerKind, PackedStates, StateCache, StateLayer
 from blockdraft.core.errors import ModelError
+from blockdraft.core.remembered import once
+from blockdraft.models.delta_rule import DeltaMixer, delta_mixer, is_close, probe_input
 from blockdraft.models.packed import replace_forward
 from blockdraft.models.supported import GENERATE, decoder_layers
 
@@ -28,6 +32,8 @@ _KEYS_ONLY = ("full_attention", "sliding_attention", "chunked_attention")
 _NO_MEMORY = ("moe", "mlp")
 _CACHES = ("past_key_values", "cache_params")
 """How models and layers of transformers call the cache."""
+
+logger = logging.getLogger(__name__)
 
 
 def layer_kinds(model: PreTrainedModel) -> list[LayerKind]:
@@ -143,9 +149,51 @@ def run_step_by_step(model: PreTrainedModel) -> ExitStack:
         ModelError: see `mixers`.
     """
     undo = ExitStack()
+    is_right: dict[str, bool] = {}
     for mixer in mixers(model):
-        replace_forward(mixer, StepByStep(mixer, undo), undo)
+        by_kernel = delta_mixer(mixer)
+        if by_kernel is not None and _is_right(model, by_kernel, is_right):
+            replace_forward(mixer, by_kernel, undo)
+        else:
+            replace_forward(mixer, StepByStep(mixer, undo), undo)
     return undo
+
+
+def _is_right(model: PreTrainedModel, by_kernel: DeltaMixer, known: dict[str, bool]) -> bool:
+    """Whether a kernel computes what the mixers of its kind do; tried once for each kind."""
+    kind = by_kernel.described
+    if kind not in known:
+        known[kind] = once(f"steps of {kind}", lambda: _gives_the_same(model, by_kernel))
+        if not known[kind]:
+            logger.warning("%s gives other numbers by kernels: it keeps torch's steps", kind)
+    return known[kind]
+
+
+@torch.inference_mode()
+def _gives_the_same(model: PreTrainedModel, by_kernel: DeltaMixer) -> bool:
+    """Whether a kernel gives what the mixer's own steps give, but for the last bits."""
+    mixer, hidden = by_kernel.mixer, probe_input(by_kernel.mixer)
+    found: list[tuple[Tensor, StateLayer]] = []
+    with ExitStack() as undo:
+        for form in (StepByStep(mixer, undo), by_kernel):
+            cache = new_cache(model)
+            cache.expect(hidden.shape[1])
+            output = form(hidden, cache_params=cache)
+            found.append((output, cache.layers[mixer.layer_idx]))
+    (expected, torch_layer), (output, layer) = found
+    state = layer.value()
+    assert state is not None
+    return is_close(output, expected) and is_close(
+        by_kernel.step.matrices(state), torch_layer.recurrent_states[0][0]
+    )
+
+
+def copies_states(model: PreTrainedModel) -> bool:
+    """True if each candidate of a step takes a copy of some state, false if candidates step again.
+
+    Of a model that `run_step_by_step` prepared.
+    """
+    return any(isinstance(vars(part).get("forward"), StepByStep) for part in model.modules())
 
 
 class StepByStep:

@@ -175,7 +175,7 @@ class SequentialTarget(TransformersTarget):
 
     @torch.inference_mode()
     def state_bytes(self) -> int:
-        """Of the recurrent states of a sequence; each candidate of a step takes as many again."""
+        """Of the recurrent states of a sequence; see `recurrent.copies_states` for candidates."""
         cache = new_cache(self.model)
         if not isinstance(cache, StateCache):
             return 0

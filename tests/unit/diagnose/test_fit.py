@@ -76,7 +76,10 @@ def test_hybrids_are_batched_and_take_states(tmp_path: Path, name: str) -> None:
     facts = fit_of(tmp_path, name, RECURRENT[name]).target
     assert (facts.path, facts.trees, facts.path_reason) == ("recurrent", False, None)
     with PagedTarget(build(name, RECURRENT[name], torch.float32), Pages(9)).released_after() as own:
-        assert facts.state_bytes == own.state_bytes() > 0
+        held = own.state_bytes()
+    # A kernel needs one input of a convolution less than transformers keeps.
+    assert facts.state_bytes is not None
+    assert 0.9 * facts.state_bytes <= held <= facts.state_bytes
 
 
 @pytest.mark.parametrize("name", ["Bloom", "MiniMax", "RecurrentGemma"])

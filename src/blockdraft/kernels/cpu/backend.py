@@ -12,6 +12,7 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
+from blockdraft.kernels.cpu.delta import NativeDelta, knows
 from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.onednn import OneDnnBackend
@@ -34,6 +35,8 @@ from blockdraft.kernels.cpu.products import (
 )
 from blockdraft.kernels.interface import (
     AnyWeight,
+    DeltaRule,
+    DeltaStep,
     GroupWeight,
     Int8Weight,
     KVPages,
@@ -166,6 +169,10 @@ class NativeBackend(OneDnnBackend):
     ) -> None:
         """See Backend.store_context."""
         store_context(self._kernels, kv.pools, slots, projected, key_norms, rotation)
+
+    def delta_step(self, rule: DeltaRule) -> DeltaStep | None:
+        """See Backend.delta_step. Other sizes are left to the model."""
+        return NativeDelta(self._kernels, rule, self.dtype) if knows(self._kernels, rule) else None
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:
         """See Backend.layer: with silu, heads of a known size and products by kernels."""

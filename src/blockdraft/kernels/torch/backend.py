@@ -8,6 +8,8 @@ from torch import Tensor
 
 from blockdraft.kernels.interface import (
     AnyWeight,
+    DeltaRule,
+    DeltaStep,
     GroupWeight,
     Int8Weight,
     KVPages,
@@ -169,6 +171,10 @@ class TorchBackend:
         keys = keys * cos + keys.roll(keys.shape[-1] // 2, dims=-1) * signed_sin
         for layer in range(projected.shape[1]):
             kv.write(layer, slots, keys[:, layer].transpose(0, 1), values[:, layer].transpose(0, 1))
+
+    def delta_step(self, rule: DeltaRule) -> DeltaStep | None:
+        """None: torch's operations on few values would have bits that depend on their number."""
+        return None
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:
         """None: torch has no whole layers."""
