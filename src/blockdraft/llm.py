@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeGuard, cast, overload
 
 import torch
 
-from blockdraft.core.config import DraftDtype, LLMConfig, Quantize
+from blockdraft.core.config import DeviceMap, DraftDtype, LLMConfig, Quantize
 from blockdraft.core.errors import RequestError
 from blockdraft.core.receipt import Receipt, read_receipt
 from blockdraft.core.request import SamplingParams
@@ -60,6 +60,7 @@ class LLM:
         draft_dtype: DraftDtype = _DEFAULTS.draft_dtype,
         quantize: Quantize | None = _DEFAULTS.quantize,
         device: str = _DEFAULTS.device,
+        device_map: DeviceMap | None = _DEFAULTS.device_map,
         exact: bool = _DEFAULTS.exact,
         max_concurrency: int = _DEFAULTS.max_concurrency,
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
@@ -81,6 +82,7 @@ class LLM:
             draft_dtype=draft_dtype,
             quantize=quantize,
             device=device,
+            device_map=device_map,
             exact=exact,
             max_concurrency=max_concurrency,
             prefill_chunk=prefill_chunk,

@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ LayerShape = tuple[int, int]
 class PagedKV:
     """Keys and values of `num_pages` pages.
 
-    Each layer has a pool [2, kv_heads, num_pages, PAGE_SIZE, head_dim].
+    Each layer has a pool [2, kv_heads, num_pages, PAGE_SIZE, head_dim], all on one device, or each
+    on its own.
 
     The memory is reserved at once and used as pages are written. What was never written is zero:
     masked keys take part in the products, and must be finite.
@@ -29,16 +30,18 @@ class PagedKV:
         num_pages: int,
         *,
         dtype: torch.dtype,
-        device: torch.device | str,
+        device: torch.device | str | Sequence[torch.device],
     ) -> None:
         assert PAGE_SIZE == TILE
         self.num_pages = num_pages
         self.bytes_per_page = page_bytes(shapes, dtype)
+        if isinstance(device, torch.device | str):
+            device = [torch.device(device)] * len(shapes)
         self.pools = [
-            _lazy_zeros((2, heads, num_pages, PAGE_SIZE, head_dim), dtype, device)
-            for heads, head_dim in shapes
+            _lazy_zeros((2, heads, num_pages, PAGE_SIZE, head_dim), dtype, own)
+            for (heads, head_dim), own in zip(shapes, device, strict=True)
         ]
-        self._workspace = torch.empty(0, dtype=dtype, device=device)
+        self._workspaces: dict[torch.device, Tensor] = {}
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store keys and values, each [kv_heads, n, head_dim], at slots [n], see Pages.slots."""
@@ -58,9 +61,10 @@ class PagedKV:
         pool = self.pools[layer]
         shape = (*pool.shape[:2], page_ids.shape[0], *pool.shape[3:])
         size = math.prod(shape)
-        if self._workspace.numel() < size:
-            self._workspace = pool.new_empty(size)
-        copied = torch.index_select(pool, 2, page_ids, out=self._workspace[:size].view(shape))
+        workspace = self._workspaces.get(pool.device)
+        if workspace is None or workspace.numel() < size:
+            workspace = self._workspaces[pool.device] = pool.new_empty(size)
+        copied = torch.index_select(pool, 2, page_ids, out=workspace[:size].view(shape))
         gathered = copied.flatten(2, 3)
         if moves is not None:
             slots, places = moves
@@ -69,8 +73,7 @@ class PagedKV:
 
     def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
         """Copy keys and values of all layers from slots to others, as if all at once."""
-        sources, targets = torch.tensor([slots, to], device=self._workspace.device)
-        for pool in self.pools:
+        for pool, (sources, targets) in self._pools_with([slots, to]):
             buffer = pool.flatten(2, 3)
             buffer.index_copy_(2, targets, buffer.index_select(2, sources))
 
@@ -81,10 +84,16 @@ class PagedKV:
         """
         begun = [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]
         if begun:
-            # Sent to the device once, not once a layer.
-            page_ids = torch.tensor(begun, device=self._workspace.device)
-            for pool in self.pools:
+            for pool, page_ids in self._pools_with(begun):
                 pool.index_fill_(2, page_ids, 0)
+
+    def _pools_with(self, numbers: Sequence[object]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every pool, and the numbers where it lies: sent to a device once, not once a layer."""
+        sent: dict[torch.device, Tensor] = {}
+        for pool in self.pools:
+            if pool.device not in sent:
+                sent[pool.device] = torch.tensor(numbers, device=pool.device)
+            yield pool, sent[pool.device]
 
     def repeat_first(self, page_ids: Sequence[int]) -> None:
         """Fill pages with copies of the first of them."""

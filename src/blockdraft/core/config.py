@@ -10,6 +10,7 @@ DEFAULT_TARGET = "smollm2-135m"
 
 DraftDtype = Literal["auto", "int8", "target"]
 Quantize = Literal["int8", "int4"]
+DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"]
 Thinking = Literal["template", "on", "off"]
 """What a chat template is told of thinking; "template" leaves its own default."""
 
@@ -27,6 +28,8 @@ class LLMConfig:
     quantize: round the weights of the target's linear layers to groups of whole numbers, "int8" or
     "int4" (the head is int8 then, too); another target with other output. None leaves them.
     device: "auto" is a GPU that CUDA can use, else "cpu"; or a torch device.
+    device_map: spread the target's layers over all devices, in one of the ways of transformers; the
+    drafter lies beside embedding and head. None puts all on `device`.
     exact: drafted output equals plain output, bit for bit.
     max_concurrency: sequences that advance together. prefill_chunk: prompt tokens a step, of all
     prompts together; each gets 32 at least, so very many prompts make a larger step.
@@ -59,6 +62,7 @@ class LLMConfig:
     draft_dtype: DraftDtype = "auto"
     quantize: Quantize | None = None
     device: str = "auto"
+    device_map: DeviceMap | None = None
     exact: bool = True
     max_concurrency: int = 16
     prefill_chunk: int = 512
@@ -81,6 +85,15 @@ class LLMConfig:
             raise ConfigError(f"draft_dtype is {self.draft_dtype!r}; give auto, int8 or target")
         if self.quantize not in (None, *get_args(Quantize)):
             raise ConfigError(f"quantize is {self.quantize!r}; give int8 or int4, or leave it out")
+        if self.device_map not in (None, *get_args(DeviceMap)):
+            ways = ", ".join(get_args(DeviceMap))
+            raise ConfigError(
+                f"device_map is {self.device_map!r}; give one of {ways}, or leave it out"
+            )
+        if self.device_map is not None and self.device != "auto":
+            raise ConfigError(
+                f"device is {self.device!r}, and device_map chooses devices too; leave one out"
+            )
         if self.memory is not None and not 0 < self.memory < math.inf:
             raise ConfigError(f"memory is {self.memory!r}; give a number of GiB above 0")
         if not isinstance(self.shared_lookup, int) or self.shared_lookup < 0:

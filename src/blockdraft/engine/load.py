@@ -23,6 +23,7 @@ from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged, layer_shapes
 from blockdraft.models.recurrent import is_recurrent
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.spread import layer_devices, spread
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
 from blockdraft.speculate.drafters.lookup import LookupDrafter
@@ -55,7 +56,9 @@ def load_engine(
             this machine's kernels do not give it.
     """
     key = start_key(config, target_folder, drafter_folder, dtype, device)
-    with remembering(remembered_path(key), key, recheck=config.recheck) as remembered:
+    # A map depends on what is free on each device, now.
+    recheck = config.recheck or config.device_map is not None
+    with remembering(remembered_path(key), key, recheck=recheck) as remembered:
         if not remembered.found:
             logger.info("testing the kernels and timing steps for these models, once")
         engine = _load_on_its_path(config, target_folder, drafter_folder, dtype, device)
@@ -120,9 +123,12 @@ def _load(
         target_folder,
         dtype,
         device,
+        device_map=config.device_map,
         quantize=config.quantize,
         trust_remote_code=config.trust_remote_code,
     )
+    if config.device_map is not None:
+        device = spread(model)
     checkpoint = None
     if drafter_folder is not None:
         in_int8 = _drafts_in_int8(config, dtype, device)
@@ -245,12 +251,21 @@ def free_drafters(config: LLMConfig, drafter_folder: Path | None) -> list[FreeDr
 
 def _num_pages(config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint | None) -> int:
     """As many pages as the memory holds, but no more than all sequences can ever fill."""
-    size: float = page_bytes(layer_shapes(model), model.dtype)
+    shapes = layer_shapes(model)
+    sizes: dict[torch.device, float] = {model.device: 0.0}
+    for shape, device in zip(shapes, layer_devices(model, len(shapes)), strict=True):
+        sizes[device] = sizes.get(device, 0.0) + page_bytes([shape], model.dtype)
     if checkpoint is not None:
-        size += checkpoint.page_bytes
+        sizes[model.device] += checkpoint.page_bytes
+    size = sum(sizes.values())
     max_context = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
     most = max(MIN_PAGES, 1 + config.max_concurrency * -(-max_context // PAGE_SIZE))
-    budget = _memory_bytes(config, model.device)
+    # Of several devices, the fullest one decides.
+    budget = min(
+        _memory_bytes(config, device) * (1 if config.memory else size / own)
+        for device, own in sizes.items()
+        if own
+    )
     num_pages = min(most, int(budget // size))
     if num_pages < MIN_PAGES:
         raise ConfigError(

@@ -18,7 +18,7 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.interface import Span
 from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
-from blockdraft.models.attention.plan import AttentionPlan, PlanInForce
+from blockdraft.models.attention.plan import AttentionPlan, PlanInForce, SpreadPlan
 from blockdraft.models.direct import direct_forward
 from blockdraft.models.exact import TAIL_SPLIT, Split
 from blockdraft.models.fused import speed_up
@@ -26,6 +26,7 @@ from blockdraft.models.packed_rows import PackedRows
 from blockdraft.models.paged_states import PagedStates
 from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.recurrent import is_recurrent
+from blockdraft.models.spread import layer_devices
 from blockdraft.models.static_forward import StaticForwards, StaticOutput, static_forwards
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
@@ -74,10 +75,15 @@ class PagedTarget(TransformersTarget):
         super().__init__(model, PAGED_ATTENTION, layer_ids=layer_ids, exact=exact)
         self.memory: Pages = memory
         memory.long_from = self._rotation.long_from
-        self.kv = PagedKV(shapes, memory.num_pages, dtype=model.dtype, device=model.device)
+        devices = layer_devices(model, len(shapes))
+        self.kv = PagedKV(shapes, memory.num_pages, dtype=model.dtype, device=devices)
         head_dims = {head_dim for _, head_dim in shapes if head_dim}
-        self._backend = backend_for(model.dtype, model.device, head_dims)
-        self._direct = direct_forward(model, self.kv, self.layer_ids)
+        self._backends = {
+            device: backend_for(model.dtype, device, head_dims)
+            for device in (model.device, *devices)
+        }
+        is_spread = len(self._backends) > 1
+        self._direct = None if is_spread else direct_forward(model, self.kv, self.layer_ids)
         self._states = PagedStates(model, memory, state_bytes) if is_recurrent(model) else None
         self.takes_trees = self._states is None
         self._static: StaticForwards | None = None
@@ -88,12 +94,14 @@ class PagedTarget(TransformersTarget):
         """Run forwards of few rows in fixed shapes, on a card as CUDA graphs, with the same bits.
 
         Returns:
-            False if the model has recurrent layers, or rotations that differ from text to text, or
-            the backend cannot, and nothing changes.
+            False if the model has recurrent layers, rotations that differ from text to text, or
+            layers on several devices, or the backend cannot, and nothing changes.
         """
-        if self._states is None and self._rotation.long_from is None:
+        device = self.model.device
+        one_place = len(self._backends) == 1
+        if self._states is None and self._rotation.long_from is None and one_place:
             self._static = static_forwards(
-                self._backend, self.kv, self._static_forward, self.model.device
+                self._backends[device], self.kv, self._static_forward, device
             )
         return self._static is not None
 
@@ -189,7 +197,7 @@ class PagedTarget(TransformersTarget):
             return output.logits[: len(rows.wanted)], features
         inputs = torch.tensor(self._filled(rows), device=device)
         wanted = torch.tensor(self._head_rows(rows.wanted), device=device)
-        plan = AttentionPlan(self._backend, self.kv, rows.spans, inputs[2], self.rule.row_multiple)
+        plan = self._plan(rows, inputs[2])
         if self._rotation.long_from is not None:
             self._rotation.follow(self._long_rows(rows), inputs.shape[1], device)
         if self._direct is not None and self._direct.may_run():
@@ -198,6 +206,15 @@ class PagedTarget(TransformersTarget):
             cache = self._cache_arguments(rows)
             logits = self._by_transformers(plan, inputs[:1], inputs[1:2], wanted, cache)
         return logits[: len(rows.wanted)], self._take_features(num_rows, with_features)
+
+    def _plan(self, rows: PackedRows, slots: Tensor) -> AttentionPlan:
+        plans = {
+            device: AttentionPlan(
+                backend, self.kv, rows.spans, slots.to(device), self.rule.row_multiple
+            )
+            for device, backend in self._backends.items()
+        }
+        return SpreadPlan(plans) if len(plans) > 1 else plans[self.model.device]
 
     def _long_rows(self, rows: PackedRows) -> Iterator[bool]:
         """Of each row whether its text is a long one."""

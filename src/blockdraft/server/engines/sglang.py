@@ -47,6 +47,7 @@ SGLANG = Engine(
     environment=_environment,
     refused={
         "device": "add `-- --device NAME`",
+        "device_map": "give --tensor-parallel or --pipeline-parallel",
         "num_threads": "set OMP_NUM_THREADS",
         "memory": "it counts a share of the device's memory; add `-- --mem-fraction-static SHARE`",
         "draft_dtype": "it drafts with the weights as they are; leave it out",
