@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeGuard, cast, overload
 
 import torch
 
-from blockdraft.core.config import DeviceMap, DraftDtype, LLMConfig, Quantize
+from blockdraft.core.config import DeviceMap, DraftDtype, KVCacheDtype, LLMConfig, Quantize
 from blockdraft.core.errors import RequestError
 from blockdraft.core.receipt import Receipt, read_receipt
 from blockdraft.core.request import SamplingParams
@@ -64,6 +64,7 @@ class LLM:
         exact: bool = _DEFAULTS.exact,
         max_concurrency: int = _DEFAULTS.max_concurrency,
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
+        kv_cache_dtype: KVCacheDtype = _DEFAULTS.kv_cache_dtype,
         memory: float | None = _DEFAULTS.memory,
         adaptive: bool = _DEFAULTS.adaptive,
         num_draft_tokens: int | None = _DEFAULTS.num_draft_tokens,
@@ -86,6 +87,7 @@ class LLM:
             exact=exact,
             max_concurrency=max_concurrency,
             prefill_chunk=prefill_chunk,
+            kv_cache_dtype=kv_cache_dtype,
             memory=memory,
             adaptive=adaptive,
             num_draft_tokens=num_draft_tokens,

@@ -13,7 +13,7 @@ import typer
 from blockdraft.cli.fields import Fields
 from blockdraft.cli.imports import quick_imports
 from blockdraft.cli.logs import LOG
-from blockdraft.core.config import DeviceMap, DraftDtype, LLMConfig, Quantize
+from blockdraft.core.config import DeviceMap, DraftDtype, KVCacheDtype, LLMConfig, Quantize
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
@@ -74,6 +74,14 @@ DeviceMapOption = Annotated[
         help="Spread the target's layers over all devices, as transformers does it; the drafter "
         "lies beside embedding and head.",
         show_default="all on --device",
+    ),
+]
+KVCacheDtypeOption = Annotated[
+    KVCacheDtype,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="Precision of the target's keys and values: auto (the target's), or int8: half the "
+        "memory of bfloat16 or less, other output, slower attention.",
     ),
 ]
 Exact = Annotated[
@@ -247,6 +255,7 @@ models = Fields(
         "device_map": DeviceMapOption,
         "exact": Exact,
         "num_threads": NumThreads,
+        "kv_cache_dtype": KVCacheDtypeOption,
         "memory": Memory,
         "max_concurrency": MaxConcurrency,
         "num_draft_tokens": NumDraftTokens,

@@ -1,12 +1,13 @@
 """From folders of models to an engine that is ready."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from blockdraft.cache.paged_kv import page_bytes
+from blockdraft.cache.paged_kv import LayerShape, int8_page_bytes, page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
@@ -203,7 +204,7 @@ def make_target(
             "beside its pages, one for each candidate of a step; leave out --memory"
         )
     if not in_pages:
-        return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)
+        return _one_after_another(config, model, layer_ids, "its states fail the check in batches")
     try:
         pages = Pages(_num_pages(config, model, checkpoint))
         return PagedTarget(
@@ -213,6 +214,7 @@ def make_target(
             exact=config.exact,
             keep_weights=keep_weights,
             state_bytes=int(SHARE_OF_STATES * memory_bytes()),
+            kv_in_int8=config.kv_cache_dtype == "int8",
         )
     except NotPaged as reason:
         if config.memory is not None:
@@ -221,7 +223,18 @@ def make_target(
                 f"after another, each with memory of its own ({reason}); leave out --memory"
             ) from reason
         logger.warning("%s runs its sequences one after another: %s", name, reason)
-        return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)
+        return _one_after_another(config, model, layer_ids, str(reason))
+
+
+def _one_after_another(
+    config: LLMConfig, model: PreTrainedModel, layer_ids: Sequence[int], reason: str
+) -> SequentialTarget:
+    if config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"kv_cache_dtype {config.kv_cache_dtype} is for models that run in batches, and "
+            f"{type(model).__name__} does not ({reason}); leave it out"
+        )
+    return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)
 
 
 def make_drafter(target: PagedTarget | SequentialTarget, checkpoint: Checkpoint | None) -> Drafter:
@@ -254,7 +267,7 @@ def _num_pages(config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint
     shapes = layer_shapes(model)
     sizes: dict[torch.device, float] = {model.device: 0.0}
     for shape, device in zip(shapes, layer_devices(model, len(shapes)), strict=True):
-        sizes[device] = sizes.get(device, 0.0) + page_bytes([shape], model.dtype)
+        sizes[device] = sizes.get(device, 0.0) + _page_bytes(config, shape, model.dtype)
     if checkpoint is not None:
         sizes[model.device] += checkpoint.page_bytes
     size = sum(sizes.values())
@@ -273,6 +286,11 @@ def _num_pages(config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint
             f"and {MIN_PAGES} are needed; give --memory {MIN_PAGES * size / 2**30:.3g} or more"
         )
     return num_pages
+
+
+def _page_bytes(config: LLMConfig, shape: LayerShape, dtype: torch.dtype) -> int:
+    in_int8 = config.kv_cache_dtype == "int8"
+    return int8_page_bytes([shape]) if in_int8 else page_bytes([shape], dtype)
 
 
 def _memory_bytes(config: LLMConfig, device: torch.device) -> float:

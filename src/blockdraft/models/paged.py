@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.cache.paged_kv import Int8KV, PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ForwardPlan, PlannedRow
-from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.backends import backend_for, reference_for
 from blockdraft.kernels.interface import Span
 from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
 from blockdraft.models.attention.plan import AttentionPlan, PlanInForce, SpreadPlan
 from blockdraft.models.direct import direct_forward
 from blockdraft.models.exact import TAIL_SPLIT, Split
-from blockdraft.models.fused import speed_up
+from blockdraft.models.fused import speed_up, use_parts
 from blockdraft.models.packed_rows import PackedRows
 from blockdraft.models.paged_states import PagedStates
 from blockdraft.models.paged_support import layer_shapes
@@ -53,6 +53,7 @@ class PagedTarget(TransformersTarget):
     rows of all sequences share the linear layers; see PagedStates.
 
     state_bytes: for states at the borders of pages that are kept for other requests.
+    kv_in_int8: keys and values are rounded; no kernel reads these, so attention is the reference's.
 
     Raises:
         NotPaged: the model needs the sequential path.
@@ -68,18 +69,23 @@ class PagedTarget(TransformersTarget):
         exact: bool = True,
         keep_weights: bool = True,
         state_bytes: int = DEFAULT_STATE_BYTES,
+        kv_in_int8: bool = False,
     ) -> None:
         shapes = layer_shapes(model)
         self._keep_weights = keep_weights
+        self._kv_in_int8 = kv_in_int8
         self._in_force = PlanInForce()
         super().__init__(model, PAGED_ATTENTION, layer_ids=layer_ids, exact=exact)
         self.memory: Pages = memory
         memory.long_from = self._rotation.long_from
         devices = layer_devices(model, len(shapes))
-        self.kv = PagedKV(shapes, memory.num_pages, dtype=model.dtype, device=devices)
+        kv = Int8KV if kv_in_int8 else PagedKV
+        self.kv = kv(shapes, memory.num_pages, dtype=model.dtype, device=devices)
         head_dims = {head_dim for _, head_dim in shapes if head_dim}
         self._backends = {
-            device: backend_for(model.dtype, device, head_dims)
+            device: reference_for(model.dtype, device)
+            if kv_in_int8
+            else backend_for(model.dtype, device, head_dims)
             for device in (model.device, *devices)
         }
         is_spread = len(self._backends) > 1
@@ -94,12 +100,12 @@ class PagedTarget(TransformersTarget):
         """Run forwards of few rows in fixed shapes, on a card as CUDA graphs, with the same bits.
 
         Returns:
-            False if the model has recurrent layers, rotations that differ from text to text, or
-            layers on several devices, or the backend cannot, and nothing changes.
+            False if the model has recurrent layers, rotations that differ from text to text, layers
+            on several devices, or keys in int8, or the backend cannot, and nothing changes.
         """
         device = self.model.device
-        one_place = len(self._backends) == 1
-        if self._states is None and self._rotation.long_from is None and one_place:
+        is_usual = len(self._backends) == 1 and not self._kv_in_int8
+        if self._states is None and self._rotation.long_from is None and is_usual:
             self._static = static_forwards(
                 self._backends[device], self.kv, self._static_forward, device
             )
@@ -110,7 +116,10 @@ class PagedTarget(TransformersTarget):
         self._undo.enter_context(give_plan(self.model, self._in_force))
 
     def _speed_up(self) -> ExitStack:
-        return speed_up(self.model, self._in_force, keep_weights=self._keep_weights)
+        undo = speed_up(self.model, self._in_force, keep_weights=self._keep_weights)
+        if self._kv_in_int8:
+            use_parts(self.model)
+        return undo
 
     @torch.inference_mode()
     def forward(self, plan: ForwardPlan) -> TargetOutput:
