@@ -124,6 +124,7 @@ def load_target_model(
             output_loading_info=True,
             device_map=device_map,
             trust_remote_code=trust_remote_code,
+            **({"config": config} if _unpacks_at_load(folder, config) else {}),
         )
         model = (model if device_map else model.to(device)).eval()
     # transformers raises any type for a broken folder; all mean the same to a user.
@@ -171,6 +172,14 @@ def _load_gguf(
     # The readers raise any type for a broken file; all mean the same to a user.
     except Exception as error:
         raise _unusable(path, error) from error
+
+
+def _unpacks_at_load(folder: Path, config: Any) -> bool:
+    """True if a config now asks for what transformers would else do in the first forward."""
+    if _quantized_by(folder) != "compressed-tensors":
+        return False
+    config.quantization_config = {**config.quantization_config, "dequantize": True}
+    return True
 
 
 def _quantized_by(folder: Path) -> str | None:
