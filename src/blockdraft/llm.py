@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeGuard, cast, overload
 
 import torch
 
-from blockdraft.core.config import DraftDtype, LLMConfig, Quantize
+from blockdraft.core.config import DeviceMap, DraftDtype, KVCacheDtype, LLMConfig, Quantize
 from blockdraft.core.errors import RequestError
 from blockdraft.core.receipt import Receipt, read_receipt
 from blockdraft.core.request import SamplingParams
@@ -60,9 +60,11 @@ class LLM:
         draft_dtype: DraftDtype = _DEFAULTS.draft_dtype,
         quantize: Quantize | None = _DEFAULTS.quantize,
         device: str = _DEFAULTS.device,
+        device_map: DeviceMap | None = _DEFAULTS.device_map,
         exact: bool = _DEFAULTS.exact,
         max_concurrency: int = _DEFAULTS.max_concurrency,
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
+        kv_cache_dtype: KVCacheDtype = _DEFAULTS.kv_cache_dtype,
         memory: float | None = _DEFAULTS.memory,
         adaptive: bool = _DEFAULTS.adaptive,
         num_draft_tokens: int | None = _DEFAULTS.num_draft_tokens,
@@ -81,9 +83,11 @@ class LLM:
             draft_dtype=draft_dtype,
             quantize=quantize,
             device=device,
+            device_map=device_map,
             exact=exact,
             max_concurrency=max_concurrency,
             prefill_chunk=prefill_chunk,
+            kv_cache_dtype=kv_cache_dtype,
             memory=memory,
             adaptive=adaptive,
             num_draft_tokens=num_draft_tokens,

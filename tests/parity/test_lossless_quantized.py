@@ -14,6 +14,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.cpu.products import GroupProduct
 from blockdraft.kernels.interface import GROUP, GroupWeight
 from blockdraft.kernels.torch.groups import GroupLinear
+from blockdraft.models import experts
 from blockdraft.models.quantized import dequantize, quantize_model
 from blockdraft.speculate.drafters.base import Drafter
 from tests.fakes import NoisyOracleDrafter, OracleDrafter
@@ -38,7 +39,9 @@ PARAMS = {
 def quantized(
     kind: str = "llama", quantize: Quantize = "int4", dtype: torch.dtype = torch.float32
 ) -> Any:
-    model = tiny_target(kind, dtype)
+    # Experts of a width that can be rounded.
+    sizes = {"moe_intermediate_size": 64} if kind == "qwen3_moe" else {}
+    model = tiny_target(kind, dtype, **sizes)
     quantize_model(model, quantize)
     return model
 
@@ -82,7 +85,7 @@ def test_together_equals_alone(quantize: Quantize, name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe", "gpt_oss"])
 def test_it_answers_what_transformers_answers_with_the_rounded_weights(kind: str) -> None:
     stock = quantized(kind, "int8")
     dequantize(stock)
@@ -119,6 +122,21 @@ def scales_of_another_group() -> Iterator[None]:
 
         patch.setattr(GroupProduct, "__init__", init)
         patch.setattr(GroupProduct, "__call__", call)
+        yield
+
+
+@contextmanager
+def the_next_expert_for_many_rows() -> Iterator[None]:
+    """A share of several rows goes to the next expert."""
+    with pytest.MonkeyPatch.context() as patch:
+        run = experts._run
+
+        def wrong(module: Any, expert: int, rows: Tensor) -> Tensor:
+            if rows.shape[0] > module.blockdraft_row_multiple:
+                expert = (expert + 1) % module.num_experts
+            return run(module, expert, rows)
+
+        patch.setattr(experts, "_run", wrong)
         yield
 
 
@@ -160,6 +178,18 @@ def test_a_planted_fault_is_found(fault: Any, way: Way, monkeypatch: pytest.Monk
     check_drafted_equals_plain(target, OracleDrafter(7), PROMPT, PARAMS["greedy"])
     with fault():
         target = make_target(way, quantized())
+        with pytest.raises(ModelError, match="logits change with the number of rows"):
+            target.check_row_invariance()
+        with pytest.raises(AssertionError, match="drafted differs from plain"):
+            check_drafted_equals_plain(target, OracleDrafter(7), PROMPT, PARAMS["greedy"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_a_fault_of_quantized_experts_is_found(kind: str, way: Way) -> None:
+    target = make_target(way, quantized(kind))
+    check_drafted_equals_plain(target, OracleDrafter(7), PROMPT, PARAMS["greedy"])
+    with the_next_expert_for_many_rows():
         with pytest.raises(ModelError, match="logits change with the number of rows"):
             target.check_row_invariance()
         with pytest.raises(AssertionError, match="drafted differs from plain"):

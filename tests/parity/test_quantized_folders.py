@@ -1,10 +1,13 @@
 """Folders whose weights others packed, as transformers loads them without a further package.
 
-It unpacks mxfp4 (gpt-oss) and fp8 (Qwen3-FP8, DeepSeek-V3) where no kernel reads them. Packed
-bitsandbytes weights were run by hand; a package that is missing is named.
+It unpacks mxfp4 (gpt-oss) and fp8 (Qwen3-FP8, DeepSeek-V3) where no kernel reads them, and with a
+package of its own compressed-tensors. Packed bitsandbytes weights were run by hand; a package that
+is missing is named.
 """
 
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ from blockdraft.models.loading import load_target_model
 from blockdraft.models.paged import PagedTarget
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
-from tests.tiny import TEXT_VOCAB_SIZE, edit_json, tiny_target_folder
+from tests.tiny import TEXT_VOCAB_SIZE, edit_json, tiny_target, tiny_target_folder
 
 Weights = dict[str, Tensor]
 
@@ -78,8 +81,53 @@ def fp8_folder(tmp_path: Path) -> Path:
     return folder
 
 
+def compressed_folder(tmp_path: Path, num_bits: int) -> Path:
+    """Linear layers in whole numbers, groups of 32 inputs with a scale each, packed into int32."""
+    pytest.importorskip("compressed_tensors", reason="reads these checkpoints")
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    folder = tiny_target_folder(tmp_path, "qwen3", torch.bfloat16)
+    largest = 2 ** (num_bits - 1) - 1
+
+    def packed(weights: Weights) -> Weights:
+        found: Weights = {}
+        for name, weight in weights.items():
+            if not name.endswith("proj.weight"):
+                found[name] = weight
+                continue
+            groups = weight.float().unflatten(1, (-1, 32))
+            scales = groups.abs().amax(-1, keepdim=True) / largest
+            numbers = (groups / scales).round().clamp(-largest, largest).to(torch.int8)
+            found[f"{name}_packed"] = pack_to_int32(numbers.flatten(1), num_bits)
+            found[f"{name}_scale"] = scales[..., 0].to(torch.bfloat16)
+            found[f"{name}_shape"] = torch.tensor(weight.shape)
+        return found
+
+    args = {"num_bits": num_bits, "type": "int", "symmetric": True}
+    args |= {"strategy": "group", "group_size": 32}
+    rewrite(
+        folder,
+        packed,
+        quant_method="compressed-tensors",
+        format="pack-quantized",
+        quantization_status="compressed",
+        config_groups={"group_0": {"targets": ["Linear"], "weights": args}},
+        ignore=["lm_head"],
+    )
+    return folder
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("write", [mxfp4_folder, fp8_folder])
+@pytest.mark.parametrize(
+    "write",
+    [
+        mxfp4_folder,
+        fp8_folder,
+        partial(compressed_folder, num_bits=8),
+        partial(compressed_folder, num_bits=4),
+    ],
+    ids=["mxfp4", "fp8", "compressed-int8", "compressed-int4"],
+)
 def test_drafted_equals_plain(
     write: Callable[[Path], Path], dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -99,6 +147,20 @@ def test_drafted_equals_plain(
     assert len({token for answer in alone for token in answer.token_ids}) >= 8
 
 
+@pytest.mark.parametrize("num_bits", [4, 8])
+def test_packed_weights_are_unpacked_as_they_were_written(num_bits: int, tmp_path: Path) -> None:
+    folder = compressed_folder(tmp_path, num_bits)
+    stored = load_file(folder / "model.safetensors")
+    model = load_target_model(folder, torch.float32)
+    original = tiny_target("qwen3", torch.bfloat16, vocab_size=TEXT_VOCAB_SIZE)
+    name = "model.layers.1.mlp.up_proj.weight"
+    found, wanted = model.state_dict()[name], original.state_dict()[name].float()
+    steps = stored[f"{name}_scale"].float().repeat_interleave(32, 1)
+    # Half a step, and what the scale lost in bfloat16, of up to the largest number.
+    assert ((found - wanted).abs() <= steps * (0.5 + 2 ** (num_bits - 9)) + 1e-6).all()
+    assert not torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("config", "package"),
     [
@@ -112,6 +174,8 @@ def test_drafted_equals_plain(
 def test_a_package_that_is_missing_is_named(
     config: dict[str, object], package: str, tmp_path: Path
 ) -> None:
+    if find_spec(package.split("|")[0].replace(".", "_")) is not None:
+        pytest.skip("it is installed")
     folder = tiny_target_folder(tmp_path)
     edit_json(folder / "config.json", quantization_config=config)
     reason = f"(?i)quantized by {config['quant_method']}.*{package}"

@@ -29,7 +29,8 @@ class StockGenerator:
 
     def __init__(self, llm: LLM) -> None:
         self._model = StockModel(
-            llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids, llm.config.quantize
+            *(llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids),
+            *(llm.config.quantize, llm.config.device_map),
         )
 
     def run(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:

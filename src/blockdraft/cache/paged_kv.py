@@ -2,13 +2,13 @@
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from blockdraft.cache.pages import PAGE_SIZE
-from blockdraft.kernels.interface import TILE
+from blockdraft.kernels.interface import MAX_INT8, TILE
 
 LayerShape = tuple[int, int]
 """kv_heads and head_dim of one layer; zeros if it has no attention."""
@@ -17,7 +17,8 @@ LayerShape = tuple[int, int]
 class PagedKV:
     """Keys and values of `num_pages` pages.
 
-    Each layer has a pool [2, kv_heads, num_pages, PAGE_SIZE, head_dim].
+    Each layer has a pool [2, kv_heads, num_pages, PAGE_SIZE, head_dim], all on one device, or each
+    on its own.
 
     The memory is reserved at once and used as pages are written. What was never written is zero:
     masked keys take part in the products, and must be finite.
@@ -29,16 +30,20 @@ class PagedKV:
         num_pages: int,
         *,
         dtype: torch.dtype,
-        device: torch.device | str,
+        device: torch.device | str | Sequence[torch.device],
     ) -> None:
         assert PAGE_SIZE == TILE
         self.num_pages = num_pages
         self.bytes_per_page = page_bytes(shapes, dtype)
+        if isinstance(device, torch.device | str):
+            device = [torch.device(device)] * len(shapes)
         self.pools = [
-            _lazy_zeros((2, heads, num_pages, PAGE_SIZE, head_dim), dtype, device)
-            for heads, head_dim in shapes
+            _lazy_zeros((2, heads, num_pages, PAGE_SIZE, head_dim), dtype, own)
+            for (heads, head_dim), own in zip(shapes, device, strict=True)
         ]
-        self._workspace = torch.empty(0, dtype=dtype, device=device)
+        self._parts = self.pools
+        """All that lies at slots, the second and third dimension those of the pools."""
+        self._workspaces: dict[tuple[str, torch.device], Tensor] = {}
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store keys and values, each [kv_heads, n, head_dim], at slots [n], see Pages.slots."""
@@ -55,22 +60,31 @@ class PagedKV:
         Valid until the next gather: copies go into memory that is reused, as large as the largest
         one so far, because fresh memory of this size costs more than the copy.
         """
-        pool = self.pools[layer]
+        return self._gathered("pool", self.pools[layer], page_ids, moves)
+
+    def _gathered(
+        self, name: str, pool: Tensor, page_ids: Tensor, moves: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
         shape = (*pool.shape[:2], page_ids.shape[0], *pool.shape[3:])
-        size = math.prod(shape)
-        if self._workspace.numel() < size:
-            self._workspace = pool.new_empty(size)
-        copied = torch.index_select(pool, 2, page_ids, out=self._workspace[:size].view(shape))
-        gathered = copied.flatten(2, 3)
+        workspace = self._workspace(name, shape, pool.dtype, pool.device)
+        gathered = torch.index_select(pool, 2, page_ids, out=workspace).flatten(2, 3)
         if moves is not None:
             slots, places = moves
             gathered.index_copy_(2, places, pool.flatten(2, 3).index_select(2, slots))
         return gathered
 
+    def _workspace(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        key, size = (name, device), math.prod(shape)
+        found = self._workspaces.get(key)
+        if found is None or found.numel() < size:
+            found = self._workspaces[key] = torch.empty(size, dtype=dtype, device=device)
+        return found[:size].view(shape)
+
     def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
         """Copy keys and values of all layers from slots to others, as if all at once."""
-        sources, targets = torch.tensor([slots, to], device=self._workspace.device)
-        for pool in self.pools:
+        for pool, (sources, targets) in self._pools_with([slots, to]):
             buffer = pool.flatten(2, 3)
             buffer.index_copy_(2, targets, buffer.index_select(2, sources))
 
@@ -81,20 +95,76 @@ class PagedKV:
         """
         begun = [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]
         if begun:
-            # Sent to the device once, not once a layer.
-            page_ids = torch.tensor(begun, device=self._workspace.device)
-            for pool in self.pools:
+            for pool, page_ids in self._pools_with(begun):
                 pool.index_fill_(2, page_ids, 0)
+
+    def _pools_with(self, numbers: Sequence[object]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every pool, and the numbers where it lies: sent to a device once, not once a layer."""
+        sent: dict[torch.device, Tensor] = {}
+        for pool in self._parts:
+            if pool.device not in sent:
+                sent[pool.device] = torch.tensor(numbers, device=pool.device)
+            yield pool, sent[pool.device]
 
     def repeat_first(self, page_ids: Sequence[int]) -> None:
         """Fill pages with copies of the first of them."""
-        for pool in self.pools:
+        for pool in self._parts:
             pool[:, :, list(page_ids)] = pool[:, :, page_ids[:1]]
+
+
+class Int8KV(PagedKV):
+    """The same in whole numbers of 8 bits, those of a token's head with a scale of their own.
+
+    A key or value is rounded once, when it is written, by its own numbers alone; what is gathered
+    is of the type `dtype` again. So it does not matter who else is written in the same forward.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        num_pages: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str | Sequence[torch.device],
+    ) -> None:
+        super().__init__(shapes, num_pages, dtype=torch.int8, device=device)
+        self.bytes_per_page = int8_page_bytes(shapes)
+        self.dtype = dtype
+        self.scales = [
+            _lazy_zeros((*pool.shape[:-1], 1), torch.float32, pool.device) for pool in self.pools
+        ]
+        self._parts = [*self.pools, *self.scales]
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """See PagedKV.write."""
+        values = torch.stack((k, v)).float()
+        scales = values.abs().amax(-1, keepdim=True) / MAX_INT8
+        numbers = (values / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_()
+        # What is no number stays none by its scale.
+        numbers = numbers.nan_to_num_(0.0).clamp_(-MAX_INT8, MAX_INT8).to(torch.int8)
+        for part, new in ((self.pools[layer], numbers), (self.scales[layer], scales)):
+            part.flatten(2, 3).index_copy_(2, slots, new)
+
+    def gather(
+        self, layer: int, page_ids: Tensor, moves: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """See PagedKV.gather."""
+        numbers = self._gathered("pool", self.pools[layer], page_ids, moves)
+        scales = self._gathered("scales", self.scales[layer], page_ids, moves)
+        shape = tuple(numbers.shape)
+        found = self._workspace("values", shape, self.dtype, numbers.device)
+        return torch.mul(numbers, scales, out=found)
 
 
 def page_bytes(shapes: Sequence[LayerShape], dtype: torch.dtype) -> int:
     """Memory of one page over all layers."""
     return sum(2 * heads * head_dim for heads, head_dim in shapes) * PAGE_SIZE * dtype.itemsize
+
+
+def int8_page_bytes(shapes: Sequence[LayerShape]) -> int:
+    """The same for Int8KV."""
+    num_scales = sum(2 * heads for heads, head_dim in shapes if head_dim) * PAGE_SIZE
+    return page_bytes(shapes, torch.int8) + num_scales * torch.float32.itemsize
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:

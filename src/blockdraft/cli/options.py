@@ -13,7 +13,7 @@ import typer
 from blockdraft.cli.fields import Fields
 from blockdraft.cli.imports import quick_imports
 from blockdraft.cli.logs import LOG
-from blockdraft.core.config import DraftDtype, LLMConfig, Quantize
+from blockdraft.core.config import DeviceMap, DraftDtype, KVCacheDtype, LLMConfig, Quantize
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
@@ -65,6 +65,23 @@ Device = Annotated[
     typer.Option(
         help="auto (a GPU if CUDA finds one, else the CPU), cpu, or another device as torch names "
         "it, such as cuda:1."
+    ),
+]
+DeviceMapOption = Annotated[
+    DeviceMap | None,
+    typer.Option(
+        "--device-map",
+        help="Spread the target's layers over all devices, as transformers does it; the drafter "
+        "lies beside embedding and head.",
+        show_default="all on --device",
+    ),
+]
+KVCacheDtypeOption = Annotated[
+    KVCacheDtype,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="Precision of the target's keys and values: auto (the target's), or int8: half the "
+        "memory of bfloat16 or less, other output, slower attention.",
     ),
 ]
 Exact = Annotated[
@@ -235,8 +252,10 @@ models = Fields(
         "draft_dtype": DraftDtypeOption,
         "quantize": QuantizeOption,
         "device": Device,
+        "device_map": DeviceMapOption,
         "exact": Exact,
         "num_threads": NumThreads,
+        "kv_cache_dtype": KVCacheDtypeOption,
         "memory": Memory,
         "max_concurrency": MaxConcurrency,
         "num_draft_tokens": NumDraftTokens,

@@ -44,6 +44,7 @@ def describe_llm(llm: "LLM") -> dict[str, Any]:
         "drafter": None if llm.drafter_folder is None else str(llm.drafter_folder),
         "dtype": str(llm.dtype).removeprefix("torch."),
         "quantize": llm.config.quantize,
+        "kv_cache_dtype": llm.config.kv_cache_dtype,
         "device": llm.device,
         "exact": llm.config.exact,
         "num_draft_tokens": llm.config.num_draft_tokens,

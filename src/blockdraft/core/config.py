@@ -10,6 +10,8 @@ DEFAULT_TARGET = "smollm2-135m"
 
 DraftDtype = Literal["auto", "int8", "target"]
 Quantize = Literal["int8", "int4"]
+DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"]
+KVCacheDtype = Literal["auto", "int8"]
 Thinking = Literal["template", "on", "off"]
 """What a chat template is told of thinking; "template" leaves its own default."""
 
@@ -27,9 +29,14 @@ class LLMConfig:
     quantize: round the weights of the target's linear layers to groups of whole numbers, "int8" or
     "int4" (the head is int8 then, too); another target with other output. None leaves them.
     device: "auto" is a GPU that CUDA can use, else "cpu"; or a torch device.
+    device_map: spread the target's layers over all devices, in one of the ways of transformers; the
+    drafter lies beside embedding and head. None puts all on `device`.
     exact: drafted output equals plain output, bit for bit.
     max_concurrency: sequences that advance together. prefill_chunk: prompt tokens a step, of all
     prompts together; each gets 32 at least, so very many prompts make a larger step.
+    kv_cache_dtype: of the target's keys and values: "int8", or "auto" for the target's precision.
+    int8 takes about half of bfloat16's memory and gives other output; attention is slower, since no
+    kernel reads it.
     memory: GiB for keys and values of target and drafter; None is room for `max_concurrency`
     sequences of full length, but at most a quarter of the machine's (or container's) memory.
     adaptive: verify as much as pays on this machine, nothing included; False verifies all that is
@@ -59,9 +66,11 @@ class LLMConfig:
     draft_dtype: DraftDtype = "auto"
     quantize: Quantize | None = None
     device: str = "auto"
+    device_map: DeviceMap | None = None
     exact: bool = True
     max_concurrency: int = 16
     prefill_chunk: int = 512
+    kv_cache_dtype: KVCacheDtype = "auto"
     memory: float | None = None
     adaptive: bool = True
     num_draft_tokens: int | None = None
@@ -81,6 +90,17 @@ class LLMConfig:
             raise ConfigError(f"draft_dtype is {self.draft_dtype!r}; give auto, int8 or target")
         if self.quantize not in (None, *get_args(Quantize)):
             raise ConfigError(f"quantize is {self.quantize!r}; give int8 or int4, or leave it out")
+        if self.kv_cache_dtype not in get_args(KVCacheDtype):
+            raise ConfigError(f"kv_cache_dtype is {self.kv_cache_dtype!r}; give auto or int8")
+        if self.device_map not in (None, *get_args(DeviceMap)):
+            ways = ", ".join(get_args(DeviceMap))
+            raise ConfigError(
+                f"device_map is {self.device_map!r}; give one of {ways}, or leave it out"
+            )
+        if self.device_map is not None and self.device != "auto":
+            raise ConfigError(
+                f"device is {self.device!r}, and device_map chooses devices too; leave one out"
+            )
         if self.memory is not None and not 0 < self.memory < math.inf:
             raise ConfigError(f"memory is {self.memory!r}; give a number of GiB above 0")
         if not isinstance(self.shared_lookup, int) or self.shared_lookup < 0:

@@ -1,12 +1,13 @@
 """From folders of models to an engine that is ready."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from blockdraft.cache.paged_kv import page_bytes
+from blockdraft.cache.paged_kv import LayerShape, int8_page_bytes, page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
@@ -23,6 +24,7 @@ from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged, layer_shapes
 from blockdraft.models.recurrent import copies_states, is_recurrent
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.spread import layer_devices, spread
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
 from blockdraft.speculate.drafters.lookup import LookupDrafter
@@ -55,7 +57,9 @@ def load_engine(
             this machine's kernels do not give it.
     """
     key = start_key(config, target_folder, drafter_folder, dtype, device)
-    with remembering(remembered_path(key), key, recheck=config.recheck) as remembered:
+    # A map depends on what is free on each device, now.
+    recheck = config.recheck or config.device_map is not None
+    with remembering(remembered_path(key), key, recheck=recheck) as remembered:
         if not remembered.found:
             logger.info("testing the kernels and timing steps for these models, once")
         engine = _load_on_its_path(config, target_folder, drafter_folder, dtype, device)
@@ -120,9 +124,12 @@ def _load(
         target_folder,
         dtype,
         device,
+        device_map=config.device_map,
         quantize=config.quantize,
         trust_remote_code=config.trust_remote_code,
     )
+    if config.device_map is not None:
+        device = spread(model)
     checkpoint = None
     if drafter_folder is not None:
         in_int8 = _drafts_in_int8(config, dtype, device)
@@ -198,7 +205,7 @@ def make_target(
             "beside its pages, several for each step; leave out --memory"
         )
     if not in_pages:
-        return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)
+        return _one_after_another(config, model, layer_ids, "its states fail the check in batches")
     try:
         pages = Pages(_num_pages(config, model, checkpoint))
         return PagedTarget(
@@ -208,6 +215,7 @@ def make_target(
             exact=config.exact,
             keep_weights=keep_weights,
             state_bytes=int(SHARE_OF_STATES * memory_bytes()),
+            kv_in_int8=config.kv_cache_dtype == "int8",
         )
     except NotPaged as reason:
         if config.memory is not None:
@@ -216,7 +224,18 @@ def make_target(
                 f"after another, each with memory of its own ({reason}); leave out --memory"
             ) from reason
         logger.warning("%s runs its sequences one after another: %s", name, reason)
-        return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)
+        return _one_after_another(config, model, layer_ids, str(reason))
+
+
+def _one_after_another(
+    config: LLMConfig, model: PreTrainedModel, layer_ids: Sequence[int], reason: str
+) -> SequentialTarget:
+    if config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"kv_cache_dtype {config.kv_cache_dtype} is for models that run in batches, and "
+            f"{type(model).__name__} does not ({reason}); leave it out"
+        )
+    return SequentialTarget(model, layer_ids=layer_ids, exact=config.exact)
 
 
 def make_drafter(target: PagedTarget | SequentialTarget, checkpoint: Checkpoint | None) -> Drafter:
@@ -246,12 +265,21 @@ def free_drafters(config: LLMConfig, drafter_folder: Path | None) -> list[FreeDr
 
 def _num_pages(config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint | None) -> int:
     """As many pages as the memory holds, but no more than all sequences can ever fill."""
-    size: float = page_bytes(layer_shapes(model), model.dtype)
+    shapes = layer_shapes(model)
+    sizes: dict[torch.device, float] = {model.device: 0.0}
+    for shape, device in zip(shapes, layer_devices(model, len(shapes)), strict=True):
+        sizes[device] = sizes.get(device, 0.0) + _page_bytes(config, shape, model.dtype)
     if checkpoint is not None:
-        size += checkpoint.page_bytes
+        sizes[model.device] += checkpoint.page_bytes
+    size = sum(sizes.values())
     max_context = getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)
     most = max(MIN_PAGES, 1 + config.max_concurrency * -(-max_context // PAGE_SIZE))
-    budget = _memory_bytes(config, model.device)
+    # Of several devices, the fullest one decides.
+    budget = min(
+        _memory_bytes(config, device) * (1 if config.memory else size / own)
+        for device, own in sizes.items()
+        if own
+    )
     num_pages = min(most, int(budget // size))
     if num_pages < MIN_PAGES:
         raise ConfigError(
@@ -259,6 +287,11 @@ def _num_pages(config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint
             f"and {MIN_PAGES} are needed; give --memory {MIN_PAGES * size / 2**30:.3g} or more"
         )
     return num_pages
+
+
+def _page_bytes(config: LLMConfig, shape: LayerShape, dtype: torch.dtype) -> int:
+    in_int8 = config.kv_cache_dtype == "int8"
+    return int8_page_bytes([shape]) if in_int8 else page_bytes([shape], dtype)
 
 
 def _memory_bytes(config: LLMConfig, device: torch.device) -> float:

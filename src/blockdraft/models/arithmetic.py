@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.recorder import Work
 from blockdraft.models.draft import DraftModel
+from blockdraft.models.experts import stacked_experts
 from blockdraft.models.packed import can_pack
 from blockdraft.models.quantized import stored_bytes
 from blockdraft.models.supported import decoder_layers
@@ -73,16 +74,22 @@ def target_rates(model: PreTrainedModel) -> Rates:
     Every layer counts as full attention: sliding ones are masked, not skipped.
     """
     config: Any = model.config.get_text_config()
-    weights = [
-        (parameter, stored_bytes(module, name, parameter))
-        for layer in decoder_layers(model)
-        for module in layer.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-        if not name.endswith("bias")
-    ]
-    dense = [(p, num_bytes) for p, num_bytes in weights if p.ndim < 3]
-    stacked = [p for p, _ in weights if p.ndim == 3]
-    experts = _experts(config, stacked) if stacked else None
+    all_experts = stacked_experts(model)
+    of_experts = {part for experts in all_experts for part in experts.modules()}
+    dense, stacked = list[tuple[Tensor, int]](), list[tuple[Tensor, int]]()
+    for layer in decoder_layers(model):
+        for module in layer.modules():
+            own = stacked if module in of_experts else dense
+            own += [
+                (parameter, stored_bytes(module, name, parameter))
+                for name, parameter in module.named_parameters(recurse=False)
+                if not name.endswith("bias")
+            ]
+    experts = None
+    if stacked:
+        num_experts = all_experts[0].num_experts
+        num_bytes = sum(num_bytes for _, num_bytes in stacked) / num_experts
+        experts = Experts(num_experts, config.num_experts_per_tok, num_bytes)
     matrices = sum(p.numel() for p, _ in dense if p.ndim == 2)
     used = 0.0 if experts is None else experts.num_used / experts.num_experts
     head_module = model.get_output_embeddings()
@@ -90,7 +97,7 @@ def target_rates(model: PreTrainedModel) -> Rates:
     heads, kv_heads, head_dim = _heads(config)
     kv_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * head.itemsize
     return Rates(
-        row_flops=2 * (matrices + used * sum(p.numel() for p in stacked)),
+        row_flops=2 * (matrices + used * sum(p.numel() for p, _ in stacked)),
         head_row_flops=2 * head.numel(),
         pair_flops=4 * config.num_hidden_layers * heads * head_dim,
         forward_bytes=sum(num_bytes for _, num_bytes in dense)
@@ -107,13 +114,6 @@ def _heads(config: Any) -> tuple[int, int, int]:
     heads: int = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return heads, getattr(config, "num_key_value_heads", None) or heads, head_dim
-
-
-def _experts(config: Any, stacked: list[nn.Parameter]) -> Experts:
-    num_experts = stacked[0].shape[0]
-    return Experts(
-        num_experts, config.num_experts_per_tok, sum(p.nbytes for p in stacked) / num_experts
-    )
 
 
 def projection_rates(model: DraftModel) -> Rates:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def load_target_model(
     folder: Path,
     dtype: torch.dtype,
     device: str = "cpu",
-    device_map: str | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
     *,
     trust_remote_code: bool = False,
     quantize: Quantize | None = None,
@@ -113,6 +113,8 @@ def load_target_model(
     config = load_config(folder, trust_remote_code=trust_remote_code)
     transformers_logging.disable_progress_bar()
     if (path := gguf_file(folder)) is not None:
+        if device_map is not None:
+            raise ModelError(f"{path} runs on one device; leave out device_map")
         return _load_gguf(path, folder, dtype, device, quantize)
     try:
         model, report = _auto_class(config).from_pretrained(
@@ -122,6 +124,7 @@ def load_target_model(
             output_loading_info=True,
             device_map=device_map,
             trust_remote_code=trust_remote_code,
+            **({"config": config} if _unpacks_at_load(folder, config) else {}),
         )
         model = (model if device_map else model.to(device)).eval()
     # transformers raises any type for a broken folder; all mean the same to a user.
@@ -169,6 +172,14 @@ def _load_gguf(
     # The readers raise any type for a broken file; all mean the same to a user.
     except Exception as error:
         raise _unusable(path, error) from error
+
+
+def _unpacks_at_load(folder: Path, config: Any) -> bool:
+    """True if a config now asks for what transformers would else do in the first forward."""
+    if _quantized_by(folder) != "compressed-tensors":
+        return False
+    config.quantization_config = {**config.quantization_config, "dequantize": True}
+    return True
 
 
 def _quantized_by(folder: Path) -> str | None:

@@ -11,21 +11,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.cache.paged_kv import Int8KV, PagedKV
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ForwardPlan, PlannedRow
-from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.backends import backend_for, reference_for
 from blockdraft.kernels.interface import Span
 from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
-from blockdraft.models.attention.plan import AttentionPlan, PlanInForce
+from blockdraft.models.attention.plan import AttentionPlan, PlanInForce, SpreadPlan
 from blockdraft.models.direct import direct_forward
 from blockdraft.models.exact import TAIL_SPLIT, Split
-from blockdraft.models.fused import speed_up
+from blockdraft.models.fused import speed_up, use_parts
 from blockdraft.models.packed_rows import PackedRows
 from blockdraft.models.paged_states import PagedStates
 from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.recurrent import is_recurrent
+from blockdraft.models.spread import layer_devices
 from blockdraft.models.static_forward import StaticForwards, StaticOutput, static_forwards
 from blockdraft.models.target import TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
@@ -52,6 +53,7 @@ class PagedTarget(TransformersTarget):
     rows of all sequences share the linear layers; see PagedStates.
 
     state_bytes: for states at the borders of pages that are kept for other requests.
+    kv_in_int8: keys and values are rounded; no kernel reads these, so attention is the reference's.
 
     Raises:
         NotPaged: the model needs the sequential path.
@@ -67,17 +69,27 @@ class PagedTarget(TransformersTarget):
         exact: bool = True,
         keep_weights: bool = True,
         state_bytes: int = DEFAULT_STATE_BYTES,
+        kv_in_int8: bool = False,
     ) -> None:
         shapes = layer_shapes(model)
         self._keep_weights = keep_weights
+        self._kv_in_int8 = kv_in_int8
         self._in_force = PlanInForce()
         super().__init__(model, PAGED_ATTENTION, layer_ids=layer_ids, exact=exact)
         self.memory: Pages = memory
         memory.long_from = self._rotation.long_from
-        self.kv = PagedKV(shapes, memory.num_pages, dtype=model.dtype, device=model.device)
+        devices = layer_devices(model, len(shapes))
+        kv = Int8KV if kv_in_int8 else PagedKV
+        self.kv = kv(shapes, memory.num_pages, dtype=model.dtype, device=devices)
         head_dims = {head_dim for _, head_dim in shapes if head_dim}
-        self._backend = backend_for(model.dtype, model.device, head_dims)
-        self._direct = direct_forward(model, self.kv, self.layer_ids)
+        self._backends = {
+            device: reference_for(model.dtype, device)
+            if kv_in_int8
+            else backend_for(model.dtype, device, head_dims)
+            for device in (model.device, *devices)
+        }
+        is_spread = len(self._backends) > 1
+        self._direct = None if is_spread else direct_forward(model, self.kv, self.layer_ids)
         self._states = PagedStates(model, memory, state_bytes) if is_recurrent(model) else None
         self.takes_trees = self._states is None
         self._static: StaticForwards | None = None
@@ -88,12 +100,14 @@ class PagedTarget(TransformersTarget):
         """Run forwards of few rows in fixed shapes, on a card as CUDA graphs, with the same bits.
 
         Returns:
-            False if the model has recurrent layers, or rotations that differ from text to text, or
-            the backend cannot, and nothing changes.
+            False if the model has recurrent layers, rotations that differ from text to text, layers
+            on several devices, or keys in int8, or the backend cannot, and nothing changes.
         """
-        if self._states is None and self._rotation.long_from is None:
+        device = self.model.device
+        is_usual = len(self._backends) == 1 and not self._kv_in_int8
+        if self._states is None and self._rotation.long_from is None and is_usual:
             self._static = static_forwards(
-                self._backend, self.kv, self._static_forward, self.model.device
+                self._backends[device], self.kv, self._static_forward, device
             )
         return self._static is not None
 
@@ -102,7 +116,10 @@ class PagedTarget(TransformersTarget):
         self._undo.enter_context(give_plan(self.model, self._in_force))
 
     def _speed_up(self) -> ExitStack:
-        return speed_up(self.model, self._in_force, keep_weights=self._keep_weights)
+        undo = speed_up(self.model, self._in_force, keep_weights=self._keep_weights)
+        if self._kv_in_int8:
+            use_parts(self.model)
+        return undo
 
     @torch.inference_mode()
     def forward(self, plan: ForwardPlan) -> TargetOutput:
@@ -189,7 +206,7 @@ class PagedTarget(TransformersTarget):
             return output.logits[: len(rows.wanted)], features
         inputs = torch.tensor(self._filled(rows), device=device)
         wanted = torch.tensor(self._head_rows(rows.wanted), device=device)
-        plan = AttentionPlan(self._backend, self.kv, rows.spans, inputs[2], self.rule.row_multiple)
+        plan = self._plan(rows, inputs[2])
         if self._rotation.long_from is not None:
             self._rotation.follow(self._long_rows(rows), inputs.shape[1], device)
         if self._direct is not None and self._direct.may_run():
@@ -198,6 +215,15 @@ class PagedTarget(TransformersTarget):
             cache = self._cache_arguments(rows)
             logits = self._by_transformers(plan, inputs[:1], inputs[1:2], wanted, cache)
         return logits[: len(rows.wanted)], self._take_features(num_rows, with_features)
+
+    def _plan(self, rows: PackedRows, slots: Tensor) -> AttentionPlan:
+        plans = {
+            device: AttentionPlan(
+                backend, self.kv, rows.spans, slots.to(device), self.rule.row_multiple
+            )
+            for device, backend in self._backends.items()
+        }
+        return SpreadPlan(plans) if len(plans) > 1 else plans[self.model.device]
 
     def _long_rows(self, rows: PackedRows) -> Iterator[bool]:
         """Of each row whether its text is a long one."""

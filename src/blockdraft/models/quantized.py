@@ -1,10 +1,12 @@
 """Targets whose linear layers have weights in groups of whole numbers.
 
 Only weights are rounded, at load; everything else computes in the target's own precision. The
-quantized target is a target of its own: drafted output equals its own plain output.
+quantized target is a target of its own: drafted output equals its own plain output. Experts that
+were stacked become linear layers, one by one.
 """
 
 import logging
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from blockdraft.core.machine import give_back_memory
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.interface import GROUP, GroupWeight
 from blockdraft.kernels.torch.groups import GroupLinear
+from blockdraft.models.experts import APART, EXACT_EXPERTS, WEIGHTS, stacked_experts
 from blockdraft.models.rounding import in_groups
 from blockdraft.models.supported import decoder_layers, is_quantized
 
@@ -104,10 +107,9 @@ def stored_bytes(module: nn.Module, name: str, parameter: Tensor) -> int:
 
 
 def quantize_model(model: PreTrainedModel, quantize: Quantize) -> None:
-    """Round the weights of the layers' linear layers and of the head, one after another, for good.
+    """Round the weights of linear layers, experts and head, one after another, for good.
 
-    Embeddings, norms, gates and stacked experts stay, and layers whose inputs are no multiple of
-    GROUP.
+    Embeddings, norms and gates stay, and layers whose inputs are no multiple of GROUP.
 
     Raises:
         ModelError: there is nothing to round, it is quantized already, or a weight is no number.
@@ -117,23 +119,27 @@ def quantize_model(model: PreTrainedModel, quantize: Quantize) -> None:
             f"{type(model).__name__} is quantized already; leave out --quantize, or use the "
             "model's full-precision weights"
         )
-    head = model.get_output_embeddings()
-    chosen: dict[nn.Linear, int] = dict.fromkeys(_linears(model), LAYER_BITS[quantize])
+    head, num_bits = model.get_output_embeddings(), LAYER_BITS[quantize]
+    chosen: dict[nn.Linear, int] = dict.fromkeys(_linears(model), num_bits)
     if head is not None and _is_suitable(head):
         chosen[head] = HEAD_BITS
-    if not chosen:
+    experts = [one for one in stacked_experts(model) if _suitable_names(one)]
+    if not chosen and not experts:
         raise ModelError(
             f"--quantize {quantize} finds no linear layer in {type(model).__name__} with a "
             f"multiple of {GROUP} inputs; leave it out"
         )
     before = num_bytes(model)
-    for linear, num_bits in chosen.items():
-        replace_module(model, linear, _rounded(linear, num_bits))
+    for linear, own_bits in chosen.items():
+        replace_module(model, linear, _rounded(linear.weight, linear.bias, own_bits))
+    for one, implementation in [(one, one.config._experts_implementation) for one in experts]:
+        _round_experts(one, num_bits, implementation)
     give_back_memory()
     logger.info(
-        "%s: weights take %.3g GiB instead of %.3g; %d linear layers are quantized, embeddings and "
-        "norms are not",
+        "%s: weights take %.3g GiB instead of %.3g; %d linear layers are quantized%s, embeddings "
+        "and norms are not",
         quantize, num_bytes(model) / 2**30, before / 2**30, len(chosen),
+        f", and the experts of {len(experts)} layers" if experts else "",
     )  # fmt: skip
     warn_if_slow(model)
 
@@ -150,6 +156,8 @@ def warn_if_slow(model: PreTrainedModel) -> None:
 
 def dequantize(model: nn.Module) -> None:
     """Plain layers again, with the rounded weights: what stock transformers can run."""
+    for experts in stacked_experts(model):
+        _stack_experts(experts)
     for linear in [m for m in model.modules() if isinstance(m, QuantizedLinear)]:
         plain = nn.Linear(linear.in_features, linear.out_features, device="meta")
         weight = linear.whole().dequantized().to(linear.weight.dtype)
@@ -200,8 +208,50 @@ def _is_suitable(linear: nn.Module) -> bool:
     )
 
 
-def _rounded(linear: nn.Linear, num_bits: int) -> QuantizedLinear:
+def _suitable_names(experts: Any) -> list[str]:
+    """The stacked weights that can be rounded."""
+    found = []
+    for name in WEIGHTS:
+        weight = getattr(experts, name, None)
+        if isinstance(weight, nn.Parameter) and weight.ndim == 3:
+            outputs, inputs = weight.shape[1:] if not experts.is_transposed else weight.shape[:0:-1]
+            if inputs % GROUP == 0 and outputs >= MIN_OUTPUTS:
+                found.append(name)
+    return found
+
+
+def _round_experts(experts: Any, num_bits: int, implementation: str) -> None:
+    apart: Any = nn.ModuleDict()
+    apart.implementation = implementation
+    experts.config._experts_implementation = EXACT_EXPERTS  # no other one knows them
+    for name in _suitable_names(experts):
+        stacked = getattr(experts, name)
+        biases = getattr(experts, f"{name}_bias") if experts.has_bias else [None] * len(stacked)
+        apart[name] = nn.ModuleList(
+            _rounded(weight.T.contiguous() if experts.is_transposed else weight, bias, num_bits)
+            for weight, bias in zip(stacked, biases, strict=True)
+        )
+        delattr(experts, name)
+    apart.train(experts.training)
+    setattr(experts, APART, apart)
+
+
+def _stack_experts(experts: Any) -> None:
+    """Undo `_round_experts`, but for the rounding."""
+    apart = getattr(experts, APART, None)
+    if apart is None:
+        return
+    delattr(experts, APART)
+    experts.config._experts_implementation = apart.implementation
+    for name, linears in apart.items():
+        weights = [linear.whole().dequantized().to(linear.weight.dtype) for linear in linears]
+        if experts.is_transposed:
+            weights = [weight.T for weight in weights]
+        setattr(experts, name, nn.Parameter(torch.stack(weights), requires_grad=False))
+
+
+def _rounded(weight: Tensor, bias: Tensor | None, num_bits: int) -> QuantizedLinear:
     try:
-        return QuantizedLinear(in_groups(linear.weight, num_bits), linear.bias)
+        return QuantizedLinear(in_groups(weight, num_bits), bias)
     except ValueError as error:
         raise ModelError(f"a weight cannot be quantized: {error}; leave out --quantize") from error

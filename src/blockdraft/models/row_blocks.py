@@ -48,20 +48,24 @@ class _Blocks:
         self._rule = rule
         self._found: dict[object, int] = {}
 
-    def of(self, product: Product, shape: torch.Size, dtype: torch.dtype) -> Product:
+    def of(
+        self, product: Product, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> Product:
         """The product as it may be deployed; shape: outputs and inputs."""
-        kind = type(product), shape, dtype
+        kind = type(product), shape, dtype, device
         if kind not in self._found:
             self._found[kind] = once(
                 f"rows of {kind[0].__name__} {tuple(shape)}",
-                lambda: largest_block(product, shape, dtype, self._rule),
+                lambda: largest_block(product, shape, dtype, self._rule, device),
             )
         num_rows = self._found[kind]
         return product if num_rows == self._rule.max_rows else RowBlocks(product, num_rows)
 
-    def of_linear(self, linear: Linear, product: Product) -> Product:
+    def of_linear(self, linear: Linear, product: Product, device: torch.device) -> Product:
         """The same for what calls a backend's linear layer."""
-        return product if linear.keeps_rows else self.of(product, linear.shape, linear.dtype)
+        if linear.keeps_rows:
+            return product
+        return self.of(product, linear.shape, linear.dtype, device)
 
 
 @torch.inference_mode()
@@ -80,14 +84,17 @@ def keep_rows_apart(model: PreTrainedModel, rule: RowRule) -> ExitStack:
         if isinstance(forward, FusedLayer):
             layer = forward.layer
             parts = layer.parts
+            device = next(module.parameters()).device
             layer.products = [
-                blocks.of_linear(linear, linear)
+                blocks.of_linear(linear, linear, device)
                 for linear in (parts.qkv, parts.o, parts.gate_up, parts.down)
             ]
         elif isinstance(forward, PackedLinear):
-            replace_forward(module, blocks.of_linear(forward.linear, forward), undo)
+            device = module.weight.device
+            replace_forward(module, blocks.of_linear(forward.linear, forward, device), undo)
         elif forward is None and type(module) is nn.Linear and module not in unused:
-            product = blocks.of(module.forward, module.weight.shape, module.weight.dtype)
+            weight = module.weight
+            product = blocks.of(module.forward, weight.shape, weight.dtype, weight.device)
             replace_forward(module, product, undo)
     return undo
 
@@ -113,10 +120,16 @@ def keeps_any_rows(model: PreTrainedModel) -> bool:
     )
 
 
-def largest_block(product: Product, shape: torch.Size, dtype: torch.dtype, rule: RowRule) -> int:
+def largest_block(
+    product: Product,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    rule: RowRule,
+    device: torch.device | str = "cpu",
+) -> int:
     """The most rows, of those tried, up to which a row has the bits of the fewest."""
     generator, fewest = torch.Generator().manual_seed(0), rule.row_multiple
-    rows = torch.randn(fewest, shape[1], generator=generator).to(dtype)
+    rows = torch.randn(fewest, shape[1], generator=generator).to(device, dtype)
     expected, largest = product(rows), fewest
     for num_rows in tried_rows(rule, shape.numel()):
         times = num_rows // fewest

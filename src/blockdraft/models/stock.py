@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from blockdraft.core.config import Quantize
+from blockdraft.core.config import DeviceMap, Quantize
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.loading import load_target_model
 from blockdraft.models.quantized import dequantize
@@ -28,8 +28,9 @@ class StockModel:
         device: str,
         eos_ids: Collection[int],
         quantize: Quantize | None = None,
+        device_map: DeviceMap | None = None,
     ) -> None:
-        self._model: Any = load_target_model(folder, dtype, device, quantize=quantize)
+        self._model: Any = load_target_model(folder, dtype, device, device_map, quantize=quantize)
         dequantize(self._model)
         self._eos_ids = sorted(eos_ids)
 

@@ -121,7 +121,8 @@ class TransformersTarget:
 
     def _take_features(self, num_rows: int, wanted: bool) -> Tensor | None:
         """[num_rows, num_features * hidden] of the first rows of the last forward."""
-        captured = [self._captured[index][0, :num_rows] for index in self.layer_ids]
+        device = self.model.device  # layers may lie elsewhere
+        captured = [self._captured[index][0, :num_rows].to(device) for index in self.layer_ids]
         self._captured.clear()
         if not (wanted and captured):
             return None

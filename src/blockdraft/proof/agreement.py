@@ -42,8 +42,10 @@ def compare_with_stock(
     llm: LLM, cases: Sequence[Case], done: Callable[[Case], None]
 ) -> Iterator[Agreement]:
     """Decode greedy cases with our plain decoding and with transformers, loaded beside it."""
+    config = llm.config
     stock = StockModel(
-        llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids, llm.config.quantize
+        *(llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids),
+        *(config.quantize, config.device_map),
     )
     for case in cases:
         ours = run(llm, [case], PLAIN)[case][0].token_ids

@@ -50,6 +50,8 @@ def setting_line(certificate: Mapping[str, Any]) -> str:
     """What was proven, and how it ran."""
     config, drafter = certificate["config"], display_name(certificate["drafter_folder"])
     weights = f", weights in {config['quantize']}" if config.get("quantize") else ""
+    if config.get("kv_cache_dtype", "auto") != "auto":
+        weights += f", keys and values in {config['kv_cache_dtype']}"
     return (
         f"drafted by {drafter}; {config['dtype']}{weights} on {config['device']}, "
         f"{counted(certificate['threads'], 'thread')}, "

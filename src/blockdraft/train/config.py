@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from blockdraft.core.config import Quantize
+from blockdraft.core.config import DeviceMap, Quantize
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.settings import check_kinds, require, to_dict
 from blockdraft.models.draft_config_reader import DFLASH2_KEYS
@@ -181,7 +181,7 @@ class TrainConfig:
     threads: int | None = None
     shard_target: bool = False
     shard_drafter: bool = False
-    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
+    device_map: DeviceMap | None = None
 
     def __post_init__(self) -> None:
         check_kinds(self)

@@ -14,6 +14,7 @@ from blockdraft.measure.phases import PhaseTimer
 from blockdraft.models.arithmetic import Rates, target_rates
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.quantized import quantize_model
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.tiny import (
     HIDDEN_SIZE,
@@ -24,6 +25,7 @@ from tests.tiny import (
     tiny_drafter,
     tiny_target,
 )
+from tools import families
 
 NUM_ROWS = 4
 NUM_CACHED = 60
@@ -110,6 +112,23 @@ def test_a_forward_reads_no_more_experts_than_its_rows_reach():
     assert rates.num_bytes(Work(rows=100, forwards=1)) == 8 * experts.num_bytes
     # Half of a forward of two rows: half of the four experts that these reach.
     assert rates.num_bytes(Work(rows=1, forwards=0.5)) == 2 * experts.num_bytes
+
+
+def test_quantized_experts_count_as_experts_with_what_is_read():
+    sizes = {"moe_intermediate_size": 64}
+    plain = target_rates(tiny_target("qwen3_moe", **sizes))
+    model = tiny_target("qwen3_moe", **sizes)
+    quantize_model(model, "int4")
+    found = target_rates(model)
+    assert found.row_flops == plain.row_flops
+    assert found.experts.num_experts == plain.experts.num_experts
+    assert 0.15 * plain.experts.num_bytes < found.experts.num_bytes < 0.17 * plain.experts.num_bytes
+
+
+def test_convolutions_are_no_experts():
+    found = target_rates(families.make("Lfm2"))
+    assert found.experts is None
+    assert found.forward_bytes > 0
 
 
 def test_drafting_has_rates_of_its_own_and_a_fake_has_none():

@@ -122,6 +122,59 @@ def test_gates_and_odd_widths_stay() -> None:
     assert type(model.model.layers[0].self_attn.q_proj) is QuantizedLinear
 
 
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize(("quantize", "bits"), [("int4", 4), ("int8", 8)])
+def test_experts_are_rounded_one_by_one(kind, quantize, bits) -> None:
+    """And stand for the rounded weights of each, in the layout of the model."""
+    model = tiny_target(kind, moe_intermediate_size=64)
+    own = model.config._experts_implementation
+    experts = [layer.mlp.experts for layer in model.model.layers]
+    weights = [(one.gate_up_proj.clone(), one.down_proj.clone()) for one in experts]
+    before = num_bytes(model)
+    quantize_model(model, quantize)
+    assert num_bytes(model) < 0.45 * before
+    for one, both in zip(experts, weights, strict=True):
+        assert not any(parameter.ndim == 3 for parameter in one.parameters())
+        for name, weight in zip(("gate_up_proj", "down_proj"), both, strict=True):
+            linears = one.blockdraft_apart[name]
+            assert len(linears) == one.num_experts == 8
+            for linear, plain in zip(linears, weight, strict=True):
+                assert linear.whole().num_bits == bits
+                plain = plain.T if kind == "gpt_oss" else plain
+                expected = in_groups(plain.contiguous(), bits).dequantized()
+                assert torch.equal(linear.whole().dequantized(), expected)
+    ids = torch.arange(20)[None]
+    found = model(ids).logits
+    dequantize(model)
+    assert model.config._experts_implementation == own
+    assert experts[0].gate_up_proj.shape == weights[0][0].shape
+    expected = model(ids).logits
+    assert 0 < (found - expected).abs().max() < 2e-3 * expected.abs().max()
+
+
+def test_experts_of_odd_widths_are_rounded_where_they_can_be() -> None:
+    model = tiny_target("qwen3_moe", moe_intermediate_size=48)
+    quantize_model(model, "int8")
+    experts = model.model.layers[0].mlp.experts
+    assert [*experts.blockdraft_apart] == ["gate_up_proj"]
+    assert experts.down_proj.ndim == 3
+    with PagedTarget(model, Pages(9)).released_after() as target:
+        target.check_row_invariance()
+
+
+def test_packed_experts_hold_one_copy() -> None:
+    if not backend_for(torch.float32, "cpu").multiplies_groups:
+        pytest.skip("no products with groups by kernels on this machine")
+    model = tiny_target("qwen3_moe", moe_intermediate_size=64)
+    quantize_model(model, "int4")
+    target = PagedTarget(model, Pages(9))
+    linear = model.model.layers[0].mlp.experts.blockdraft_apart["down_proj"][3]
+    assert isinstance(vars(linear)["forward"].linear, GroupProduct)
+    drop_quantized(model)
+    assert linear.quantized is None
+    target.check_row_invariance()
+
+
 def test_what_cannot_be_quantized_is_refused() -> None:
     model = tiny_target()
     model.config.quantization_config = {"quant_method": "awq"}

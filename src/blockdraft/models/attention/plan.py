@@ -1,6 +1,6 @@
 """What the rows of a forward over pages attend to, for target and drafter alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -116,6 +116,30 @@ class TablePlan(AttentionPlan):
 
     def _places(self) -> Tensor:
         return self._device_places
+
+
+class SpreadPlan(AttentionPlan):
+    """The plans of the same rows on several devices; a layer follows that of its own device."""
+
+    def __init__(self, plans: Mapping[torch.device, AttentionPlan]) -> None:
+        self._plans = plans
+
+    def attend(
+        self, layer: int, attention: LayerAttention, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
+        """See AttentionPlan.attend."""
+        return self._plans[query.device].attend(layer, attention, query, key, value)
+
+    def run_layer(
+        self,
+        whole: WholeLayer,
+        layer: int,
+        attention: LayerAttention,
+        hidden: Tensor,
+        rotation: Rotation,
+    ) -> Tensor | None:
+        """See AttentionPlan.run_layer."""
+        return self._plans[hidden.device].run_layer(whole, layer, attention, hidden, rotation)
 
 
 def _ranges(visibility: Visibility, places: Tensor) -> Tensor:

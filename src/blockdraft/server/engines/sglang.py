@@ -47,6 +47,8 @@ SGLANG = Engine(
     environment=_environment,
     refused={
         "device": "add `-- --device NAME`",
+        "device_map": "give --tensor-parallel or --pipeline-parallel",
+        "kv_cache_dtype": "it has other types; add `-- --kv-cache-dtype NAME`",
         "num_threads": "set OMP_NUM_THREADS",
         "memory": "it counts a share of the device's memory; add `-- --mem-fraction-static SHARE`",
         "draft_dtype": "it drafts with the weights as they are; leave it out",

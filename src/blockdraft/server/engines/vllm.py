@@ -54,6 +54,8 @@ VLLM = Engine(
     environment=_environment,
     refused={
         "device": "it computes where it was built for; install the build for that device",
+        "device_map": "give --tensor-parallel or --pipeline-parallel",
+        "kv_cache_dtype": "it has other types; add `-- --kv-cache-dtype NAME`",
         "num_threads": "on a CPU set VLLM_CPU_OMP_THREADS_BIND, such as 0-3",
         "draft_dtype": "it drafts with the weights as they are; leave it out",
         "quantize": "add `-- --quantization METHOD`, or name a quantized checkpoint as --target",

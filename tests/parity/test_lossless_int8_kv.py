@@ -1,0 +1,142 @@
+"""Targets whose keys and values lie in int8: drafted equals their own plain decoding."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from blockdraft.cache.paged_kv import Int8KV
+from blockdraft.cache.pages import PAGE_SIZE, Pages
+from blockdraft.core.errors import ModelError
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.engine import Engine
+from blockdraft.models.paged import PagedTarget
+from blockdraft.speculate.drafters.base import Drafter
+from tests.crowd import run_alone, run_crowd
+from tests.fakes import NoisyOracleDrafter, OracleDrafter
+from tests.parity.checks import check_drafted_equals_plain
+from tests.parity.paged_checks import AMPLE, FEW, requests
+from tests.parity.targets import make_dflash
+from tests.parity.test_lossless_trees import TreeDrafter
+from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
+from tools import families
+
+PROMPT = (3, 1, 4, 1, 5, 9, 2, 6) * 9
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=32, logprobs=4),
+    "sampled": SamplingParams(max_tokens=32, logprobs=4, temperature=1.0, seed=11),
+}
+
+
+def int8_target(
+    kind: str = "llama", dtype: torch.dtype = torch.float32, num_pages: int = AMPLE
+) -> PagedTarget:
+    model = families.make(kind) if kind[0].isupper() else tiny_target(kind, dtype)
+    return PagedTarget(
+        model, Pages(num_pages), layer_ids=LAYER_IDS, kv_in_int8=True, keep_weights=False
+    )
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_moe", "DeepseekV3", "Qwen3_5"])
+def test_drafted_equals_plain(kind: str, name: str) -> None:
+    """Chains and trees, with windows, experts, latent attention and recurrent layers."""
+    with int8_target(kind).released_after() as target:
+        target.check_row_invariance()
+        drafters: list[Drafter] = [OracleDrafter(7)]
+        if target.takes_trees:
+            drafters.append(TreeDrafter())
+        if kind == "llama":
+            drafters.append(make_dflash(target, tiny_drafter(block_size=8)))
+        for drafter in drafters:
+            result = check_drafted_equals_plain(target, drafter, PROMPT, PARAMS[name])
+            assert len(set(result.token_ids)) >= (8 if name == "sampled" else 3)
+            assert result.acceptance.num_drafted > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_in_other_precisions_too(dtype: torch.dtype) -> None:
+    target = int8_target("qwen3", dtype)
+    target.check_row_invariance()
+    check_drafted_equals_plain(target, TreeDrafter(), PROMPT, PARAMS["sampled"])
+
+
+@pytest.mark.parametrize("num_pages", [AMPLE, FEW])
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_together_equals_alone(num_pages: int, chunk: int) -> None:
+    """With shared beginnings, and with memory so short that requests make room."""
+    with int8_target().released_after() as target:
+        alone = run_alone(target, requests())
+    with int8_target(num_pages=num_pages).released_after() as target:
+        pages = target.memory
+
+        def check_pages(engine: Engine) -> None:
+            pages.check_integrity()
+
+        crowd = run_crowd(
+            target,
+            NoisyOracleDrafter(5, VOCAB_SIZE, seed=1),
+            requests(),
+            known=[answer.token_ids for answer in alone],
+            after_step=check_pages,
+            prefill_chunk=chunk,
+        )
+        assert crowd.answers == alone
+        assert pages.num_reused_tokens >= PAGE_SIZE
+        assert (crowd.engine.scheduler.num_preempted > 0) == (num_pages == FEW)
+
+
+def test_it_is_another_target_and_a_close_one() -> None:
+    ids = list(PROMPT)
+    logits = []
+    for kv_in_int8 in (False, True):
+        target = PagedTarget(tiny_target(), Pages(9), kv_in_int8=kv_in_int8)
+        with target.released_after():
+            logits.append(target.logits_of_split(ids, (len(ids),)))
+    error = (logits[1] - logits[0]).square().mean() / logits[0].square().mean()
+    assert 0 < error < 0.003
+
+
+@contextmanager
+def scales_of_another_row() -> Iterator[None]:
+    """A key written beside others takes the scale of its neighbor."""
+    with pytest.MonkeyPatch.context() as patch:
+        write = Int8KV.write
+
+        def wrong(self: Int8KV, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+            write(self, layer, slots, k, v)
+            scales = self.scales[layer].flatten(2, 3)
+            scales.index_copy_(2, slots, scales.index_select(2, slots).roll(1, 2))
+
+        patch.setattr(Int8KV, "write", wrong)
+        yield
+
+
+@contextmanager
+def scales_shared_by_a_forward() -> Iterator[None]:
+    """All tokens of a forward are rounded by the largest of their numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        write = Int8KV.write
+
+        def wrong(self: Int8KV, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+            write(self, layer, slots, k, v)
+            scales = self.scales[layer].flatten(2, 3)
+            largest = scales.index_select(2, slots).amax(2, keepdim=True)
+            scales.index_copy_(2, slots, largest.expand(-1, -1, slots.shape[0], -1))
+
+        patch.setattr(Int8KV, "write", wrong)
+        yield
+
+
+@pytest.mark.parametrize("fault", [scales_of_another_row, scales_shared_by_a_forward])
+def test_a_planted_fault_is_found(fault: object) -> None:
+    """By the test at load, and by the comparison of drafted with plain output."""
+    with fault():  # type: ignore[operator]
+        target = int8_target()
+        with pytest.raises(ModelError, match="logits change with the number of rows"):
+            target.check_row_invariance()
+        with pytest.raises(AssertionError, match="drafted differs from plain"):
+            check_drafted_equals_plain(target, OracleDrafter(7), PROMPT, PARAMS["greedy"])
