@@ -90,12 +90,10 @@ _NO_SPREAD = " (one prompt, no spread)"
 ONE_PROMPT = "A speed-up or rate without a band comes from one prompt."
 
 
-def _without_repeats(grid: Grid) -> Grid:
-    """The same with the words for a missing band once, above the table, not in each cell."""
-    rows = [[cell.replace(_NO_SPREAD, "") for cell in row] for row in grid.rows]
-    return (
-        grid if rows == grid.rows else replace(grid, about=f"{grid.about} {ONE_PROMPT}", rows=rows)
-    )
+def _without_repeats(grid: Grid, mark: str = "", told: str = ONE_PROMPT) -> Grid:
+    """The same with the words for a missing band once, above the table, and `mark` in the cells."""
+    rows = [[cell.replace(_NO_SPREAD, mark) for cell in row] for row in grid.rows]
+    return grid if rows == grid.rows else replace(grid, about=f"{grid.about} {told}", rows=rows)
 
 
 def spread_words(spread: Values | None) -> str:
@@ -636,7 +634,10 @@ def published_section(results: Sequence[Result]) -> Section:
     return Section(
         "Beside figures that others published, on other machines",
         grids=[
-            Grid("One request at a time", about, heads, rows),
+            # Some of one's own have no band here either.
+            _without_repeats(
+                Grid("One request at a time", about, heads, rows), "*", "*: one prompt, no spread."
+            ),
             Grid("Many requests at once", f"By load. {about}", load_heads, loads),
         ],
     )
