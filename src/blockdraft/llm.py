@@ -276,7 +276,8 @@ class LLM:
         """
         is_single = _is_conversation(messages)
         many = cast("list[Conversation]", [messages] if is_single else list(messages))
-        prompts = [self.tokenizer.encode_chat(conversation) for conversation in many]
+        most = self.engine.max_tokens
+        prompts = [self.tokenizer.encode_chat(conversation, most=most) for conversation in many]
         if stream:
             return self.generate(prompts, params, stream=True)
         generations = self.generate(prompts, params)
@@ -284,7 +285,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt, most=self.engine.max_tokens)
         if not _are_ids(prompt):
             raise _no_prompt(prompt)
         return list(prompt)

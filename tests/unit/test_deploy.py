@@ -67,6 +67,13 @@ def test_prometheus_gets_the_metrics_with_the_key_of_its_file(folders):
     assert "credentials" not in job["authorization"]  # only its file
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not here")
+def test_prometheus_takes_the_configuration():
+    command = ["promtool", "check", "config", "--syntax-only", DEPLOY / "prometheus.yml"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_takes_the_unit(tmp_path):
     unit = (DEPLOY / "blockdraft.service").read_text()

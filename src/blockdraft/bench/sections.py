@@ -1,7 +1,7 @@
 """What a report says of each kind of result: facts, tables and plots. Loads no model library."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -62,7 +62,7 @@ def section_of(result: Result) -> Section:
     return Section(
         title=f"{result.name}: {made.title}",
         facts=[*_origin(result), *made.facts],
-        grids=made.grids,
+        grids=[_without_repeats(grid) for grid in made.grids],
         plots=made.plots,
         definitions=result.values.get("definitions", {}),
     )
@@ -86,13 +86,23 @@ def _origin(result: Result) -> list[str]:
     return [*facts, ", ".join(about)]
 
 
+_NO_SPREAD = " (one prompt, no spread)"
+ONE_PROMPT = "A speed-up or rate without a band comes from one prompt."
+
+
+def _without_repeats(grid: Grid, mark: str = "", told: str = ONE_PROMPT) -> Grid:
+    """The same with the words for a missing band once, above the table, and `mark` in the cells."""
+    rows = [[cell.replace(_NO_SPREAD, mark) for cell in row] for row in grid.rows]
+    return grid if rows == grid.rows else replace(grid, about=f"{grid.about} {told}", rows=rows)
+
+
 def spread_words(spread: Values | None) -> str:
     """A median or value, and in brackets the ends."""
     if spread is None:
         return ""
     middle = spread["median"] if "median" in spread else spread["value"]
     if spread["low"] is None:
-        return f"{three_digits(middle)} (one prompt, no spread)"
+        return f"{three_digits(middle)}{_NO_SPREAD}"
     ends = f"{three_digits(spread['low'])}-{three_digits(spread['high'])}"
     return f"{three_digits(middle)} ({ends})"
 
@@ -624,7 +634,10 @@ def published_section(results: Sequence[Result]) -> Section:
     return Section(
         "Beside figures that others published, on other machines",
         grids=[
-            Grid("One request at a time", about, heads, rows),
+            # Some of one's own have no band here either.
+            _without_repeats(
+                Grid("One request at a time", about, heads, rows), "*", "*: one prompt, no spread."
+            ),
             Grid("Many requests at once", f"By load. {about}", load_heads, loads),
         ],
     )

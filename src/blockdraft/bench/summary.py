@@ -124,7 +124,7 @@ def plot(results: Mapping[str, Any], style: str = STYLE) -> str:
 def legend(runs: Mapping[str, Run]) -> Iterator[str]:
     """Which color is which."""
     first, *others = (f"{run['sampled_temperature']:g}" for run in runs.values())
-    heats = first if set(others) <= {first} else f"{first} (last row {others[-1]})"
+    heats = first if set(others) <= {first} else f"{first} (group below: {', '.join(others)})"
     names = {"greedy": "greedy", "sampled": f"sampled, temperature {heats}"}
     for (kind, color), x in zip(COLORS.items(), (LEFT, LEFT + 90), strict=True):
         yield f'<rect class="{kind}" x="{x}" y="38" width="12" height="12" fill="{color}"/>'

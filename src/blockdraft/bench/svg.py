@@ -104,6 +104,7 @@ def line_plot(
         words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, x_title, anchor="middle"),
         words(LEFT, top_edge - 12, y_title, anchor="start"),
     ]
+    taken: list[tuple[float, float]] = []
     for index, line in enumerate(lines.values()):
         points = " ".join(f"{x_of(dot.x)},{y_of(dot.y)}" for dot in line)
         parts.append(
@@ -111,7 +112,12 @@ def line_plot(
             f'color="{COLORS[index % len(COLORS)]}" stroke="currentColor" stroke-width="2"/>'
         )
         for dot in line:
-            parts.append(_marker(index, x_of(dot.x), y_of(dot.y), dot.label))
+            x, y = x_of(dot.x), y_of(dot.y)
+            parts.append(_marker(index, x, y))
+            if dot.label:
+                taken.append(_free_place(x, y, taken))
+                place = words(*taken[-1], dot.label)
+                parts.append(place.replace('class="words"', 'class="words small"'))
     return _svg(title, HEIGHT, parts, style)
 
 
@@ -160,20 +166,26 @@ def _svg(title: str, height: int, parts: Sequence[str], style: str) -> str:
     )
 
 
-def _marker(index: int, x: float, y: float, label: str = "") -> str:
+def _marker(index: int, x: float, y: float) -> str:
     """A circle, a square or a diamond, so that no one needs to see colors."""
     shapes = (
         f"M{x - 4} {y}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
         f"M{x - 4} {y - 4}h8v8h-8z",
         f"M{x} {y - 5}l5 5l-5 5l-5 -5z",
     )
-    mark = (
+    return (
         f'<path class="way-{index % len(COLORS)}" d="{shapes[index % 3]}" '
         f'color="{COLORS[index % len(COLORS)]}" fill="currentColor"/>'
     )
-    if not label:
-        return mark
-    return f"{mark}\n" + words(x + 7, y - 6, label).replace('class="words"', 'class="words small"')
+
+
+def _free_place(x: float, y: float, taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Where the label of a dot begins: beside it, away from other labels if that can be."""
+    places = [(x + 7, y - 6), (x + 7, y + 14), (x - 20, y + 14), (x - 20, y - 6)]
+    for place in places:
+        if all(abs(place[0] - left) >= 18 or abs(place[1] - low) >= 11 for left, low in taken):
+            return place
+    return places[0]
 
 
 def _round_up(value: float) -> float:

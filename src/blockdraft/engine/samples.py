@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from blockdraft.core.errors import RequestError
+from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Constraint
 from blockdraft.core.thinking import ThinkingLimit
@@ -93,7 +93,14 @@ class Samples:
             RequestError: see Engine.check_prediction; or the text is not valid Unicode.
         """
         if isinstance(prediction, str):
-            prediction = self.tokenizer.encode_continuation(prediction)
+            try:
+                most = self.engine.max_tokens
+                prediction = self.tokenizer.encode_continuation(prediction, most=most)
+            except ContextTooLong as error:
+                raise RequestError(
+                    f"in the prediction {error}: give the part that is expected first",
+                    param="prediction",
+                ) from error
         self.engine.check_prediction(prediction)
         return tuple(prediction)
 

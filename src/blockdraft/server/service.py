@@ -152,7 +152,7 @@ class Service:
     def _read_chat(self, request: ChatRequest) -> _Chat:
         """To be called in a thread."""
         toolbox = read_toolbox(request, self.tokenizer)
-        prompt_ids = self.chat_encoder(request, toolbox)()
+        prompt_ids = self.chat_encoder(request, toolbox, most=self.engine.max_tokens)()
         return _Chat(prompt_ids, toolbox, self._thinks(prompt_ids), self._read_prediction(request))
 
     def _read_prediction(self, request: Sampling) -> tuple[int, ...]:
@@ -204,9 +204,16 @@ class Service:
         return self._start(request, caller, form, jobs, shape, echoes=echoes)
 
     def chat_encoder(
-        self, request: ChatRequest | TokenizeRequest, toolbox: Toolbox | None
+        self,
+        request: ChatRequest | TokenizeRequest,
+        toolbox: Toolbox | None,
+        *,
+        most: int | None = None,
     ) -> Callable[[], list[int]]:
-        """Makes the prompt of a conversation in which the model is told of the tools."""
+        """Makes the prompt of a conversation in which the model is told of the tools.
+
+        most: tokens, of which more are refused early where that is certain.
+        """
         num = len(request.messages or ())
         if num > self.engine.max_tokens:
             raise ContextTooLong(
@@ -231,19 +238,20 @@ class Service:
             )
         tools = () if toolbox is None else toolbox.tools
         if tools or speaks_of_tools(messages):
-            return lambda: encode_tool_chat(self.tokenizer, messages, tools, options)
-        return lambda: self.tokenizer.encode_chat(messages, options)
+            return lambda: encode_tool_chat(self.tokenizer, messages, tools, options, most=most)
+        return lambda: self.tokenizer.encode_chat(messages, options, most=most)
 
     def _read_prompts(self, prompt: str | list[str] | Ids | list[Ids]) -> list[list[int]]:
         """To be called in a thread."""
+        most = self.engine.max_tokens
         if isinstance(prompt, str):
-            return [self.tokenizer.encode(prompt)]
+            return [self.tokenizer.encode(prompt, most=most)]
         if not prompt:
             raise RequestError("prompt is an empty list; give at least one", param="prompt")
         ids = [one for one in prompt if isinstance(one, int)]
         texts = [one for one in prompt if isinstance(one, str)]
         if texts:
-            return [self.tokenizer.encode(text) for text in texts]
+            return [self.tokenizer.encode(text, most=most) for text in texts]
         prompts = [ids] if ids else [list(one) for one in prompt if isinstance(one, list)]
         for one in prompts:
             self.engine.check_ids("prompt", one)  # an echo decodes them

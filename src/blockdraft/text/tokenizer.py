@@ -12,9 +12,10 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from blockdraft.core.config import Thinking
-from blockdraft.core.errors import ModelError, RequestError
+from blockdraft.core.errors import ContextTooLong, ModelError, RequestError
 from blockdraft.core.thinking import ThinkingMarks
 from blockdraft.hub.model_config import load_config
+from blockdraft.text.least_tokens import LeastTokens
 from blockdraft.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ _RESERVED_OPTIONS = frozenset(
     {
         *("add_special_tokens", "chat_template", "conversation", "documents", "max_length"),
         *("messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
-        *("self", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+        *("sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
     }
 )
 """Arguments of transformers that are no variables of a template."""
@@ -86,6 +87,23 @@ class Tokenizer:
         """What the decoder sees in each token."""
         return Vocabulary(self.backend)
 
+    @cached_property
+    def _least_tokens(self) -> LeastTokens:
+        return LeastTokens(self.backend)
+
+    def check_size(self, text: str, most: int) -> None:
+        """Refuse a text that certainly has more than `most` tokens, in less time than making them.
+
+        Raises:
+            ContextTooLong: says by how much it is too long at least.
+        """
+        least = self._least_tokens.of(text, most)
+        if least:
+            raise ContextTooLong(
+                f"the text has {len(text)} characters, which are at least {least} tokens, and "
+                f"there is room for {most}; shorten it"
+            )
+
     @property
     def has_chat_template(self) -> bool:
         """True if the model says how a conversation is written."""
@@ -109,25 +127,31 @@ class Tokenizer:
             return None
         return str(self._tokenizer.get_chat_template(tools=[{}]))
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, most: int | None = None) -> list[int]:
         """Token ids of a text, with whatever the model puts at its start.
 
         Raises:
             RequestError: the text is empty, or not valid Unicode.
+            ContextTooLong: see `check_size`; only with `most`.
         """
         if not text:
             raise RequestError("the prompt is empty; give some text")
         _check_unicode(text)
+        if most is not None:
+            self.check_size(text, most)
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
-    def encode_continuation(self, text: str) -> list[int]:
+    def encode_continuation(self, text: str, *, most: int | None = None) -> list[int]:
         """Token ids of a text that stands behind others.
 
         Raises:
             RequestError: it is not valid Unicode.
+            ContextTooLong: see `check_size`; only with `most`.
         """
         _check_unicode(text)
+        if most is not None:
+            self.check_size(text, most)
         ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -158,6 +182,7 @@ class Tokenizer:
         options: Mapping[str, Any] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
 
@@ -168,6 +193,7 @@ class Tokenizer:
         Raises:
             RequestError: a message is malformed or empty, or the model has no chat template, or
                 its template refuses the conversation.
+            ContextTooLong: see `check_size`; only with `most`.
         """
         if not self.has_chat_template:
             raise RequestError(
@@ -184,12 +210,15 @@ class Tokenizer:
                 param="chat_template_kwargs",
             )
         try:
-            ids: list[int] = self._tokenizer.apply_chat_template(
+            text: str = self._tokenizer.apply_chat_template(
                 [self._as_template_has_it(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
-                return_dict=False,
+                tokenize=False,
                 **options,
             )
+            if most is not None:
+                self.check_size(text, most)
+            ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         except TEMPLATE_ERRORS as error:
             reason = " ".join(str(error).split())
             raise RequestError(f"the target's chat template refuses this: {reason}") from error

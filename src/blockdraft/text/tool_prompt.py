@@ -35,20 +35,23 @@ def encode_tool_chat(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Tool],
     options: Mapping[str, Any] | None = None,
+    *,
+    most: int | None = None,
 ) -> list[int]:
     """Token ids of a conversation with tools; messages may hold calls and their results.
 
-    `options` are those of Tokenizer.encode_chat. `tools` may be empty: earlier turns had some.
-    Where the template does not know tools, they are described in a system message, calls are
+    `options` and `most` are those of Tokenizer.encode_chat. `tools` may be empty: earlier turns had
+    some. Where the template does not know tools, they are described in a system message, calls are
     written out in the syntax TAGGED, and results become messages of the user.
 
     Raises:
-        RequestError: as Tokenizer.encode_chat, or a call or a result is malformed.
+        RequestError, ContextTooLong: as Tokenizer.encode_chat, or a call or a result is malformed.
     """
     messages = [_with_parsed_calls(message) for message in messages]
     if native_syntax(tokenizer) is not None or harmony_marks(tokenizer):
-        return tokenizer.encode_chat(messages, options, tools=[t.declaration for t in tools])
-    return tokenizer.encode_chat(_in_words(messages, tools), options)
+        declarations = [tool.declaration for tool in tools]
+        return tokenizer.encode_chat(messages, options, tools=declarations, most=most)
+    return tokenizer.encode_chat(_in_words(messages, tools), options, most=most)
 
 
 def _with_parsed_calls(message: Mapping[str, Any]) -> dict[str, Any]:

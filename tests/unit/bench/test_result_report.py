@@ -16,7 +16,7 @@ from blockdraft.bench.changes import figures_of
 from blockdraft.bench.published import LOADS, PUBLISHED, PUBLISHED_LOADS, SETS, set_of
 from blockdraft.bench.result import KINDS, Result, machines_of, read_result, read_results
 from blockdraft.bench.result_report import documents, render_page, section_markdown, sections_of
-from blockdraft.bench.sections import section_of
+from blockdraft.bench.sections import ONE_PROMPT, published_section, section_of
 from blockdraft.bench.tables import three_digits
 from blockdraft.cli.main import app
 from tests.bench_results import write_all
@@ -138,7 +138,7 @@ def test_ways_say_what_they_cost_where_the_result_does(folder):
 
 
 def test_no_speedup_stands_without_its_spread(folder):
-    """Of those that commands measure: each has a bracket with the ends, or says why not."""
+    """Of those that commands measure: each has a bracket with the ends, or its table says why."""
     for result in read_results(folder):
         for grid in section_of(result).grids:
             columns = [
@@ -146,8 +146,48 @@ def test_no_speedup_stands_without_its_spread(folder):
             ] or ([2] if grid.title.startswith("At equal") else [])
             for row in grid.rows:
                 for index in columns:
-                    spread = re.search(r"\(\S+-\S+\)|no spread|what was measured", row[index])
-                    assert spread or not row[index], (grid.heads[index], row[index])
+                    spread = re.search(r"\(\S+-\S+\)|what was measured", row[index])
+                    is_told = spread or ONE_PROMPT in grid.about
+                    assert is_told or not row[index], (grid.heads[index], row[index])
+
+
+def test_a_missing_band_is_explained_once_above_its_table(folder):
+    result = read_result(folder / "ways.json")
+    for by_group in result.values["figures"].values():
+        by_group["all"]["speedup_bands"]["plain"]["low"] = None
+    first, by_set, *_ = section_of(result).grids
+    for grid in (first, by_set):
+        assert grid.about.count(ONE_PROMPT) == 1
+        assert not any("one prompt" in cell for row in grid.rows for cell in row)
+    assert ONE_PROMPT not in section_of(read_result(folder / "ways.json")).grids[0].about
+
+
+def test_beside_published_figures_a_mark_tells_of_one_prompt(folder):
+    result = read_result(folder / "ways.json")
+    for by_group in result.values["figures"].values():
+        by_group["gsm8k"] = copy.deepcopy(by_group["all"])
+        by_group["gsm8k"]["speedup_bands"]["plain"]["low"] = None
+    grid = published_section([result]).grids[0]
+    own = [cell for row in grid.rows if "published" not in row[0] for cell in row]
+    assert any(re.match(r"\d\.\d+\*, ", cell) for cell in own)
+    assert not any("one prompt" in cell for cell in own)
+    assert grid.about.endswith(" *: one prompt, no spread.")
+    assert "one prompt" not in published_section([]).grids[0].about
+
+
+def test_labels_of_dots_that_lie_together_do_not_cover_each_other():
+    lines = {"a": [svg.Dot(100.0, 50.0, "16")], "b": [svg.Dot(100.0, 51.0, "16")]}
+    root = ElementTree.fromstring(svg.line_plot("title", "x", "y", lines))
+    small = [one for one in root.iter() if one.get("class") == "words small"]
+    places = [(float(one.get("x")), float(one.get("y"))) for one in small]
+    assert len(places) == 2
+    assert abs(places[0][0] - places[1][0]) >= 18 or abs(places[0][1] - places[1][1]) >= 11
+
+
+def test_the_legend_tells_the_temperature_of_each_group():
+    runs = {"a": {"sampled_temperature": 1.0}, "b": {"sampled_temperature": 0.7}}
+    assert "temperature 1 (group below: 0.7)" in "".join(summary.legend(runs))
+    assert "temperature 1<" in "".join(summary.legend({"a": runs["a"]}))
 
 
 def test_figures_of_the_table_are_those_of_the_result(folder):

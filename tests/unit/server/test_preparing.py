@@ -158,7 +158,9 @@ def test_whoever_leaves_while_a_grammar_is_compiled_gives_the_place_back(llm, ga
 def test_a_prompt_that_takes_too_long_is_told_so(llm, gate, monkeypatch):
     with running_server(llm, prepare_seconds=0.2) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(server.service.tokenizer, "encode_chat", lambda *_: gate.wait(PATIENCE))
+            patch.setattr(
+                server.service.tokenizer, "encode_chat", lambda *_, **__: gate.wait(PATIENCE)
+            )
             error = error_of(server.chat(), 408)
         assert "tokenizing the prompt takes longer than 0.2 s; send less" in error["message"]
         assert server.chat().status_code == 200

@@ -415,6 +415,59 @@ def test_both_numbers_of_a_context_that_is_too_long_are_told(server):
     assert re.search(rf"600 tokens.* 7 .*{CONTEXT} tokens", error["message"])
 
 
+LARGE = "the abc " * 400_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, message(content=LARGE)),
+        (CHAT, {**message(content=LARGE), "tools": [TOOL]}),
+        ("/v1/responses", {"input": LARGE}),
+        ("/v1/messages", {**message(content=LARGE), "max_tokens": 4}),
+        (TEXT, {"prompt": LARGE}),
+        (TEXT, {"prompt": [LARGE]}),
+        (TEXT, {"prompt": "a", "prediction": {"type": "content", "content": LARGE}}),
+    ],
+)
+def test_megabytes_of_text_are_refused_before_they_are_tokenized(server, monkeypatch, path, body):
+    tokenizer, tokenized = server.service.tokenizer, []
+    inner = type(tokenizer._tokenizer)
+    real = inner.__call__
+
+    def tokenize(self, text, *args, **kwargs):
+        tokenized.append(len(text))
+        return real(self, text, *args, **kwargs)
+
+    monkeypatch.setattr(inner, "__call__", tokenize)
+    monkeypatch.setattr(tokenizer, "backend", Watched(tokenizer.backend, tokenized))
+    response = server.post(path, model="tiny", **body)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    found = re.search(
+        rf"has (\d+) characters, which are at least \d+ tokens, and there is room for {CONTEXT}; "
+        "shorten it",
+        error["message"],
+    )
+    assert found
+    assert int(found[1]) >= len(LARGE)
+    assert max(tokenized, default=0) < 1000
+
+
+class Watched:
+    """A backend that notes the length of what it encodes."""
+
+    def __init__(self, backend, tokenized):
+        self._backend, self._tokenized = backend, tokenized
+
+    def encode(self, text, **options):
+        self._tokenized.append(len(text))
+        return self._backend.encode(text, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_refused(server, value):
     assert error_of(server.complete(temperature=value), 400)["param"] == "temperature"
