@@ -28,7 +28,7 @@ LONG = 300
 NUM_SLOTS = 15
 FEW_PAGES = 9
 """Enough for the long text, and not for all beside it."""
-QUICK = ("Gemma3",)
+QUICK = ("Gemma3", "Laguna")
 
 Target = PagedTarget | SequentialTarget
 
@@ -110,12 +110,17 @@ def check_family(family: str) -> None:
         alone = run_alone(target, wanted)
         num_preempted = drafted(target, alone, wanted, 7)
         assert num_preempted > 0 or not isinstance(target, PagedTarget)
-    assert len(set(alone[0].token_ids)) >= families.MIN_DISTINCT
+    num_distinct = [len(set(answer.token_ids)) for answer in alone]
+    assert max(num_distinct) >= families.MIN_DISTINCT
+    # Greedy, random weights may say the same token for ever behind one prompt.
+    varied = max((0, 4), key=lambda index: num_distinct[index])
+    tokens = alone[varied].token_ids
+    assert num_distinct[varied] > 2
     if type(model).__name__ not in OTHER_STEPS:
         # States are kept in float32, and scanned in another order there.
-        num_equal = 24 if is_recurrent(model) else LONG
-        expected = stock_greedy(model, wanted[0].prompt, num_equal)
-        assert alone[0].token_ids[:num_equal] == expected
+        num_equal = 24 if is_recurrent(model) else len(tokens)
+        expected = stock_greedy(model, wanted[varied].prompt, num_equal)
+        assert tokens[:num_equal] == expected
 
 
 @pytest.mark.parametrize("family", QUICK)

@@ -62,14 +62,40 @@ def _gates_of_heads(model: PreTrainedModel, row_multiple: int) -> set[nn.Module]
 
 
 def _apart(gate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A gate of one value a row or a head, [..., inputs] -> [..., n], its values apart in memory.
+    """A gate of one value a row or a head, [..., inputs] -> [..., n], as `Apart`."""
+    return Apart.of(gate(x))
 
-    What the model makes of them is no module that could be given whole vectors. Of values that do
-    not lie side by side torch computes each by the code for one.
+
+class Apart(Tensor):
+    """Values with gaps between them in memory, for what no module computes elementwise from them.
+
+    Of values that do not lie side by side torch computes each by the code for one. A result with as
+    many values has gaps again, since a change of precision closes them.
     """
-    values = gate(x)
-    spread = values.new_empty(*values.shape, 2)[..., 0]
-    return spread.copy_(values)
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Apart":
+        """The same values."""
+        spread = values.new_empty(*values.shape, 2)[..., 0]
+        return spread.copy_(values).as_subclass(cls)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run any function of torch; see the class."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            given = [own for own in (*args, *(kwargs or {}).values()) if isinstance(own, cls)]
+            if not isinstance(result, Tensor) or not given:
+                return result
+            num_values = max(own.numel() for own in given)
+            plain = result.as_subclass(Tensor)
+            return cls.of(plain) if plain.numel() == num_values else plain
 
 
 class WholeRotation:

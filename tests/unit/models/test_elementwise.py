@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.torch.rules import ROW_RULES
 from blockdraft.kernels.torch.vectors import in_whole_vectors, is_whole, rows_in_whole_vectors
-from blockdraft.models.elementwise import keep_vectors_whole
+from blockdraft.models.elementwise import Apart, keep_vectors_whole
 from blockdraft.models.sequential import SequentialTarget
 from tests.tiny import tiny_target
 from tests.torch_threads import threads
@@ -88,6 +88,25 @@ def test_functions_of_rows(width: int) -> None:
     for num_rows in (1, 4, 5, 16, 37):
         found = rows_in_whole_vectors(gate, x[:num_rows], width)
         assert torch.equal(found, expected[:num_rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 3, 4, 9])
+def test_values_apart_stay_so_in_another_precision(width: int, dtype: torch.dtype) -> None:
+    """As an attention gates its heads; without gaps the last rows would have other bits."""
+
+    def gate(values: Tensor) -> Tensor:
+        return F.softplus(Apart.of(values).float()).to(values.dtype).view(*values.shape, 1)
+
+    x = draw(NUM_ROWS, width, dtype)
+    expected = gate(x)
+    torch.testing.assert_close(expected, F.softplus(x.float()).to(dtype)[..., None])
+    wide = F.softplus(Apart.of(x).float())
+    for num_rows in (1, 2, 5, 16, 37):
+        assert torch.equal(gate(x[:num_rows]), expected[:num_rows])
+        assert torch.equal(F.softplus(input=Apart.of(x[:num_rows]).float()), wide[:num_rows])
+    product = torch.stack([Apart.of(x)] * 2, -1) * 2
+    assert type(product) is Tensor
 
 
 def rotate(model: PreTrainedModel, num_rows: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
