@@ -63,8 +63,8 @@ def chat_body(content: str = "the abc", **fields: Any) -> dict[str, Any]:
 
 
 def read_events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The JSON of all events; they must end with [DONE]."""
-    lines = [line for line in response.iter_lines() if line]
+    """The JSON of all events; they must end with [DONE]. Comments come where the server is busy."""
+    lines = [line for line in response.iter_lines() if line and not line.startswith(":")]
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
