@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from accelerate.hooks import remove_hook_from_submodules  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -34,6 +33,9 @@ def spread(model: PreTrainedModel) -> str:
             f"{type(model).__name__} in no device's memory, and what is fetched for each step is "
             "not run; use more devices, or a smaller target"
         )
+    # Here, as training and plain serving need no such package.
+    from accelerate.hooks import remove_hook_from_submodules  # type: ignore[import-untyped]
+
     remove_hook_from_submodules(model)
     for module in model.modules():
         # It leaves the module's own forward behind, as if somebody had replaced it.
