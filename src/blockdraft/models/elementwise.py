@@ -70,7 +70,8 @@ class Apart(Tensor):
     """Values with gaps between them in memory, for what no module computes elementwise from them.
 
     Of values that do not lie side by side torch computes each by the code for one. A result with as
-    many values has gaps again, since a change of precision closes them.
+    many values has gaps again, since a change of precision closes them; that of `contiguous` has
+    none, since native code asks for it.
     """
 
     @classmethod
@@ -95,7 +96,8 @@ class Apart(Tensor):
                 return result
             num_values = max(own.numel() for own in given)
             plain = result.as_subclass(Tensor)
-            return cls.of(plain) if plain.numel() == num_values else plain
+            keeps_gaps = plain.numel() == num_values and func is not Tensor.contiguous
+            return cls.of(plain) if keeps_gaps else plain
 
 
 class WholeRotation:

@@ -107,6 +107,10 @@ def test_values_apart_stay_so_in_another_precision(width: int, dtype: torch.dtyp
         assert torch.equal(F.softplus(input=Apart.of(x[:num_rows]).float()), wide[:num_rows])
     product = torch.stack([Apart.of(x)] * 2, -1) * 2
     assert type(product) is Tensor
+    whole = Apart.of(x).contiguous()
+    assert type(whole) is Tensor
+    assert whole.is_contiguous()
+    assert torch.equal(whole, x)
 
 
 def rotate(model: PreTrainedModel, num_rows: int, **kwargs: Any) -> tuple[Tensor, Tensor]:
