@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,6 +19,11 @@ from tests.fuzz import settings as fuzz_settings
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     _share = num_cpus() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _share)))
+
+# A shell that starts the suite in the background lets it ignore Ctrl-C, and so the programs that
+# tests start and end that way.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What a test breaks on purpose must be tested for again by the next.
 os.environ.setdefault("BLOCKDRAFT_REMEMBER", "off")

@@ -29,8 +29,12 @@ class StockGenerator:
 
     def __init__(self, llm: LLM) -> None:
         self._model = StockModel(
-            *(llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids),
-            *(llm.config.quantize, llm.config.device_map),
+            llm.folder,
+            llm.dtype,
+            llm.device,
+            llm.tokenizer.eos_ids,
+            llm.config.quantize,
+            llm.config.device_map,
         )
 
     def run(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:
