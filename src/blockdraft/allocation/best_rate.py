@@ -15,7 +15,7 @@ import numpy as np
 
 from blockdraft.allocation.account import Account
 from blockdraft.allocation.calibration import Calibration
-from blockdraft.allocation.candidates import Order, ordered
+from blockdraft.allocation.candidates import NO_CANDIDATES, Order, ordered
 from blockdraft.allocation.costs import Floats, StepCosts
 from blockdraft.allocation.expectation import Expectation, Trust
 from blockdraft.allocation.free_worth import FreeWorth
@@ -26,6 +26,8 @@ from blockdraft.core.recorder import Phase
 from blockdraft.core.sequence import Row
 
 _FORWARD: tuple[Phase, ...] = ("forward", "capture", "choose", "commit")
+_DECIDING: tuple[Phase, ...] = ("free", "controller")
+"""What plain decoding does without."""
 _DRAFT: tuple[Phase, ...] = ("draft", "draft_head", "guess")
 
 _TRY_DEPTH = 3
@@ -104,6 +106,7 @@ class _Step:
 
     free: by key. of_free: all of them in order, and the best number. least_rate: tokens per second
     without the model. is_plain: nothing may be verified. free_saves: seconds, against plain steps.
+    is_asleep: nothing was proposed, and nothing may be spent on deciding who drafts.
     """
 
     prices: StepPrices
@@ -112,8 +115,11 @@ class _Step:
     least_rate: float
     is_plain: bool
     free_saves: float
+    with_model: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    """By key: gains and branches that are expected if the model drafts; found when asked for."""
     offer: _Offer | None = None
     is_idle: bool = False
+    is_asleep: bool = False
     forced: dict[int, int] = field(default_factory=dict)
     price: Price | None = None
     predicted: float = 0.0
@@ -166,8 +172,8 @@ class BestRate:
         self._num_steps = self._num_drafted = 0
         self._behind_drafts = False
         self._try_steps, self._next_try = _TRY_STEPS, 0
-        self._rest: tuple[list[int], float, int] | None = None
-        """Keys of the sequences that rest, the credit that ends it, and the step that does."""
+        self._rest: tuple[int, float, int] | None = None
+        """Sequences that rest, in powers of two, the credit that ends it, the step that does."""
 
     def asks_free(self, num_rows: int) -> bool:
         """See `Policy`."""
@@ -184,6 +190,9 @@ class BestRate:
         num_keys = sum(row.sequence.num_cached for row in rows)
         prices = StepPrices(self._costs, len(rows), num_keys, num_other_rows)
         self.account.open_step(prices.plain_seconds)
+        if not (self.account.may_lose or any(free)):
+            self._step = _asleep(prices)
+            return [row.limited(0) for row in rows]
         order = self._order(rows, free, {})
         price = self._best(prices, order)
         self._step = step = _Step(
@@ -221,8 +230,8 @@ class BestRate:
     def _is_resting(self, able: Sequence[Row]) -> bool:
         if self._rest is None:
             return False
-        keys, credit, until = self._rest
-        same = keys == [row.sequence.key for row in able]
+        size, credit, until = self._rest
+        same = size == len(able).bit_length()
         return same and self.account.credit < credit and self._num_steps < until
 
     def _decide(self, step: _Step, able: list[Row]) -> None:
@@ -255,9 +264,8 @@ class BestRate:
             self._next_try = self._num_steps + self._try_steps // len(able)
             self._try_steps = min(2 * self._try_steps, _MOST_TRY_STEPS)
         else:
-            keys = [row.sequence.key for row in able]
             credit = self.account.credit_for_try(loss)
-            self._rest = keys, credit, self._num_steps + _REST_STEPS
+            self._rest = len(able).bit_length(), credit, self._num_steps + _REST_STEPS
 
     def _drafted_at(self, row: Row) -> int:
         known = self._known.get(row.sequence.key)
@@ -285,16 +293,8 @@ class BestRate:
         others = [own for key, own in step.free.items() if key not in drafting]
         gains, branches = [own.gains for own in others], [own.branches for own in others]
         for row in rows:
-            expectation, num = self._expectation(row), row.num_draft_tokens
-            known = step.free[row.sequence.key].gains
-            # With the model there are no fewer good candidates than without.
-            expected = np.zeros(max(num, len(known)))
-            expected[: min(num, len(expectation.gains))] = expectation.gains[:num]
-            expected[: len(known)] = np.maximum(expected[: len(known)], known)
+            expected, added = self._with_model(step, row)
             gains.append(expected)
-            branch = self._costs.branch(row.sequence.num_cached)
-            added = np.zeros(len(expected))
-            added[: min(num, len(expectation.branches))] = expectation.branches[:num] * branch
             branches.append(added)
         all_gains = np.concatenate(gains)
         order = np.argsort(-all_gains, kind="stable")
@@ -327,6 +327,22 @@ class BestRate:
             loss=draft + project + price.forward - prices.plain_worth(price.tokens),
             tokens=price.tokens,
         )
+
+    def _with_model(self, step: _Step, row: Row) -> tuple[Floats, Floats]:
+        """Gains and branches of a row's candidates that are expected if the model drafts too."""
+        key = row.sequence.key
+        if key not in step.with_model:
+            expectation, num = self._expectation(row), row.num_draft_tokens
+            known = step.free[key].gains
+            # With the model there are no fewer good candidates than without.
+            expected = np.zeros(max(num, len(known)))
+            expected[: min(num, len(expectation.gains))] = expectation.gains[:num]
+            expected[: len(known)] = np.maximum(expected[: len(known)], known)
+            branch = self._costs.branch(row.sequence.num_cached)
+            added = np.zeros(len(expected))
+            added[: min(num, len(expectation.branches))] = expectation.branches[:num] * branch
+            step.with_model[key] = expected, added
+        return step.with_model[key]
 
     def choose(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> list[Proposal]:
         """See `Policy`. Where no model was to draft, `proposals` are what `limit` was given."""
@@ -418,15 +434,20 @@ class BestRate:
         if step is None:
             return
         forward = sum(seconds.get(phase, 0.0) for phase in _FORWARD)
-        if (free := seconds.get("free", 0.0)) > 0.0:
-            self._free_worth.record(step.prices.num, step.free_saves, free)
-            self.account.book(free)
         drafted = step.offer is not None or (
             step.price is not None and step.price.num_candidates > 0
         )
+        asked_free = seconds.get("free", 0.0) > 0.0
+        if drafted or asked_free:
+            # The more is proposed, the more there is to decide.
+            deciding = sum(seconds.get(phase, 0.0) for phase in _DECIDING)
+            self.account.book(deciding)
+            if asked_free:
+                self._free_worth.record(step.prices.num, step.free_saves, deciding)
         self._behind_drafts = drafted
         if not drafted:
-            self._record_unverified(step, outcomes)
+            if not step.is_asleep:
+                self._record_unverified(step, outcomes)
             self._record_plain(step, forward, behind_drafts)
             return
         self._num_drafted += 1
@@ -502,10 +523,8 @@ class BestRate:
         if price is not None and price.num_candidates:
             num_rows = prices.num + price.num_candidates
             self._costs.record_forward(num_rows, expected, forward / slower)
-        # Without drafts there would be nothing to decide. How much is verified does not change it.
-        deciding = seconds.get("controller", 0.0)
         lost = min(forward + draft - worth * slower, _OUTLIER * prices.plain_seconds * slower)
-        self.account.book(lost + project + deciding)
+        self.account.book(lost + project)
 
     def close(self, key: int) -> None:
         """See `Policy`."""
@@ -515,6 +534,22 @@ class BestRate:
     def summary(self) -> DepthUse:
         """See `Policy`."""
         return self._use.summary()
+
+
+def _asleep(prices: StepPrices) -> _Step:
+    """A plain step about which nothing is asked."""
+    plain = prices.plain_seconds
+    price = Price(0, float(prices.num), plain, plain)
+    return _Step(
+        prices,
+        {},
+        of_free=(NO_CANDIDATES, price),
+        least_rate=price.rate,
+        is_plain=True,
+        free_saves=0.0,
+        is_idle=True,
+        is_asleep=True,
+    )
 
 
 def _is_sampled(row: Row) -> bool:

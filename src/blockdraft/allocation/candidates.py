@@ -23,6 +23,10 @@ class Order:
     branches: Floats
 
 
+NO_CANDIDATES = Order([], [], np.zeros(0), np.zeros(0))
+"""Of a step in which nothing is proposed."""
+
+
 def ordered(
     proposals: Sequence[Proposal],
     chances: Sequence[Sequence[float]],

@@ -6,6 +6,9 @@ import numpy as np
 
 from blockdraft.allocation.costs import Floats, StepCosts
 
+_LEAST_GAIN = 0.05
+"""Share of the rate by which candidates must raise it. Sequences that advance unevenly share fewer
+steps at their ends, and what is kept must be moved: no price says so, and crowds gain little."""
 _USUAL_CANDIDATES = 32
 """Of a step; their costs are computed once."""
 
@@ -70,7 +73,8 @@ class StepPrices:
         tokens = self.num + trust * np.concatenate(([0.0], np.cumsum(gains)))
         forward = self._forward(len(gains)) + np.concatenate(([0.0], np.cumsum(branches)))
         rates = tokens[least:] / (forward[least:] + drafting)
-        found = least + int(np.argmax(rates))
+        found = int(np.argmax(rates))
+        found = least + (found if rates[found] >= (1 + _LEAST_GAIN) * rates[0] else 0)
         seconds = float(forward[found])
         return Price(found, float(tokens[found]), seconds + drafting, seconds)
 

@@ -64,6 +64,10 @@ class PagedContexts:
 
     def keep(self, key: int, start: int, features: Tensor) -> None:
         """See `DraftContexts.keep`."""
+        index, place = divmod(start, PAGE_SIZE)
+        if place + features.shape[0] <= PAGE_SIZE:  # most are of one token
+            self.waiting.keep(self.pages.page_ids(key)[index], start, features)
+            return
         for part in self.parts(key, start, features):
             self.waiting.keep(part.holder, part.start, part.parts[0])
 

@@ -33,8 +33,8 @@ class Waiting:
 
     def add(self, features: Tensor) -> None:
         """Take those of the next tokens, [new, num_features * hidden]."""
-        num_new = features.shape[0]
-        if features.untyped_storage().nbytes() > _JOINED * features[0].nbytes:
+        num_new, size = features.shape
+        if features.untyped_storage().nbytes() > _JOINED * size * features.itemsize:
             features = features.clone()
         self.parts.append(features)
         self.end += num_new

@@ -116,6 +116,13 @@ def test_every_number_is_looked_at():
     assert prices.best(gains, branches, 0.0).num_candidates == 2
 
 
+def test_candidates_that_raise_the_rate_by_next_to_nothing_are_left_out():
+    points = [(1, 0.010), (2, 0.011), (4, 0.013)]
+    prices = StepPrices(StepCosts(points, points, [(6, 1e-6)]), 1, 0, 0)
+    for gain, num in ((0.13, 0), (0.17, 1)):  # 3 % and 6 % more tokens a second
+        assert prices.best(np.array([gain]), np.zeros(1), 0.0).num_candidates == num
+
+
 def test_prompt_rows_do_not_change_what_pays():
     forward = [(1, 0.016), (512, 0.272)]
     costs = StepCosts(forward, forward, [(6, 0.006), (96, 0.024)])
@@ -597,6 +604,31 @@ def test_what_it_takes_to_propose_without_a_model_is_booked():
     assert asked * 1000 * took < (8 + 1000 / 100 + 1) * CPU.base
     policy.account.credit = -1.0
     assert not policy.asks_free(1)
+
+
+def test_what_it_takes_to_decide_counts_against_what_is_proposed_without_a_model():
+    def deciding(took: float) -> float:
+        policy, record = best_rate(CPU, 5), BestRate.record
+        policy.record = lambda outcomes, seconds: record(
+            policy, outcomes, {**seconds, "controller": took * (seconds["free"] > 0)}
+        )
+        return free_run(policy, 0.5, 1, 0.0001, 400)
+
+    assert deciding(0.0) > 0.9
+    assert deciding(2 * CPU.base) < 0.5
+
+
+def test_with_an_empty_account_and_nothing_proposed_nothing_is_weighed():
+    policy, row = best_rate(CPU, 5), make_row(0, 8, 8)
+    limited(policy, [row])  # opens the account
+    policy.account.credit = -1.0
+    policy._decide = policy._order = lambda *given: pytest.fail("it was weighed")
+    (own,) = policy.limit([row], 0, [NOTHING])
+    assert own.num_model_tokens == 0
+    assert policy.choose([own], [NOTHING]) == [NOTHING]
+    before = policy.account.credit
+    policy.record([Outcome(own, NOTHING, [])], {"forward": CPU.base, "controller": 0.001})
+    assert policy.account.credit == before
 
 
 def test_free_worth_is_told_apart_by_how_many_share_a_step():
