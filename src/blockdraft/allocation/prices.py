@@ -6,7 +6,7 @@ import numpy as np
 
 from blockdraft.allocation.costs import Floats, StepCosts
 
-_LEAST_GAIN = 0.05
+_LEAST_GAIN = 0.10
 """Share of the rate by which candidates must raise it. Sequences that advance unevenly share fewer
 steps at their ends, and what is kept must be moved: no price says so, and crowds gain little."""
 _USUAL_CANDIDATES = 32

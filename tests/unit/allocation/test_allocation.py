@@ -119,7 +119,7 @@ def test_every_number_is_looked_at():
 def test_candidates_that_raise_the_rate_by_next_to_nothing_are_left_out():
     points = [(1, 0.010), (2, 0.011), (4, 0.013)]
     prices = StepPrices(StepCosts(points, points, [(6, 1e-6)]), 1, 0, 0)
-    for gain, num in ((0.13, 0), (0.17, 1)):  # 3 % and 6 % more tokens a second
+    for gain, num in ((0.17, 0), (0.23, 1)):  # 6 % and 12 % more tokens a second
         assert prices.best(np.array([gain]), np.zeros(1), 0.0).num_candidates == num
 
 
