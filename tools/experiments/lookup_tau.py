@@ -5,6 +5,9 @@
 Kinds are those of Spec-Bench that copy, or hardly do, and texts and code of this file to be edited.
 Then predictions: the text to be edited, and the answer itself with one tenth of it changed, once in
 three places of several tokens, once in single tokens here and there.
+
+With `--time` seconds instead, one prompt at a time, with the defaults of LLM: plain decoding,
+drafted without and with each prediction, in turns that another one begins for each prompt.
 """
 
 import argparse
@@ -15,8 +18,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
+
+import numpy as np
 
 from blockdraft import LLM, SamplingParams
+from blockdraft.bench.decode import in_turn
+from blockdraft.bench.measures import bootstrap_band
 from blockdraft.engine.completion import Completion
 from blockdraft.measure.acceptance import AcceptanceStats
 
@@ -121,6 +129,46 @@ def tell(name: str, asked: Sequence[Asked], found: Sequence[Completion]) -> None
     print(f"{name:24} {told}  nodes a pass {rows:.2f}  {by}", flush=True)
 
 
+def predictions_of(
+    asked: Sequence[Asked], answers: Sequence[tuple[int, ...]]
+) -> dict[str, list[str | tuple[int, ...]]]:
+    """By name, one for each prompt."""
+    return {
+        "the text to edit": [one.prediction for one in asked],
+        "0.9 right, 3 places": [changed(own, 0.1, 3) for own in answers],
+        "0.9 right, single": [changed(own, 0.1, max(1, len(own) // 10)) for own in answers],
+        "right": list(answers),
+        "of another prompt": [*answers[1:], answers[0]],
+    }
+
+
+def time_each(llm: LLM, asked: Sequence[Asked], base: SamplingParams) -> None:
+    """Print by kind how many times as fast as plain decoding each way is, with a 95 % band."""
+    plain = replace(base, num_draft_tokens=0)
+    answers = [own.token_ids for own in run(llm, asked, [plain] * len(asked))]
+    given = predictions_of(asked, answers)
+    seconds: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    for index, one in enumerate(asked):
+        ways = {"plain": plain, "no prediction": base}
+        ways |= {name: replace(base, prediction=own[index]) for name, own in given.items()}
+        for name in in_turn(list(ways), index):
+            if name == "the text to edit" and not one.prediction:
+                continue
+            start = perf_counter()
+            (found,) = run(llm, [one], [ways[name]])
+            seconds[name][index] = perf_counter() - start
+            assert found.token_ids == answers[index], "other tokens than before"
+    for name, own in seconds.items():
+        for kind in ["all", *dict.fromkeys(one.kind for one in asked)]:
+            chosen = [i for i in own if kind in ("all", asked[i].kind)]
+            if not chosen:
+                continue
+            pairs = np.array([(1.0, own[i], 1.0, seconds["plain"][i]) for i in chosen])
+            low, high = bootstrap_band(pairs)
+            ratio = pairs[:, 3].sum() / pairs[:, 1].sum()
+            print(f"{name:22} {kind:14} {len(chosen):3} {ratio:.2f} ({low:.2f}-{high:.2f})")
+
+
 def main() -> None:
     """Print a line for each way; ends if tokens differ."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -129,10 +177,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--nodes", nargs="*", type=int, default=[11, 15])
+    parser.add_argument("--time", action="store_true", help="seconds, one prompt at a time")
     options = parser.parse_args()
     asked = prompts(options.prompts, options.limit)
-    llm = LLM(adaptive=False, lookup=True, max_concurrency=8)
     base = SamplingParams(max_tokens=options.tokens, temperature=options.temperature, seed=5)
+    if options.time:
+        time_each(LLM(), asked, base)
+        return
+    llm = LLM(adaptive=False, lookup=True, max_concurrency=8)
     ways: list[Way] = [("lookup", 0, ("lookup",))]
     for num in [0, *options.nodes]:
         shape = f"tree of {num}" if num else "chain"
@@ -148,13 +200,7 @@ def main() -> None:
         assert tokens == expected, "other tokens than before"
         tell(name, asked, found)
     llm.use_fixed_drafting()
-    given: dict[str, list[str | tuple[int, ...]]] = {
-        "the text to edit": [one.prediction for one in asked],
-        "0.9 right, 3 places": [changed(own, 0.1, 3) for own in expected],
-        "0.9 right, single": [changed(own, 0.1, max(1, len(own) // 10)) for own in expected],
-        "right": list(expected),
-        "of another prompt": [*expected[1:], expected[0]],
-    }
+    given = predictions_of(asked, expected)
     for drafters in (("prediction",), None):
         for name, predictions in given.items():
             params = [replace(base, prediction=own, drafters=drafters) for own in predictions]
