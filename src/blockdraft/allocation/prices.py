@@ -7,8 +7,8 @@ import numpy as np
 from blockdraft.allocation.costs import Floats, StepCosts
 
 _LEAST_GAIN = 0.10
-"""Share of the rate by which candidates must raise it. Sequences that advance unevenly share fewer
-steps at their ends, and what is kept must be moved: no price says so, and crowds gain little."""
+"""Share of the rate by which candidates must raise it where sequences share a step. Those that
+advance unevenly share fewer steps at their ends: no price says so, and crowds gain little."""
 _USUAL_CANDIDATES = 32
 """Of a step; their costs are computed once."""
 
@@ -74,7 +74,9 @@ class StepPrices:
         forward = self._forward(len(gains)) + np.concatenate(([0.0], np.cumsum(branches)))
         rates = tokens[least:] / (forward[least:] + drafting)
         found = int(np.argmax(rates))
-        found = least + (found if rates[found] >= (1 + _LEAST_GAIN) * rates[0] else 0)
+        if self.num > 1 and rates[found] < (1 + _LEAST_GAIN) * rates[0]:
+            found = 0
+        found += least
         seconds = float(forward[found])
         return Price(found, float(tokens[found]), seconds + drafting, seconds)
 

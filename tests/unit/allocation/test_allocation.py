@@ -116,11 +116,12 @@ def test_every_number_is_looked_at():
     assert prices.best(gains, branches, 0.0).num_candidates == 2
 
 
-def test_candidates_that_raise_the_rate_by_next_to_nothing_are_left_out():
-    points = [(1, 0.010), (2, 0.011), (4, 0.013)]
-    prices = StepPrices(StepCosts(points, points, [(6, 1e-6)]), 1, 0, 0)
-    for gain, num in ((0.17, 0), (0.23, 1)):  # 6 % and 12 % more tokens a second
-        assert prices.best(np.array([gain]), np.zeros(1), 0.0).num_candidates == num
+def test_crowds_leave_out_candidates_that_raise_the_rate_by_next_to_nothing():
+    points = [(1, 0.010), (2, 0.0105), (3, 0.011), (4, 0.0115)]
+    costs = StepCosts(points, points, [(6, 1e-6)])
+    for num, gain, taken in ((2, 0.3, 0), (2, 0.4, 1), (1, 0.06, 1)):  # 1.10, 1.15, 1.01 times
+        price = StepPrices(costs, num, 0, 0).best(np.array([gain]), np.zeros(1), 0.0)
+        assert price.num_candidates == taken
 
 
 def test_prompt_rows_do_not_change_what_pays():
