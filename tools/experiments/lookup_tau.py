@@ -27,6 +27,7 @@ from blockdraft.bench.decode import in_turn
 from blockdraft.bench.measures import bootstrap_band
 from blockdraft.engine.completion import Completion
 from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.measure.measuring import compute_every_prompt
 
 KINDS = {"summarization": "summary", "rag": "retrieval", "mt_bench": "chat"}
 TEXTS = (
@@ -144,6 +145,7 @@ def predictions_of(
 
 def time_each(llm: LLM, asked: Sequence[Asked], base: SamplingParams) -> None:
     """Print by kind how many times as fast as plain decoding each way is, with a 95 % band."""
+    compute_every_prompt(llm.engine)
     plain = replace(base, num_draft_tokens=0)
     answers = [own.token_ids for own in run(llm, asked, [plain] * len(asked))]
     given = predictions_of(asked, answers)

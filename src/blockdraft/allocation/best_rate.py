@@ -104,9 +104,8 @@ class _Free:
 class _Step:
     """The step that was asked about last. forced: paths that are verified in any case, by key.
 
-    free: by key. of_free: all of them in order, and the best number. least_rate: tokens per second
+    free: by key; empty where nothing was asked. of_free: all of them in order, and the best number. least_rate: tokens per second
     without the model. is_plain: nothing may be verified. free_saves: seconds, against plain steps.
-    is_asleep: nothing was proposed, and nothing may be spent on deciding who drafts.
     """
 
     prices: StepPrices
@@ -119,7 +118,6 @@ class _Step:
     """By key: gains and branches that are expected if the model drafts; found when asked for."""
     offer: _Offer | None = None
     is_idle: bool = False
-    is_asleep: bool = False
     forced: dict[int, int] = field(default_factory=dict)
     price: Price | None = None
     predicted: float = 0.0
@@ -446,7 +444,7 @@ class BestRate:
                 self._free_worth.record(step.prices.num, step.free_saves, deciding)
         self._behind_drafts = drafted
         if not drafted:
-            if not step.is_asleep:
+            if step.free:
                 self._record_unverified(step, outcomes)
             self._record_plain(step, forward, behind_drafts)
             return
@@ -548,7 +546,6 @@ def _asleep(prices: StepPrices) -> _Step:
         is_plain=True,
         free_saves=0.0,
         is_idle=True,
-        is_asleep=True,
     )
 
 
