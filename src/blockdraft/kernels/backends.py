@@ -9,10 +9,11 @@ import torch
 from blockdraft.kernels.cpu.backend import NativeBackend, cpu_backend, without_kernels
 from blockdraft.kernels.cpu.build import build
 from blockdraft.kernels.cpu.library import SWITCH, library
+from blockdraft.kernels.cpu.ngrams import NativeNGrams
 from blockdraft.kernels.cpu.provenance import made_with
 from blockdraft.kernels.cpu.random_words import NativeWords
 from blockdraft.kernels.cuda.choice import leave_out, rely_on, triton_backend, why_no_triton
-from blockdraft.kernels.interface import Backend, RandomWords
+from blockdraft.kernels.interface import Backend, NGramRules, NGramSearch, RandomWords
 from blockdraft.kernels.torch.backend import TorchBackend
 
 
@@ -60,6 +61,12 @@ def random_words() -> RandomWords | None:
     """Native random words, if there are kernels; the sampler has a slower form of its own."""
     kernels = library()
     return None if kernels is None else NativeWords(kernels)
+
+
+def native_ngrams(rules: NGramRules) -> NGramSearch | None:
+    """A native search of n-grams, if there are kernels; drafters have a slower one of their own."""
+    kernels = library()
+    return None if kernels is None else NativeNGrams(kernels, rules)
 
 
 def kernels_state() -> tuple[bool, str, str]:

@@ -603,3 +603,79 @@ class RandomWords(Protocol):
         Raises:
             ValueError: as for `words_at`.
         """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NGramPart:
+    """Contexts of one length in a table of n-grams. keys: [contexts], rising, the hash of each.
+
+    tokens, probabilities: [contexts, 4], the most probable first, 0 behind the last. A probability
+    counts 256ths, and half of one.
+    """
+
+    keys: NDArray[np.uint32]
+    tokens: NDArray[np.uint32]
+    probabilities: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NGramRules:
+    """What a search of n-grams goes by.
+
+    parts: of the table, contexts of one token first; none or three. known_token: so many times as
+    probable is a successor that the text holds. priors: so many observations is the shorter context
+    worth, for contexts of one token, two, and three. least_probability: of what is found.
+    most_noise: what is added to the logarithm of a share at most. max_read: tokens of a new text
+    that are counted, its last ones. max_remembered: successors of a context that count.
+    """
+
+    parts: Sequence[NGramPart]
+    known_token: float
+    priors: tuple[float, float, float]
+    least_probability: float
+    most_noise: float
+    max_read: int
+    max_remembered: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNoise:
+    """The noise that chooses a token: a stream of random words, and what it is multiplied by.
+
+    Tokens further on have the positions behind.
+    """
+
+    seed: int
+    sample_index: int
+    position: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class NGramPaths:
+    """Nodes of a tree: tokens, places of parents (-1 for none), and never rising probabilities."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+class NGramSearch(Protocol):
+    """Finds what is likely to follow a text, by a table and by what followed in the text itself."""
+
+    def paths(
+        self,
+        key: int,
+        token_ids: Sequence[int],
+        noise: TokenNoise | None,
+        num_nodes: int,
+        max_depth: int,
+    ) -> NGramPaths:
+        """The most probable tokens behind a text, each with the path to it; `num_nodes` at most.
+
+        key: names the text, which only ever grows: what is new of it is counted first. noise: of
+        the first token; None if nothing but probability decides.
+        """
+
+    def close(self, key: int) -> None:
+        """Forget a text, known or not."""

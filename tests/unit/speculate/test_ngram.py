@@ -14,7 +14,8 @@ from blockdraft.core.plan import ROOT, Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.speculate.drafters.branches import noise_of
-from blockdraft.speculate.drafters.ngram import LEAST_PROBABILITY, NGramDrafter
+from blockdraft.speculate.drafters.ngram import NGramDrafter
+from blockdraft.speculate.drafters.ngram_search import LEAST_PROBABILITY
 from blockdraft.speculate.drafters.ngram_table import (
     LONGEST,
     MAX_SUCCESSORS,

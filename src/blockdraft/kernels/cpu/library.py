@@ -35,6 +35,9 @@ _SIGNATURES: dict[str, list[type]] = {
                       *[_ADDRESS] * 2],
     "words_at": [*[_ADDRESS] * 3, _COUNT, _ADDRESS],
     "words_below": [*[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT, ctypes.c_uint64, _COUNT],
+    "text_new": [],
+    "text_delete": [_ADDRESS],
+    "ngrams": [_ADDRESS] * 3,
 }  # fmt: skip
 """As declared in the sources."""
 
@@ -85,6 +88,11 @@ class Library:
         self.store_context = _checked(_function(loaded, "store_context"))
         self.words_at = _function(loaded, "words_at")
         self.words_below = _function(loaded, "words_below")
+        self.text_new = _function(loaded, "text_new")
+        self.text_new.restype = _ADDRESS
+        self.text_delete = _function(loaded, "text_delete")
+        self.ngrams = _function(loaded, "ngrams")
+        self.ngrams.restype = _COUNT
 
 
 class Plan(ctypes.Structure):
@@ -214,6 +222,49 @@ class DeltaCall(ctypes.Structure):
         ("spans", ctypes.c_void_p),
         ("num_spans", ctypes.c_int64),
         ("num_rows", ctypes.c_int64),
+    )
+
+
+class TablePart(ctypes.Structure):
+    """`TablePart` of ngrams.cpp."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("num", ctypes.c_int64),
+        ("tokens", ctypes.c_void_p),
+        ("levels", ctypes.c_void_p),
+    )
+
+
+class Rules(ctypes.Structure):
+    """`Rules` of ngrams.cpp."""
+
+    _fields_ = (
+        ("parts", TablePart * 3),
+        ("known_token", ctypes.c_double),
+        ("priors", ctypes.c_double * 3),
+        ("least_probability", ctypes.c_double),
+        ("most_noise", ctypes.c_double),
+        ("max_remembered", ctypes.c_int64),
+    )
+
+
+class Search(ctypes.Structure):
+    """`Search` of ngrams.cpp."""
+
+    _fields_ = (
+        ("token_ids", ctypes.c_void_p),
+        ("num_known", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("sample_index", ctypes.c_uint64),
+        ("position", ctypes.c_uint64),
+        ("temperature", ctypes.c_double),
+        ("num_nodes", ctypes.c_int64),
+        ("max_depth", ctypes.c_int64),
+        ("tokens", ctypes.c_void_p),
+        ("parents", ctypes.c_void_p),
+        ("probabilities", ctypes.c_void_p),
     )
 
 

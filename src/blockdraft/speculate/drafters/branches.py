@@ -203,7 +203,7 @@ def chosen_slots(logits: Tensor, sample: Sample, guessable: Guessable) -> list[S
     noise = noise_of(ids, sample)
     shares = _shares(values, noise, totals)
     firsts: list[int | None] = [None] * len(ids)
-    if params.temperature > 0.0 and params.top_k != 1:
+    if noise_temperature(params) > 0.0:
         if filters(params):
             survive = _survive(values, totals, params)
             shares = np.where(survive, shares, 0.0)
@@ -252,7 +252,7 @@ def _large_winners(
         places = guessable.places_of(large.ids)
         is_known = (places >= 0) & (places < len(own))
         places, ids, noise = places[is_known], large.ids[is_known], large.noise[is_known]
-        totals = own[places] + _temperature(sample.params) * noise
+        totals = own[places] + noise_temperature(sample.params) * noise
         at = int(totals.argmax()) if len(totals) else -1
         winners.append(int(ids[at]) if at >= 0 and totals[at] > best[slot] else None)
     return winners
@@ -276,18 +276,21 @@ def noise_of(
     ids: Ids, sample: Sample, num_ahead: int = 0, *, is_one_position: bool = False
 ) -> Noise:
     """What the target's choice will add to the logits of the tokens `ids` [slots, n]."""
-    params = sample.params
-    if params.temperature == 0.0 or params.top_k == 1:
+    temperature = noise_temperature(sample.params)
+    if temperature == 0.0:
         return np.zeros(ids.shape)
     ahead = [num_ahead + (0 if is_one_position else index) for index in range(ids.shape[0])]
     streams = [Place(sample, num, []).stream for num in ahead]
     noise = noise_at(streams, [ids.shape[1]] * ids.shape[0], ids.ravel())
-    return _temperature(params) * noise.reshape(ids.shape)
+    return temperature * noise.reshape(ids.shape)
 
 
-def _temperature(params: SamplingParams) -> float:
-    """The largest ones only as large as leaves room for the noise in a number."""
-    return min(params.temperature, MOST_TEMPERATURE)
+def noise_temperature(params: SamplingParams) -> float:
+    """By which noise is multiplied: 0 where it decides nothing.
+
+    The largest ones only as large as leaves room for the noise in a number.
+    """
+    return 0.0 if params.top_k == 1 else min(params.temperature, MOST_TEMPERATURE)
 
 
 def slot_of(logits: Noise, noise: Noise, ids: Ids, log_total: float, first: int) -> Slot:

@@ -6,7 +6,6 @@ Bell, "The zero-frequency problem", 1991). Small tables of n-grams as drafts: ar
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from blockdraft.core.errors import ModelError
+from blockdraft.kernels.interface import NGramPart
 
 NGRAMS_NAME = "ngrams.safetensors"
 """Beside the weights of a drafter."""
@@ -44,29 +44,18 @@ Keys = NDArray[np.uint32]
 Successors = tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True)
-class _Contexts:
-    """Contexts of one length. keys: [contexts], rising, the hash of each.
-
-    tokens, probabilities: [contexts, MAX_SUCCESSORS], the most probable first, 0 behind the last.
-    """
-
-    keys: Keys
-    tokens: NDArray[np.uint32]
-    probabilities: NDArray[np.uint8]
-
-
 class NGramTable:
     """The most probable successors of the last tokens of a text."""
 
-    def __init__(self, contexts: Sequence[_Contexts]) -> None:
-        self._contexts = contexts
+    def __init__(self, parts: Sequence[NGramPart]) -> None:
+        self.parts = tuple(parts)
+        """Contexts of one token, of two, and so on."""
         self._found = lru_cache(_REMEMBERED)(self._find)
 
     @property
     def num_contexts(self) -> int:
         """Of all lengths together."""
-        return sum(len(part.keys) for part in self._contexts)
+        return sum(len(part.keys) for part in self.parts)
 
     def after(self, token_ids: Sequence[int]) -> Successors:
         """Successors of the longest known end of a text, with their probabilities; most first."""
@@ -77,7 +66,7 @@ class NGramTable:
         for token_id in reversed(ending):
             value = _mixed(value, token_id)
             hashes.append(value >> _KEY_SHIFT)
-        for part, key in reversed(list(zip(self._contexts, hashes, strict=False))):
+        for part, key in reversed(list(zip(self.parts, hashes, strict=False))):
             place = int(np.searchsorted(part.keys, np.uint32(key)))
             if place < len(part.keys) and part.keys[place] == key:
                 levels = part.probabilities[place].tolist()
@@ -97,7 +86,7 @@ class NGramTable:
         """
         tokens, is_successor = _joined(answers)
         hashes = np.zeros(len(tokens), np.uint64)
-        parts: list[_Contexts] = []
+        parts: list[NGramPart] = []
         shorter: list[NDArray[np.uint64]] = []
         for length in range(1, LONGEST + 1):
             hashes = _mixed_all(hashes, tokens, length)
@@ -108,7 +97,7 @@ class NGramTable:
     def save(self, folder: Path) -> None:
         """Write NGRAMS_NAME into a drafter's folder."""
         arrays: dict[str, NDArray[Any]] = {}
-        for length, part in enumerate(self._contexts, start=1):
+        for length, part in enumerate(self.parts, start=1):
             is_narrow = not len(part.tokens) or int(part.tokens.max()) < 2**16
             arrays[f"{length}.keys"] = part.keys
             arrays[f"{length}.tokens"] = part.tokens.astype(np.uint16) if is_narrow else part.tokens
@@ -128,7 +117,7 @@ class NGramTable:
         try:
             arrays = load_file(path)
             parts = [
-                _Contexts(
+                NGramPart(
                     arrays[f"{length}.keys"],
                     arrays[f"{length}.tokens"].astype(np.uint32),
                     arrays[f"{length}.probabilities"],
@@ -194,8 +183,8 @@ def _contexts(
     tokens: NDArray[np.int64],
     is_successor: NDArray[np.bool_],
     hashes: Sequence[NDArray[np.uint64]],
-    shorter: Sequence[_Contexts],
-) -> _Contexts:
+    shorter: Sequence[NGramPart],
+) -> NGramPart:
     """Count the contexts of the longest length in `hashes`, which are those that end at a place.
 
     shorter: what was counted of the shorter ones.
@@ -233,7 +222,7 @@ def _contexts(
         change = np.abs(found[1] - before[1]).max(axis=1, initial=0.0)
         is_kept &= ~(same & (change < _LEAST_CHANGE))
     levels = np.minimum(found[1] * _LEVELS, _LEVELS - 1).astype(np.uint8)
-    return _Contexts(unique[is_kept], found[0][is_kept].astype(np.uint32), levels[is_kept])
+    return NGramPart(unique[is_kept], found[0][is_kept].astype(np.uint32), levels[is_kept])
 
 
 Listed = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
@@ -241,7 +230,7 @@ Listed = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
 def _behind_shorter(
-    hashes: Sequence[NDArray[np.uint64]], shorter: Sequence[_Contexts], places: NDArray[np.int64]
+    hashes: Sequence[NDArray[np.uint64]], shorter: Sequence[NGramPart], places: NDArray[np.int64]
 ) -> Listed:
     """What is known to follow the longest shorter context that ends at each place."""
     tokens = np.zeros((len(places), MAX_SUCCESSORS), np.int64)

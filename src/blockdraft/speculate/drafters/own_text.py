@@ -15,9 +15,9 @@ MAX_READ = 8_192
 MAX_REMEMBERED = 32
 """Successors of a context that count, the last ones."""
 
-_KNOWN_TOKEN = 3.0
+KNOWN_TOKEN = 3.0
 """So many times as probable is a successor that the text already holds."""
-_PRIOR = (8.0, 4.0, 2.0)
+PRIORS = (8.0, 4.0, 2.0)
 """So many observations is the shorter context worth, for contexts of one token, two, and three."""
 
 
@@ -48,7 +48,7 @@ class OwnText:
         known: what a table says of it.
         """
         found = self._favored(known)
-        for length, prior in zip(range(1, len(ending) + 1), _PRIOR, strict=False):
+        for length, prior in zip(range(1, len(ending) + 1), PRIORS, strict=False):
             followed = self._followed.get(ending[-length:])
             if followed is None:  # nor did anything follow a longer context
                 break
@@ -62,7 +62,7 @@ class OwnText:
     def _favored(self, known: Successors) -> dict[int, float]:
         """The same successors; those that the text holds are more probable, all others less."""
         weights = {
-            token_id: share * (_KNOWN_TOKEN if token_id in self._tokens else 1.0)
+            token_id: share * (KNOWN_TOKEN if token_id in self._tokens else 1.0)
             for token_id, share in known
         }
         total = sum(weights.values()) + max(0.0, 1.0 - sum(share for _, share in known))

@@ -1,0 +1,119 @@
+"""The search of n-grams by kernels; see `kernels.interface.NGramSearch`."""
+
+import ctypes
+from collections.abc import Sequence
+from weakref import finalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockdraft.kernels.cpu import library as native
+from blockdraft.kernels.cpu.library import Library
+from blockdraft.kernels.interface import NGramPart, NGramPaths, NGramRules, TokenNoise
+
+LONGEST, MAX_SUCCESSORS = 3, 4
+"""`kLongest` and `kSuccessors` of ngrams.cpp."""
+
+_NO_NOISE = TokenNoise(0, 0, 0, 0.0)
+
+
+class NativeNGrams:
+    """By compiled kernels. The arrays of the rules must not change.
+
+    Raises:
+        ValueError: the parts of the table do not fit the kernels.
+    """
+
+    def __init__(self, kernels: Library, rules: NGramRules) -> None:
+        self._kernels, self._max_read = kernels, rules.max_read
+        self._texts: dict[int, _Text] = {}
+        self._parts = [_plain(part) for part in rules.parts]
+        if len(self._parts) not in (0, LONGEST):
+            raise ValueError(f"{len(self._parts)} lengths of contexts, {LONGEST} are known")
+        self._rules = native.Rules(
+            (native.TablePart * LONGEST)(*map(_table_part, self._parts)),
+            rules.known_token,
+            (ctypes.c_double * LONGEST)(*rules.priors),
+            rules.least_probability,
+            rules.most_noise,
+            rules.max_remembered,
+        )
+
+    def paths(
+        self,
+        key: int,
+        token_ids: Sequence[int],
+        noise: TokenNoise | None,
+        num_nodes: int,
+        max_depth: int,
+    ) -> NGramPaths:
+        """See NGramSearch.paths."""
+        if key not in self._texts:
+            self._texts[key] = _Text(self._kernels, max(0, len(token_ids) - self._max_read))
+        text = self._texts[key]
+        begin = max(0, text.num_read - LONGEST)
+        own = token_ids[begin:]
+        ids = (ctypes.c_int64 * len(own))(*own)
+        tokens, parents = (ctypes.c_int64 * num_nodes)(), (ctypes.c_int64 * num_nodes)()
+        probabilities = (ctypes.c_double * num_nodes)()
+        seen = noise or _NO_NOISE
+        search = native.Search(
+            ctypes.addressof(ids),
+            text.num_read - begin,
+            len(own),
+            seen.seed,
+            seen.sample_index,
+            seen.position,
+            seen.temperature,
+            num_nodes,
+            max_depth,
+            ctypes.addressof(tokens),
+            ctypes.addressof(parents),
+            ctypes.addressof(probabilities),
+        )
+        num = self._kernels.ngrams(
+            ctypes.addressof(self._rules), text.address, ctypes.addressof(search)
+        )
+        if num < 0:
+            raise MemoryError("no memory is left to count a text in")
+        text.num_read = len(token_ids)
+        return NGramPaths(tuple(tokens[:num]), tuple(parents[:num]), tuple(probabilities[:num]))
+
+    def close(self, key: int) -> None:
+        """See NGramSearch.close."""
+        self._texts.pop(key, None)
+
+
+class _Text:
+    """What the kernels counted of a text, and where it lies. num_read: tokens that are counted."""
+
+    def __init__(self, kernels: Library, num_read: int) -> None:
+        self.num_read = num_read
+        self.address: int | None = kernels.text_new()
+        if self.address is None:
+            raise MemoryError("no memory is left to count a text in")
+        finalize(self, kernels.text_delete, self.address)
+
+
+def _plain(part: NGramPart) -> NGramPart:
+    """One value behind the other, in the types that the kernels read."""
+    keys = np.ascontiguousarray(part.keys, np.uint32)
+    shape = (len(keys), MAX_SUCCESSORS)
+    if part.tokens.shape != shape or part.probabilities.shape != shape:
+        raise ValueError(
+            f"successors of {part.tokens.shape} and {part.probabilities.shape}, not {shape}"
+        )
+    return NGramPart(
+        keys,
+        np.ascontiguousarray(part.tokens, np.uint32),
+        np.ascontiguousarray(part.probabilities, np.uint8),
+    )
+
+
+def _table_part(part: NGramPart) -> native.TablePart:
+    def address(values: "NDArray[np.uint32] | NDArray[np.uint8]") -> int:
+        return values.ctypes.data
+
+    return native.TablePart(
+        address(part.keys), len(part.keys), address(part.tokens), address(part.probabilities)
+    )

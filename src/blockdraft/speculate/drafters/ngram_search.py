@@ -1,0 +1,161 @@
+"""The most probable paths behind a text, by a table of n-grams and by the text itself.
+
+The kernels hold the same search; this one serves where there are none, and says what is meant.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockdraft.core.plan import ROOT
+from blockdraft.kernels.backends import native_ngrams
+from blockdraft.kernels.interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
+from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable
+from blockdraft.speculate.drafters.own_text import (
+    KNOWN_TOKEN,
+    MAX_READ,
+    MAX_REMEMBERED,
+    PRIORS,
+    OwnText,
+)
+from blockdraft.speculate.sampler.noise import noise_at
+from blockdraft.speculate.sampler.philox import Stream
+
+LEAST_PROBABILITY = 0.08
+"""A row of the target's forward is worth more elsewhere, or not computed at all."""
+MOST_NOISE = 300.0
+
+Shares = dict[int, float]
+"""Numbers by token id."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A token that may be proposed.
+
+    probability: of its whole path. index: in the order of finding; the root's is ROOT. path: the
+    tokens from the anchor's successor to it.
+    """
+
+    probability: float
+    index: int
+    parent: int
+    path: tuple[int, ...]
+
+
+class PlainSearch:
+    """See NGramSearch."""
+
+    def __init__(self, table: NGramTable) -> None:
+        self._table = table
+        self._texts: dict[int, OwnText] = {}
+
+    def paths(
+        self,
+        key: int,
+        token_ids: Sequence[int],
+        noise: TokenNoise | None,
+        num_nodes: int,
+        max_depth: int,
+    ) -> NGramPaths:
+        """See NGramSearch.paths."""
+        text = self._texts.setdefault(key, OwnText())
+        text.read(token_ids)
+        ending = tuple(token_ids[-LONGEST:])
+        found: list[_Node] = []
+        best: list[_Node] = []
+        newest = [_Node(1.0, ROOT, ROOT, ())]
+        for depth in range(max_depth):
+            found += self._children(text, ending, newest, _ahead(noise, depth), len(found))
+            # What is not among the best now never will be, nor what follows it.
+            best = heapq.nsmallest(num_nodes, found, key=_by_probability)
+            newest = [node for node in best if len(node.path) == depth + 1]
+            if not newest:
+                break
+        places = {node.index: place for place, node in enumerate(best)} | {ROOT: ROOT}
+        return NGramPaths(
+            tuple(node.path[-1] for node in best),
+            tuple(places[node.parent] for node in best),
+            tuple(node.probability for node in best),
+        )
+
+    def _children(
+        self,
+        text: OwnText,
+        ending: tuple[int, ...],
+        nodes: list[_Node],
+        noise: TokenNoise | None,
+        num_found: int,
+    ) -> list[_Node]:
+        """The successors of nodes of one depth that are likely enough.
+
+        noise: there. num_found: nodes that were found before.
+        """
+        contexts = [(*ending, *node.path)[-LONGEST:] for node in nodes]
+        successors = [text.mixed(context, self._table.after(context)) for context in contexts]
+        if noise is not None:
+            successors = _with_noise(successors, noise)
+        children: list[_Node] = []
+        for node, following in zip(nodes, successors, strict=True):
+            for token_id, share in sorted(following.items(), key=lambda one: -one[1]):
+                probability = node.probability * share
+                if probability < LEAST_PROBABILITY:
+                    break
+                index = num_found + len(children)
+                children.append(_Node(probability, index, node.index, (*node.path, token_id)))
+        return children
+
+    def close(self, key: int) -> None:
+        """See NGramSearch.close."""
+        self._texts.pop(key, None)
+
+
+def ngram_search(table: NGramTable) -> NGramSearch:
+    """The kernels' search, or the plain one where there are none."""
+    rules = NGramRules(
+        parts=table.parts,
+        known_token=KNOWN_TOKEN,
+        priors=PRIORS,
+        least_probability=LEAST_PROBABILITY,
+        most_noise=MOST_NOISE,
+        max_read=MAX_READ,
+        max_remembered=MAX_REMEMBERED,
+    )
+    return native_ngrams(rules) or PlainSearch(table)
+
+
+def _by_probability(node: _Node) -> tuple[float, int]:
+    """A parent comes before its children: it is no less probable, and was found before them."""
+    return -node.probability, node.index
+
+
+def _ahead(noise: TokenNoise | None, depth: int) -> TokenNoise | None:
+    """The noise so many tokens ahead."""
+    if noise is None:
+        return None
+    return TokenNoise(noise.seed, noise.sample_index, noise.position + depth, noise.temperature)
+
+
+def _with_noise(successors: list[Shares], noise: TokenNoise) -> list[Shares]:
+    """The same tokens, weighted with the noise that will choose among those of this depth."""
+    several = [following for following in successors if len(following) > 1]
+    if not several:
+        return successors
+    ids = list(dict.fromkeys(token_id for following in several for token_id in following))
+    stream = Stream(noise.seed, noise.sample_index, noise.position)
+    own = noise.temperature * noise_at([stream], [len(ids)], np.array(ids))
+    # At high temperatures the exponential of the noise is more than a number can be.
+    factors = dict(zip(ids, np.exp(own.clip(-MOST_NOISE, MOST_NOISE)).tolist(), strict=True))
+    return [_weighted(following, factors) for following in successors]
+
+
+def _weighted(following: Shares, factors: Shares) -> Shares:
+    """Shares with factors, normalized; one alone stays as it is."""
+    if len(following) < 2:
+        return following
+    weights = {token_id: share * factors[token_id] for token_id, share in following.items()}
+    # All other tokens count without noise, as in a block.
+    total = sum(weights.values()) + max(0.0, 1.0 - sum(following.values()))
+    return {token_id: weight / total for token_id, weight in weights.items()}

@@ -1,0 +1,120 @@
+"""The kernels' search of n-grams against the plain one."""
+
+import gc
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockdraft.kernels.backends import native_ngrams
+from blockdraft.kernels.cpu.library import library
+from blockdraft.kernels.interface import NGramPart, NGramPaths, NGramRules, NGramSearch, TokenNoise
+from blockdraft.speculate.drafters import ngram_search as module
+from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search
+from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable
+
+needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels on this machine")
+
+
+def text_of(draw: random.Random, length: int, num_kinds: int, spread: int = 1) -> list[int]:
+    """Each token often follows from the two before it; they lie `spread` apart."""
+    text = [draw.randrange(num_kinds) for _ in range(2)]
+    while len(text) < length:
+        usual = (3 * text[-1] + text[-2]) % num_kinds
+        text.append(usual if draw.random() < 0.6 else draw.randrange(num_kinds))
+    return [spread * token for token in text]
+
+
+def rules_of(table: NGramTable, **changed: Any) -> NGramRules:
+    rules = NGramRules(
+        table.parts,
+        module.KNOWN_TOKEN,
+        module.PRIORS,
+        module.LEAST_PROBABILITY,
+        module.MOST_NOISE,
+        module.MAX_READ,
+        module.MAX_REMEMBERED,
+    )
+    return replace(rules, **changed)
+
+
+def native(table: NGramTable, **changed: Any) -> NGramSearch:
+    search = native_ngrams(rules_of(table, **changed))
+    assert search is not None
+    return search
+
+
+def assert_same(found: NGramPaths, expected: NGramPaths) -> None:
+    assert found.tokens == expected.tokens
+    assert found.parents == expected.parents
+    assert found.probabilities == pytest.approx(expected.probabilities, rel=1e-9)
+
+
+@needs_kernels
+@pytest.mark.parametrize("temperature", [None, 0.3, 1.0, 50.0, 1e300])
+@pytest.mark.parametrize(("num_kinds", "spread"), [(2, 1), (6, 1), (6, 20_011)])
+@pytest.mark.parametrize("has_table", [True, False])
+def test_kernels_find_the_same_paths(
+    temperature: float | None, num_kinds: int, spread: int, has_table: bool
+) -> None:
+    draw = random.Random(num_kinds)
+    texts = [(text_of(draw, 60, num_kinds, spread), 3) for _ in range(40 * has_table)]
+    table = NGramTable.count(texts) if has_table else NGramTable([])
+    kernels, plain = native(table), PlainSearch(table)
+    num_found = num_deep = 0
+    for key in range(6):
+        # Some are shorter than a context, and one is longer than what is remembered of a context.
+        text = text_of(draw, (2, 3, 4, 30, 200, 900)[key], num_kinds, spread)[key == 0 :]
+        for step in range(12):
+            noise = None
+            if temperature is not None:
+                noise = TokenNoise(2**63 + key, step, len(text), temperature)
+            for num_nodes, depth in ((1, 8), (8, 8), (5, 2)):
+                found = kernels.paths(key, text, noise, num_nodes, depth)
+                assert_same(found, plain.paths(key, text, noise, num_nodes, depth))
+                assert len(found.tokens) <= num_nodes
+                num_found += len(found.tokens)
+                num_deep += sum(parent >= 0 for parent in found.parents)
+            text += text_of(draw, draw.randint(1, 5), num_kinds, spread)
+    assert num_found > 200
+    assert num_deep > 50
+
+
+@needs_kernels
+def test_of_a_long_text_the_end_is_counted_and_texts_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = NGramTable([])
+    monkeypatch.setattr("blockdraft.speculate.drafters.own_text.MAX_READ", 40)
+    kernels, plain = native(table, max_read=40), PlainSearch(table)
+    text = [1, 2, *text_of(random.Random(1), 60, 4), 9, 9, 1]
+    for _ in range(2):
+        assert_same(kernels.paths(0, text, None, 8, 8), plain.paths(0, text, None, 8, 8))
+        text += [1, 2, 9]
+    before = kernels.paths(0, [1, 2, 3, 1], None, 8, 8)
+    kernels.close(0)
+    kernels.close(7)
+    after = kernels.paths(0, [1, 2, 3, 1], None, 8, 8)
+    assert after.tokens == (2, 3, 1)[: len(after.tokens)] != before.tokens
+    del kernels
+    gc.collect()  # what was counted is given back, once
+
+
+@needs_kernels
+def test_what_does_not_fit_the_kernels_is_refused() -> None:
+    part = NGramPart(
+        np.zeros(3, np.uint32), np.zeros((3, 4), np.uint32), np.zeros((3, 4), np.uint8)
+    )
+    with pytest.raises(ValueError, match="2 lengths of contexts, 3 are known"):
+        native(NGramTable([part] * 2))
+    short = replace(part, tokens=part.tokens[:2])
+    with pytest.raises(ValueError, match=r"successors of \(2, 4\) and \(3, 4\), not \(3, 4\)"):
+        native(NGramTable([part, part, short]))
+
+
+def test_without_kernels_the_plain_search_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "native_ngrams", lambda rules: None)
+    assert isinstance(ngram_search(NGramTable([])), PlainSearch)
+    assert len(module.PRIORS) == LONGEST
