@@ -103,7 +103,7 @@ class PagedTarget(TransformersTarget):
             False if the model has recurrent layers, rotations that differ from text to text, layers
             on several devices, or keys in int8, or the backend cannot, and nothing changes.
         """
-        device = self.model.device
+        device = self.device
         is_usual = len(self._backends) == 1 and not self._kv_in_int8
         if self._states is None and self._rotation.long_from is None and is_usual:
             self._static = static_forwards(
@@ -198,7 +198,7 @@ class PagedTarget(TransformersTarget):
         self, rows: PackedRows, *, with_features: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Logits of the wanted rows and features of all rows of one forward."""
-        device, num_rows = self.model.device, len(rows)
+        device, num_rows = self.device, len(rows)
         self.kv.clear_begun(rows.slots)
         if self._static is not None and (output := self._static(rows)) is not None:
             self._captured = output.captured
@@ -223,7 +223,7 @@ class PagedTarget(TransformersTarget):
             )
             for device, backend in self._backends.items()
         }
-        return SpreadPlan(plans) if len(plans) > 1 else plans[self.model.device]
+        return SpreadPlan(plans) if len(plans) > 1 else plans[self.device]
 
     def _long_rows(self, rows: PackedRows) -> Iterator[bool]:
         """Of each row whether its text is a long one."""

@@ -95,7 +95,7 @@ class SequentialTarget(TransformersTarget):
                 done[node] = cache.copied(base + tree.depths[node] - 1)
                 order.append(num_new + node)
         # From the order in which they ran to that of the nodes.
-        places = torch.tensor(order, device=self.model.device).argsort()
+        places = torch.tensor(order, device=self.device).argsort()
         of_logits = places[planned.num_positions - planned.num_logits :]
         of_logits = of_logits - (planned.num_positions - planned.num_logits)
         in_order = torch.cat(features)[places] if features else None
@@ -131,7 +131,7 @@ class SequentialTarget(TransformersTarget):
         num_fill = filled(num_real, self.rule) - num_real
         position_ids = [*range(start, start + num_real), *[start + num_real - 1] * num_fill]
         ids = torch.tensor([token_ids + token_ids[-1:] * num_fill, position_ids])
-        ids = ids.to(self.model.device)
+        ids = ids.to(self.device)
         cache.expect(num_real)
         # The head is a linear layer like the others; it runs on a few rows even if none is wanted.
         num_rows = filled(max(num_choices + num_fill, 1), self.rule)

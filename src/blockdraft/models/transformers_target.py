@@ -58,6 +58,8 @@ class TransformersTarget:
         self, model: PreTrainedModel, attention: str, *, layer_ids: Sequence[int], exact: bool
     ) -> None:
         self.model = model
+        self.device: torch.device = model.device
+        """Of embedding and head; layers may lie elsewhere."""
         self.exact = exact
         self.recorder: Recorder = NO_RECORDER
         config = model.config.get_text_config()
@@ -121,11 +123,11 @@ class TransformersTarget:
 
     def _take_features(self, num_rows: int, wanted: bool) -> Tensor | None:
         """[num_rows, num_features * hidden] of the first rows of the last forward."""
-        device = self.model.device  # layers may lie elsewhere
-        captured = [self._captured[index][0, :num_rows].to(device) for index in self.layer_ids]
+        found = [self._captured[index] for index in self.layer_ids] if wanted else []
         self._captured.clear()
-        if not (wanted and captured):
+        if not found:
             return None
+        captured = [one[0, :num_rows].to(self.device) for one in found]
         if self.recorder.measures:
             self.recorder.add("capture", Work(rows=num_rows))
         with self.recorder.phase("capture"):
@@ -181,7 +183,7 @@ class TransformersTarget:
     @property
     def _described(self) -> str:
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return f"{type(self.model).__name__} in {dtype} on {self.model.device}"
+        return f"{type(self.model).__name__} in {dtype} on {self.device}"
 
     @property
     def _remedy(self) -> str:
@@ -191,7 +193,7 @@ class TransformersTarget:
             remedies.insert(0, "its full-precision weights with --quantize")
         elif self.model.dtype != torch.float32:
             remedies.insert(0, "float32")
-        if self.model.device.type != "cpu":
+        if self.device.type != "cpu":
             remedies.insert(0, "--device cpu")
         return " or ".join(remedies)
 
