@@ -37,7 +37,7 @@ _MOST_TRY_STEPS = 64
 """A sequence that has been tried is not tried again for so many steps. Tries are paid from what
 drafting has gained elsewhere, and are not to spend all of that. Where candidates are known without
 a model, and no try leads to drafts that pay, there are half as many each time, down to one in
-_MOST_TRY_STEPS steps of a sequence."""
+_MOST_TRY_STEPS steps, however many sequences share them."""
 _POOR = 0.6
 """A sequence is tried where the candidates that are known without a model are expected to give no
 more tokens than this. Elsewhere a model adds less, and what it adds says nothing of where it is
@@ -260,7 +260,7 @@ class BestRate:
         if self.account.allows_try(loss):
             step.offer = offer
             step.forced = {longest_ago.sequence.key: _TRY_DEPTH}
-            self._next_try = self._num_steps + self._try_steps // len(able)
+            self._next_try = self._num_steps + self._try_steps
             self._try_steps = min(2 * self._try_steps, _MOST_TRY_STEPS)
         else:
             credit = self.account.credit_for_try(loss)
