@@ -1,11 +1,11 @@
-"""Folders whose weights others packed, as transformers loads them without a further package.
+"""Folders whose weights others packed, as transformers loads them.
 
-It unpacks mxfp4 (gpt-oss) and fp8 (Qwen3-FP8, DeepSeek-V3) where no kernel reads them, and with a
-package of its own compressed-tensors. Packed bitsandbytes weights were run by hand; a package that
-is missing is named.
+It unpacks mxfp4 (gpt-oss) and fp8 (Qwen3-FP8, DeepSeek-V3) where no kernel reads them. What needs a
+package of its own, compressed-tensors, GPTQ and AWQ, is tested where that is installed. Packed
+bitsandbytes weights were run by hand; a package that is missing is named.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,6 +117,60 @@ def compressed_folder(tmp_path: Path, num_bits: int) -> Path:
     return folder
 
 
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Of the columns in a word of AWQ, from its lowest bits on; in GPTQ they follow each other."""
+
+
+GPTQ_WARNS = [
+    # Its packages look at every attribute of a model, and leave a temporary folder to Python.
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def words_of(numbers: Tensor, order: Sequence[int] = range(8)) -> Tensor:
+    """Numbers of four bits [.., 8 n] in words of 32 [.., n]."""
+    columns = numbers.to(torch.int64).unflatten(-1, (-1, 8))
+    words = sum((columns[..., column] << 4 * place for place, column in enumerate(order)), 0)
+    return torch.as_tensor(words).to(torch.int32).contiguous()
+
+
+def four_bit_folder(tmp_path: Path, method: str) -> Path:
+    """Linear layers in numbers of four bits, groups of 32 inputs with a scale and a zero each."""
+    pytest.importorskip("gptqmodel", reason="reads these checkpoints")
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+    folder = tiny_target_folder(tmp_path, "qwen3", torch.float16, **sizes)
+
+    def packed(weights: Weights) -> Weights:
+        found: Weights = {}
+        for name, weight in weights.items():
+            if not name.endswith("proj.weight"):
+                found[name] = weight
+                continue
+            groups = weight.float().unflatten(1, (-1, 32))
+            scales = groups.abs().amax(-1, keepdim=True) / 7
+            numbers = ((groups / scales).round() + 8).flatten(1)
+            zeros = torch.full(groups.shape[:2], 8)
+            layer = name.removesuffix("weight")
+            found[f"{layer}scales"] = scales[..., 0].T.to(torch.float16).contiguous()
+            if method == "gptq":
+                found[f"{layer}qweight"] = words_of(numbers).T.contiguous()
+                # One less than it is: so the first version of the format has it.
+                found[f"{layer}qzeros"] = words_of(zeros.T - 1)
+                found[f"{layer}g_idx"] = torch.arange(weight.shape[1], dtype=torch.int32) // 32
+            else:
+                found[f"{layer}qweight"] = words_of(numbers.T, AWQ_ORDER)
+                found[f"{layer}qzeros"] = words_of(zeros.T, AWQ_ORDER)
+        return found
+
+    own = {
+        "gptq": {"desc_act": False, "sym": True, "checkpoint_format": "gptq"},
+        "awq": {"version": "gemm", "zero_point": True},
+    }[method]
+    rewrite(folder, packed, quant_method=method, bits=4, group_size=32, **own)
+    return folder
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     "write",
@@ -125,8 +179,10 @@ def compressed_folder(tmp_path: Path, num_bits: int) -> Path:
         fp8_folder,
         partial(compressed_folder, num_bits=8),
         partial(compressed_folder, num_bits=4),
+        pytest.param(partial(four_bit_folder, method="gptq"), marks=GPTQ_WARNS),
+        partial(four_bit_folder, method="awq"),
     ],
-    ids=["mxfp4", "fp8", "compressed-int8", "compressed-int4"],
+    ids=["mxfp4", "fp8", "compressed-int8", "compressed-int4", "gptq", "awq"],
 )
 def test_drafted_equals_plain(
     write: Callable[[Path], Path], dtype: torch.dtype, tmp_path: Path
