@@ -79,14 +79,19 @@ def num_passes(drafters: Items[FreeDrafter], answer: dict[str, Any], nodes: int,
 
 
 def tau(
-    way: str, table: NGramTable, answers: Items[dict[str, Any]], nodes: int, seed: int
+    way: str,
+    table: NGramTable,
+    answers: Items[dict[str, Any]],
+    nodes: int,
+    seed: int,
+    vocab_size: int,
 ) -> dict[str, float]:
     """Tokens a pass, of greedy, of sampled and of all answers."""
     drafters: list[FreeDrafter] = []
     if "lookup" in way:
         drafters.append(LookupDrafter())
     if "n-grams" in way:
-        drafters.append(NGramDrafter(table if "table" in way else NGramTable([])))
+        drafters.append(NGramDrafter(table if "table" in way else NGramTable([]), vocab_size))
     tokens: Counter[str] = Counter()
     passes: Counter[str] = Counter()
     for answer in answers:
@@ -105,6 +110,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--nodes", type=int, nargs="+", default=[3, 5, 8])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--vocab-size", type=int, default=49_152, help="of the target")
     options = parser.parse_args()
     answers = [
         row
@@ -117,7 +123,7 @@ def main() -> None:
     print(f"{len(answers)} answers, {table.num_contexts} contexts in the table")
     for name in WAYS:
         for nodes in options.nodes:
-            found = tau(name, table, answers, nodes, options.seed)
+            found = tau(name, table, answers, nodes, options.seed, options.vocab_size)
             told = "  ".join(f"{kind} {value:.3f}" for kind, value in found.items())
             print(f"{name:28} {nodes} candidates  {told}", flush=True)
 

@@ -152,7 +152,7 @@ def _load(
     engine = Engine(
         target,
         drafter,
-        free_drafters=free_drafters(config, drafter_folder),
+        free_drafters=free_drafters(config, drafter_folder, target.vocab_size),
         max_running=config.max_concurrency,
         prefill_chunk=config.prefill_chunk,
     )
@@ -246,7 +246,9 @@ def make_drafter(target: PagedTarget | SequentialTarget, checkpoint: Checkpoint 
     return checkpoint.drafter(target.model, pages)
 
 
-def free_drafters(config: LLMConfig, drafter_folder: Path | None) -> list[FreeDrafter]:
+def free_drafters(
+    config: LLMConfig, drafter_folder: Path | None, vocab_size: int
+) -> list[FreeDrafter]:
     """Those that run no model; a prediction is used whoever else drafts.
 
     Raises:
@@ -259,7 +261,7 @@ def free_drafters(config: LLMConfig, drafter_folder: Path | None) -> list[FreeDr
     if config.ngrams:
         table = None if drafter_folder is None else NGramTable.load(drafter_folder)
         if table is not None or looks_up:
-            found.append(NGramDrafter(table or NGramTable([])))
+            found.append(NGramDrafter(table or NGramTable([]), vocab_size))
     return found
 
 

@@ -609,46 +609,57 @@ class RandomWords(Protocol):
 class NGramPart:
     """Contexts of one length in a table of n-grams. keys: [contexts], rising, the hash of each.
 
-    tokens, probabilities: [contexts, 4], the most probable first, 0 behind the last. A probability
-    counts 256ths, and half of one.
+    starts: [contexts + 1], where the successors of each begin, the most probable first, in tokens
+    and levels, [successors]. rests: [contexts], the level of what is left to shorter contexts.
     """
 
     keys: NDArray[np.uint32]
+    starts: NDArray[np.int64]
+    rests: NDArray[np.uint8]
     tokens: NDArray[np.uint32]
-    probabilities: NDArray[np.uint8]
+    levels: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NGramRules:
     """What a search of n-grams goes by.
 
-    parts: of the table, contexts of one token first; none or three. known_token: so many times as
+    parts: of the table, contexts of one token first; none or three. frequencies: [tokens], the
+    level of each token whatever stands before it. probabilities: [256], of the levels. head: the
+    successors of a context that are looked at, whatever their noise. known_token: so many times as
     probable is a successor that the text holds. priors: so many observations is the shorter context
     worth, for contexts of one token, two, and three. least_probability: of what is found.
-    most_noise: what is added to the logarithm of a share at most. max_read: tokens of a new text
-    that are counted, its last ones. max_remembered: successors of a context that count.
+    most_noise: what is added to the logarithm of a share at most. least_behind: the probability of
+    a path behind which tokens of large noise are looked at. max_read: tokens of a new text that are
+    counted, its last ones. max_remembered: successors of a context in the text that count.
     """
 
     parts: Sequence[NGramPart]
+    frequencies: NDArray[np.uint8]
+    probabilities: NDArray[np.float64]
+    head: int
     known_token: float
     priors: tuple[float, float, float]
     least_probability: float
     most_noise: float
+    least_behind: float
     max_read: int
     max_remembered: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenNoise:
     """The noise that chooses a token: a stream of random words, and what it is multiplied by.
 
-    Tokens further on have the positions behind.
+    Tokens further on have the positions behind. large: of the first of these places, the tokens
+    with the largest noise, rising ids, and their noise.
     """
 
     seed: int
     sample_index: int
     position: int
     temperature: float
+    large: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]] = ()
 
 
 @dataclass(frozen=True, slots=True)

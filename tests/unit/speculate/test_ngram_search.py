@@ -10,10 +10,12 @@ import pytest
 
 from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.cpu.library import library
-from blockdraft.kernels.interface import NGramPart, NGramPaths, NGramRules, NGramSearch, TokenNoise
+from blockdraft.kernels.interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
 from blockdraft.speculate.drafters import ngram_search as module
-from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search
+from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search, rules_for
 from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable
+from blockdraft.speculate.sampler.noise import large_noise
+from blockdraft.speculate.sampler.philox import Stream
 
 needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels on this machine")
 
@@ -28,16 +30,14 @@ def text_of(draw: random.Random, length: int, num_kinds: int, spread: int = 1) -
 
 
 def rules_of(table: NGramTable, **changed: Any) -> NGramRules:
-    rules = NGramRules(
-        table.parts,
-        module.KNOWN_TOKEN,
-        module.PRIORS,
-        module.LEAST_PROBABILITY,
-        module.MOST_NOISE,
-        module.MAX_READ,
-        module.MAX_REMEMBERED,
-    )
-    return replace(rules, **changed)
+    return replace(rules_for(table), **changed)
+
+
+def noise_at(seed: int, sample_index: int, position: int, temperature: float) -> TokenNoise:
+    """With the tokens of large noise of two places."""
+    found = [large_noise(Stream(seed, sample_index, position + i), 100_000) for i in range(2)]
+    large = [(own.ids, own.noise) for own in found]
+    return TokenNoise(seed, sample_index, position, temperature, large)
 
 
 def native(table: NGramTable, **changed: Any) -> NGramSearch:
@@ -104,14 +104,26 @@ def test_of_a_long_text_the_end_is_counted_and_texts_are_forgotten(
 
 @needs_kernels
 def test_what_does_not_fit_the_kernels_is_refused() -> None:
-    part = NGramPart(
-        np.zeros(3, np.uint32), np.zeros((3, 4), np.uint32), np.zeros((3, 4), np.uint8)
-    )
+    table = NGramTable.count([(text_of(random.Random(0), 60, 6), 3)])
     with pytest.raises(ValueError, match="2 lengths of contexts, 3 are known"):
-        native(NGramTable([part] * 2))
-    short = replace(part, tokens=part.tokens[:2])
-    with pytest.raises(ValueError, match=r"successors of \(2, 4\) and \(3, 4\), not \(3, 4\)"):
-        native(NGramTable([part, part, short]))
+        native(NGramTable(table.parts[:2]))
+    with pytest.raises(ValueError, match="probabilities of 3 levels, not 256"):
+        native(table, probabilities=np.ones(3))
+    last = table.parts[2]
+    for changed in (
+        {"tokens": last.tokens[:-1]},
+        {"levels": last.levels[:-1]},
+        {"rests": last.rests[:-1]},
+        {"starts": last.starts[:-1]},
+        {"starts": last.starts[::-1]},
+        {"starts": last.starts + 1},
+    ):
+        with pytest.raises(ValueError, match="contexts do not fit"):
+            native(NGramTable([*table.parts[:2], replace(last, **changed)]))
+    search = native(table)
+    odd = TokenNoise(1, 0, 3, 1.0, [(np.arange(3), np.zeros(2))])
+    with pytest.raises(ValueError, match="3 int64 tokens, 2 float64"):
+        search.paths(0, [1, 2, 3], odd, 4, 4)
 
 
 def test_without_kernels_the_plain_search_serves(monkeypatch: pytest.MonkeyPatch) -> None:

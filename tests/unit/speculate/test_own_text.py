@@ -13,6 +13,7 @@ from blockdraft.speculate.drafters.ngram import NGramDrafter
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.speculate.drafters.own_text import MAX_READ, MAX_REMEMBERED, OwnText
 
+VOCAB_SIZE = 1_000
 PRIORS = {1: 8, 2: 4, 3: 2}
 
 
@@ -45,13 +46,13 @@ def plain(text: list[int], ending: list[int], known: dict[int, float]) -> dict[i
 @pytest.mark.parametrize("seed", range(6))
 def test_counts_are_mixed_as_a_plain_count_gives(seed: int) -> None:
     text = text_of(seed, 400 if seed == 0 else 60)
-    known = ((2, 0.4), (9, 0.2), (3, 0.1))
+    known = {2: 0.4, 9: 0.2, 3: 0.1}
     own = OwnText()
     for end in (7, 8, 30, len(text)):  # read piece by piece, as it grows
         own.read(text[:end])
         for ending in (text[end - 3 : end], [text[end - 1]], [9, 9, 9], [9, 9, text[0]]):
             found = own.mixed(tuple(ending), known)
-            expected = plain(text[:end], ending, dict(known))
+            expected = plain(text[:end], ending, known)
             assert found == pytest.approx(expected)
             assert sum(found.values()) <= 1 + 1e-9
 
@@ -59,11 +60,11 @@ def test_counts_are_mixed_as_a_plain_count_gives(seed: int) -> None:
 def test_of_a_long_prompt_the_end_is_read_once() -> None:
     own, text = OwnText(), [7, 8] + [1] * MAX_READ
     own.read(text)
-    assert own.mixed((7,), ()) == {}
-    assert own.mixed((1, 1, 1), ())[1] > 0.99
+    assert own.mixed((7,), {}) == {}
+    assert own.mixed((1, 1, 1), {})[1] > 0.99
     own.read([*text, 5])
     own.read([*text, 5])
-    assert own.mixed((1,), ())[5] == pytest.approx(1 / (MAX_REMEMBERED + PRIORS[1]))
+    assert own.mixed((1,), {})[5] == pytest.approx(1 / (MAX_REMEMBERED + PRIORS[1]))
 
 
 def propose(drafter: NGramDrafter, sequence: Sequence, num: int = 4) -> Proposal:
@@ -77,7 +78,7 @@ def sequence_of(token_ids: list[int], key: int = 0, **params: Any) -> Sequence:
 
 
 def test_a_sequence_drafts_from_its_own_text_alone() -> None:
-    drafter = NGramDrafter(NGramTable([]))
+    drafter = NGramDrafter(NGramTable([]), VOCAB_SIZE)
     own, other = sequence_of([1, 2, 3, 4, 1, 2], 0), sequence_of([1, 9, 3, 4, 1], 1)
     assert propose(drafter, own).tree.tokens == (3, 4)
     assert propose(drafter, other).tree.tokens == (9,)
@@ -90,6 +91,6 @@ def test_a_sequence_drafts_from_its_own_text_alone() -> None:
 
 def test_what_the_text_holds_comes_before_what_the_table_prefers() -> None:
     texts = [([7, 1], 1)] * 5 + [([7, 2], 1)] * 4
-    drafter = NGramDrafter(NGramTable.count(texts))
+    drafter = NGramDrafter(NGramTable.count(texts), VOCAB_SIZE)
     assert propose(drafter, sequence_of([5, 7])).tree.tokens[0] == 1
     assert propose(drafter, sequence_of([2, 7], 1)).tree.tokens[0] == 2

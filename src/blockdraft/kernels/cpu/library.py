@@ -231,6 +231,8 @@ class TablePart(ctypes.Structure):
     _fields_ = (
         ("keys", ctypes.c_void_p),
         ("num", ctypes.c_int64),
+        ("starts", ctypes.c_void_p),
+        ("rests", ctypes.c_void_p),
         ("tokens", ctypes.c_void_p),
         ("levels", ctypes.c_void_p),
     )
@@ -241,11 +243,26 @@ class Rules(ctypes.Structure):
 
     _fields_ = (
         ("parts", TablePart * 3),
+        ("frequencies", ctypes.c_void_p),
+        ("num_frequencies", ctypes.c_int64),
+        ("probabilities", ctypes.c_void_p),
+        ("head", ctypes.c_int64),
         ("known_token", ctypes.c_double),
         ("priors", ctypes.c_double * 3),
         ("least_probability", ctypes.c_double),
         ("most_noise", ctypes.c_double),
+        ("least_behind", ctypes.c_double),
         ("max_remembered", ctypes.c_int64),
+    )
+
+
+class Large(ctypes.Structure):
+    """`Large` of ngrams.cpp."""
+
+    _fields_ = (
+        ("tokens", ctypes.c_void_p),
+        ("noise", ctypes.c_void_p),
+        ("num", ctypes.c_int64),
     )
 
 
@@ -260,6 +277,8 @@ class Search(ctypes.Structure):
         ("sample_index", ctypes.c_uint64),
         ("position", ctypes.c_uint64),
         ("temperature", ctypes.c_double),
+        ("large", ctypes.c_void_p),
+        ("num_large", ctypes.c_int64),
         ("num_nodes", ctypes.c_int64),
         ("max_depth", ctypes.c_int64),
         ("tokens", ctypes.c_void_p),

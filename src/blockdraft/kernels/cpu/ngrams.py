@@ -11,8 +11,9 @@ from blockdraft.kernels.cpu import library as native
 from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.interface import NGramPart, NGramPaths, NGramRules, TokenNoise
 
-LONGEST, MAX_SUCCESSORS = 3, 4
-"""`kLongest` and `kSuccessors` of ngrams.cpp."""
+LONGEST = 3
+"""`kLongest` of ngrams.cpp."""
+NUM_LEVELS = 256
 
 _NO_NOISE = TokenNoise(0, 0, 0, 0.0)
 
@@ -30,12 +31,23 @@ class NativeNGrams:
         self._parts = [_plain(part) for part in rules.parts]
         if len(self._parts) not in (0, LONGEST):
             raise ValueError(f"{len(self._parts)} lengths of contexts, {LONGEST} are known")
+        self._levels = np.ascontiguousarray(rules.frequencies, np.uint8)
+        self._probabilities = np.ascontiguousarray(rules.probabilities, np.float64)
+        if len(self._probabilities) != NUM_LEVELS:
+            raise ValueError(
+                f"probabilities of {len(self._probabilities)} levels, not {NUM_LEVELS}"
+            )
         self._rules = native.Rules(
             (native.TablePart * LONGEST)(*map(_table_part, self._parts)),
+            self._levels.ctypes.data,
+            len(self._levels),
+            self._probabilities.ctypes.data,
+            rules.head,
             rules.known_token,
             (ctypes.c_double * LONGEST)(*rules.priors),
             rules.least_probability,
             rules.most_noise,
+            rules.least_behind,
             rules.max_remembered,
         )
 
@@ -57,6 +69,7 @@ class NativeNGrams:
         tokens, parents = (ctypes.c_int64 * num_nodes)(), (ctypes.c_int64 * num_nodes)()
         probabilities = (ctypes.c_double * num_nodes)()
         seen = noise or _NO_NOISE
+        large = (native.Large * len(seen.large))(*(_large(*own) for own in seen.large))
         search = native.Search(
             ctypes.addressof(ids),
             text.num_read - begin,
@@ -65,6 +78,8 @@ class NativeNGrams:
             seen.sample_index,
             seen.position,
             seen.temperature,
+            ctypes.addressof(large),
+            len(large),
             num_nodes,
             max_depth,
             ctypes.addressof(tokens),
@@ -97,23 +112,37 @@ class _Text:
 
 def _plain(part: NGramPart) -> NGramPart:
     """One value behind the other, in the types that the kernels read."""
-    keys = np.ascontiguousarray(part.keys, np.uint32)
-    shape = (len(keys), MAX_SUCCESSORS)
-    if part.tokens.shape != shape or part.probabilities.shape != shape:
-        raise ValueError(
-            f"successors of {part.tokens.shape} and {part.probabilities.shape}, not {shape}"
-        )
-    return NGramPart(
-        keys,
+    own = NGramPart(
+        np.ascontiguousarray(part.keys, np.uint32),
+        np.ascontiguousarray(part.starts, np.int64),
+        np.ascontiguousarray(part.rests, np.uint8),
         np.ascontiguousarray(part.tokens, np.uint32),
-        np.ascontiguousarray(part.probabilities, np.uint8),
+        np.ascontiguousarray(part.levels, np.uint8),
     )
+    num = len(own.keys)
+    has_starts = own.starts.shape == (num + 1,) and own.rests.shape == (num,)
+    rises = has_starts and own.starts[0] == 0 and bool((np.diff(own.starts) >= 0).all())
+    if not rises or not len(own.tokens) == len(own.levels) == own.starts[-1]:
+        raise ValueError(
+            f"{num} contexts do not fit {own.starts.shape} starts, {own.rests.shape} rests, "
+            f"{own.tokens.shape} tokens and {own.levels.shape} levels"
+        )
+    return own
 
 
 def _table_part(part: NGramPart) -> native.TablePart:
-    def address(values: "NDArray[np.uint32] | NDArray[np.uint8]") -> int:
-        return values.ctypes.data
-
     return native.TablePart(
-        address(part.keys), len(part.keys), address(part.tokens), address(part.probabilities)
+        part.keys.ctypes.data,
+        len(part.keys),
+        part.starts.ctypes.data,
+        part.rests.ctypes.data,
+        part.tokens.ctypes.data,
+        part.levels.ctypes.data,
     )
+
+
+def _large(token_ids: NDArray[np.int64], noise: NDArray[np.float64]) -> native.Large:
+    """Of arrays that somebody holds until the search is over."""
+    if token_ids.dtype != np.int64 or noise.dtype != np.float64 or len(token_ids) != len(noise):
+        raise ValueError(f"{len(token_ids)} {token_ids.dtype} tokens, {len(noise)} {noise.dtype}")
+    return native.Large(token_ids.ctypes.data, noise.ctypes.data, len(token_ids))

@@ -5,14 +5,20 @@ The kernels hold the same search; this one serves where there are none, and says
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from blockdraft.core.plan import ROOT
 from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
-from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable
+from blockdraft.speculate.drafters.ngram_table import (
+    HEAD,
+    LONGEST,
+    PROBABILITIES,
+    NGramTable,
+    Shares,
+)
 from blockdraft.speculate.drafters.own_text import (
     KNOWN_TOKEN,
     MAX_READ,
@@ -26,9 +32,9 @@ from blockdraft.speculate.sampler.philox import Stream
 LEAST_PROBABILITY = 0.08
 """A row of the target's forward is worth more elsewhere, or not computed at all."""
 MOST_NOISE = 300.0
-
-Shares = dict[int, float]
-"""Numbers by token id."""
+LEAST_BEHIND = 0.25
+"""Behind a path that is less probable than this no token of large noise would be proposed, but few:
+looking at them takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +99,12 @@ class PlainSearch:
 
         noise: there. num_found: nodes that were found before.
         """
-        contexts = [(*ending, *node.path)[-LONGEST:] for node in nodes]
-        successors = [text.mixed(context, self._table.after(context)) for context in contexts]
+        large = () if noise is None or not noise.large else noise.large[0][0].tolist()
+        successors: list[Shares] = []
+        for node in nodes:
+            context = (*ending, *node.path)[-LONGEST:]
+            others = large if node.probability >= LEAST_BEHIND else ()
+            successors.append(text.mixed(context, self._table.after(context, others)))
         if noise is not None:
             successors = _with_noise(successors, noise)
         children: list[_Node] = []
@@ -112,18 +122,26 @@ class PlainSearch:
         self._texts.pop(key, None)
 
 
-def ngram_search(table: NGramTable) -> NGramSearch:
-    """The kernels' search, or the plain one where there are none."""
-    rules = NGramRules(
+def rules_for(table: NGramTable) -> NGramRules:
+    """What the kernels are told."""
+    return NGramRules(
         parts=table.parts,
+        frequencies=table.frequencies,
+        probabilities=PROBABILITIES,
+        head=HEAD,
         known_token=KNOWN_TOKEN,
         priors=PRIORS,
         least_probability=LEAST_PROBABILITY,
         most_noise=MOST_NOISE,
+        least_behind=LEAST_BEHIND,
         max_read=MAX_READ,
         max_remembered=MAX_REMEMBERED,
     )
-    return native_ngrams(rules) or PlainSearch(table)
+
+
+def ngram_search(table: NGramTable) -> NGramSearch:
+    """The kernels' search, or the plain one where there are none."""
+    return native_ngrams(rules_for(table)) or PlainSearch(table)
 
 
 def _by_probability(node: _Node) -> tuple[float, int]:
@@ -135,7 +153,7 @@ def _ahead(noise: TokenNoise | None, depth: int) -> TokenNoise | None:
     """The noise so many tokens ahead."""
     if noise is None:
         return None
-    return TokenNoise(noise.seed, noise.sample_index, noise.position + depth, noise.temperature)
+    return replace(noise, position=noise.position + depth, large=noise.large[depth:])
 
 
 def _with_noise(successors: list[Shares], noise: TokenNoise) -> list[Shares]:

@@ -1,12 +1,12 @@
 """Which tokens follow the last few, counted once in the target's own answers. No torch.
 
-A context of one to three tokens has up to four successors with probabilities, interpolated with
-those of the contexts that are a token shorter, by the number of different successors (Witten and
-Bell, "The zero-frequency problem", 1991). Small tables of n-grams as drafts: arXiv 2411.03786.
+A context of one to three tokens has its successors with probabilities. What is left of its mass is
+that of the context a token shorter, by the number of different successors (Witten and Bell, "The
+zero-frequency problem", 1991); behind all of them stands how frequent each token is. Small tables
+of n-grams as drafts: arXiv 2411.03786.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,61 +22,66 @@ NGRAMS_NAME = "ngrams.safetensors"
 """Beside the weights of a drafter."""
 LONGEST = 3
 """Tokens of a context."""
-MAX_SUCCESSORS = 4
 MAX_COUNTED = 2**23
 """Tokens of answers that are counted, the first ones: some 270 bytes each while they are."""
+HEAD = 16
+"""Successors of a context that are always looked at, the most probable ones."""
 
 _LEAST_COUNT = 2
 """What followed a context of several tokens only once is not kept."""
-_LEAST_CHANGE = 0.03
-"""A context whose successors are as probable behind a shorter one needs no place of its own."""
-_LEAST_PROBABILITY = 0.02
-_LEVELS = 256
-"""Probabilities are kept in a byte."""
-_REMEMBERED = 2**14
-"""Contexts whose successors are kept as Python's own numbers."""
+_MAX_SUCCESSORS = 2**16 - 1
+_LEVELS_OF_E = 24.0
+"""Probabilities are kept in a byte: so many levels are a factor of e, and 255 is 2e-5."""
+PROBABILITIES = np.exp(-np.arange(256) / _LEVELS_OF_E)
+"""Of each level."""
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _WORD = 2**64 - 1
 _KEY_SHIFT = 32
 
-Keys = NDArray[np.uint32]
-Successors = tuple[tuple[int, float], ...]
+Levels = NDArray[np.uint8]
+Shares = dict[int, float]
+"""Probabilities of tokens."""
 
 
 class NGramTable:
-    """The most probable successors of the last tokens of a text."""
+    """The successors of the last tokens of a text."""
 
-    def __init__(self, parts: Sequence[NGramPart]) -> None:
+    def __init__(self, parts: Sequence[NGramPart], frequencies: Levels | None = None) -> None:
         self.parts = tuple(parts)
         """Contexts of one token, of two, and so on."""
-        self._found = lru_cache(_REMEMBERED)(self._find)
+        self.frequencies = np.zeros(0, np.uint8) if frequencies is None else frequencies
+        """Of each token, as a level; those behind the last were never met."""
 
     @property
     def num_contexts(self) -> int:
         """Of all lengths together."""
         return sum(len(part.keys) for part in self.parts)
 
-    def after(self, token_ids: Sequence[int]) -> Successors:
-        """Successors of the longest known end of a text, with their probabilities; most first."""
-        return self._found(tuple(token_ids[-LONGEST:]))
-
-    def _find(self, ending: tuple[int, ...]) -> Successors:
-        hashes, value = [], 0
-        for token_id in reversed(ending):
+    def after(self, token_ids: Sequence[int], others: Collection[int] = ()) -> Shares:
+        """The most probable successors of a text, and those of `others` that may follow at all."""
+        hashes, value = list[int](), 0
+        for token_id in reversed(token_ids[-LONGEST:]):
             value = _mixed(value, token_id)
             hashes.append(value >> _KEY_SHIFT)
+        found: Shares = {}
+        mass = 1.0
         for part, key in reversed(list(zip(self.parts, hashes, strict=False))):
             place = int(np.searchsorted(part.keys, np.uint32(key)))
-            if place < len(part.keys) and part.keys[place] == key:
-                levels = part.probabilities[place].tolist()
-                tokens = part.tokens[place].tolist()
-                return tuple(
-                    (token_id, (level + 0.5) / _LEVELS)
-                    for token_id, level in zip(tokens, levels, strict=True)
-                    if level
-                )
-        return ()
+            if place == len(part.keys) or part.keys[place] != key:
+                continue
+            first, end = part.starts[place : place + 2].tolist()
+            tokens, levels = part.tokens[first:end].tolist(), part.levels[first:end].tolist()
+            for rank, (token_id, level) in enumerate(zip(tokens, levels, strict=True)):
+                if rank < HEAD or token_id in others:
+                    share = mass * float(PROBABILITIES[level])
+                    found[token_id] = found.get(token_id, 0.0) + share
+            mass *= float(PROBABILITIES[part.rests[place]])
+        for token_id in [*found, *(one for one in others if one not in found)]:
+            if token_id < len(self.frequencies):
+                share = mass * float(PROBABILITIES[self.frequencies[token_id]])
+                found[token_id] = found.get(token_id, 0.0) + share
+        return found
 
     @classmethod
     def count(cls, answers: Iterable[tuple[Sequence[int], int]]) -> "NGramTable":
@@ -87,21 +92,21 @@ class NGramTable:
         tokens, is_successor = _joined(answers)
         hashes = np.zeros(len(tokens), np.uint64)
         parts: list[NGramPart] = []
-        shorter: list[NDArray[np.uint64]] = []
         for length in range(1, LONGEST + 1):
             hashes = _mixed_all(hashes, tokens, length)
-            shorter.append(hashes)
-            parts.append(_contexts(tokens, is_successor, shorter, parts))
-        return cls(parts)
+            parts.append(_part(tokens, is_successor, hashes, length))
+        return cls(parts, _frequencies(tokens[is_successor]))
 
     def save(self, folder: Path) -> None:
         """Write NGRAMS_NAME into a drafter's folder."""
-        arrays: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, NDArray[Any]] = {"frequencies": self.frequencies}
         for length, part in enumerate(self.parts, start=1):
             is_narrow = not len(part.tokens) or int(part.tokens.max()) < 2**16
             arrays[f"{length}.keys"] = part.keys
+            arrays[f"{length}.counts"] = np.diff(part.starts).astype(np.uint16)
+            arrays[f"{length}.rests"] = part.rests
             arrays[f"{length}.tokens"] = part.tokens.astype(np.uint16) if is_narrow else part.tokens
-            arrays[f"{length}.probabilities"] = part.probabilities
+            arrays[f"{length}.levels"] = part.levels
         save_file(arrays, folder / NGRAMS_NAME)
 
     @classmethod
@@ -109,32 +114,34 @@ class NGramTable:
         """The table in a drafter's folder; None if it has none.
 
         Raises:
-            ModelError: the file is damaged.
+            ModelError: the file is damaged, or of an earlier version.
         """
         path = folder / NGRAMS_NAME
         if not path.exists():
             return None
         try:
             arrays = load_file(path)
-            parts = [
-                NGramPart(
-                    arrays[f"{length}.keys"],
-                    arrays[f"{length}.tokens"].astype(np.uint32),
-                    arrays[f"{length}.probabilities"],
-                )
-                for length in range(1, LONGEST + 1)
-            ]
-            for part in parts:
-                if part.tokens.shape != (len(part.keys), MAX_SUCCESSORS):
-                    raise ValueError(f"tokens have the shape {part.tokens.shape}")
-                if part.probabilities.shape != part.tokens.shape:
-                    raise ValueError(f"probabilities have the shape {part.probabilities.shape}")
+            parts = [_loaded(arrays, length) for length in range(1, LONGEST + 1)]
+            return cls(parts, arrays["frequencies"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise ModelError(
                 f"{path} is no table of n-grams ({error}); copy it again, or delete it to draft "
                 "without"
             ) from error
-        return cls(parts)
+
+
+def _loaded(arrays: dict[str, NDArray[Any]], length: int) -> NGramPart:
+    """Raises KeyError or ValueError for arrays that are missing or do not fit each other."""
+    keys, counts, rests, tokens, levels = (
+        arrays[f"{length}.{name}"] for name in ("keys", "counts", "rests", "tokens", "levels")
+    )
+    starts = np.zeros(len(keys) + 1, np.int64)
+    if not len(counts) == len(rests) == len(keys):
+        raise ValueError(f"{len(keys)} contexts, {len(counts)} counts and {len(rests)} rests")
+    np.cumsum(counts, out=starts[1:])
+    if not len(tokens) == len(levels) == starts[-1]:
+        raise ValueError(f"{starts[-1]} successors, {len(tokens)} tokens and {len(levels)} levels")
+    return NGramPart(keys, starts, rests, tokens.astype(np.uint32), levels)
 
 
 def _mixed(value: int, token_id: int) -> int:
@@ -179,97 +186,60 @@ def _joined(
     return np.concatenate(texts), np.concatenate(marks)
 
 
-def _contexts(
+def _part(
     tokens: NDArray[np.int64],
     is_successor: NDArray[np.bool_],
-    hashes: Sequence[NDArray[np.uint64]],
-    shorter: Sequence[NGramPart],
+    hashes: NDArray[np.uint64],
+    length: int,
 ) -> NGramPart:
-    """Count the contexts of the longest length in `hashes`, which are those that end at a place.
-
-    shorter: what was counted of the shorter ones.
-    """
-    length = len(hashes)
+    """Count the contexts of so many tokens. hashes: of those that end at each place."""
     places = np.flatnonzero(is_successor)
     places = places[places >= length]
     for back in range(1, length + 1):  # no context reaches into another text
         places = places[tokens[places - back] != _BETWEEN_ANSWERS]
-    keys = (hashes[-1][places - 1] >> np.uint64(_KEY_SHIFT)).astype(np.uint32)
+    keys = (hashes[places - 1] >> np.uint64(_KEY_SHIFT)).astype(np.uint32)
     # Pairs of context and successor, each with its number.
     order = np.lexsort((tokens[places], keys))
-    keys, places = keys[order], places[order]
-    successors = tokens[places]
+    keys, successors = keys[order], tokens[places][order]
     is_new = np.ones(len(keys), np.bool_)
     is_new[1:] = (keys[1:] != keys[:-1]) | (successors[1:] != successors[:-1])
     first = np.flatnonzero(is_new)
     counts = np.diff(np.append(first, len(keys)))
-    keys, successors, places = keys[first], successors[first], places[first]
+    keys, successors = keys[first], successors[first]
     # Contexts, each with the number of its tokens and of its different successors.
-    unique, begin, context = np.unique(keys, return_index=True, return_inverse=True)
+    unique, context = np.unique(keys, return_inverse=True)
     totals = np.bincount(context, counts, len(unique))
     kinds = np.bincount(context, minlength=len(unique))
-    belief = totals / (totals + kinds)
-    kept = np.ones(len(counts), np.bool_) if length == 1 else counts >= _LEAST_COUNT
-    own = (context[kept], successors[kept], (belief[context] * counts / totals[context])[kept])
-    known = _behind_shorter(hashes[:-1], shorter, places[begin] - 1)
-    other = (known[0], known[1], (1 - belief[known[0]]) * known[2])
-    found = _most_probable(len(unique), own, other)
-    before = _most_probable(len(unique), known)
-    is_kept = np.zeros(len(unique), np.bool_)
-    is_kept[own[0]] = True
+    shares = counts / (totals + kinds)[context]
+    # The most probable first, equal ones by token.
+    order = np.lexsort((successors, -shares, context))
+    context, successors = context[order], successors[order]
+    shares, counts = shares[order], counts[order]
+    rank = np.arange(len(context)) - np.searchsorted(context, context)
+    kept = rank < _MAX_SUCCESSORS
     if length > 1:
-        same = (found[0] == before[0]).all(axis=1)
-        change = np.abs(found[1] - before[1]).max(axis=1, initial=0.0)
-        is_kept &= ~(same & (change < _LEAST_CHANGE))
-    levels = np.minimum(found[1] * _LEVELS, _LEVELS - 1).astype(np.uint8)
-    return NGramPart(unique[is_kept], found[0][is_kept].astype(np.uint32), levels[is_kept])
+        kept &= counts >= _LEAST_COUNT
+    context, successors, shares = context[kept], successors[kept], shares[kept]
+    numbers = np.bincount(context, minlength=len(unique))
+    rests = 1 - np.bincount(context, shares, len(unique))
+    is_kept = numbers > 0
+    starts = np.append(0, np.cumsum(numbers[is_kept]))
+    return NGramPart(
+        unique[is_kept],
+        starts.astype(np.int64),
+        _levels(rests[is_kept].astype(np.float64)),
+        successors.astype(np.uint32),
+        _levels(shares),
+    )
 
 
-Listed = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
-"""Successors of contexts: of each the number of its context, its token and its probability."""
+def _frequencies(tokens: NDArray[np.int64]) -> Levels:
+    """How frequent each token is, up to the largest one."""
+    counts = np.bincount(tokens).astype(np.float64)
+    return _levels(counts / max(1.0, counts.sum()))
 
 
-def _behind_shorter(
-    hashes: Sequence[NDArray[np.uint64]], shorter: Sequence[NGramPart], places: NDArray[np.int64]
-) -> Listed:
-    """What is known to follow the longest shorter context that ends at each place."""
-    tokens = np.zeros((len(places), MAX_SUCCESSORS), np.int64)
-    probabilities = np.zeros((len(places), MAX_SUCCESSORS))
-    for ending, part in zip(hashes, shorter, strict=True):
-        if not len(part.keys):
-            continue
-        keys = (ending[places] >> np.uint64(_KEY_SHIFT)).astype(np.uint32)
-        at = np.minimum(np.searchsorted(part.keys, keys), len(part.keys) - 1)
-        is_known = part.keys[at] == keys
-        tokens[is_known] = part.tokens[at[is_known]]
-        levels = part.probabilities[at[is_known]]
-        probabilities[is_known] = np.where(levels > 0, (levels + 0.5) / _LEVELS, 0.0)
-    context, column = np.nonzero(probabilities)
-    return context, tokens[context, column], probabilities[context, column]
-
-
-def _most_probable(
-    num_contexts: int, *lists: Listed
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """[contexts, MAX_SUCCESSORS] tokens and probabilities; those of one token in two lists add."""
-    context = np.concatenate([one[0] for one in lists])
-    token = np.concatenate([one[1] for one in lists])
-    probability = np.concatenate([one[2] for one in lists])
-    order = np.lexsort((token, context))
-    context, token, probability = context[order], token[order], probability[order]
-    is_new = np.ones(len(context), np.bool_)
-    is_new[1:] = (context[1:] != context[:-1]) | (token[1:] != token[:-1])
-    first = np.flatnonzero(is_new)
-    if len(first):
-        probability = np.add.reduceat(probability, first)
-    context, token = context[first], token[first]
-    order = np.lexsort((token, -probability, context))
-    context, token, probability = context[order], token[order], probability[order]
-    begin = np.searchsorted(context, context)
-    rank = np.arange(len(context)) - begin
-    is_kept = (rank < MAX_SUCCESSORS) & (probability >= _LEAST_PROBABILITY)
-    tokens = np.zeros((num_contexts, MAX_SUCCESSORS), np.int64)
-    probabilities = np.zeros((num_contexts, MAX_SUCCESSORS))
-    place = context[is_kept], rank[is_kept]
-    tokens[place], probabilities[place] = token[is_kept], probability[is_kept]
-    return tokens, probabilities
+def _levels(probabilities: NDArray[np.float64]) -> Levels:
+    with np.errstate(divide="ignore"):
+        levels = np.round(-_LEVELS_OF_E * np.log(probabilities))
+    return np.clip(levels, 0, 255).astype(np.uint8)

@@ -8,7 +8,7 @@ Dirichlet prior (MacKay and Peto, "A hierarchical Dirichlet language model", 199
 
 from collections.abc import Sequence
 
-from blockdraft.speculate.drafters.ngram_table import LONGEST, Successors
+from blockdraft.speculate.drafters.ngram_table import LONGEST, Shares
 
 MAX_READ = 8_192
 """Tokens of a prompt that are read, its last ones: some 750 bytes each."""
@@ -42,7 +42,7 @@ class OwnText:
                     del followed[0]
         self._num_read = len(token_ids)
 
-    def mixed(self, ending: tuple[int, ...], known: Successors) -> dict[int, float]:
+    def mixed(self, ending: tuple[int, ...], known: Shares) -> Shares:
         """Probabilities of the next token behind a text that ends so.
 
         known: what a table says of it.
@@ -59,11 +59,11 @@ class OwnText:
                 found[token_id] = found.get(token_id, 0.0) + 1 / total
         return found
 
-    def _favored(self, known: Successors) -> dict[int, float]:
+    def _favored(self, known: Shares) -> Shares:
         """The same successors; those that the text holds are more probable, all others less."""
         weights = {
             token_id: share * (KNOWN_TOKEN if token_id in self._tokens else 1.0)
-            for token_id, share in known
+            for token_id, share in known.items()
         }
-        total = sum(weights.values()) + max(0.0, 1.0 - sum(share for _, share in known))
+        total = sum(weights.values()) + max(0.0, 1.0 - sum(known.values()))
         return {token_id: weight / total for token_id, weight in weights.items()}

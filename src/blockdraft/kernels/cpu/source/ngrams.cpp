@@ -14,24 +14,37 @@
 namespace blockdraft {
 namespace {
 
-constexpr int kLongest = 3;     // tokens of a context
-constexpr int kSuccessors = 4;  // that a table keeps of a context
+constexpr int kLongest = 3;  // tokens of a context
 
-// Contexts of one length in a table.
+// Contexts of one length in a table, and their successors, the most probable first.
 struct TablePart {
   const uint32_t* keys;  // rising, a hash of each context
   int64_t num;
-  const uint32_t* tokens;  // [num, kSuccessors], the most probable first
-  const uint8_t* levels;   // their probabilities in a byte, 0 behind the last
+  const int64_t* starts;  // [num + 1], of each context's successors
+  const uint8_t* rests;   // levels of what is left to shorter contexts
+  const uint32_t* tokens;
+  const uint8_t* levels;
 };
 
 struct Rules {
   TablePart parts[kLongest];
-  double known_token;       // so many times as probable is what the text already holds
-  double priors[kLongest];  // observations that the shorter context is worth
+  const uint8_t* frequencies;  // [num_frequencies], levels of tokens whatever stands before them
+  int64_t num_frequencies;
+  const double* probabilities;  // [256], of levels
+  int64_t head;                 // successors that are looked at whatever their noise
+  double known_token;           // so many times as probable is what the text already holds
+  double priors[kLongest];      // observations that the shorter context is worth
   double least_probability;
   double most_noise;
-  int64_t max_remembered;  // successors of a context that count, the last ones
+  double least_behind;     // of a path behind which tokens of large noise are looked at
+  int64_t max_remembered;  // successors of a context in the text that count, the last ones
+};
+
+// The tokens with the largest noise of a place, rising.
+struct Large {
+  const int64_t* tokens;
+  const double* noise;
+  int64_t num;
 };
 
 struct Search {
@@ -40,6 +53,8 @@ struct Search {
   int64_t num_tokens;
   Stream stream;  // of the first token that is searched
   double temperature;
+  const Large* large;  // [num_large], of the first places
+  int64_t num_large;
   int64_t num_nodes;
   int64_t max_depth;
   int64_t* tokens;  // [num_nodes] each of what is found
@@ -80,13 +95,62 @@ struct Share {
   double value;
 };
 
-using Shares = std::vector<Share>;
+// In the order in which their tokens were met.
+struct Shares {
+  std::vector<Share> all;
 
-double total_of(const Shares& shares) {
-  double total = 0.0;
-  for (const Share& share : shares) total += share.value;
-  return total;
-}
+  double total() const {
+    double total = 0.0;
+    for (const Share& share : all) total += share.value;
+    return total;
+  }
+};
+
+// Which tokens have large noise, and the place of each token among shares. All is 0 between uses.
+class Marks {
+ public:
+  // Grows to hold a token.
+  int64_t& place(int64_t token) { return at(places_, token); }
+  int64_t& large(int64_t token) { return at(large_, token); }
+  bool is_large(int64_t token) const {
+    return token < static_cast<int64_t>(large_.size()) && large_[static_cast<size_t>(token)] != 0;
+  }
+
+ private:
+  static int64_t& at(std::vector<int64_t>& values, int64_t token) {
+    const size_t index = static_cast<size_t>(token);
+    if (index >= values.size()) values.resize(index + 1);
+    return values[index];
+  }
+
+  std::vector<int64_t> places_, large_;  // counted from 1
+};
+
+// Adds shares of tokens, each in one place.
+class Sum {
+ public:
+  Sum(Marks& marks, Shares& shares) : marks_(marks), shares_(shares) {}
+  Sum(const Sum&) = delete;
+  Sum& operator=(const Sum&) = delete;
+  ~Sum() {
+    for (const Share& share : shares_.all) marks_.place(share.token) = 0;
+  }
+
+  bool holds(int64_t token) { return marks_.place(token) != 0; }
+
+  void add(int64_t token, double value) {
+    int64_t& place = marks_.place(token);
+    if (place == 0) {
+      shares_.all.push_back({token, 0.0});
+      place = static_cast<int64_t>(shares_.all.size());
+    }
+    shares_.all[static_cast<size_t>(place - 1)].value += value;
+  }
+
+ private:
+  Marks& marks_;
+  Shares& shares_;
+};
 
 struct Node {
   double probability;
@@ -128,8 +192,26 @@ struct Text {
 
 namespace {
 
-// Of the longest known end of a context.
-Shares in_table(const Rules& rules, const Context& context) {
+// Their noise counts from here to the end of its life.
+class MarkedLarge {
+ public:
+  MarkedLarge(Marks& marks, const Large& large) : marks_(marks), large_(large) {
+    for (int64_t i = 0; i < large.num; ++i) marks.large(large.tokens[i]) = i + 1;
+  }
+  MarkedLarge(const MarkedLarge&) = delete;
+  MarkedLarge& operator=(const MarkedLarge&) = delete;
+  ~MarkedLarge() {
+    for (int64_t i = 0; i < large_.num; ++i) marks_.large(large_.tokens[i]) = 0;
+  }
+
+ private:
+  Marks& marks_;
+  const Large& large_;
+};
+
+// The heads of the known ends of a context, and what else may follow of `others`.
+void add_table(const Rules& rules, const Context& context, const Marks& marks, const Large& others,
+               Shares& shares, Sum& sum) {
   std::array<uint32_t, kLongest> keys{};
   uint64_t value = 0;
   for (int length = 1; length <= length_of(context); ++length) {
@@ -137,65 +219,84 @@ Shares in_table(const Rules& rules, const Context& context) {
     value ^= value >> 29;
     keys[length - 1] = static_cast<uint32_t>(value >> 32);
   }
+  double mass = 1.0;
   for (int length = length_of(context); length > 0; --length) {
     const TablePart& part = rules.parts[length - 1];
     const uint32_t* end = part.keys + part.num;
     const uint32_t* at = std::lower_bound(part.keys, end, keys[length - 1]);
     if (at == end || *at != keys[length - 1]) continue;
-    Shares found;
-    for (int64_t i = (at - part.keys) * kSuccessors, last = i + kSuccessors; i < last; ++i)
-      if (part.levels[i] != 0) found.push_back({part.tokens[i], (part.levels[i] + 0.5) / 256.0});
-    return found;
+    const int64_t place = at - part.keys, first = part.starts[place], last = part.starts[place + 1];
+    for (int64_t i = first; i < last; ++i) {
+      if (i - first >= rules.head && (others.num == 0 || !marks.is_large(part.tokens[i]))) {
+        if (others.num == 0) break;
+        continue;
+      }
+      sum.add(part.tokens[i], mass * rules.probabilities[part.levels[i]]);
+    }
+    mass *= rules.probabilities[part.rests[place]];
   }
-  return {};
+  const auto add_frequency = [&](int64_t token) {
+    if (token < rules.num_frequencies)
+      sum.add(token, mass * rules.probabilities[rules.frequencies[token]]);
+  };
+  for (size_t i = 0, num = shares.all.size(); i < num; ++i) add_frequency(shares.all[i].token);
+  for (int64_t i = 0; i < others.num; ++i)
+    if (!sum.holds(others.tokens[i])) add_frequency(others.tokens[i]);
 }
 
 // Those that the text holds are more probable, all others less.
 void favor(const Rules& rules, const Text& text, Shares& shares) {
-  const double rest = std::max(0.0, 1.0 - total_of(shares));
-  for (Share& share : shares)
+  const double rest = std::max(0.0, 1.0 - shares.total());
+  for (Share& share : shares.all)
     if (text.tokens.count(share.token) != 0) share.value *= rules.known_token;
-  const double total = total_of(shares) + rest;
-  for (Share& share : shares) share.value /= total;
+  const double total = shares.total() + rest;
+  for (Share& share : shares.all) share.value /= total;
 }
 
-Shares successors(const Rules& rules, const Text& text, const Context& context) {
-  Shares found = in_table(rules, context);
+Shares successors(const Rules& rules, const Text& text, const Context& context, Marks& marks,
+                  const Large& others) {
+  Shares found;
+  Sum sum(marks, found);
+  add_table(rules, context, marks, others, found, sum);
   favor(rules, text, found);
   for (int length = 1; length <= length_of(context); ++length) {
     const auto known = text.followed.find(shorter(context, length));
     if (known == text.followed.end()) break;  // nor did anything follow a longer context
     const double prior = rules.priors[length - 1];
     const double total = static_cast<double>(known->second.size()) + prior;
-    for (Share& share : found) share.value *= prior / total;
-    for (const int64_t token : known->second) {
-      const auto same = [&](const Share& share) { return share.token == token; };
-      auto at = std::find_if(found.begin(), found.end(), same);
-      if (at == found.end()) at = found.insert(found.end(), {token, 0.0});
-      at->value += 1.0 / total;
-    }
+    for (Share& share : found.all) share.value *= prior / total;
+    for (const int64_t token : known->second) sum.add(token, 1.0 / total);
   }
   return found;
 }
 
-// Weighted with the noise that will choose among them; one alone stays as it is.
-void weigh(const Rules& rules, const Search& search, int64_t depth, Shares& shares) {
-  if (shares.size() < 2) return;
-  // All other tokens count without noise.
-  const double rest = std::max(0.0, 1.0 - total_of(shares));
+double noise_of(const Search& search, const Marks& marks, const Large& large, int64_t depth,
+                int64_t token) {
+  if (large.num != 0 && marks.is_large(token)) {
+    const int64_t* end = large.tokens + large.num;
+    return large.noise[std::lower_bound(large.tokens, end, token) - large.tokens];
+  }
   const Stream stream{search.stream.seed, search.stream.sample_index,
                       search.stream.position + static_cast<uint64_t>(depth)};
-  for (Share& share : shares) {
-    uint64_t words[1][kWords];
-    const int64_t block = share.token / kWords;
-    draw<1>(words, stream, &block);
-    const double uniform =
-        (static_cast<double>(words[0][share.token % kWords] >> 12) + 0.5) * 0x1p-52;
-    const double noise = search.temperature * -std::log(-std::log1p(-uniform));
+  uint64_t words[1][kWords];
+  const int64_t block = token / kWords;
+  draw<1>(words, stream, &block);
+  const double uniform = (static_cast<double>(words[0][token % kWords] >> 12) + 0.5) * 0x1p-52;
+  return -std::log(-std::log1p(-uniform));
+}
+
+// Weighted with the noise that will choose among them; one alone stays as it is.
+void weigh(const Rules& rules, const Search& search, const Marks& marks, const Large& large,
+           int64_t depth, Shares& shares) {
+  if (shares.all.size() < 2) return;
+  // All other tokens count without noise.
+  const double rest = std::max(0.0, 1.0 - shares.total());
+  for (Share& share : shares.all) {
+    const double noise = search.temperature * noise_of(search, marks, large, depth, share.token);
     share.value *= std::exp(std::clamp(noise, -rules.most_noise, rules.most_noise));
   }
-  const double total = total_of(shares) + rest;
-  for (Share& share : shares) share.value /= total;
+  const double total = shares.total() + rest;
+  for (Share& share : shares.all) share.value /= total;
 }
 
 // A parent comes before its children: it is no less probable, and was found before them.
@@ -205,16 +306,21 @@ bool is_better(const Node& one, const Node& other) {
 }
 
 std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search& search) {
+  static thread_local Marks marks;
   std::vector<Node> best;
   std::vector<Node> newest{{1.0, -1, -1, 0, Text::ending(search, search.num_tokens), 0}};
   int64_t num_found = 0;
   for (int64_t depth = 0; depth < search.max_depth && !newest.empty(); ++depth) {
+    const Large none{nullptr, nullptr, 0};
+    const Large& large = depth < search.num_large ? search.large[depth] : none;
+    const MarkedLarge marked(marks, large);
     for (const Node& node : newest) {
-      Shares shares = successors(rules, text, node.context);
-      if (search.temperature > 0.0) weigh(rules, search, depth, shares);
-      std::stable_sort(shares.begin(), shares.end(),
+      const Large& others = node.probability >= rules.least_behind ? large : none;
+      Shares shares = successors(rules, text, node.context, marks, others);
+      if (search.temperature > 0.0) weigh(rules, search, marks, large, depth, shares);
+      std::stable_sort(shares.all.begin(), shares.all.end(),
                        [](const Share& a, const Share& b) { return a.value > b.value; });
-      for (const Share& share : shares) {
+      for (const Share& share : shares.all) {
         const double probability = node.probability * share.value;
         if (probability < rules.least_probability) break;
         best.push_back({probability, num_found++, node.index, depth + 1,
