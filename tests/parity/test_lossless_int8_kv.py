@@ -41,9 +41,11 @@ def int8_target(
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("name", PARAMS)
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_moe", "DeepseekV3", "Qwen3_5"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "gemma3", "qwen3_moe", "DeepseekV3", "DiffLlama", "Qwen3_5"]
+)
 def test_drafted_equals_plain(kind: str, name: str) -> None:
-    """Chains and trees, with windows, experts, latent attention and recurrent layers."""
+    """Chains and trees, with windows, experts, attentions of other kinds and recurrent layers."""
     with int8_target(kind).released_after() as target:
         target.check_row_invariance()
         drafters: list[Drafter] = [OracleDrafter(7)]
