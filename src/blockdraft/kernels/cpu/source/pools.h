@@ -75,11 +75,7 @@ struct Rounded {
 
   void read(T* row, int64_t at, int64_t size) const {
     const float scale = scales[at / size];
-    for (int64_t d = 0; d < size; d += kLanes) {
-      float values[kLanes];
-      for (int i = 0; i < kLanes; ++i) values[i] = numbers[at + d + i];
-      store(row + d, load(values) * scale);
-    }
+    for (int64_t d = 0; d < size; d += kLanes) store(row + d, load(numbers + at + d) * scale);
   }
 
   const T* tile(std::vector<T>& buffer, int64_t at, Range seen, int64_t size) const {
