@@ -16,12 +16,14 @@ from transformers import DynamicCache, PreTrainedModel
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
+from blockdraft.models.attention.plan import PoolNumbers
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
+from tests.parity.test_lossless_trees import check_trees
 from tests.tiny import TINY_SIZES, VOCAB_SIZE, randomize, tiny_target
 
 WINDOW = 24
@@ -55,6 +57,8 @@ IN_ONE_FORWARD: Mapping[str, Mapping[str, Any]] = {
     # Latent attention: values are smaller than keys.
     "DeepseekV2": {**_EXPERTS, **_LATENT, "head_dim": 8},
     "DeepseekV3": {**_EXPERTS, **_LATENT, "head_dim": 8, "n_group": 2, "topk_group": 1},
+    # Each layer attends twice, to the same keys and two halves of the values.
+    "DiffLlama": {},
     "Exaone4": {**_SLIDING, "sliding_window_pattern": 2},
     "GPT2": {},
     "GPTBigCode": {},
@@ -185,7 +189,6 @@ RECURRENT: Mapping[str, Mapping[str, Any]] = {
 STATES_ALONE = ("FalconMamba", "Mamba", "Mamba2")
 """No attention at all, so nothing lies in pages."""
 ONE_AFTER_ANOTHER: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "DiffLlama": ({}, "attends twice"),
     "Zamba2": (RECURRENT["Zamba2"], "share an attention"),
     **{name: (RECURRENT[name], "keep a state and no keys") for name in STATES_ALONE},
 }
@@ -345,13 +348,14 @@ def test_refused(name: str, dtype: torch.dtype) -> None:
         target.check_row_invariance()
 
 
-@pytest.mark.parametrize("name", ["DeepseekV2", "DeepseekV3"])
-def test_latent_attention_drafts_what_it_decodes(name: str) -> None:
-    """Half of the drafts are right, and memory is so short that requests make room."""
+@pytest.mark.parametrize("name", ["DeepseekV2", "DeepseekV3", "DiffLlama"])
+def test_unusual_attention_drafts_what_it_decodes(name: str) -> None:
+    """In trees, then chains half of which is right, in memory so short that requests make room."""
     model = build(name, IN_ONE_FORWARD[name], torch.float32)
     wanted = [replace(r, params=SamplingParams(max_tokens=40, logprobs=0)) for r in requests()]
     target = PagedTarget(model, Pages(8))
     with target.released_after():
+        check_trees(target, SamplingParams(max_tokens=24, temperature=1.0, seed=5, logprobs=0))
         alone = run_alone(target, wanted)
         drafter = NoisyOracleDrafter(8, VOCAB_SIZE, chance=0.5)
         known = [answer.token_ids for answer in alone]
@@ -377,3 +381,13 @@ def test_wrong_values_of_latent_attention_are_noticed(
     monkeypatch.setattr("blockdraft.models.attention.paged.as_wide_as", fault)
     with pytest.raises(AssertionError):
         check_equals_stock(model, PagedTarget(model, Pages(40)))
+
+
+def test_pools_that_layers_share_by_mistake_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: what a layer attends again is written over what it attended first."""
+    model = build("DiffLlama", IN_ONE_FORWARD["DiffLlama"])
+    target = PagedTarget(model, Pages(40))
+    assert len(target.kv.pools) == 2 * len(target.layers)
+    monkeypatch.setattr(PoolNumbers, "next", lambda self, layer: layer)
+    with pytest.raises(AssertionError):
+        check_equals_stock(model, target)

@@ -1,7 +1,9 @@
 """Targets whose keys and values lie in int8: drafted equals their own plain decoding."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,10 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
+from blockdraft.kernels.cpu import build as build_module
+from blockdraft.kernels.cpu.build import EXTRA_FLAGS, SOURCES, build
+from blockdraft.kernels.cpu.library import Library, library
+from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.models.paged import PagedTarget
 from blockdraft.speculate.drafters.base import Drafter
 from tests.crowd import run_alone, run_crowd
@@ -23,6 +29,7 @@ from tests.parity.test_lossless_trees import TreeDrafter
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
 from tools import families
 
+DOUBLE = torch.float64
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6) * 9
 PARAMS = {
     "greedy": SamplingParams(max_tokens=32, logprobs=4),
@@ -41,9 +48,11 @@ def int8_target(
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("name", PARAMS)
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_moe", "DeepseekV3", "Qwen3_5"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "gemma3", "qwen3_moe", "DeepseekV3", "DiffLlama", "Qwen3_5"]
+)
 def test_drafted_equals_plain(kind: str, name: str) -> None:
-    """Chains and trees, with windows, experts, latent attention and recurrent layers."""
+    """Chains and trees, with windows, experts, attentions of other kinds and recurrent layers."""
     with int8_target(kind).released_after() as target:
         target.check_row_invariance()
         drafters: list[Drafter] = [OracleDrafter(7)]
@@ -89,6 +98,23 @@ def test_together_equals_alone(num_pages: int, chunk: int) -> None:
         assert (crowd.engine.scheduler.num_preempted > 0) == (num_pages == FEW)
 
 
+class PlainPagesOnly(TorchBackend):
+    """As on a card: its kernels take no pages in int8."""
+
+    takes_int8_pages = False
+
+
+def test_where_no_kernel_takes_them_attention_is_the_references(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("blockdraft.models.paged.backend_for", lambda *_: PlainPagesOnly(DOUBLE))
+    for kv_in_int8 in (False, True):
+        target = PagedTarget(tiny_target("llama", DOUBLE), Pages(9), kv_in_int8=kv_in_int8)
+        (backend,) = target._backends.values()
+        assert isinstance(backend, PlainPagesOnly) != kv_in_int8
+        target.release()
+
+
 def test_it_is_another_target_and_a_close_one() -> None:
     ids = list(PROMPT)
     logits = []
@@ -131,12 +157,37 @@ def scales_shared_by_a_forward() -> Iterator[None]:
         yield
 
 
+def check_it_is_found() -> None:
+    """By the test at load, and by the comparison of drafted with plain output."""
+    target = int8_target()
+    with pytest.raises(ModelError, match="logits change with the number of rows"):
+        target.check_row_invariance()
+    with pytest.raises(AssertionError, match="drafted differs from plain"):
+        check_drafted_equals_plain(target, OracleDrafter(7), PROMPT, PARAMS["greedy"])
+
+
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("fault", [scales_of_another_row, scales_shared_by_a_forward])
 def test_a_planted_fault_is_found(fault: object) -> None:
-    """By the test at load, and by the comparison of drafted with plain output."""
     with fault():  # type: ignore[operator]
-        target = int8_target()
-        with pytest.raises(ModelError, match="logits change with the number of rows"):
-            target.check_row_invariance()
-        with pytest.raises(AssertionError, match="drafted differs from plain"):
-            check_drafted_equals_plain(target, OracleDrafter(7), PROMPT, PARAMS["greedy"])
+        check_it_is_found()
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+def test_a_planted_fault_of_the_kernels_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read a row with the scale of its neighbor."""
+    faulty = tmp_path / "source"
+    shutil.copytree(SOURCES, faulty)
+    pools = (faulty / "pools.h").read_text(encoding="utf-8")
+    right = "const float scale = scales[at / size];"
+    assert pools.count(right) == 1
+    wrong = pools.replace(right, "const float scale = scales[(at / size) ^ 1];")
+    (faulty / "pools.h").write_text(wrong, encoding="utf-8")
+    monkeypatch.setattr(build_module, "SOURCES", faulty)
+    monkeypatch.setenv("BLOCKDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setenv(EXTRA_FLAGS, "-O1")  # it compiles in half the time
+    kernels = Library(str(build()))
+    monkeypatch.setattr("blockdraft.kernels.cpu.backend.library", lambda: kernels)
+    check_it_is_found()

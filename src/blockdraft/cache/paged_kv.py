@@ -41,6 +41,8 @@ class PagedKV:
             _lazy_zeros((2, heads, num_pages, PAGE_SIZE, head_dim), dtype, own)
             for (heads, head_dim), own in zip(shapes, device, strict=True)
         ]
+        self.scales: Sequence[Tensor | None] = [None] * len(self.pools)
+        """Of numbers in int8 only; see Int8KV."""
         self._parts = self.pools
         """All that lies at slots, the second and third dimension those of the pools."""
         self._workspaces: dict[tuple[str, torch.device], Tensor] = {}
@@ -130,7 +132,7 @@ class Int8KV(PagedKV):
         super().__init__(shapes, num_pages, dtype=torch.int8, device=device)
         self.bytes_per_page = int8_page_bytes(shapes)
         self.dtype = dtype
-        self.scales = [
+        self.scales: list[Tensor] = [
             _lazy_zeros((*pool.shape[:-1], 1), torch.float32, pool.device) for pool in self.pools
         ]
         self._parts = [*self.pools, *self.scales]

@@ -274,9 +274,19 @@ class LayerParts:
 
 
 class KVPages(Protocol):
-    """Keys and values of all layers in pages; `pools` are [2, kv_heads, pages, TILE, head_dim]."""
+    """Keys and values of all layers in pages.
 
-    pools: list[Tensor]
+    pools: [2, kv_heads, pages, TILE, head_dim] each. scales: of a pool in int8 what one of its
+    numbers counts, [2, kv_heads, pages, TILE, 1], float32; else None.
+    """
+
+    @property
+    def pools(self) -> Sequence[Tensor]:
+        """Of each layer."""
+
+    @property
+    def scales(self) -> Sequence[Tensor | None]:
+        """Of each layer."""
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store keys and values [kv_heads, n, head_dim] at slots [n]."""
@@ -485,6 +495,10 @@ class Backend(Protocol):
     @property
     def reads_pages(self) -> bool:
         """True if attention reads pages where they lie; else it copies them side by side."""
+
+    @property
+    def takes_int8_pages(self) -> bool:
+        """True if attention, and so a whole layer, takes pages in int8."""
 
     @property
     def rule(self) -> RowRule:

@@ -194,14 +194,6 @@ def replaced_modules(model: PreTrainedModel) -> set[nn.Module]:
     }
 
 
-def use_parts(model: PreTrainedModel) -> None:
-    """Let no fused layer run in one call, attention included."""
-    for layer in decoder_layers(model):
-        forward = vars(layer).get("forward")
-        if isinstance(forward, FusedLayer):
-            forward.layer.use_parts()
-
-
 def drop_quantized(model: PreTrainedModel) -> None:
     """Free the quantized weights that a model which `speed_up` prepared has packed copies of."""
     unused = replaced_modules(model)

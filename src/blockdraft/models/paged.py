@@ -1,6 +1,6 @@
 """Many sequences in one forward: packed in one row, their K/V in pages."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -16,12 +16,12 @@ from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.kernels.backends import backend_for, reference_for
-from blockdraft.kernels.interface import Span
+from blockdraft.kernels.interface import Backend, Span
 from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
 from blockdraft.models.attention.plan import AttentionPlan, PlanInForce, SpreadPlan
 from blockdraft.models.direct import direct_forward
 from blockdraft.models.exact import TAIL_SPLIT, Split
-from blockdraft.models.fused import speed_up, use_parts
+from blockdraft.models.fused import speed_up
 from blockdraft.models.packed_rows import PackedRows
 from blockdraft.models.paged_states import PagedStates
 from blockdraft.models.paged_support import layer_shapes
@@ -53,7 +53,8 @@ class PagedTarget(TransformersTarget):
     rows of all sequences share the linear layers; see PagedStates.
 
     state_bytes: for states at the borders of pages that are kept for other requests.
-    kv_in_int8: keys and values are rounded; no kernel reads these, so attention is the reference's.
+    kv_in_int8: keys and values are rounded. Where no kernel takes these, attention is the
+    reference's.
 
     Raises:
         NotPaged: the model needs the sequential path.
@@ -72,22 +73,19 @@ class PagedTarget(TransformersTarget):
         kv_in_int8: bool = False,
     ) -> None:
         shapes = layer_shapes(model)
+        devices = layer_devices(model, len(shapes))
+        head_dims = {head_dim for _, head_dim in shapes if head_dim}
+        self._backends = {
+            device: _backend(model.dtype, device, head_dims, kv_in_int8)
+            for device in (model.device, *devices)
+        }
         self._keep_weights = keep_weights
-        self._kv_in_int8 = kv_in_int8
         self._in_force = PlanInForce()
         super().__init__(model, PAGED_ATTENTION, layer_ids=layer_ids, exact=exact)
         self.memory: Pages = memory
         memory.long_from = self._rotation.long_from
-        devices = layer_devices(model, len(shapes))
         kv = Int8KV if kv_in_int8 else PagedKV
         self.kv = kv(shapes, memory.num_pages, dtype=model.dtype, device=devices)
-        head_dims = {head_dim for _, head_dim in shapes if head_dim}
-        self._backends = {
-            device: reference_for(model.dtype, device)
-            if kv_in_int8
-            else backend_for(model.dtype, device, head_dims)
-            for device in (model.device, *devices)
-        }
         is_spread = len(self._backends) > 1
         self._direct = None if is_spread else direct_forward(model, self.kv, self.layer_ids)
         self._states = PagedStates(model, memory, state_bytes) if is_recurrent(model) else None
@@ -100,12 +98,12 @@ class PagedTarget(TransformersTarget):
         """Run forwards of few rows in fixed shapes, on a card as CUDA graphs, with the same bits.
 
         Returns:
-            False if the model has recurrent layers, rotations that differ from text to text, layers
-            on several devices, or keys in int8, or the backend cannot, and nothing changes.
+            False if the model has recurrent layers, rotations that differ from text to text, or
+            layers on several devices, or the backend cannot, and nothing changes.
         """
         device = self.device
-        is_usual = len(self._backends) == 1 and not self._kv_in_int8
-        if self._states is None and self._rotation.long_from is None and is_usual:
+        is_spread = len(self._backends) > 1
+        if self._states is None and self._rotation.long_from is None and not is_spread:
             self._static = static_forwards(
                 self._backends[device], self.kv, self._static_forward, device
             )
@@ -116,10 +114,7 @@ class PagedTarget(TransformersTarget):
         self._undo.enter_context(give_plan(self.model, self._in_force))
 
     def _speed_up(self) -> ExitStack:
-        undo = speed_up(self.model, self._in_force, keep_weights=self._keep_weights)
-        if self._kv_in_int8:
-            use_parts(self.model)
-        return undo
+        return speed_up(self.model, self._in_force, keep_weights=self._keep_weights)
 
     @torch.inference_mode()
     def forward(self, plan: ForwardPlan) -> TargetOutput:
@@ -367,6 +362,15 @@ class PagedTarget(TransformersTarget):
             logits.append(self._run(rows)[0])
             done += length
         return torch.cat(logits)
+
+
+def _backend(
+    dtype: torch.dtype, device: torch.device, head_dims: Collection[int], in_int8: bool
+) -> Backend:
+    """What computes attention over pages that may be in int8."""
+    backend = backend_for(dtype, device, head_dims)
+    is_right = backend.takes_int8_pages or not in_int8
+    return backend if is_right else reference_for(dtype, device)
 
 
 @dataclass(frozen=True, slots=True)

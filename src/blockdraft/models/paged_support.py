@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape
+from blockdraft.models.attention.plan import PoolNumbers
 from blockdraft.models.recurrent import layers_without_keys, mixers
 from blockdraft.models.supported import decoder_layers, varying_rope_type
 
@@ -28,15 +29,18 @@ class NotPaged(Exception):
 
 
 class _Reports(threading.local):
-    layers: dict[int, LayerShape] | None = None
-    windows: dict[int, int | None]
+    pools: dict[int, LayerShape] | None = None
+    windows: set[tuple[int, int | None]]
+    numbers: PoolNumbers
 
 
 _reports = _Reports()
 
 
 def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
-    """kv_heads and head_dim of every layer; (0, 0) where a recurrent layer has no attention.
+    """kv_heads and head_dim of every pool; (0, 0) where a recurrent layer has no attention.
+
+    Those of the layers come first; for what attends again, see PoolNumbers.
 
     Raises:
         NotPaged: a layer that attends has no K/V of its own, or none attends; its attention needs
@@ -62,17 +66,18 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
             reason = str(error).split("\n")[0]
             raise NotPaged(f"its forward without a cache fails ({reason})") from error
-        shapes, windows = dict(_reports.layers or {}), dict(_reports.windows)
-    # More than the layers where each attends twice (LongCat-Flash).
+        shapes, windows = dict(_reports.pools or {}), set(_reports.windows)
+    # More than the layers where each has two attentions (LongCat-Flash).
     num_pools = max(num_layers, 1 + max(shapes, default=0))
     shapes |= dict.fromkeys(empty - set(shapes), (0, 0))
     missing = sorted(set(range(num_pools)) - set(shapes))
     if missing:
         raise NotPaged(f"layer {missing[0]} has no attention with keys and values of its own")
-    for index, window in windows.items():
+    for index, window in windows:
         if window != _configured_window(model, index):
             raise NotPaged(f"layer {index} does not tell its attention what window it looks at")
-    return [shapes[index] for index in range(num_pools)]
+    first_again = min(0, *shapes)
+    return [shapes[index] for index in (*range(num_pools), *range(first_again, 0))]
 
 
 def _configured_window(model: PreTrainedModel, index: int) -> int | None:
@@ -87,13 +92,13 @@ def _configured_window(model: PreTrainedModel, index: int) -> int | None:
 @contextmanager
 def _probing(model: PreTrainedModel) -> Iterator[None]:
     own = model.config._attn_implementation
-    _reports.layers, _reports.windows = {}, {}
+    _reports.pools, _reports.windows, _reports.numbers = {}, set(), PoolNumbers()
     model.set_attn_implementation(PROBE_ATTENTION)
     try:
         yield
     finally:
         model.set_attn_implementation(own)
-        _reports.layers = None
+        _reports.pools = None
 
 
 def _probe_attention(
@@ -115,13 +120,11 @@ def _probe_attention(
         raise NotPaged(f"layer {layer} looks ahead")
     if key.shape[-1] < value.shape[-1]:
         raise NotPaged(f"layer {layer} has values that are larger than its keys")
-    assert _reports.layers is not None
+    assert _reports.pools is not None
     if layer < 0:
         raise NotPaged("its layers share an attention")
-    if layer in _reports.layers:
-        raise NotPaged(f"layer {layer} attends twice")
-    _reports.layers[layer] = (key.shape[1], key.shape[3])
-    _reports.windows[layer] = kwargs.get("sliding_window")
+    _reports.pools[_reports.numbers.next(layer)] = (key.shape[1], key.shape[3])
+    _reports.windows.add((layer, kwargs.get("sliding_window")))
     _, heads, rows, _ = query.shape
     return query.new_zeros(1, rows, heads, value.shape[-1]), None
 

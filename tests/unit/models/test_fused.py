@@ -299,6 +299,24 @@ def test_a_whole_layer_has_the_bits_of_its_parts(
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_over_pages_in_int8_too(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = IDS[0].tolist()
+    with PagedTarget(make(name, dtype), Pages(20), kv_in_int8=True).released_after() as target:
+        if target._direct is None:
+            pytest.skip("no products by kernels on this CPU")
+        expected = target.logits_of_split(ids, (len(ids),))
+        assert torch.equal(target.logits_of_split(ids, (1,) * len(ids)), expected)
+        monkeypatch.setattr(target, "_direct", None)
+        assert torch.equal(target.logits_of_split(ids, (7, len(ids) - 7)), expected)
+        monkeypatch.setattr(AttentionPlan, "run_layer", lambda *_: None)
+        assert torch.equal(target.logits_of_split(ids, (len(ids),)), expected)
+
+
+@needs_kernels
 def test_a_whole_layer_with_other_bits_runs_in_parts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -306,8 +324,8 @@ def test_a_whole_layer_with_other_bits_runs_in_parts(
     real = NativeLayer.__call__
 
     def faulty(layer: NativeLayer, *args: Any) -> Tensor:
-        twice = replace(args[-1], scale=2 * args[-1].scale)
-        return real(layer, *args[:-1], twice)
+        *rest, scoring, scales = args
+        return real(layer, *rest, replace(scoring, scale=2 * scoring.scale), scales)
 
     model = make("llama")
     with speed_up(model):

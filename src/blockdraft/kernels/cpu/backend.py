@@ -200,7 +200,7 @@ class NativeBackend(OneDnnBackend):
         if not all(_is_simple(scoring) for scoring in scorings):
             return None
         native = [layer for layer in layers if isinstance(layer, NativeLayer)]
-        return TiledStack(NativeStack(self._kernels, native, kv.pools, scorings, kept))
+        return TiledStack(NativeStack(self._kernels, native, kv.pools, kv.scales, scorings, kept))
 
 
 class TiledRows:
@@ -256,7 +256,9 @@ class TiledPages:
     ) -> Tensor:
         """See PagedAttention.attend."""
         keys, values = kv.pools[layer].unbind()
-        return self.attention.attend(self._kernels, query, keys, values, scoring, (key, value))
+        return self.attention.attend(
+            self._kernels, query, keys, values, scoring, (key, value), kv.scales[layer]
+        )
 
     def run_layer(
         self,
@@ -272,7 +274,7 @@ class TiledPages:
         if not _is_simple(scoring):
             return None
         keys, values = kv.pools[layer].unbind()
-        return whole(hidden, rotation, self.attention, keys, values, scoring)
+        return whole(hidden, rotation, self.attention, keys, values, scoring, kv.scales[layer])
 
 
 class TiledStack:

@@ -19,6 +19,7 @@ from blockdraft.kernels.cpu.ops import (
     check_contiguous,
     check_sizes,
     layer_of,
+    pools_of,
 )
 from blockdraft.kernels.cpu.products import NativeProduct
 from blockdraft.kernels.interface import Norm, Rotation, Scoring
@@ -69,11 +70,12 @@ class NativeLayer:
         keys: Tensor,
         values: Tensor,
         scoring: Scoring,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """[..., size] -> the same, for the rows of `attention`, which stores keys and values.
 
         rotation: cos and signed sin, [rows, head_dim] each; keys, values: [kv_heads, .., head_dim],
-        the slots of a K/V head one behind another.
+        the slots of a K/V head one behind another; scales: see `pools_of`.
 
         Raises:
             RuntimeError: as for `TiledAttention.attend`.
@@ -85,12 +87,18 @@ class NativeLayer:
         check_contiguous(cos, signed_sin)
         check_sizes(hidden.numel() == attention.num_rows * self.size)
         check_sizes(cos.numel() == signed_sin.numel() == attention.num_rows * layer.head_dim)
+        pools = pools_of(hidden.dtype, keys, values, scales)
         self._kernels.layer(
             IS_BFLOAT16[hidden.dtype], self.address, attention.address,
             ctypes.addressof(layer), output.data_ptr(), hidden.data_ptr(),
-            cos.data_ptr(), signed_sin.data_ptr(), keys.data_ptr(), values.data_ptr(),
+            cos.data_ptr(), signed_sin.data_ptr(), ctypes.addressof(pools),
         )  # fmt: skip
         return output
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights, and so of rows."""
+        return self._like.dtype
 
     @property
     def size(self) -> int:
@@ -104,7 +112,6 @@ class NativeLayer:
         Raises:
             RuntimeError: they do not fit the layer.
         """
-        check_alike(self._like, keys, values)
         kv_heads, head_dim = keys.shape[0], keys.shape[-1]
         heads = self._weights.o.inputs // head_dim
         check_sizes(heads % kv_heads == 0 and self._head_sizes <= {head_dim})
@@ -120,6 +127,7 @@ class NativeStack:
         layers: at least one, all of a size.
         pools: of each layer, [2, kv_heads, .., head_dim]; keys and values are read and written
             there in every call.
+        scales: of each layer; see `pools_of`.
         scorings: of each layer.
         kept: numbers of the layers whose outputs are wanted.
 
@@ -132,10 +140,11 @@ class NativeStack:
         kernels: Library,
         layers: Sequence[NativeLayer],
         pools: Sequence[Tensor],
+        scales: Sequence[Tensor | None],
         scorings: Sequence[Scoring],
         kept: Sequence[int],
     ) -> None:
-        check_sizes(len(layers) == len(pools) == len(scorings) > 0)
+        check_sizes(len(layers) == len(pools) == len(scales) == len(scorings) > 0)
         first, *others = layers
         check_sizes(all(layer.size == first.size for layer in others))
         over = [
@@ -144,8 +153,12 @@ class NativeStack:
         ]
         check_sizes(len({layer.head_dim for layer in over}) == 1)
         self._kernels = kernels
-        self._held = (layers, over)
-        self._pools = pools
+        found = [
+            pools_of(first.dtype, pool[0], pool[1], own)
+            for pool, own in zip(pools, scales, strict=True)
+        ]
+        self._held = (layers, over, pools, scales, found)
+        self._dtype = first.dtype
         self._num_layers, self._size, self._head_dim = len(layers), first.size, over[0].head_dim
         # Place 0 is passed on from layer to layer; each wanted output stays at a place of its own.
         own = {index: place for place, index in enumerate(kept, start=1)}
@@ -154,9 +167,7 @@ class NativeStack:
         self._places = (ctypes.c_int64 * len(layers))(*(own.get(i, 0) for i in range(len(layers))))
         self._weights = _addresses(layer.address for layer in layers)
         self._layers = _addresses(map(ctypes.addressof, over))
-        self._keys, self._values = (
-            _addresses(pool[half].data_ptr() for pool in pools) for half in range(2)
-        )
+        self._pools = _addresses(map(ctypes.addressof, found))
 
     def __call__(
         self, hidden: Tensor, rotation: Rotation, attentions: Sequence[TiledAttention]
@@ -171,8 +182,9 @@ class NativeStack:
         hidden = hidden.contiguous()
         cos, signed_sin = rotation
         num_rows = attentions[0].num_rows
-        check_alike(hidden, self._pools[0], cos, signed_sin)
+        check_alike(hidden, cos, signed_sin)
         check_contiguous(cos, signed_sin)
+        check_sizes(hidden.dtype == self._dtype)
         check_sizes(len(attentions) == self._num_layers and hidden.numel() == num_rows * self._size)
         check_sizes(all(attention.num_rows == num_rows for attention in attentions))
         check_sizes(cos.numel() == signed_sin.numel() == num_rows * self._head_dim)
@@ -181,7 +193,7 @@ class NativeStack:
             IS_BFLOAT16[hidden.dtype], self._num_layers, self._weights,
             _addresses(attention.address for attention in attentions), self._layers,
             states.data_ptr(), self._places, hidden.data_ptr(), cos.data_ptr(),
-            signed_sin.data_ptr(), self._keys, self._values,
+            signed_sin.data_ptr(), self._pools,
         )  # fmt: skip
         return states
 

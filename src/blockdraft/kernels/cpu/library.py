@@ -17,15 +17,15 @@ _SIGNATURES: dict[str, list[type]] = {
     "rotate": [_FLAG, _ADDRESS, _COUNT, *[_ADDRESS] * 4, *[_COUNT] * 4, ctypes.c_float, _FLAG,
                _FLAG],
     "gate": [_FLAG, *[_ADDRESS] * 2, *[_COUNT] * 2, _FLAG],
-    "attend": [_FLAG, *[_ADDRESS] * 3, *[_ADDRESS, _COUNT, _COUNT] * 3, *[_ADDRESS] * 2],
+    "attend": [_FLAG, *[_ADDRESS] * 3, *[_ADDRESS, _COUNT, _COUNT] * 3, _ADDRESS],
     "product_step": [_FLAG],
     "product_panel": [],
     "int8_step": [],
     "group_panel": [],
     "reads_narrow": [],
     "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
-    "layer": [_FLAG, *[_ADDRESS] * 9],
-    "layers": [_FLAG, _COUNT, *[_ADDRESS] * 10],
+    "layer": [_FLAG, *[_ADDRESS] * 8],
+    "layers": [_FLAG, _COUNT, *[_ADDRESS] * 9],
     "delta": [_FLAG, _ADDRESS, _FLAG],
     "delta_key_dim": [],
     "delta_taps": [],
@@ -129,6 +129,17 @@ class Layer(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("sinks", ctypes.c_void_p),
+    )
+
+
+class Pools(ctypes.Structure):
+    """`Pools` of pools.h."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("key_scales", ctypes.c_void_p),
+        ("value_scales", ctypes.c_void_p),
     )
 
 

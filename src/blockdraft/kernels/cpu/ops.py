@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.cpu.library import Layer, Library, Plan
+from blockdraft.kernels.cpu.library import Layer, Library, Plan, Pools
 from blockdraft.kernels.interface import Largest, Norm, Rotation, Scoring
 
 LANES, MAX_HEAD_DIM = 16, 512
@@ -222,11 +222,12 @@ class TiledAttention:
         values: Tensor,
         scoring: Scoring,
         new: tuple[Tensor, Tensor] | None = None,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """Store new keys and values [kv_heads, rows, head_dim], if there are slots, and attend.
 
         query: [heads, rows, head_dim]; keys, values: [kv_heads, .., head_dim], the slots of a K/V
-        head one behind another.
+        head one behind another; scales: see `pools_of`.
         Returns [rows, heads, head_dim].
 
         Raises:
@@ -252,15 +253,37 @@ class TiledAttention:
             _with_whole_heads(key),
             _with_whole_heads(value),
         )
-        check_alike(query, key, value, keys, values)
+        check_alike(query, key, value)
+        pools = pools_of(query.dtype, keys, values, scales)
         kernels.attend(
             IS_BFLOAT16[query.dtype], self.address, ctypes.addressof(layer), output.data_ptr(),
             query.data_ptr(), query.stride(1), query.stride(0),
             key.data_ptr(), key.stride(1), key.stride(0),
             value.data_ptr(), value.stride(1), value.stride(0),
-            keys.data_ptr(), values.data_ptr(),
+            ctypes.addressof(pools),
         )  # fmt: skip
         return output
+
+
+def pools_of(dtype: torch.dtype, keys: Tensor, values: Tensor, scales: Tensor | None) -> Pools:
+    """Where the kernels find the keys and values [kv_heads, .., head_dim] of a model of a type.
+
+    scales: of keys and values in int8, [2, kv_heads, .., 1], float32. The pools must outlive it.
+
+    Raises:
+        RuntimeError: keys and values are of another type, or scales do not fit them.
+    """
+    held = dtype if scales is None else torch.int8
+    for own in (keys, values):
+        if own.dtype != held or own.device.type != "cpu":
+            raise RuntimeError(f"expected keys in {held} on cpu, found {own.dtype} on {own.device}")
+    if scales is None:
+        return Pools(keys.data_ptr(), values.data_ptr(), None, None)
+    if scales.dtype != torch.float32 or scales.device.type != "cpu":
+        raise RuntimeError(f"expected float32 scales on cpu, found {scales.dtype}")
+    check_contiguous(keys, values, scales)
+    check_sizes(scales.shape == (2, *keys.shape[:-1], 1))
+    return Pools(keys.data_ptr(), values.data_ptr(), scales[0].data_ptr(), scales[1].data_ptr())
 
 
 def layer_of(heads: int, keys: Tensor, values: Tensor, scoring: Scoring) -> Layer:

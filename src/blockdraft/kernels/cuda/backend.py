@@ -83,6 +83,11 @@ class TritonBackend(TorchBackend):
         return True
 
     @property
+    def takes_int8_pages(self) -> bool:
+        """See Backend.takes_int8_pages."""
+        return False
+
+    @property
     def rule(self) -> RowRule:
         """See Backend.rule."""
         return RowRule(row_multiple=1, max_rows=512, key_tile=TILE, replaces_norms=True)

@@ -78,6 +78,11 @@ class TorchBackend:
         return False
 
     @property
+    def takes_int8_pages(self) -> bool:
+        """See Backend.takes_int8_pages: a copy of them is in the model's type."""
+        return True
+
+    @property
     def rule(self) -> RowRule:
         """See Backend.rule."""
         return row_rule(self.dtype)

@@ -49,7 +49,8 @@ def paged_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attention = LayerAttention(Scoring(scale, softcap, s_aux), Visibility(window=sliding_window))
     wide = as_wide_as(key, value)
-    output = in_force.plan.attend(layer, attention, query[0], key[0], wide[0])
+    pool = in_force.pool_of(layer)
+    output = in_force.plan.attend(pool, attention, query[0], key[0], wide[0])
     # Contiguous: some models view it in another shape.
     return output[None, ..., : value.shape[-1]].contiguous(), None
 

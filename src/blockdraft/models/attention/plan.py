@@ -149,6 +149,26 @@ def _ranges(visibility: Visibility, places: Tensor) -> Tensor:
     return ranges
 
 
+class PoolNumbers:
+    """Which pool of keys and values each attention of a forward has, in the order of the calls.
+
+    A layer has the pool of its number. What it attends again, as the two halves of differential
+    attention do, has one of its own: the last pool, the one before it, and so on.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._num_again = 0
+
+    def next(self, layer: int) -> int:
+        """The pool of a layer's next attention; negative numbers count from the end."""
+        if layer not in self._seen:
+            self._seen.add(layer)
+            return layer
+        self._num_again += 1
+        return -self._num_again
+
+
 class PlanInForce:
     """Holds the plan of the forward that runs, for whoever computes attention in it.
 
@@ -157,11 +177,16 @@ class PlanInForce:
 
     def __init__(self) -> None:
         self.plan: AttentionPlan | None = None
+        self._pools = PoolNumbers()
+
+    def pool_of(self, layer: int) -> int:
+        """Where a layer that attends now finds its keys and values; see PoolNumbers."""
+        return self._pools.next(layer)
 
     @contextmanager
     def follow(self, plan: AttentionPlan) -> Iterator[None]:
         """Let a forward follow a plan."""
-        self.plan = plan
+        self.plan, self._pools = plan, PoolNumbers()
         try:
             yield
         finally:

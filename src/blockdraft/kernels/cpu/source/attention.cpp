@@ -6,9 +6,10 @@
 namespace blockdraft {
 namespace {
 
-template <typename T>
+template <typename T, typename Pool>
 void run(const Plan& plan, const Layer& layer, T* output, const Rows<const T>& queries,
-         const Rows<const T>& new_keys, const Rows<const T>& new_values, T* keys, T* values) {
+         const Rows<const T>& new_keys, const Rows<const T>& new_values, const Pool& keys,
+         const Pool& values) {
   const std::vector<Part> parts = parts_of(plan, layer);
   const int64_t work = plan.num_keys * num_covered(plan) * layer.head_dim;
   (void)work;
@@ -19,8 +20,7 @@ void run(const Plan& plan, const Layer& layer, T* output, const Rows<const T>& q
       write_rows(keys, new_keys, plan, layer);
       write_rows(values, new_values, plan, layer);
     }
-    attend(plan, layer, parts, output, queries, static_cast<const T*>(keys),
-           static_cast<const T*>(values));
+    attend(plan, layer, parts, output, queries, keys, values);
   }
 }
 
@@ -35,7 +35,7 @@ int blockdraft_attend(int is_bfloat16, const blockdraft::Plan* plan,
                       const blockdraft::Layer* layer, void* output, const void* queries,
                       int64_t query_row, int64_t query_head, const void* new_keys, int64_t key_row,
                       int64_t key_head, const void* new_values, int64_t value_row,
-                      int64_t value_head, void* keys, void* values) {
+                      int64_t value_head, const blockdraft::Pools* pools) {
   const blockdraft::Refusal refusal = blockdraft::refusal_of(*plan, *layer);
   if (refusal != blockdraft::kNone) return refusal;
   const auto run = [&](auto value) {
@@ -43,9 +43,11 @@ int blockdraft_attend(int is_bfloat16, const blockdraft::Plan* plan,
     const auto rows = [](const void* from, int64_t row, int64_t head) {
       return blockdraft::Rows<const T>{static_cast<const T*>(from), row, head};
     };
-    blockdraft::run(*plan, *layer, static_cast<T*>(output), rows(queries, query_row, query_head),
-                    rows(new_keys, key_row, key_head), rows(new_values, value_row, value_head),
-                    static_cast<T*>(keys), static_cast<T*>(values));
+    blockdraft::with_pools<T>(*pools, [&](const auto& keys, const auto& values) {
+      blockdraft::run(*plan, *layer, static_cast<T*>(output), rows(queries, query_row, query_head),
+                      rows(new_keys, key_row, key_head), rows(new_values, value_row, value_head),
+                      keys, values);
+    });
   };
   if (is_bfloat16)
     run(blockdraft::BFloat16{});

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "tiles.h"
+#include "pools.h"
 
 namespace blockdraft {
 
@@ -44,7 +44,6 @@ struct Layer {
   const float* sinks;  // [heads] or null
 };
 
-constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kMaxQueries = 32;
 constexpr int kBlock = 6;  // queries whose sums fit the registers together
 // Less work than this is done before other threads would have woken up.
@@ -193,9 +192,17 @@ void add_tile(State& state, Range queries, const T* values, int64_t head_dim) {
   });
 }
 
+// Keys and values of a tile.
 template <typename T>
-void attend_tile(State& state, Range queries, const Layer& layer, const T* keys, const T* values,
-                 int64_t tile_start) {
+struct Tile {
+  const T* keys;
+  const T* values;
+};
+
+// read(seen): the Tile, of which that range is seen.
+template <typename T, typename Read>
+void attend_tile(State& state, Range queries, const Layer& layer, int64_t tile_start,
+                 const Read& read) {
   Range seen{kTile, 0};
   for (int64_t i = queries.first; i < queries.end; ++i) {
     const Range own = state.ranges[i];
@@ -207,7 +214,8 @@ void attend_tile(State& state, Range queries, const Layer& layer, const T* keys,
     seen.end = end > seen.end ? end : seen.end;
   }
   if (seen.first >= seen.end) return;
-  transpose_keys(state.columns, keys, seen, layer.head_dim);
+  const Tile<T> tile = read(seen);
+  transpose_keys(state.columns, tile.keys, seen, layer.head_dim);
   const int64_t num_words = layer.head_dim / kStep<T>;
   in_blocks(queries.end - queries.first, [&](int64_t in_block, auto num) {
     const int64_t first = queries.first + in_block;
@@ -216,7 +224,7 @@ void attend_tile(State& state, Range queries, const Layer& layer, const T* keys,
   });
   for (int64_t i = queries.first; i < queries.end; ++i)
     if (state.in_tile[i].first < state.in_tile[i].end) weigh(state, layer, i, tile_start);
-  add_tile(state, queries, values, layer.head_dim);
+  add_tile(state, queries, tile.values, layer.head_dim);
 }
 
 template <typename T>
@@ -240,17 +248,16 @@ void finish(State& state, const Plan& plan, const Layer& layer, const Part& part
 }
 
 // The keys or values of a tile, those of a path from where they lie. Only what is seen is there.
-template <typename T>
-const T* gather_tile(std::vector<T>& gathered, const T* page, const T* head, const int64_t* path,
-                     const int64_t* path_slots, int64_t tile_start, Range seen, int64_t head_dim) {
+template <typename T, typename Pool>
+const T* gather_tile(std::vector<T>& gathered, const Pool& pool, int64_t page, int64_t head,
+                     const int64_t* path, const int64_t* path_slots, int64_t tile_start, Range seen,
+                     int64_t head_dim) {
   if (gathered.empty()) gathered.resize(kMaxHeadDim * kTile);
-  for (int64_t position = seen.first; position < seen.end; ++position) {
-    const int64_t place = position - tile_start;
-    const T* from = position < path[0]
-                        ? page + place * head_dim
-                        : head + path_slots[path[1] + position - path[0]] * head_dim;
-    std::memcpy(gathered.data() + place * head_dim, from,
-                static_cast<size_t>(head_dim) * sizeof(T));
+  for (int64_t place = seen.first; place < seen.end; ++place) {
+    const int64_t in_path = tile_start + place - path[0];
+    const int64_t from = in_path < 0 ? page + place * head_dim
+                                     : head + path_slots[path[1] + in_path] * head_dim;
+    pool.read(gathered.data() + place * head_dim, from, head_dim);
   }
   return gathered.data();
 }
@@ -283,25 +290,32 @@ inline int64_t common_end(const Plan& plan, const Part& part, Range seen) {
 
 // The spans of a sequence read the same keys but for those of their own paths, which lie in the last
 // tiles: all others are transposed once for all of them.
-template <typename T>
+template <typename T, typename Pool>
 void attend_part(const Plan& plan, const Layer& layer, const Part& part,
-                 const Rows<const T>& queries, const T* keys, const T* values, T* output) {
+                 const Rows<const T>& queries, const Pool& keys, const Pool& values, T* output) {
   State state;
   begin(state, plan, layer, part, queries);
   const Range all_queries{0, state.num}, seen = seen_by(state, all_queries);
-  const int64_t end = common_end(plan, part, seen);
+  const int64_t end = common_end(plan, part, seen), head_dim = layer.head_dim;
   const int64_t* pages =
       plan.pages == nullptr ? nullptr : plan.pages + plan.spans[3 * part.first_span + 2];
   const int64_t head = part.kv_head * layer.head_stride;
   const auto place_of = [&](int64_t tile) {
-    return head + (pages == nullptr ? tile : pages[tile]) * kTile * layer.head_dim;
+    return head + (pages == nullptr ? tile : pages[tile]) * kTile * head_dim;
+  };
+  thread_local std::vector<T> tile_keys, tile_values;
+  const auto attend_whole = [&](Range own, int64_t tile) {
+    const int64_t at = place_of(tile);
+    attend_tile<T>(state, own, layer, tile * kTile, [&](Range in_tile) {
+      return Tile<T>{keys.tile(tile_keys, at, in_tile, head_dim),
+                     values.tile(tile_values, at, in_tile, head_dim)};
+    });
   };
   int64_t tile = seen.first / kTile;
   for (; tile * kTile < seen.end; ++tile) {
     const int64_t tile_end = (tile + 1) * kTile;
     if ((tile_end < seen.end ? tile_end : seen.end) > end) break;
-    const int64_t at = place_of(tile);
-    attend_tile(state, all_queries, layer, keys + at, values + at, tile * kTile);
+    attend_whole(all_queries, tile);
   }
   const int64_t first_left = tile;
   for (int64_t span = part.first_span; span < part.end_span; ++span) {
@@ -313,17 +327,16 @@ void attend_part(const Plan& plan, const Layer& layer, const Part& part,
       const int64_t tile_end = tile_start + kTile < own_seen.end ? tile_start + kTile : own_seen.end;
       const int64_t* path = plan.paths == nullptr ? nullptr : plan.paths + 2 * span;
       if (path == nullptr || tile_end <= path[0]) {
-        attend_tile(state, own, layer, keys + at, values + at, tile_start);
+        attend_whole(own, tile);
         continue;
       }
-      thread_local std::vector<T> tile_keys, tile_values;
-      const Range in_tile{own_seen.first > tile_start ? own_seen.first : tile_start, tile_end};
-      attend_tile(state, own, layer,
-                  gather_tile(tile_keys, keys + at, keys + head, path, plan.path_slots, tile_start,
-                              in_tile, layer.head_dim),
-                  gather_tile(tile_values, values + at, values + head, path, plan.path_slots,
-                              tile_start, in_tile, layer.head_dim),
-                  tile_start);
+      const auto gather = [&](std::vector<T>& gathered, const Pool& pool, Range in_tile) {
+        return gather_tile(gathered, pool, at, head, path, plan.path_slots, tile_start, in_tile,
+                           head_dim);
+      };
+      attend_tile<T>(state, own, layer, tile_start, [&](Range in_tile) {
+        return Tile<T>{gather(tile_keys, keys, in_tile), gather(tile_values, values, in_tile)};
+      });
     }
   }
   finish(state, plan, layer, part, output);
@@ -367,18 +380,18 @@ inline int64_t num_covered(const Plan& plan) {
 
 // What follows shares its work among the threads of the region that calls it.
 
-template <typename T>
-void write_rows(T* pool, const Rows<const T>& rows, const Plan& plan, const Layer& layer) {
+template <typename T, typename Pool>
+void write_rows(const Pool& pool, const Rows<const T>& rows, const Plan& plan, const Layer& layer) {
 #pragma omp for schedule(static)
   for (int64_t head = 0; head < layer.kv_heads; ++head)
     for (int64_t row = 0; row < plan.num_rows; ++row)
-      std::memcpy(pool + head * layer.head_stride + plan.slots[row] * layer.head_dim,
-                  rows.at(row, head), static_cast<size_t>(layer.head_dim) * sizeof(T));
+      pool.write(head * layer.head_stride + plan.slots[row] * layer.head_dim, rows.at(row, head),
+                 layer.head_dim);
 }
 
-template <typename T>
+template <typename T, typename Pool>
 void attend(const Plan& plan, const Layer& layer, const std::vector<Part>& parts, T* output,
-            const Rows<const T>& queries, const T* keys, const T* values) {
+            const Rows<const T>& queries, const Pool& keys, const Pool& values) {
   // Nobody asks what comes of rows that only fill up a forward, but it must be numbers.
   const int64_t row_size = layer.kv_heads * layer.group * layer.head_dim;
 #pragma omp single nowait

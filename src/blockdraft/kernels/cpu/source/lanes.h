@@ -45,6 +45,8 @@ typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
 #endif
 typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef int16_t Shorts __attribute__((vector_size(32)));
+typedef int8_t Bytes __attribute__((vector_size(16)));
 
 // The upper half of a float32.
 struct BFloat16 {
@@ -74,6 +76,12 @@ inline Bits widened(Halves halves) {
           (Bits::Register)_mm256_cvtepu16_epi32(_mm256_extracti128_si256(all_halves, 1))};
 }
 
+inline Lanes load(const int8_t* from) {
+  const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return {(Lanes::Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers)),
+          (Lanes::Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(numbers, 8)))};
+}
+
 // The lower halves.
 inline Halves narrowed(Bits bits) {
   const __m256i packed =
@@ -95,6 +103,14 @@ inline Lanes load(const float* from) {
 inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof x); }
 
 inline Bits widened(Halves halves) { return __builtin_convertvector(halves, Bits); }
+
+inline Lanes load(const int8_t* from) {
+  Bytes numbers;
+  std::memcpy(&numbers, from, sizeof numbers);
+  // Step by step: compilers take a larger one value by value.
+  const Shorts wider = __builtin_convertvector(numbers, Shorts);
+  return __builtin_convertvector(__builtin_convertvector(wider, Ints), Lanes);
+}
 
 inline Halves narrowed(Bits bits) { return __builtin_convertvector(bits, Halves); }
 #endif

@@ -33,9 +33,9 @@ T* scratch(int64_t num_values) {
   return kept.data();
 }
 
-template <typename T>
+template <typename T, typename Pool>
 void run(const Weights& weights, const Plan& plan, const Layer& layer, T* output, const T* hidden,
-         const T* cosine, const T* sine, T* keys, T* values) {
+         const T* cosine, const T* sine, const Pool& keys, const Pool& values) {
   const int64_t num_rows = plan.num_rows, size = weights.qkv.inputs, head_dim = layer.head_dim;
   const int64_t heads = layer.kv_heads * layer.group, width = weights.qkv.outputs;
   const int64_t gates = weights.gate_up.outputs;
@@ -133,16 +133,18 @@ void blockdraft_multiply(int is_bfloat16, const blockdraft::Product* product, vo
 // the rotated first half in the sine. Returns a Refusal; then nothing was read or written.
 int blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
                      const blockdraft::Plan* plan, const blockdraft::Layer* layer, void* output,
-                     const void* hidden, const void* cosine, const void* sine, void* keys,
-                     void* values) {
+                     const void* hidden, const void* cosine, const void* sine,
+                     const blockdraft::Pools* pools) {
   if (plan->slots == nullptr) return blockdraft::kSlots;
   const blockdraft::Refusal refusal = blockdraft::refusal_of(*plan, *layer);
   if (refusal != blockdraft::kNone) return refusal;
   const auto run = [&](auto value) {
     using T = decltype(value);
-    blockdraft::run(*weights, *plan, *layer, static_cast<T*>(output), static_cast<const T*>(hidden),
-                    static_cast<const T*>(cosine), static_cast<const T*>(sine),
-                    static_cast<T*>(keys), static_cast<T*>(values));
+    blockdraft::with_pools<T>(*pools, [&](const auto& keys, const auto& values) {
+      blockdraft::run(*weights, *plan, *layer, static_cast<T*>(output),
+                      static_cast<const T*>(hidden), static_cast<const T*>(cosine),
+                      static_cast<const T*>(sine), keys, values);
+    });
   };
   if (is_bfloat16)
     run(blockdraft::BFloat16{});
@@ -157,12 +159,12 @@ int blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
 int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Weights* const* weights,
                       const blockdraft::Plan* const* plans, const blockdraft::Layer* const* layers,
                       void* states, const int64_t* places, const void* hidden, const void* cosine,
-                      const void* sine, void* const* keys, void* const* values) {
+                      const void* sine, const blockdraft::Pools* const* pools) {
   for (int64_t i = 0; i < num_layers; ++i) {
     const int64_t num_values = plans[i]->num_rows * weights[i]->qkv.inputs;
     void* output = static_cast<char*>(states) + places[i] * num_values * (is_bfloat16 ? 2 : 4);
     const int refusal = blockdraft_layer(is_bfloat16, weights[i], plans[i], layers[i], output, hidden,
-                                         cosine, sine, keys[i], values[i]);
+                                         cosine, sine, pools[i]);
     if (refusal != blockdraft::kNone) return refusal;
     hidden = output;
   }
