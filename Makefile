@@ -56,7 +56,7 @@ asan: env
 	$(BIN)/python -m pytest -p no:faulthandler tests/unit/kernels/test_kernels.py \
 	  tests/unit/kernels/test_int8.py tests/unit/kernels/test_groups.py \
 	  tests/unit/kernels/test_int8_pages.py \
-	  tests/unit/kernels/test_delta.py tests/parity/test_delta_rule.py \
+	  tests/unit/kernels/test_recurrence.py tests/parity/test_recurrent_kernels.py \
 	  tests/unit/models/test_head_sizes.py tests/unit/models/test_fused.py \
 	  tests/unit/models/test_draft_kernels.py tests/unit/kernels/test_backends.py \
 	  tests/unit/models/test_packed.py tests/unit/models/test_direct.py

@@ -1,7 +1,7 @@
 """Targets with recurrent or convolution layers: one form of computation for every token.
 
 One model of each kind of state: a delta rule beside experts, convolutions alone, Mamba 2 beside
-experts, and layers with both a state and keys.
+experts, layers with both a state and keys, and Mamba 2 without any attention.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from tests.parity.targets import make_dflash
 from tests.parity.test_architectures import RECURRENT, build
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_drafter
 
-KINDS = ("Qwen3Next", "Lfm2", "GraniteMoeHybrid", "FalconH1")
+KINDS = ("Qwen3Next", "Lfm2", "GraniteMoeHybrid", "FalconH1", "Mamba2")
 PROMPT = tuple(range(5, 45))
 GREEDY = SamplingParams(max_tokens=24, logprobs=0)
 SAMPLED = SamplingParams(max_tokens=24, temperature=1.0, seed=11, logprobs=0)
@@ -168,6 +168,8 @@ def test_five_at_once_preempted_and_aborted(kind: str) -> None:
         ("Qwen3Next", faults.state_of_the_row_before),
         ("Lfm2", faults.state_stays_behind),
         ("Lfm2", faults.state_of_the_row_before),
+        ("GraniteMoeHybrid", faults.state_stays_behind),
+        ("GraniteMoeHybrid", faults.state_of_the_row_before),
     ],
 )
 @pytest.mark.usefixtures("either_way")

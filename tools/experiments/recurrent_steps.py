@@ -1,11 +1,12 @@
 """Time of steps of a target with recurrent layers: by kernels against torch's step, in turns.
 
-    python tools/experiments/recurrent_steps.py {tiny,large} [--rounds 5]
+    python tools/experiments/recurrent_steps.py {delta,scan,convolution} {tiny,large} [--rounds 5]
 
-A model of the Qwen3.5 kind with random weights in float32, three of four layers recurrent. Both
-sides are loaded, each with its own copy of the weights, and take turns within every round. Timed is
-a target alone, without scheduler and sampler: a prompt of 512 tokens, steps of one token behind it,
-steps of 1 + 15 tokens of which 7 drafts are kept, and steps of eight sequences with one token each.
+A model with random weights in float32, three of four layers recurrent: with a delta rule of the
+Qwen3.5 kind, with the scan of Mamba 2 (Bamba), or with short convolutions (LFM2). Both sides are
+loaded, each with its own copy of the weights, and take turns within every round. Timed is a target
+alone, without scheduler and sampler: a prompt of 512 tokens, steps of one token behind it, steps of
+1 + 15 tokens of which 7 drafts are kept, and steps of eight sequences with one token each.
 transformers alone takes its turn too, which scans prompts. Beside it the time of the parts on the
 side of kernels, by wrapping them. Medians. Prints one JSON object.
 """
@@ -22,15 +23,24 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
+    DynamicCache,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from blockdraft.cache.pages import Pages
 from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Tokens
-from blockdraft.kernels.cpu.delta import NativeDelta
 from blockdraft.kernels.cpu.products import NativeProduct
+from blockdraft.kernels.cpu.recurrence import NativeRecurrence
 from blockdraft.measure.provenance import describe_environment
 from blockdraft.models import recurrent
 from blockdraft.models.paged import PagedTarget
@@ -38,7 +48,7 @@ from blockdraft.models.paged import PagedTarget
 PROMPT, MANY = 512, 8
 NUM_DRAFTS, NUM_KEPT = 15, 7
 NUM_PAGES = 64
-PARTS = {"rule": (NativeDelta, "__call__"), "products": (NativeProduct, "__call__")}
+PARTS = {"recurrence": (NativeRecurrence, "__call__"), "products": (NativeProduct, "__call__")}
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
         "vocab_size": 512,
@@ -47,11 +57,6 @@ SIZES: dict[str, dict[str, int]] = {
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
     },
     "large": {
         "vocab_size": 4096,
@@ -60,6 +65,17 @@ SIZES: dict[str, dict[str, int]] = {
         "num_hidden_layers": 8,
         "num_attention_heads": 16,
         "num_key_value_heads": 4,
+    },
+}
+DELTA_SIZES: dict[str, dict[str, int]] = {
+    "tiny": {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "large": {
         "head_dim": 64,
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 16,
@@ -67,24 +83,41 @@ SIZES: dict[str, dict[str, int]] = {
         "linear_value_head_dim": 128,
     },
 }
+SCAN_SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
+    "large": {"mamba_n_heads": 32, "mamba_d_head": 64, "mamba_d_state": 128},
+}
+KINDS = ("delta", "scan", "convolution")
 
 
-def build(size: str) -> PreTrainedModel:
+def build(kind: str, size: str) -> PreTrainedModel:
     """The same each time."""
     torch.manual_seed(0)
-    config = Qwen3_5TextConfig(**SIZES[size], max_position_embeddings=4096)
-    return Qwen3_5ForCausalLM(config).float().eval()
+    num_layers = SIZES[size]["num_hidden_layers"]
+    sizes: dict[str, Any] = {**SIZES[size], "max_position_embeddings": 4096}
+    model: PreTrainedModel
+    if kind == "delta":
+        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **DELTA_SIZES[size]))
+    elif kind == "scan":
+        attention = list(range(3, num_layers, 4))
+        config = BambaConfig(**sizes, **SCAN_SIZES[size], attn_layer_indices=attention)
+        model = BambaForCausalLM(config)
+    else:
+        layer_types = [*["conv"] * 3, "full_attention"] * (num_layers // 4)
+        sizes["block_auto_adjust_ff_dim"] = False
+        model = Lfm2ForCausalLM(Lfm2Config(**sizes, layer_types=layer_types))
+    return model.float().eval()
 
 
 class Side:
     """A target, and the sequences that it runs."""
 
-    def __init__(self, size: str, *, by_kernels: bool) -> None:
-        model = build(size)
+    def __init__(self, kind: str, size: str, *, by_kernels: bool) -> None:
+        model = build(kind, size)
         if by_kernels:
             self.target = PagedTarget(model, Pages(NUM_PAGES))
         else:
-            with patch.object(recurrent, "delta_mixer", lambda mixer: None):
+            with patch.object(recurrent, "kernel_mixer", lambda mixer: None):
                 self.target = PagedTarget(model, Pages(NUM_PAGES))
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.parts: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -179,12 +212,16 @@ def by_transformers(
 def main() -> int:
     """Run all rounds."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="steps of one token in a round")
     args = parser.parse_args()
-    sides = {name: Side(args.size, by_kernels=name == "kernels") for name in ("torch", "kernels")}
-    stock, stock_seconds = build(args.size), defaultdict[str, list[float]](list)
+    sides = {
+        name: Side(args.kind, args.size, by_kernels=name == "kernels")
+        for name in ("torch", "kernels")
+    }
+    stock, stock_seconds = build(args.kind, args.size), defaultdict[str, list[float]](list)
     vocab_size = SIZES[args.size]["vocab_size"]
     generator = torch.Generator().manual_seed(1)
     for round_number in range(args.rounds + 1):
@@ -211,6 +248,7 @@ def main() -> int:
     print(
         json.dumps(
             {
+                "kind": args.kind,
                 "size": SIZES[args.size],
                 "num_threads": torch.get_num_threads(),
                 "sides": found,

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from blockdraft.cache.kv import Capacity, KVCache, KVLayer
-from blockdraft.kernels.interface import DeltaState, DeltaStep
+from blockdraft.kernels.interface import RecurrentState, RecurrentStep
 
 LayerKind = Literal["kv", "state", "both"]
 """What a layer remembers; one without a memory is "kv" and stays empty."""
@@ -28,7 +28,7 @@ LayerState = dict[str, Any]
 """A copy of the state of one layer. Nobody changes it, so several may hold it."""
 
 
-Again = Callable[[DeltaState, int], DeltaState]
+Again = Callable[[RecurrentState, int], RecurrentState]
 """Steps behind a state with as many of some tokens as it is told."""
 
 
@@ -43,7 +43,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         self._first = self._sure = 0
         self._also: Container[int] = ()
         self._copies: dict[int, LayerState] = {}
-        self._step: DeltaStep | None = None
+        self._step: RecurrentStep | None = None
         """What writes the states, so that nobody changes them; None: they change in place."""
         self._again: list[tuple[int, Again]] = []
         """Of the tokens behind `_sure`: how many, and how they step again."""
@@ -73,12 +73,14 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         """True if some of the tokens behind `start` may be taken back, up to the next stop."""
         return start >= self._sure
 
-    def value(self) -> DeltaState | None:
+    def value(self) -> RecurrentState | None:
         """The present state for steps that write another one; None before the first token."""
         inputs, matrices = self.conv_states[0], self.recurrent_states[0]
-        return None if inputs is None else DeltaState(inputs, matrices)
+        return None if inputs is None else RecurrentState(inputs, matrices)
 
-    def stepped(self, step: DeltaStep, length: int, state: DeltaState, again: Again | None) -> None:
+    def stepped(
+        self, step: RecurrentStep, length: int, state: RecurrentState, again: Again | None
+    ) -> None:
         """Tokens up to `length` have led to this state, which is the layer's own from now on.
 
         again: of these tokens, where they may be taken back.
@@ -90,7 +92,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
             self._again.append((length - start, again))
         self._set(state, length)
 
-    def _set(self, state: DeltaState, length: int) -> None:
+    def _set(self, state: RecurrentState, length: int) -> None:
         self.conv_states[0], self.recurrent_states[0] = state.inputs, state.matrices
         for name in _STATE[2:]:
             getattr(self, name)[0] = True
@@ -105,12 +107,12 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers is
         if self._step is None:
             return
         held = [self._present(), *self._copies.values()]
-        others = {id(state["recurrent_states"][0]) for state in held}
+        others = {id(state["conv_states"][0]) for state in held}
         for state in states:
             inputs, matrices = state["conv_states"][0], state["recurrent_states"][0]
-            if matrices is not None and id(matrices) not in others:
-                others.add(id(matrices))
-                self._step.take_back(DeltaState(inputs, matrices))
+            if inputs is not None and id(inputs) not in others:
+                others.add(id(inputs))
+                self._step.take_back(RecurrentState(inputs, matrices))
 
     def state_after(self, length: int) -> LayerState:
         """The copy made after `length` tokens, or one of the present state."""

@@ -1,7 +1,7 @@
 """Recurrent and convolution layers run token by token, whatever the number of rows.
 
 A scan over many tokens has other bits than single steps. So every token, of prompts too, goes
-through one form of a single step: a kernel's where there is one (`models.delta_rule`), else
+through one form of a single step: a kernel's where there is one (`models.kernel_mixers`), else
 transformers' own. The linear layers at both ends of such a mixer, which most of its weights are in,
 see all rows at once: their rows are independent.
 """
@@ -24,7 +24,7 @@ from blockdraft.cache.kv import KVCache
 from blockdraft.cache.states import LayerKind, PackedStates, StateCache, StateLayer
 from blockdraft.core.errors import ModelError
 from blockdraft.core.remembered import once
-from blockdraft.models.delta_rule import DeltaMixer, delta_mixer, is_close, probe_input
+from blockdraft.models.kernel_mixers import KernelMixer, is_close, kernel_mixer
 from blockdraft.models.packed import replace_forward
 from blockdraft.models.supported import GENERATE, decoder_layers
 
@@ -115,8 +115,8 @@ def _is_mixer(module: nn.Module) -> bool:
     return any(name in taken for name in _CACHES) and "position_embeddings" not in taken
 
 
-def cache_argument(model: PreTrainedModel) -> str:
-    """How the model's forward calls the cache.
+def cache_argument(model: nn.Module) -> str:
+    """How the forward of a model or mixer calls the cache.
 
     Raises:
         ModelError: it takes none.
@@ -151,7 +151,7 @@ def run_step_by_step(model: PreTrainedModel) -> ExitStack:
     undo = ExitStack()
     is_right: dict[str, bool] = {}
     for mixer in mixers(model):
-        by_kernel = delta_mixer(mixer)
+        by_kernel = kernel_mixer(mixer)
         if by_kernel is not None and _is_right(model, by_kernel, is_right):
             replace_forward(mixer, by_kernel, undo)
         else:
@@ -159,7 +159,7 @@ def run_step_by_step(model: PreTrainedModel) -> ExitStack:
     return undo
 
 
-def _is_right(model: PreTrainedModel, by_kernel: DeltaMixer, known: dict[str, bool]) -> bool:
+def _is_right(model: PreTrainedModel, by_kernel: KernelMixer, known: dict[str, bool]) -> bool:
     """Whether a kernel computes what the mixers of its kind do; tried once for each kind."""
     kind = by_kernel.described
     if kind not in known:
@@ -170,21 +170,22 @@ def _is_right(model: PreTrainedModel, by_kernel: DeltaMixer, known: dict[str, bo
 
 
 @torch.inference_mode()
-def _gives_the_same(model: PreTrainedModel, by_kernel: DeltaMixer) -> bool:
+def _gives_the_same(model: PreTrainedModel, by_kernel: KernelMixer) -> bool:
     """Whether a kernel gives what the mixer's own steps give, but for the last bits."""
-    mixer, hidden = by_kernel.mixer, probe_input(by_kernel.mixer)
+    mixer, hidden = by_kernel.mixer, by_kernel.probe_input()
     found: list[tuple[Tensor, StateLayer]] = []
     with ExitStack() as undo:
         for form in (StepByStep(mixer, undo), by_kernel):
             cache = new_cache(model)
             cache.expect(hidden.shape[1])
-            output = form(hidden, cache_params=cache)
+            output = form(hidden, **{cache_argument(mixer): cache})
             found.append((output, cache.layers[mixer.layer_idx]))
     (expected, torch_layer), (output, layer) = found
     state = layer.value()
     assert state is not None
-    return is_close(output, expected) and is_close(
-        by_kernel.step.matrices(state), torch_layer.recurrent_states[0][0]
+    matrices = by_kernel.step.matrices(state)
+    return is_close(output, expected) and (
+        matrices is None or is_close(matrices, torch_layer.recurrent_states[0][0])
     )
 
 

@@ -12,7 +12,6 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.cpu.delta import NativeDelta, knows
 from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.onednn import OneDnnBackend
@@ -33,10 +32,9 @@ from blockdraft.kernels.cpu.products import (
     int8_product,
     packed_product,
 )
+from blockdraft.kernels.cpu.recurrence import NativeRecurrence, knows
 from blockdraft.kernels.interface import (
     AnyWeight,
-    DeltaRule,
-    DeltaStep,
     GroupWeight,
     Int8Weight,
     KVPages,
@@ -47,6 +45,8 @@ from blockdraft.kernels.interface import (
     Norm,
     PagedAttention,
     PagedRows,
+    Recurrence,
+    RecurrentStep,
     Rotation,
     Scoring,
     Span,
@@ -170,9 +170,11 @@ class NativeBackend(OneDnnBackend):
         """See Backend.store_context."""
         store_context(self._kernels, kv.pools, slots, projected, key_norms, rotation)
 
-    def delta_step(self, rule: DeltaRule) -> DeltaStep | None:
-        """See Backend.delta_step. Other sizes are left to the model."""
-        return NativeDelta(self._kernels, rule, self.dtype) if knows(self._kernels, rule) else None
+    def recurrent_step(self, rule: Recurrence) -> RecurrentStep | None:
+        """See Backend.recurrent_step. Other sizes are left to the model."""
+        if not knows(self._kernels, rule):
+            return None
+        return NativeRecurrence(self._kernels, rule, self.dtype)
 
     def layer(self, parts: LayerParts) -> WholeLayer | None:
         """See Backend.layer: with silu, heads of a known size and products by kernels."""

@@ -26,10 +26,10 @@ _SIGNATURES: dict[str, list[type]] = {
     "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
     "layer": [_FLAG, *[_ADDRESS] * 8],
     "layers": [_FLAG, _COUNT, *[_ADDRESS] * 9],
-    "delta": [_FLAG, _ADDRESS, _FLAG],
-    "delta_key_dim": [],
-    "delta_taps": [],
-    "delta_panel": [],
+    "recurrence": [_FLAG, _ADDRESS, _FLAG],
+    "recurrence_key_dim": [],
+    "recurrence_taps": [],
+    "recurrence_panel": [],
     "largest": [_FLAG, *[_ADDRESS] * 4, *[_COUNT] * 3],
     "store_context": [_FLAG, *[_ADDRESS] * 5, *[_COUNT] * 2, _ADDRESS, ctypes.c_float,
                       *[_ADDRESS] * 2],
@@ -77,13 +77,13 @@ class Library:
         self.multiply = _function(loaded, "multiply")
         self.layer = _checked(_function(loaded, "layer"))
         self.layers = _checked(_function(loaded, "layers"))
-        self.delta = _function(loaded, "delta")
-        self.delta_key_dim = _function(loaded, "delta_key_dim")
-        self.delta_key_dim.restype = _COUNT
-        self.delta_taps = _function(loaded, "delta_taps")
-        self.delta_taps.restype = _COUNT
-        self.delta_panel = _function(loaded, "delta_panel")
-        self.delta_panel.restype = _COUNT
+        self.recurrence = _function(loaded, "recurrence")
+        self.recurrence_key_dim = _function(loaded, "recurrence_key_dim")
+        self.recurrence_key_dim.restype = _COUNT
+        self.recurrence_taps = _function(loaded, "recurrence_taps")
+        self.recurrence_taps.restype = _COUNT
+        self.recurrence_panel = _function(loaded, "recurrence_panel")
+        self.recurrence_panel.restype = _COUNT
         self.largest = _function(loaded, "largest")
         self.store_context = _checked(_function(loaded, "store_context"))
         self.words_at = _function(loaded, "words_at")
@@ -177,30 +177,37 @@ class Weights(ctypes.Structure):
     )
 
 
-class DeltaRule(ctypes.Structure):
-    """`DeltaRule` of delta.h."""
+class Recurrence(ctypes.Structure):
+    """`Recurrence` of recurrence.h."""
 
     _fields_ = (
         ("key_heads", ctypes.c_int64),
         ("value_heads", ctypes.c_int64),
         ("key_dim", ctypes.c_int64),
         ("value_dim", ctypes.c_int64),
+        ("channels", ctypes.c_int64),
         ("taps", ctypes.c_int64),
         ("decays", ctypes.c_int64),
+        ("norm_size", ctypes.c_int64),
         ("convolution", ctypes.c_void_p),
         ("convolution_bias", ctypes.c_void_p),
         ("decay_rates", ctypes.c_void_p),
         ("decay_biases", ctypes.c_void_p),
+        ("skips", ctypes.c_void_p),
         ("norm", ctypes.c_void_p),
-        ("write_scale", ctypes.c_float),
         ("eps", ctypes.c_float),
+        ("write_scale", ctypes.c_float),
+        ("min_start", ctypes.c_float),
+        ("max_start", ctypes.c_float),
         ("rounds_first", ctypes.c_int32),
+        ("gates_first", ctypes.c_int32),
         ("gate_is_sigmoid", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
     )
 
 
-class DeltaSpan(ctypes.Structure):
-    """`DeltaSpan` of delta.h."""
+class StateSpan(ctypes.Structure):
+    """`StateSpan` of recurrence.h."""
 
     _fields_ = (
         ("first", ctypes.c_int64),
@@ -212,16 +219,16 @@ class DeltaSpan(ctypes.Structure):
     )
 
 
-class DeltaCall(ctypes.Structure):
-    """`DeltaCall` of delta.h."""
+class RecurrenceCall(ctypes.Structure):
+    """`RecurrenceCall` of recurrence.h."""
 
     _fields_ = (
         ("rule", ctypes.c_void_p),
-        ("qkv", ctypes.c_void_p),
+        ("inputs", ctypes.c_void_p),
         ("decay", ctypes.c_void_p),
         ("write", ctypes.c_void_p),
         ("gate", ctypes.c_void_p),
-        ("qkv_stride", ctypes.c_int64),
+        ("inputs_stride", ctypes.c_int64),
         ("decay_stride", ctypes.c_int64),
         ("write_stride", ctypes.c_int64),
         ("gate_stride", ctypes.c_int64),

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from blockdraft.kernels.interface import (
     AnyWeight,
-    DeltaRule,
-    DeltaStep,
     GroupWeight,
     Int8Weight,
     KVPages,
@@ -20,6 +18,8 @@ from blockdraft.kernels.interface import (
     Norm,
     PagedRows,
     PagedTables,
+    Recurrence,
+    RecurrentStep,
     Rotation,
     RowRule,
     Scoring,
@@ -177,7 +177,7 @@ class TorchBackend:
         for layer in range(projected.shape[1]):
             kv.write(layer, slots, keys[:, layer].transpose(0, 1), values[:, layer].transpose(0, 1))
 
-    def delta_step(self, rule: DeltaRule) -> DeltaStep | None:
+    def recurrent_step(self, rule: Recurrence) -> RecurrentStep | None:
         """None: torch's operations on few values would have bits that depend on their number."""
         return None
 

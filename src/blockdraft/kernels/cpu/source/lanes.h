@@ -158,6 +158,27 @@ inline void store_some(T* to, Lanes x, int64_t num) {
   std::memcpy(to, padded, static_cast<size_t>(num) * sizeof(T));
 }
 
+// A number of lanes that the compiler knows to be all of them.
+typedef std::integral_constant<int64_t, kLanes> AllLanes;
+
+template <typename T>
+inline Lanes load_some(const T* from, AllLanes) {
+  return load(from);
+}
+
+template <typename T>
+inline void store_some(T* to, Lanes x, AllLanes) {
+  store(to, x);
+}
+
+// Calls act(i, num) for the values from `begin` to `end`: for all lanes at a time, then for the rest.
+template <typename Act>
+inline void in_lanes(int64_t begin, int64_t end, const Act& act) {
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) act(i, AllLanes{});
+  if (i < end) act(i, end - i);
+}
+
 // a * b + c, rounded once where the machine can.
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #ifdef __AVX512F__

@@ -1,4 +1,4 @@
-"""Layers with a gated delta rule, by a kernel: what transformers' own steps give, and exact.
+"""Recurrent mixers by a kernel: what transformers' own steps give, and exact.
 
 What drafting, chunks, neighbors, preemption and shared beginnings must not change is held against
 lone plain decoding, as for all recurrent layers; see test_recurrent and test_recurrent_pages.
@@ -17,19 +17,60 @@ from torch import Tensor
 from blockdraft.cache import states as states_module
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.cache.states import StateLayer
-from blockdraft.kernels.cpu.delta import NativeDelta
 from blockdraft.kernels.cpu.library import library
-from blockdraft.kernels.interface import DeltaInputs, DeltaState
-from blockdraft.models import delta_rule
-from blockdraft.models.delta_rule import DELTA_KINDS, DeltaMixer, delta_mixer
-from blockdraft.models.recurrent import StepByStep, copies_states, mixers, new_cache
+from blockdraft.kernels.cpu.recurrence import NativeRecurrence
+from blockdraft.kernels.interface import (
+    Convolution,
+    Recurrence,
+    RecurrentInputs,
+    RecurrentState,
+)
+from blockdraft.models import kernel_mixers
+from blockdraft.models.kernel_mixers import KernelMixer, kernel_mixer
+from blockdraft.models.mixer_kinds import MIXER_KINDS
+from blockdraft.models.recurrent import (
+    StepByStep,
+    cache_argument,
+    copies_states,
+    mixers,
+    new_cache,
+)
 from blockdraft.models.sequential import SequentialTarget
 from tests.parity.test_architectures import RECURRENT, build
 from tests.parity.test_recurrent_pages import AMPLE, FEW, alone, together
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 
-KINDS = ("KimiLinear", "OlmoHybrid", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+PAGED_KINDS = (
+    *("KimiLinear", "OlmoHybrid", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
+    *("Bamba", "FalconH1", "GraniteMoeHybrid", "NemotronH"),
+    *("Lfm2", "Lfm2Moe", "Lfm3"),
+)
+KINDS = (*PAGED_KINDS, "Mamba2", "Zamba2")
+ONE_OF_EACH = ("Qwen3_5", "GraniteMoeHybrid", "Lfm2")
+"""A delta rule, a scan, a convolution alone."""
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in KINDS},
+    "Bamba with groups and limits": (
+        "Bamba",
+        {"mamba_n_groups": 2, "time_step_limit": (0.05, 0.3), "mamba_conv_bias": False},
+    ),
+    "NemotronH with limits": ("NemotronH", {"time_step_min": 0.5, "n_groups": 4}),
+    "FalconH1 with a norm behind its gate": (
+        "FalconH1",
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2},
+    ),
+    "FalconH1 with a norm before its gate": (
+        "FalconH1",
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": True, "mamba_n_groups": 2},
+    ),
+    "FalconH1 with multipliers": (
+        "FalconH1",
+        {"ssm_in_multiplier": 0.7, "ssm_multipliers": [0.5, 1.5, 0.7, 1.3, 0.9]},
+    ),
+    "Lfm2 with biases": ("Lfm2", {"conv_bias": True, "conv_L_cache": 4}),
+}
+"""Other forms that mixers of one class take."""
 NUM_TOKENS = 40
 """Tokens of a mixer alone."""
 
@@ -44,14 +85,14 @@ def forms(kind: str, dtype: torch.dtype = torch.float32) -> set[type]:
 
 def test_all_kinds_are_tried() -> None:
     names = {type(mixers(build(kind, RECURRENT[kind]))[0]).__name__ for kind in KINDS}
-    assert names == {name.rpartition(".")[2] for name in DELTA_KINDS}
+    assert names == {name.rpartition(".")[2] for name in MIXER_KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_mixers_step_by_a_kernel_or_all_in_torch(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert forms(kind) == {DeltaMixer}
+    assert forms(kind) == {KernelMixer}
     assert forms(kind, torch.float64) == {StepByStep}
     monkeypatch.setattr("blockdraft.kernels.cpu.backend.library", lambda: None)
     assert forms(kind) == {StepByStep}
@@ -60,18 +101,20 @@ def test_mixers_step_by_a_kernel_or_all_in_torch(
 def outputs_of(model: Any, mixer: Any, form: Any, hidden: Tensor) -> tuple[Tensor, StateLayer]:
     cache = new_cache(model)
     cache.expect(hidden.shape[1])
-    return form(hidden, cache_params=cache), cache.layers[mixer.layer_idx]
+    output = form(hidden, **{cache_argument(mixer): cache})
+    return output, cache.layers[mixer.layer_idx]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", VARIANTS)
 @torch.inference_mode()
-def test_a_kernel_gives_what_single_steps_give(kind: str, dtype: torch.dtype) -> None:
-    model = build(kind, RECURRENT[kind], dtype)
+def test_a_kernel_gives_what_single_steps_give(name: str, dtype: torch.dtype) -> None:
+    kind, options = VARIANTS[name]
+    model = build(kind, {**RECURRENT[kind], **options}, dtype)
     for mixer in mixers(model):
         generator = torch.Generator().manual_seed(1)
         hidden = torch.randn(1, NUM_TOKENS, 64, generator=generator).to(dtype)
-        by_kernel = delta_mixer(mixer)
+        by_kernel = kernel_mixer(mixer)
         assert by_kernel is not None
         found, layer = outputs_of(model, mixer, by_kernel, hidden)
         with ExitStack() as undo:
@@ -82,15 +125,22 @@ def test_a_kernel_gives_what_single_steps_give(kind: str, dtype: torch.dtype) ->
         )
         state = layer.value()
         assert state is not None
-        matrices, own_matrices = by_kernel.step.matrices(state), own.recurrent_states[0][0]
+        matrices = by_kernel.step.matrices(state)
+        assert (matrices is None) == (own.recurrent_states[0] is None)
+        if matrices is None:
+            kept = own.conv_states[0][0].T[1:]
+            torch.testing.assert_close(state.inputs, kept, rtol=0, atol=0)
+            continue
+        own_matrices = own.recurrent_states[0][0]
         assert own_matrices.abs().max() > 0.01
         torch.testing.assert_close(
             matrices, own_matrices, rtol=0, atol=allowed * float(own_matrices.abs().max())
         )
 
 
-@pytest.mark.parametrize("chunk", [7, 512])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("chunk", [1, 7, 64, 512])
+@pytest.mark.parametrize("kind", PAGED_KINDS)
 def test_five_together_answer_as_alone(kind: str, chunk: int) -> None:
     pages = Pages(AMPLE)
     crowd = together(kind, pages, chunk=chunk)
@@ -100,15 +150,17 @@ def test_five_together_answer_as_alone(kind: str, chunk: int) -> None:
     assert 0 < sum(answer.acceptance.num_accepted for answer in crowd.answers) < drafted
 
 
-@pytest.mark.parametrize("num_pages", [AMPLE, FEW])
-def test_nobody_reads_what_was_given_back(num_pages: int) -> None:
-    with spoiled_room():
-        crowd = together("Qwen3_5", Pages(num_pages), max_tokens=60, chunk=64)
-    assert crowd.answers == alone("Qwen3_5", 60)
-
-
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("kind", ["KimiLinear", "Qwen3Next", "OlmoHybrid"])
+@pytest.mark.parametrize("num_pages", [AMPLE, FEW])
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+def test_nobody_reads_what_was_given_back(kind: str, num_pages: int) -> None:
+    with spoiled_room():
+        crowd = together(kind, Pages(num_pages), max_tokens=60, chunk=64)
+    assert crowd.answers == alone(kind, 60)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("kind", PAGED_KINDS)
 def test_preempted_ones_answer_as_alone(kind: str) -> None:
     crowd = together(kind, Pages(FEW), max_tokens=60, chunk=64)
     assert crowd.engine.scheduler.num_preempted
@@ -117,14 +169,20 @@ def test_preempted_ones_answer_as_alone(kind: str) -> None:
 
 @contextmanager
 def gates_of_the_neighbor() -> Iterator[None]:
-    """A row decays and writes by the gates of the row before it, where there is one."""
-    real = delta_rule._Steps.__init__
+    """Beside other sequences a row decays, writes and opens by the gates of the row before it."""
+    real = kernel_mixers._Steps.run
 
-    def init(steps: Any, step: Any, inputs: DeltaInputs) -> None:
-        turned = replace(inputs, decay=inputs.decay.roll(1, 0), write=inputs.write.roll(1, 0))
-        real(steps, step, turned)
+    def turned(part: Tensor | None) -> Tensor | None:
+        return None if part is None else part.roll(1, 0)
 
-    with patch.object(delta_rule._Steps, "__init__", init):
+    def run(steps: Any) -> Tensor:
+        if len({id(layer) for layer, _ in steps._reached}) > 1:
+            own = steps._inputs
+            gates = {name: turned(getattr(own, name)) for name in ("gate", "decay", "write")}
+            steps._inputs = replace(own, **gates)
+        return real(steps)
+
+    with patch.object(kernel_mixers._Steps, "run", run):
         yield
 
 
@@ -142,12 +200,12 @@ def accepted_rows_do_not_step_again() -> Iterator[None]:
 @contextmanager
 def other_rows_step_again() -> Iterator[None]:
     """What is kept of the candidates are the inputs of the rows before them."""
-    real = DeltaInputs.copied
+    real = RecurrentInputs.copied
 
-    def copied(inputs: DeltaInputs, first: int, end: int) -> DeltaInputs:
+    def copied(inputs: RecurrentInputs, first: int, end: int) -> RecurrentInputs:
         return real(inputs, first - 1, end - 1)
 
-    with patch.object(DeltaInputs, "copied", copied):
+    with patch.object(RecurrentInputs, "copied", copied):
         yield
 
 
@@ -165,16 +223,30 @@ def rejected_rows_step_again_too() -> Iterator[None]:
 
 
 @contextmanager
+def accepted_rows_step_again_from_another_state() -> Iterator[None]:
+    """They step behind the rejected ones instead of behind the anchor."""
+    real = StateLayer._step_again
+
+    def step_again(layer: StateLayer, length: int) -> None:
+        layer._copies[layer._sure] = layer._present()
+        real(layer, length)
+
+    with patch.object(StateLayer, "_step_again", step_again):
+        yield
+
+
+@contextmanager
 def spoiled_room() -> Iterator[None]:
     """What is given back is no number from then on, so that whoever still reads it is found."""
-    real = NativeDelta.take_back
+    real = NativeRecurrence.take_back
 
-    def take_back(step: NativeDelta, state: DeltaState) -> None:
-        state.matrices.fill_(torch.nan)
+    def take_back(step: NativeRecurrence, state: RecurrentState) -> None:
+        if state.matrices is not None:
+            state.matrices.fill_(torch.nan)
         state.inputs.fill_(torch.nan)
         real(step, state)
 
-    with patch.object(NativeDelta, "take_back", take_back):
+    with patch.object(NativeRecurrence, "take_back", take_back):
         yield
 
 
@@ -192,45 +264,82 @@ def states_of_others_are_written_over() -> Iterator[None]:
         accepted_rows_do_not_step_again,
         other_rows_step_again,
         rejected_rows_step_again_too,
+        accepted_rows_step_again_from_another_state,
         states_of_others_are_written_over,
     ],
 )
-def test_the_equality_check_finds(fault: Callable[[], AbstractContextManager[object]]) -> None:
-    """Where two hold one room, the kernel refuses to write it twice."""
-    expected = alone("Qwen3_5")
-    with fault(), pytest.raises((AssertionError, RuntimeError)):
-        assert together("Qwen3_5", Pages(AMPLE)).answers == expected
-    assert together("Qwen3_5", Pages(AMPLE)).answers == expected
-
-
-def test_a_kernel_that_computes_something_else_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+def test_the_equality_check_finds(
+    kind: str,
+    fault: Callable[[], AbstractContextManager[object]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    name = next(name for name in DELTA_KINDS if name.endswith("Qwen3_5GatedDeltaNet"))
-    kind = DELTA_KINDS[name]
-    wrong = replace(kind, rule=lambda mixer: replace(kind.rule(mixer), write_scale=1.01))
-    monkeypatch.setitem(DELTA_KINDS, name, wrong)
-    assert forms("Qwen3_5") == {StepByStep}
+    """Where two hold one room, the kernel refuses to write it twice."""
+    expected = alone(kind)
+    with fault(), pytest.raises((AssertionError, RuntimeError)):
+        assert together(kind, Pages(AMPLE)).answers == expected
+    assert "keeps torch's steps" not in caplog.text  # which would have other bits too
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("Qwen3_5", {"write_scale": 1.01}),
+        ("GraniteMoeHybrid", {"gates_first": False}),
+        ("GraniteMoeHybrid", {"start_limits": (0.9, 1.0)}),
+        ("Lfm2", {"convolution": Convolution(torch.ones(64, 3), None)}),
+    ],
+)
+def test_a_kernel_that_computes_something_else_is_left_out(
+    kind: str,
+    part: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mixer = type(mixers(build(kind, RECURRENT[kind]))[0])
+    name = f"{mixer.__module__}.{mixer.__qualname__}"
+    own = MIXER_KINDS[name]
+
+    def rule(mixer: Any) -> Recurrence:
+        changed: Recurrence = replace(own.rule(mixer), **part)
+        return changed
+
+    monkeypatch.setitem(MIXER_KINDS, name, replace(own, rule=rule))
+    assert forms(kind) == {StepByStep}
     assert "it keeps torch's steps" in caplog.text
 
 
-def test_other_activations_and_parts_are_left_to_torch() -> None:
-    mixer: Any = mixers(build("Qwen3_5", RECURRENT["Qwen3_5"], torch.float32))[0]
-    assert delta_mixer(mixer) is not None
-    for name, other in (("activation", "gelu"), ("A_log", None), ("num_k_heads", 3)):
-        own = getattr(mixer, name)
-        with patch.dict(vars(mixer)), patch.dict(mixer._parameters):
-            setattr(mixer, name, other)
-            assert delta_mixer(mixer) is None
-        assert getattr(mixer, name) is own
+@pytest.mark.parametrize(
+    ("kind", "name", "other"),
+    [
+        ("Qwen3_5", "activation", "gelu"),
+        ("Qwen3_5", "A_log", None),
+        ("Qwen3_5", "num_k_heads", 3),
+        ("GraniteMoeHybrid", "activation", "gelu"),
+        ("GraniteMoeHybrid", "D", None),
+        ("GraniteMoeHybrid", "n_groups", 3),
+        ("Lfm2", "conv", None),
+    ],
+)
+def test_other_activations_and_parts_are_left_to_torch(kind: str, name: str, other: Any) -> None:
+    mixer: Any = mixers(build(kind, RECURRENT[kind], torch.float32))[0]
+    assert kernel_mixer(mixer) is not None
+    setattr(mixer, name, other)
+    assert kernel_mixer(mixer) is None
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+def test_a_mixer_with_a_hook_is_left_to_torch(kind: str) -> None:
+    mixer: Any = mixers(build(kind, RECURRENT[kind], torch.float32))[0]
     mixer.register_forward_hook(lambda *_: None)
-    assert delta_mixer(mixer) is None
+    assert kernel_mixer(mixer) is None
 
 
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
 @torch.inference_mode()
-def test_going_back_twice_leaves_the_state_of_the_tokens_that_stay() -> None:
+def test_going_back_twice_leaves_the_state_of_the_tokens_that_stay(kind: str) -> None:
     """From tokens of several calls, and after some of them were replaced by others."""
-    model = build("Qwen3_5", RECURRENT["Qwen3_5"], torch.float32)
+    model = build(kind, RECURRENT[kind], torch.float32)
     mixer: Any = mixers(model)[0]
     with SequentialTarget(model).released_after() as target:
         expected = []
@@ -249,8 +358,11 @@ def test_going_back_twice_leaves_the_state_of_the_tokens_that_stay() -> None:
         for length in (5, 4, 3, 2):
             cache.truncate(length)
             for part in ("inputs", "matrices"):
-                found = getattr(layer.value(), part)
-                assert torch.equal(found, getattr(expected[length - 2], part)), length
+                found, right = (
+                    getattr(state, part) for state in (layer.value(), expected[length - 2])
+                )
+                is_same = right is None if found is None else torch.equal(found, right)
+                assert is_same, length
         cache.truncate(0)
         assert layer.value() is None
         cache.may_return(0)
@@ -258,10 +370,11 @@ def test_going_back_twice_leaves_the_state_of_the_tokens_that_stay() -> None:
             layer.go_back(3)
 
 
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
 @torch.inference_mode()
-def test_states_keep_no_more_room_than_they_need() -> None:
+def test_states_keep_no_more_room_than_they_need(kind: str) -> None:
     """A layer gives back what may not return any more, and that goes to its next states."""
-    model = build("Qwen3_5", RECURRENT["Qwen3_5"], torch.float32)
+    model = build(kind, RECURRENT[kind], torch.float32)
     mixer: Any = mixers(model)[0]
     with SequentialTarget(model).released_after() as target:
         assert not copies_states(model)
@@ -272,6 +385,6 @@ def test_states_keep_no_more_room_than_they_need() -> None:
             cache.may_return(cache.length + 1)
             target._run(cache, [1, 2, 3, 4, 5, 6], 0)
             cache.truncate(cache.length - 3)
-            rooms.add(layer.recurrent_states[0].data_ptr())
+            rooms.add(layer.conv_states[0].data_ptr())
         assert len(step._spare) <= 3
         assert len(rooms) <= 4
