@@ -695,9 +695,8 @@ class NGramRules:
     successors of a context that are looked at, whatever their noise. known_token: so many times as
     probable is a successor that the text holds. priors: so many observations is the shorter context
     worth, for contexts of one token, two, and three. least_probability: of what is found.
-    most_noise: what is added to the logarithm of a share at most. least_behind: the probability of
-    a path behind which tokens of large noise are looked at. max_read: tokens of a new text that are
-    counted, its last ones. max_remembered: successors of a context in the text that count.
+    most_noise: what is added to the logarithm of a share at most. max_read: tokens of a new text
+    that are counted, its last ones. max_remembered: successors of a context in the text that count.
     """
 
     parts: Sequence[NGramPart]
@@ -708,7 +707,6 @@ class NGramRules:
     priors: tuple[float, float, float]
     least_probability: float
     most_noise: float
-    least_behind: float
     max_read: int
     max_remembered: int
 
@@ -717,15 +715,15 @@ class NGramRules:
 class TokenNoise:
     """The noise that chooses a token: a stream of random words, and what it is multiplied by.
 
-    Tokens further on have the positions behind. large: of the first of these places, the tokens
-    with the largest noise, rising ids, and their noise.
+    Tokens further on have the positions behind. large: of the first one the tokens with the largest
+    noise, rising ids, and their noise; None if they are not to be looked at.
     """
 
     seed: int
     sample_index: int
     position: int
     temperature: float
-    large: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]] = ()
+    large: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from blockdraft.kernels.interface import NGramPaths, NGramRules, NGramSearch, To
 from blockdraft.speculate.drafters import ngram_search as module
 from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search, rules_for
 from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable
-from blockdraft.speculate.sampler.noise import large_noise
+from blockdraft.speculate.sampler.noise import noise_at
 from blockdraft.speculate.sampler.philox import Stream
 
 needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels on this machine")
@@ -33,11 +33,14 @@ def rules_of(table: NGramTable, **changed: Any) -> NGramRules:
     return replace(rules_for(table), **changed)
 
 
-def noise_at(seed: int, sample_index: int, position: int, temperature: float) -> TokenNoise:
-    """With the tokens of large noise of two places."""
-    found = [large_noise(Stream(seed, sample_index, position + i), 100_000) for i in range(2)]
-    large = [(own.ids, own.noise) for own in found]
-    return TokenNoise(seed, sample_index, position, temperature, large)
+def noise_with_large(
+    draw: random.Random, known: list[int], position: int, temperature: float
+) -> TokenNoise:
+    """Half of the tokens that the text knows, and two others, count as those of large noise."""
+    stream = Stream(2**63 + position, 1, position)
+    ids = np.array(sorted({token for token in known if draw.random() < 0.5} | {1, 77_777}))
+    noise = noise_at([stream], [len(ids)], ids)
+    return TokenNoise(stream.seed, 1, position, temperature, (ids, noise))
 
 
 def native(table: NGramTable, **changed: Any) -> NGramSearch:
@@ -63,14 +66,15 @@ def test_kernels_find_the_same_paths(
     texts = [(text_of(draw, 60, num_kinds, spread), 3) for _ in range(40 * has_table)]
     table = NGramTable.count(texts) if has_table else NGramTable([])
     kernels, plain = native(table), PlainSearch(table)
+    known = [spread * token for token in range(num_kinds)]
     num_found = num_deep = 0
     for key in range(6):
         # Some are shorter than a context, and one is longer than what is remembered of a context.
         text = text_of(draw, (2, 3, 4, 30, 200, 900)[key], num_kinds, spread)[key == 0 :]
-        for step in range(12):
+        for _ in range(12):
             noise = None
             if temperature is not None:
-                noise = TokenNoise(2**63 + key, step, len(text), temperature)
+                noise = noise_with_large(draw, known, len(text), temperature)
             for num_nodes, depth in ((1, 8), (8, 8), (5, 2)):
                 found = kernels.paths(key, text, noise, num_nodes, depth)
                 assert_same(found, plain.paths(key, text, noise, num_nodes, depth))
@@ -121,7 +125,7 @@ def test_what_does_not_fit_the_kernels_is_refused() -> None:
         with pytest.raises(ValueError, match="contexts do not fit"):
             native(NGramTable([*table.parts[:2], replace(last, **changed)]))
     search = native(table)
-    odd = TokenNoise(1, 0, 3, 1.0, [(np.arange(3), np.zeros(2))])
+    odd = TokenNoise(1, 0, 3, 1.0, (np.arange(3), np.zeros(2)))
     with pytest.raises(ValueError, match="3 int64 tokens, 2 float64"):
         search.paths(0, [1, 2, 3], odd, 4, 4)
 

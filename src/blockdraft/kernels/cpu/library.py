@@ -269,7 +269,6 @@ class Rules(ctypes.Structure):
         ("priors", ctypes.c_double * 3),
         ("least_probability", ctypes.c_double),
         ("most_noise", ctypes.c_double),
-        ("least_behind", ctypes.c_double),
         ("max_remembered", ctypes.c_int64),
     )
 
@@ -295,8 +294,7 @@ class Search(ctypes.Structure):
         ("sample_index", ctypes.c_uint64),
         ("position", ctypes.c_uint64),
         ("temperature", ctypes.c_double),
-        ("large", ctypes.c_void_p),
-        ("num_large", ctypes.c_int64),
+        ("large", Large),
         ("num_nodes", ctypes.c_int64),
         ("max_depth", ctypes.c_int64),
         ("tokens", ctypes.c_void_p),

@@ -47,7 +47,6 @@ class NativeNGrams:
             (ctypes.c_double * LONGEST)(*rules.priors),
             rules.least_probability,
             rules.most_noise,
-            rules.least_behind,
             rules.max_remembered,
         )
 
@@ -69,7 +68,6 @@ class NativeNGrams:
         tokens, parents = (ctypes.c_int64 * num_nodes)(), (ctypes.c_int64 * num_nodes)()
         probabilities = (ctypes.c_double * num_nodes)()
         seen = noise or _NO_NOISE
-        large = (native.Large * len(seen.large))(*(_large(*own) for own in seen.large))
         search = native.Search(
             ctypes.addressof(ids),
             text.num_read - begin,
@@ -78,8 +76,7 @@ class NativeNGrams:
             seen.sample_index,
             seen.position,
             seen.temperature,
-            ctypes.addressof(large),
-            len(large),
+            native.Large() if seen.large is None else _large(*seen.large),
             num_nodes,
             max_depth,
             ctypes.addressof(tokens),

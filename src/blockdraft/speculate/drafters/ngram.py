@@ -18,8 +18,6 @@ from blockdraft.speculate.sampler.logits import Place
 from blockdraft.speculate.sampler.noise import large_noise
 
 MAX_NODES = 8
-LARGE_DEPTHS = 3
-"""Tokens ahead for which those of large noise are looked at. The target asks for the same ones."""
 
 
 class NGramDrafter(ModelFree):
@@ -35,9 +33,8 @@ class NGramDrafter(ModelFree):
 
     def _propose(self, row: Row) -> Proposal:
         sample = row.sequence
-        noise = self._noise_of(sample, min(row.num_slots, LARGE_DEPTHS))
         found = self._search.paths(
-            sample.key, sample.token_ids, noise, row.num_draft_tokens, row.num_slots
+            sample.key, sample.token_ids, self._noise(sample), row.num_draft_tokens, row.num_slots
         )
         if not found.tokens:
             return NOTHING
@@ -48,13 +45,19 @@ class NGramDrafter(ModelFree):
         """See Drafter.close."""
         self._search.close(key)
 
-    def _noise_of(self, sample: Sample, num_large: int) -> TokenNoise | None:
+    def _noise(self, sample: Sample) -> TokenNoise | None:
         """What decides between tokens behind a sample's own; None where nothing does."""
         temperature = noise_temperature(sample.params)
         if temperature == 0.0:
             return None
         stream = Place(sample, 0, []).stream
-        places = (Place(sample, depth, []) for depth in range(num_large))
-        found = [large_noise(place.stream, self._vocab_size) for place in places]
-        large = [(own.ids, own.noise) for own in found]
-        return TokenNoise(stream.seed, stream.sample_index, stream.position, temperature, large)
+        # The target asks for the same when it chooses here. Places further on gain less by them
+        # than they cost.
+        large = large_noise(stream, self._vocab_size)
+        return TokenNoise(
+            stream.seed,
+            stream.sample_index,
+            stream.position,
+            temperature,
+            (large.ids, large.noise),
+        )

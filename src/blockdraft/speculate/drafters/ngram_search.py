@@ -32,9 +32,6 @@ from blockdraft.speculate.sampler.philox import Stream
 LEAST_PROBABILITY = 0.08
 """A row of the target's forward is worth more elsewhere, or not computed at all."""
 MOST_NOISE = 300.0
-LEAST_BEHIND = 0.25
-"""Behind a path that is less probable than this no token of large noise would be proposed, but few:
-looking at them takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +96,11 @@ class PlainSearch:
 
         noise: there. num_found: nodes that were found before.
         """
-        large = () if noise is None or not noise.large else noise.large[0][0].tolist()
+        large = [] if noise is None or noise.large is None else noise.large[0].tolist()
         successors: list[Shares] = []
         for node in nodes:
             context = (*ending, *node.path)[-LONGEST:]
-            others = large if node.probability >= LEAST_BEHIND else ()
-            successors.append(text.mixed(context, self._table.after(context, others)))
+            successors.append(text.mixed(context, self._table.after(context, large)))
         if noise is not None:
             successors = _with_noise(successors, noise)
         children: list[_Node] = []
@@ -133,7 +129,6 @@ def rules_for(table: NGramTable) -> NGramRules:
         priors=PRIORS,
         least_probability=LEAST_PROBABILITY,
         most_noise=MOST_NOISE,
-        least_behind=LEAST_BEHIND,
         max_read=MAX_READ,
         max_remembered=MAX_REMEMBERED,
     )
@@ -151,9 +146,9 @@ def _by_probability(node: _Node) -> tuple[float, int]:
 
 def _ahead(noise: TokenNoise | None, depth: int) -> TokenNoise | None:
     """The noise so many tokens ahead."""
-    if noise is None:
-        return None
-    return replace(noise, position=noise.position + depth, large=noise.large[depth:])
+    if noise is None or not depth:
+        return noise
+    return replace(noise, position=noise.position + depth, large=None)
 
 
 def _with_noise(successors: list[Shares], noise: TokenNoise) -> list[Shares]:

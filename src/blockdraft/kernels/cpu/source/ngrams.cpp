@@ -36,11 +36,10 @@ struct Rules {
   double priors[kLongest];      // observations that the shorter context is worth
   double least_probability;
   double most_noise;
-  double least_behind;     // of a path behind which tokens of large noise are looked at
   int64_t max_remembered;  // successors of a context in the text that count, the last ones
 };
 
-// The tokens with the largest noise of a place, rising.
+// The tokens with the largest noise of a place, rising; or none.
 struct Large {
   const int64_t* tokens;
   const double* noise;
@@ -53,8 +52,7 @@ struct Search {
   int64_t num_tokens;
   Stream stream;  // of the first token that is searched
   double temperature;
-  const Large* large;  // [num_large], of the first places
-  int64_t num_large;
+  Large large;  // of the first place
   int64_t num_nodes;
   int64_t max_depth;
   int64_t* tokens;  // [num_nodes] each of what is found
@@ -312,11 +310,10 @@ std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search&
   int64_t num_found = 0;
   for (int64_t depth = 0; depth < search.max_depth && !newest.empty(); ++depth) {
     const Large none{nullptr, nullptr, 0};
-    const Large& large = depth < search.num_large ? search.large[depth] : none;
+    const Large& large = depth == 0 ? search.large : none;
     const MarkedLarge marked(marks, large);
     for (const Node& node : newest) {
-      const Large& others = node.probability >= rules.least_behind ? large : none;
-      Shares shares = successors(rules, text, node.context, marks, others);
+      Shares shares = successors(rules, text, node.context, marks, large);
       if (search.temperature > 0.0) weigh(rules, search, marks, large, depth, shares);
       std::stable_sort(shares.all.begin(), shares.all.end(),
                        [](const Share& a, const Share& b) { return a.value > b.value; });
