@@ -58,6 +58,12 @@ def test_the_paged_path_and_its_memory(tmp_path: Path, name: str) -> None:
     assert fit.target.kv_bytes_per_token == sum(sizes) * 4
 
 
+def assert_covers(told: int | None, held: int) -> None:
+    """A kernel needs one input of a convolution less than transformers keeps."""
+    assert told is not None
+    assert 0.9 * told <= held <= told
+
+
 @pytest.mark.parametrize("name", ONE_AFTER_ANOTHER)
 def test_the_other_paths_say_why_and_what_they_take(tmp_path: Path, name: str) -> None:
     options, reason = ONE_AFTER_ANOTHER[name]
@@ -66,9 +72,11 @@ def test_the_other_paths_say_why_and_what_they_take(tmp_path: Path, name: str) -
     assert facts.path == (f"recurrent, {one_by_one}" if name in RECURRENT else one_by_one)
     assert facts.trees == (name not in RECURRENT)
     assert reason in str(facts.path_reason)
+    if name not in RECURRENT:
+        assert facts.state_bytes is None
+        return
     with SequentialTarget(build(name, options, torch.float32)).released_after() as target:
-        expected = target.state_bytes() if name in RECURRENT else None
-    assert facts.state_bytes == expected
+        assert_covers(facts.state_bytes, target.state_bytes())
 
 
 @pytest.mark.parametrize("name", ["Qwen3_5", "FalconH1"])
@@ -77,9 +85,7 @@ def test_hybrids_are_batched_and_take_states(tmp_path: Path, name: str) -> None:
     assert (facts.path, facts.trees, facts.path_reason) == ("recurrent", False, None)
     with PagedTarget(build(name, RECURRENT[name], torch.float32), Pages(9)).released_after() as own:
         held = own.state_bytes()
-    # A kernel needs one input of a convolution less than transformers keeps.
-    assert facts.state_bytes is not None
-    assert 0.9 * facts.state_bytes <= held <= facts.state_bytes
+    assert_covers(facts.state_bytes, held)
 
 
 @pytest.mark.parametrize("name", ["Bloom", "MiniMax", "RecurrentGemma"])
