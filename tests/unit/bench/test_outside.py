@@ -76,7 +76,7 @@ def llm(pair):
 
 def wait_for_state(pid, *states):
     """Until a process is in one of the states of proc(5), or is gone."""
-    for _ in range(200):
+    for _ in range(1000):
         try:
             said = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
             state = said.rsplit(")", 1)[1].split()[0]
