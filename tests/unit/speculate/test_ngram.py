@@ -126,6 +126,7 @@ def test_a_damaged_table_is_refused_with_the_remedy(tmp_path: Path) -> None:
         arrays | {"2.keys": arrays["2.keys"][:-1]},
         arrays | {"3.levels": arrays["3.levels"][:-1]},
         {name: value for name, value in arrays.items() if name != "frequencies"},
+        arrays | {"frequencies": arrays["frequencies"][:-1]},
     ):
         save_file({name: np.ascontiguousarray(value) for name, value in damaged.items()}, path)
         with pytest.raises(ModelError, match=r"is no table of n-grams .* or delete it"):
@@ -194,3 +195,21 @@ def test_noise_beyond_all_numbers_leaves_probabilities(temperature: float) -> No
         row = Row(sample_of([7], seed, temperature=temperature), [7], 4)
         (proposal,) = NGramDrafter(table, VOCAB_SIZE).propose([row])
         assert all(0.0 <= probability <= 1.0 for probability in proposal.probabilities)
+
+
+def test_of_unlikely_tokens_the_one_with_much_noise_is_proposed() -> None:
+    """A token that the table knows by its frequency alone, among hundreds, and filters rule out."""
+    rare = range(100, 400)
+    texts = [([7, 1], 1)] * 300 + [([9, token], 1) for token in rare for _ in range(3)]
+    table = NGramTable.count(texts)
+    found: dict[float, int] = {}
+    for top_p in (1.0, 0.9):
+        drafter, found[top_p] = NGramDrafter(table, 400), 0
+        for seed in range(60):
+            sequence = sample_of([9], seed, temperature=1.0, top_p=top_p)
+            (proposal,) = drafter.propose([Row(sequence, [9], 8, max_depth=1)])
+            drafter.close(0)
+            noise = noise_of(np.array([list(rare)]), sequence)[0]
+            found[top_p] += rare[int(noise.argmax())] in proposal.tree.tokens
+    assert found[1.0] > 50
+    assert found[0.9] < 10

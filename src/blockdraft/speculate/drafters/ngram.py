@@ -14,6 +14,7 @@ from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.branches import noise_temperature
 from blockdraft.speculate.drafters.ngram_search import ngram_search
 from blockdraft.speculate.drafters.ngram_table import NGramTable
+from blockdraft.speculate.sampler.filters import filters
 from blockdraft.speculate.sampler.logits import Place
 from blockdraft.speculate.sampler.noise import large_noise
 
@@ -51,13 +52,10 @@ class NGramDrafter(ModelFree):
         if temperature == 0.0:
             return None
         stream = Place(sample, 0, []).stream
-        # The target asks for the same when it chooses here. Places further on gain less by them
-        # than they cost.
-        large = large_noise(stream, self._vocab_size)
-        return TokenNoise(
-            stream.seed,
-            stream.sample_index,
-            stream.position,
-            temperature,
-            (large.ids, large.noise),
-        )
+        large = None
+        # Filters leave few tokens that are unlikely. Else the target asks for the same when it
+        # chooses here; places further on gain less by them than they cost.
+        if not filters(sample.params):
+            found = large_noise(stream, self._vocab_size)
+            large = found.ids, found.noise
+        return TokenNoise(stream.seed, stream.sample_index, stream.position, temperature, large)

@@ -121,8 +121,9 @@ class NGramTable:
             return None
         try:
             arrays = load_file(path)
-            parts = [_loaded(arrays, length) for length in range(1, LONGEST + 1)]
-            return cls(parts, arrays["frequencies"])
+            frequencies = arrays["frequencies"]
+            parts = [_loaded(arrays, length, len(frequencies)) for length in range(1, LONGEST + 1)]
+            return cls(parts, frequencies)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise ModelError(
                 f"{path} is no table of n-grams ({error}); copy it again, or delete it to draft "
@@ -130,7 +131,7 @@ class NGramTable:
             ) from error
 
 
-def _loaded(arrays: dict[str, NDArray[Any]], length: int) -> NGramPart:
+def _loaded(arrays: dict[str, NDArray[Any]], length: int, num_tokens: int) -> NGramPart:
     """Raises KeyError or ValueError for arrays that are missing or do not fit each other."""
     keys, counts, rests, tokens, levels = (
         arrays[f"{length}.{name}"] for name in ("keys", "counts", "rests", "tokens", "levels")
@@ -141,6 +142,8 @@ def _loaded(arrays: dict[str, NDArray[Any]], length: int) -> NGramPart:
     np.cumsum(counts, out=starts[1:])
     if not len(tokens) == len(levels) == starts[-1]:
         raise ValueError(f"{starts[-1]} successors, {len(tokens)} tokens and {len(levels)} levels")
+    if len(tokens) and int(tokens.max()) >= num_tokens:
+        raise ValueError(f"a successor {tokens.max()}, of {num_tokens} tokens")
     return NGramPart(keys, starts, rests, tokens.astype(np.uint32), levels)
 
 
