@@ -51,7 +51,7 @@ class NGramTable:
         self.parts = tuple(parts)
         """Contexts of one token, of two, and so on."""
         self.frequencies = np.zeros(0, np.uint8) if frequencies is None else frequencies
-        """Of each token, as a level; those behind the last were never met."""
+        """Of each token, as a level. The last level may mean never; so do tokens behind the end."""
 
     @property
     def num_contexts(self) -> int:
