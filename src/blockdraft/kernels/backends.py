@@ -13,7 +13,8 @@ from blockdraft.kernels.cpu.ngrams import NativeNGrams
 from blockdraft.kernels.cpu.provenance import made_with
 from blockdraft.kernels.cpu.random_words import NativeWords
 from blockdraft.kernels.cuda.choice import leave_out, rely_on, triton_backend, why_no_triton
-from blockdraft.kernels.interface import Backend, NGramRules, NGramSearch, RandomWords
+from blockdraft.kernels.interface import Backend, RandomWords
+from blockdraft.kernels.ngram_interface import NGramRules, NGramSearch
 from blockdraft.kernels.torch.backend import TorchBackend
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.cpu.library import library
-from blockdraft.kernels.interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
+from blockdraft.kernels.ngram_interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
 from blockdraft.speculate.drafters import ngram_search as module
 from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search, rules_for
 from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable

@@ -1,4 +1,4 @@
-"""The search of n-grams by kernels; see `kernels.interface.NGramSearch`."""
+"""The search of n-grams by kernels; see `kernels.ngram_interface.NGramSearch`."""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from blockdraft.kernels.cpu import library as native
 from blockdraft.kernels.cpu.library import Library
-from blockdraft.kernels.interface import NGramPart, NGramPaths, NGramRules, TokenNoise
+from blockdraft.kernels.ngram_interface import NGramPart, NGramPaths, NGramRules, TokenNoise
 
 LONGEST = 3
 """`kLongest` of ngrams.cpp."""

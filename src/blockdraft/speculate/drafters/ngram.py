@@ -9,7 +9,7 @@ decides that will choose the target's token, as far as it is known which tokens 
 from blockdraft.core.plan import NOTHING, Proposal, Tree
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
-from blockdraft.kernels.interface import TokenNoise
+from blockdraft.kernels.ngram_interface import TokenNoise
 from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.branches import noise_temperature
 from blockdraft.speculate.drafters.ngram_search import ngram_search

@@ -11,7 +11,7 @@ import numpy as np
 
 from blockdraft.core.plan import ROOT
 from blockdraft.kernels.backends import native_ngrams
-from blockdraft.kernels.interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
+from blockdraft.kernels.ngram_interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
 from blockdraft.speculate.drafters.ngram_table import (
     HEAD,
     LONGEST,

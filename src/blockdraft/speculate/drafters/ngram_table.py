@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from blockdraft.core.errors import ModelError
-from blockdraft.kernels.interface import NGramPart
+from blockdraft.kernels.ngram_interface import NGramPart
 
 NGRAMS_NAME = "ngrams.safetensors"
 """Beside the weights of a drafter."""

@@ -1,0 +1,93 @@
+"""What a search of n-grams is told and finds; kernels have one, and drafters a plain one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NGramPart:
+    """Contexts of one length in a table of n-grams. keys: [contexts], rising, the hash of each.
+
+    starts: [contexts + 1], where the successors of each begin, the most probable first, in tokens
+    and levels, [successors]. rests: [contexts], the level of what is left to shorter contexts.
+    """
+
+    keys: NDArray[np.uint32]
+    starts: NDArray[np.int64]
+    rests: NDArray[np.uint8]
+    tokens: NDArray[np.uint32]
+    levels: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NGramRules:
+    """What a search of n-grams goes by.
+
+    parts: of the table, contexts of one token first; none or three. frequencies: [tokens], the
+    level of each token whatever stands before it. probabilities: [256], of the levels. head: the
+    successors of a context that are looked at, whatever their noise. known_token: so many times as
+    probable is a successor that the text holds. priors: so many observations is the shorter context
+    worth, for contexts of one token, two, and three. least_probability: of what is found.
+    most_noise: what is added to the logarithm of a share at most. max_read: tokens of a new text
+    that are counted, its last ones. max_remembered: successors of a context in the text that count.
+    """
+
+    parts: Sequence[NGramPart]
+    frequencies: NDArray[np.uint8]
+    probabilities: NDArray[np.float64]
+    head: int
+    known_token: float
+    priors: tuple[float, float, float]
+    least_probability: float
+    most_noise: float
+    max_read: int
+    max_remembered: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenNoise:
+    """The noise that chooses a token: a stream of random words, and what it is multiplied by.
+
+    Tokens further on have the positions behind. large: of the first one the tokens with the largest
+    noise, rising ids, and their noise; None if they are not to be looked at.
+    """
+
+    seed: int
+    sample_index: int
+    position: int
+    temperature: float
+    large: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NGramPaths:
+    """Nodes of a tree: tokens, places of parents (-1 for none), and never rising probabilities."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+class NGramSearch(Protocol):
+    """Finds what is likely to follow a text, by a table and by what followed in the text itself."""
+
+    def paths(
+        self,
+        key: int,
+        token_ids: Sequence[int],
+        noise: TokenNoise | None,
+        num_nodes: int,
+        max_depth: int,
+    ) -> NGramPaths:
+        """The most probable tokens behind a text, each with the path to it; `num_nodes` at most.
+
+        key: names the text, which only ever grows: what is new of it is counted first. noise: of
+        the first token; None if nothing but probability decides.
+        """
+
+    def close(self, key: int) -> None:
+        """Forget a text, known or not."""
