@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from blockdraft.cache.paged_kv import LayerShape, int8_page_bytes, page_bytes
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.machine import give_back_memory, memory_bytes
 from blockdraft.core.remembered import once, remembering
 from blockdraft.engine.engine import Engine
@@ -18,17 +18,19 @@ from blockdraft.engine.start_key import remembered_path, start_key
 from blockdraft.kernels.backends import failed_load, passed_load
 from blockdraft.models.exact import RowsDepend
 from blockdraft.models.fused import drop_quantized
+from blockdraft.models.hydra_head import HEAD_NAME, HydraHead
 from blockdraft.models.loading import load_target_model
 from blockdraft.models.packed import multiplies_int8
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import NotPaged, layer_shapes
+from blockdraft.models.quantized import weight_of
 from blockdraft.models.recurrent import copies_states, is_recurrent
 from blockdraft.models.sequential import SequentialTarget
 from blockdraft.models.spread import layer_devices, spread
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
 from blockdraft.speculate.drafters.lookup import LookupDrafter
-from blockdraft.speculate.drafters.ngram import NGramDrafter
+from blockdraft.speculate.drafters.ngram import Guesser, NGramDrafter
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.drafters.prediction import PredictionDrafter
@@ -152,7 +154,7 @@ def _load(
     engine = Engine(
         target,
         drafter,
-        free_drafters=free_drafters(config, drafter_folder, target.vocab_size),
+        free_drafters=free_drafters(config, drafter_folder, target, drafter.feature_layers),
         max_running=config.max_concurrency,
         prefill_chunk=config.prefill_chunk,
     )
@@ -247,22 +249,57 @@ def make_drafter(target: PagedTarget | SequentialTarget, checkpoint: Checkpoint 
 
 
 def free_drafters(
-    config: LLMConfig, drafter_folder: Path | None, vocab_size: int
+    config: LLMConfig,
+    drafter_folder: Path | None,
+    target: PagedTarget | SequentialTarget,
+    feature_layers: tuple[int, ...],
 ) -> list[FreeDrafter]:
     """Those that run no model; a prediction is used whoever else drafts.
 
+    feature_layers: of the target, whose outputs drafters get.
+
     Raises:
-        ModelError: the drafter's table of n-grams is damaged.
+        ModelError: the drafter's table of n-grams, or its Hydra head, is damaged.
     """
     found: list[FreeDrafter] = [PredictionDrafter()]
     looks_up = config.looks_up(has_drafter=drafter_folder is not None)
     if looks_up:
         found.append(LookupDrafter(shared_tokens=config.shared_lookup))
     if config.ngrams:
-        table = None if drafter_folder is None else NGramTable.load(drafter_folder)
-        if table is not None or looks_up:
-            found.append(NGramDrafter(table or NGramTable([]), vocab_size))
+        table = guesser = None
+        if drafter_folder is not None:
+            table = NGramTable.load(drafter_folder)
+            guesser = _guesser(drafter_folder, target, feature_layers)
+        if table is not None or guesser is not None or looks_up:
+            found.append(NGramDrafter(table or NGramTable([]), target.vocab_size, guesser))
     return found
+
+
+def _guesser(
+    folder: Path, target: PagedTarget | SequentialTarget, feature_layers: tuple[int, ...]
+) -> Guesser | None:
+    """The Hydra head in a drafter's folder; None without one, and on other devices than CPUs.
+
+    Raises:
+        ModelError: it is damaged, or reads layers that the drafter beside it does not.
+    """
+    model = target.model
+    if model.device.type != "cpu":
+        return None
+    text_config = model.config.get_text_config()
+    head = HydraHead.load(folder, text_config.hidden_size, target.vocab_size)
+    if head is None:
+        return None
+    missing = sorted(set(head.shape.target_layer_ids) - set(feature_layers))
+    if missing:
+        raise ModelError(
+            f"{folder / HEAD_NAME} reads the outputs of layers {missing}, and the drafter beside "
+            f"it those of {list(feature_layers)}; delete it, or train one for this drafter"
+        )
+    embedding, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
+    layers = head.layers(weight_of(embedding), weight_of(lm_head))
+    own = tuple(feature_layers.index(layer) for layer in head.shape.target_layer_ids)
+    return Guesser(layers, feature_layers, own)
 
 
 def _num_pages(config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint | None) -> int:

@@ -9,10 +9,11 @@ import torch
 from blockdraft.kernels.cpu.backend import NativeBackend, cpu_backend, without_kernels
 from blockdraft.kernels.cpu.build import build
 from blockdraft.kernels.cpu.library import SWITCH, library
-from blockdraft.kernels.cpu.ngrams import NativeNGrams
+from blockdraft.kernels.cpu.ngrams import NativeNGrams, takes_layers
 from blockdraft.kernels.cpu.provenance import made_with
 from blockdraft.kernels.cpu.random_words import NativeWords
 from blockdraft.kernels.cuda.choice import leave_out, rely_on, triton_backend, why_no_triton
+from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.interface import Backend, RandomWords
 from blockdraft.kernels.ngram_interface import NGramRules, NGramSearch
 from blockdraft.kernels.torch.backend import TorchBackend
@@ -64,10 +65,15 @@ def random_words() -> RandomWords | None:
     return None if kernels is None else NativeWords(kernels)
 
 
-def native_ngrams(rules: NGramRules) -> NGramSearch | None:
-    """A native search of n-grams, if there are kernels; drafters have a slower one of their own."""
+def native_ngrams(rules: NGramRules, layers: HydraLayers | None = None) -> NGramSearch | None:
+    """A native search of n-grams, if there are kernels; drafters have a slower one of their own.
+
+    None too where others multiply with the layers of a Hydra head.
+    """
     kernels = library()
-    return None if kernels is None else NativeNGrams(kernels, rules)
+    if kernels is None or (layers is not None and not takes_layers(layers)):
+        return None
+    return NativeNGrams(kernels, rules, layers)
 
 
 def kernels_state() -> tuple[bool, str, str]:

@@ -34,6 +34,9 @@ class NGramRules:
     worth, for contexts of one token, two, and three. least_probability: of what is found.
     most_noise: what is added to the logarithm of a share at most. max_read: tokens of a new text
     that are counted, its last ones. max_remembered: successors of a context in the text that count.
+    guess_weight: of a Hydra head beside the table. guess_share: of the target's choices, what the
+    tokens have that it guesses. num_guesses: of the most probable ones. guess_temperature: the
+    lowest that its logits are divided by.
     """
 
     parts: Sequence[NGramPart]
@@ -46,6 +49,10 @@ class NGramRules:
     most_noise: float
     max_read: int
     max_remembered: int
+    guess_weight: float
+    guess_share: float
+    num_guesses: int
+    guess_temperature: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,11 +89,13 @@ class NGramSearch(Protocol):
         noise: TokenNoise | None,
         num_nodes: int,
         max_depth: int,
+        features: NDArray[np.float32] | None = None,
     ) -> NGramPaths:
         """The most probable tokens behind a text, each with the path to it; `num_nodes` at most.
 
         key: names the text, which only ever grows: what is new of it is counted first. noise: of
-        the first token; None if nothing but probability decides.
+        the first token; None if nothing but probability decides. features: [K * D] of the last
+        token but one, for a Hydra head; without, it does not guess.
         """
 
     def close(self, key: int) -> None:

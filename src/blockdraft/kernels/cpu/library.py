@@ -243,6 +243,28 @@ class RecurrenceCall(ctypes.Structure):
     )
 
 
+class HydraHead(ctypes.Structure):
+    """`HydraHead` of hydra_head.h."""
+
+    _fields_ = (
+        ("join", Product),
+        ("gate_up", Product),
+        ("down", Product),
+        ("score", Product),
+        ("feature_norms", ctypes.c_void_p),
+        ("embedding_norm", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("last_norm", ctypes.c_void_p),
+        ("embedding", ctypes.c_void_p),
+        ("embedding_is_bfloat16", ctypes.c_int64),
+        ("num_features", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
+        ("token_ids", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+    )
+
+
 class TablePart(ctypes.Structure):
     """`TablePart` of ngrams.cpp."""
 
@@ -270,6 +292,11 @@ class Rules(ctypes.Structure):
         ("least_probability", ctypes.c_double),
         ("most_noise", ctypes.c_double),
         ("max_remembered", ctypes.c_int64),
+        ("guesser", ctypes.c_void_p),
+        ("guess_weight", ctypes.c_double),
+        ("guess_share", ctypes.c_double),
+        ("num_guesses", ctypes.c_int64),
+        ("guess_temperature", ctypes.c_double),
     )
 
 
@@ -295,6 +322,8 @@ class Search(ctypes.Structure):
         ("position", ctypes.c_uint64),
         ("temperature", ctypes.c_double),
         ("large", Large),
+        ("features", ctypes.c_void_p),
+        ("num_threads", ctypes.c_int64),
         ("num_nodes", ctypes.c_int64),
         ("max_depth", ctypes.c_int64),
         ("tokens", ctypes.c_void_p),

@@ -2,13 +2,18 @@
 
 import ctypes
 from collections.abc import Sequence
+from typing import cast
 from weakref import finalize
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from blockdraft.kernels.cpu import library as native
 from blockdraft.kernels.cpu.library import Library
+from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_sizes
+from blockdraft.kernels.cpu.products import NativeProduct
+from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import NGramPart, NGramPaths, NGramRules, TokenNoise
 
 LONGEST = 3
@@ -25,8 +30,12 @@ class NativeNGrams:
         ValueError: the parts of the table do not fit the kernels.
     """
 
-    def __init__(self, kernels: Library, rules: NGramRules) -> None:
+    def __init__(
+        self, kernels: Library, rules: NGramRules, layers: HydraLayers | None = None
+    ) -> None:
         self._kernels, self._max_read = kernels, rules.max_read
+        self._layers = layers
+        self._head = None if layers is None else _head(layers)
         self._texts: dict[int, _Text] = {}
         self._parts = [_plain(part) for part in rules.parts]
         if len(self._parts) not in (0, LONGEST):
@@ -48,6 +57,11 @@ class NativeNGrams:
             rules.least_probability,
             rules.most_noise,
             rules.max_remembered,
+            None if self._head is None else ctypes.addressof(self._head),
+            rules.guess_weight,
+            rules.guess_share,
+            rules.num_guesses,
+            rules.guess_temperature,
         )
 
     def paths(
@@ -57,8 +71,16 @@ class NativeNGrams:
         noise: TokenNoise | None,
         num_nodes: int,
         max_depth: int,
+        features: NDArray[np.float32] | None = None,
     ) -> NGramPaths:
         """See NGramSearch.paths."""
+        if self._layers is None or features is None:
+            features = None
+        elif features.dtype != np.float32 or features.size != self._layers.feature_norms.numel():
+            raise ValueError(
+                f"{features.size} features in {features.dtype}, not "
+                f"{self._layers.feature_norms.numel()} in float32"
+            )
         if key not in self._texts:
             self._texts[key] = _Text(self._kernels, max(0, len(token_ids) - self._max_read))
         text = self._texts[key]
@@ -77,6 +99,8 @@ class NativeNGrams:
             seen.position,
             seen.temperature,
             native.Large() if seen.large is None else _large(*seen.large),
+            None if features is None else features.ctypes.data,
+            torch.get_num_threads(),
             num_nodes,
             max_depth,
             ctypes.addressof(tokens),
@@ -94,6 +118,42 @@ class NativeNGrams:
     def close(self, key: int) -> None:
         """See NGramSearch.close."""
         self._texts.pop(key, None)
+
+
+def takes_layers(layers: HydraLayers) -> bool:
+    """True if kernels multiply with all layers of a Hydra head."""
+    own = (layers.join, layers.gate_up, layers.down, layers.score)
+    return all(isinstance(one, NativeProduct) and one.dtype == torch.float32 for one in own)
+
+
+def _head(layers: HydraLayers) -> native.HydraHead:
+    """As the kernels know it; valid as long as the layers."""
+    products = [
+        cast(NativeProduct, one).struct
+        for one in (layers.join, layers.gate_up, layers.down, layers.score)
+    ]
+    num_features, size = layers.feature_norms.shape
+    check_sizes(
+        layers.join.shape == (size, (num_features + 1) * size)
+        and layers.gate_up.shape == (2 * layers.down.shape[1], size)
+        and layers.down.shape[0] == layers.score.shape[1] == layers.embedding.shape[1] == size
+        and len(layers.token_ids) == layers.score.shape[0]
+        and len(layers.places) == layers.embedding.shape[0]
+    )
+    return native.HydraHead(
+        *products,
+        layers.feature_norms.data_ptr(),
+        layers.embedding_norm.data_ptr(),
+        layers.norm.data_ptr(),
+        layers.last_norm.data_ptr(),
+        layers.embedding.data_ptr(),
+        IS_BFLOAT16[layers.embedding.dtype],
+        num_features,
+        len(layers.places),
+        layers.token_ids.ctypes.data,
+        layers.places.ctypes.data,
+        layers.eps,
+    )
 
 
 class _Text:

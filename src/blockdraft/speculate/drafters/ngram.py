@@ -4,11 +4,22 @@ No model runs. A table knows the target's answers to others; what followed in th
 text corrects it (`own_text.py`). The most probable paths are found best first, as from a block
 (`branches.py`): their probability is the product along the path. For a sampled request the noise
 decides that will choose the target's token, as far as it is known which tokens can win.
+
+A Hydra head (`models.hydra_head`) may guess beside the table. It is a model, but so small
+that it is asked wherever n-grams are, from what the target said of the last token but one.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from blockdraft.core.plan import NOTHING, Proposal, Tree
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import TokenNoise
 from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.branches import noise_temperature
@@ -19,6 +30,27 @@ from blockdraft.speculate.sampler.logits import Place
 from blockdraft.speculate.sampler.noise import large_noise
 
 MAX_NODES = 8
+GUESSED_ROWS = 4
+"""With more rows a Hydra head is not asked: rows of a crowd are worth less than it takes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guesser:
+    """A Hydra head at work, and the layers that drafters get features of, with its own among them.
+
+    feature_layers: of the target, whose outputs features [num_features * D] are. own: places of the
+    head's among them.
+    """
+
+    layers: HydraLayers
+    feature_layers: tuple[int, ...]
+    own: tuple[int, ...]
+
+    def read(self, features: Tensor) -> NDArray[np.float32]:
+        """The head's own of the features [num_features * D] of a token."""
+        by_layer = features.view(len(self.feature_layers), -1)
+        own: NDArray[np.float32] = by_layer[list(self.own)].flatten().float().numpy()
+        return own
 
 
 class NGramDrafter(ModelFree):
@@ -27,24 +59,48 @@ class NGramDrafter(ModelFree):
     kind = "ngram"
     max_nodes = MAX_NODES
 
-    def __init__(self, table: NGramTable, vocab_size: int) -> None:
+    def __init__(self, table: NGramTable, vocab_size: int, guesser: Guesser | None = None) -> None:
         """vocab_size: of the target, among whose tokens those of large noise are looked at."""
-        self._search = ngram_search(table)
+        self._search = ngram_search(table, None if guesser is None else guesser.layers)
         self._vocab_size = vocab_size
+        self._guesser = guesser
+        self._features: dict[int, NDArray[np.float32]] = {}
+        self.feature_layers = () if guesser is None else guesser.feature_layers
 
-    def _propose(self, row: Row) -> Proposal:
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        """See Drafter.propose: row by row."""
+        is_guessed = len(rows) <= GUESSED_ROWS
+        return [
+            self._proposal(row, self._features.get(row.sequence.key) if is_guessed else None)
+            for row in rows
+        ]
+
+    def _proposal(self, row: Row, features: NDArray[np.float32] | None) -> Proposal:
         sample = row.sequence
         found = self._search.paths(
-            sample.key, sample.token_ids, self._noise(sample), row.num_draft_tokens, row.num_slots
+            sample.key,
+            sample.token_ids,
+            self._noise(sample),
+            row.num_draft_tokens,
+            row.num_slots,
+            features,
         )
         if not found.tokens:
             return NOTHING
         tree = Tree(found.tokens, found.parents)
         return Proposal(tree, found.probabilities, (self.kind,) * len(found.tokens))
 
+    def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
+        """See Drafter.committed. Those of the last token are kept, behind which the anchor is."""
+        if self._guesser is None or features is None:
+            self._features.pop(row.sequence.key, None)
+        else:
+            self._features[row.sequence.key] = self._guesser.read(features[-1])
+
     def close(self, key: int) -> None:
         """See Drafter.close."""
         self._search.close(key)
+        self._features.pop(key, None)
 
     def _noise(self, sample: Sample) -> TokenNoise | None:
         """What decides between tokens behind a sample's own; None where nothing does."""

@@ -8,10 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockdraft.core.plan import ROOT
 from blockdraft.kernels.backends import native_ngrams
+from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
+from blockdraft.speculate.drafters.guesses import (
+    COVERED,
+    LEAST_TEMPERATURE,
+    NUM_GUESSES,
+    WEIGHT,
+    guess,
+    mixed,
+)
 from blockdraft.speculate.drafters.ngram_table import (
     HEAD,
     LONGEST,
@@ -51,8 +61,8 @@ class _Node:
 class PlainSearch:
     """See NGramSearch."""
 
-    def __init__(self, table: NGramTable) -> None:
-        self._table = table
+    def __init__(self, table: NGramTable, layers: HydraLayers | None = None) -> None:
+        self._table, self._layers = table, layers
         self._texts: dict[int, OwnText] = {}
 
     def paths(
@@ -62,8 +72,13 @@ class PlainSearch:
         noise: TokenNoise | None,
         num_nodes: int,
         max_depth: int,
+        features: NDArray[np.float32] | None = None,
     ) -> NGramPaths:
         """See NGramSearch.paths."""
+        guessed = None
+        if self._layers is not None and features is not None:
+            temperature = 0.0 if noise is None else noise.temperature
+            guessed = guess(self._layers, features, token_ids[-1], temperature)
         text = self._texts.setdefault(key, OwnText())
         text.read(token_ids)
         ending = tuple(token_ids[-LONGEST:])
@@ -71,7 +86,10 @@ class PlainSearch:
         best: list[_Node] = []
         newest = [_Node(1.0, ROOT, ROOT, ())]
         for depth in range(max_depth):
-            found += self._children(text, ending, newest, _ahead(noise, depth), len(found))
+            known = self._known(ending, newest, _ahead(noise, depth))
+            if depth == 0 and guessed is not None and self._layers is not None:
+                known = [mixed(self._layers, guessed, known[0])]
+            found += self._children(text, ending, newest, known, _ahead(noise, depth), len(found))
             # What is not among the best now never will be, nor what follows it.
             best = heapq.nsmallest(num_nodes, found, key=_by_probability)
             newest = [node for node in best if len(node.path) == depth + 1]
@@ -84,11 +102,20 @@ class PlainSearch:
             tuple(node.probability for node in best),
         )
 
+    def _known(
+        self, ending: tuple[int, ...], nodes: list[_Node], noise: TokenNoise | None
+    ) -> list[Shares]:
+        """What the table says of the successors of nodes of one depth; noise: there."""
+        large = [] if noise is None or noise.large is None else noise.large[0].tolist()
+        contexts = [(*ending, *node.path)[-LONGEST:] for node in nodes]
+        return [self._table.after(context, large) for context in contexts]
+
     def _children(
         self,
         text: OwnText,
         ending: tuple[int, ...],
         nodes: list[_Node],
+        known: list[Shares],
         noise: TokenNoise | None,
         num_found: int,
     ) -> list[_Node]:
@@ -96,11 +123,10 @@ class PlainSearch:
 
         noise: there. num_found: nodes that were found before.
         """
-        large = [] if noise is None or noise.large is None else noise.large[0].tolist()
-        successors: list[Shares] = []
-        for node in nodes:
-            context = (*ending, *node.path)[-LONGEST:]
-            successors.append(text.mixed(context, self._table.after(context, large)))
+        successors = [
+            text.mixed((*ending, *node.path)[-LONGEST:], shares)
+            for node, shares in zip(nodes, known, strict=True)
+        ]
         if noise is not None:
             successors = _with_noise(successors, noise)
         children: list[_Node] = []
@@ -131,12 +157,16 @@ def rules_for(table: NGramTable) -> NGramRules:
         most_noise=MOST_NOISE,
         max_read=MAX_READ,
         max_remembered=MAX_REMEMBERED,
+        guess_weight=WEIGHT,
+        guess_share=COVERED,
+        num_guesses=NUM_GUESSES,
+        guess_temperature=LEAST_TEMPERATURE,
     )
 
 
-def ngram_search(table: NGramTable) -> NGramSearch:
-    """The kernels' search, or the plain one where there are none."""
-    return native_ngrams(rules_for(table)) or PlainSearch(table)
+def ngram_search(table: NGramTable, layers: HydraLayers | None = None) -> NGramSearch:
+    """The kernels' search, or the plain one where there are none; beside a Hydra head or not."""
+    return native_ngrams(rules_for(table), layers) or PlainSearch(table, layers)
 
 
 def _by_probability(node: _Node) -> tuple[float, int]:

@@ -2,58 +2,11 @@
 // of its context.
 
 #include "checks.h"
+#include "largest.h"
 #include "rows.h"
 
 namespace blockdraft {
 namespace {
-
-constexpr int64_t kPiece = 4 * kLanes;
-
-// What is no number counts as minus infinity.
-inline Lanes numbers_only(Lanes x) { return select(x == x, x, all(-INFINITY)); }
-
-template <typename T>
-Lanes load_scores(const T* from, int64_t num) {
-  if (num >= kLanes) return numbers_only(load(from));
-  float some[kLanes];
-  store(some, numbers_only(load_some(from, num)));
-  for (int64_t i = num; i < kLanes; ++i) some[i] = -INFINITY;
-  return load(some);
-}
-
-// The `num_kept` largest of `num` scores, the largest first and the first of equal ones, their places,
-// and the sum of exp(score - largest) of all.
-template <typename T>
-void largest_of_row(const T* row, int64_t num, int64_t num_kept, float* values, int64_t* places,
-                    float* total) {
-  int64_t num_found = 0;
-  float piece[kPiece];
-  for (int64_t first = 0; first < num; first += kPiece) {
-    const int64_t size = num - first < kPiece ? num - first : kPiece;
-    Lanes most = all(-INFINITY);
-    for (int64_t i = 0; i < size; i += kLanes) {
-      const Lanes x = load_scores(row + first + i, size - i);
-      store(piece + i, x);
-      most = largest(most, x);
-    }
-    if (num_found == num_kept && !(largest(most) > values[num_kept - 1])) continue;
-    for (int64_t i = 0; i < size; ++i) {
-      if (num_found == num_kept && !(piece[i] > values[num_kept - 1])) continue;
-      int64_t at = num_found < num_kept ? num_found++ : num_kept - 1;
-      for (; at > 0 && values[at - 1] < piece[i]; --at) {
-        values[at] = values[at - 1];
-        places[at] = places[at - 1];
-      }
-      values[at] = piece[i];
-      places[at] = first + i;
-    }
-  }
-  const Lanes base = all(values[0] == -INFINITY ? 0.0f : values[0]);
-  Lanes sums{};
-  for (int64_t i = 0; i < num; i += kLanes)
-    sums = sums + exponential(load_scores(row + i, num - i) - base);
-  *total = sum(sums);
-}
 
 // Norms and rotates the keys of all layers of some tokens, and stores them and the values.
 template <typename T>

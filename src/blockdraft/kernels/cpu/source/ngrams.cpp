@@ -5,11 +5,13 @@
 #include <array>
 #include <cmath>
 #include <new>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 #include "philox.h"
+#include "hydra_head.h"
 
 namespace blockdraft {
 namespace {
@@ -37,6 +39,11 @@ struct Rules {
   double least_probability;
   double most_noise;
   int64_t max_remembered;  // successors of a context in the text that count, the last ones
+  const HydraHead* guesser;  // null if nothing guesses
+  double guess_weight;     // beside the table
+  double guess_share;      // of the target's choices, what the tokens that are guessed have
+  int64_t num_guesses;     // the most probable ones, looked at whoever else names them
+  double guess_temperature;  // the lowest that guesses are sharpened to
 };
 
 // The tokens with the largest noise of a place, rising; or none.
@@ -53,6 +60,8 @@ struct Search {
   Stream stream;  // of the first token that is searched
   double temperature;
   Large large;  // of the first place
+  const float* features;  // of the last token but one; null if nothing is guessed
+  int64_t num_threads;
   int64_t num_nodes;
   int64_t max_depth;
   int64_t* tokens;  // [num_nodes] each of what is found
@@ -242,6 +251,16 @@ void add_table(const Rules& rules, const Context& context, const Marks& marks, c
     if (!sum.holds(others.tokens[i])) add_frequency(others.tokens[i]);
 }
 
+// Of the tokens that are known, and of the most probable ones, what a head guesses.
+void mix_guess(const Rules& rules, const Guess& guess, Shares& shares, Sum& sum) {
+  const double scale = rules.guess_weight * rules.guess_share;
+  for (Share& share : shares.all)
+    share.value = (1.0 - rules.guess_weight) * share.value + scale * guess.probability(share.token);
+  for (int64_t i = 0; i < guess.num_top(); ++i)
+    if (const int64_t token = guess.top(i); !sum.holds(token))
+      sum.add(token, scale * guess.probability(token));
+}
+
 // Those that the text holds are more probable, all others less.
 void favor(const Rules& rules, const Text& text, Shares& shares) {
   const double rest = std::max(0.0, 1.0 - shares.total());
@@ -252,10 +271,11 @@ void favor(const Rules& rules, const Text& text, Shares& shares) {
 }
 
 Shares successors(const Rules& rules, const Text& text, const Context& context, Marks& marks,
-                  const Large& others) {
+                  const Large& others, const Guess* guess) {
   Shares found;
   Sum sum(marks, found);
   add_table(rules, context, marks, others, found, sum);
+  if (guess != nullptr) mix_guess(rules, *guess, found, sum);
   favor(rules, text, found);
   for (int length = 1; length <= length_of(context); ++length) {
     const auto known = text.followed.find(shorter(context, length));
@@ -303,17 +323,28 @@ bool is_better(const Node& one, const Node& other) {
   return one.index < other.index;
 }
 
+std::optional<Guess> guess_of(const Rules& rules, const Search& search) {
+  if (rules.guesser == nullptr || search.features == nullptr) return std::nullopt;
+  // Greedy requests have none, and what is likely is likelier still at low temperatures.
+  const double temperature = std::clamp(search.temperature, rules.guess_temperature, 1.0);
+  return std::optional<Guess>(std::in_place, *rules.guesser, search.features,
+                              search.token_ids[search.num_tokens - 1], temperature,
+                              rules.num_guesses, search.num_threads);
+}
+
 std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search& search) {
   static thread_local Marks marks;
   std::vector<Node> best;
   std::vector<Node> newest{{1.0, -1, -1, 0, Text::ending(search, search.num_tokens), 0}};
+  const std::optional<Guess> guess = guess_of(rules, search);
   int64_t num_found = 0;
   for (int64_t depth = 0; depth < search.max_depth && !newest.empty(); ++depth) {
     const Large none{nullptr, nullptr, 0};
     const Large& large = depth == 0 ? search.large : none;
     const MarkedLarge marked(marks, large);
     for (const Node& node : newest) {
-      Shares shares = successors(rules, text, node.context, marks, large);
+      const Guess* guessed = depth == 0 && guess ? &*guess : nullptr;
+      Shares shares = successors(rules, text, node.context, marks, large, guessed);
       if (search.temperature > 0.0) weigh(rules, search, marks, large, depth, shares);
       std::stable_sort(shares.all.begin(), shares.all.end(),
                        [](const Share& a, const Share& b) { return a.value > b.value; });

@@ -1,0 +1,36 @@
+"""What kernels need of a Hydra head, to guess the next token inside a search of n-grams."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blockdraft.kernels.interface import Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HydraLayers:
+    """A Hydra head at work on a CPU; `models.hydra_head` says what it computes. All in float32.
+
+    D: hidden size of the target, V: its vocabulary, K: layers whose outputs are read.
+
+    join: [K * D + D -> D], from normed features and the normed embedding of the token behind them.
+    gate_up: [D -> 2 * inner], the gates first. down: [inner -> D]. score: [D -> n], of the tokens
+    that are guessed. feature_norms: [K, D]. embedding_norm, norm, last_norm: [D]. eps: of norms.
+    embedding: [V, D], float32 or bfloat16. token_ids: [n], int64, rising: the tokens that are
+    guessed. places: [V], int64: of each token among them, -1 where it is not.
+    """
+
+    join: Linear
+    gate_up: Linear
+    down: Linear
+    score: Linear
+    feature_norms: Tensor
+    embedding_norm: Tensor
+    norm: Tensor
+    last_norm: Tensor
+    eps: float
+    embedding: Tensor
+    token_ids: NDArray[np.int64]
+    places: NDArray[np.int64]

@@ -1,0 +1,50 @@
+"""What a Hydra head guesses behind a text; see `models.hydra_head`.
+
+The kernels do the same inside their search of n-grams; this serves where there are none.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from blockdraft.kernels.hydra_interface import HydraLayers
+from blockdraft.models.hydra_head import read
+from blockdraft.speculate.drafters.ngram_table import Shares
+
+WEIGHT = 0.7
+"""Of the guesses beside what the table says."""
+COVERED = 0.96
+"""Of the target's choices, what the tokens have that are guessed."""
+NUM_GUESSES = 16
+"""Tokens that are looked at whoever else names them, the most probable ones."""
+LEAST_TEMPERATURE = 0.7
+"""Logits are divided by a request's temperature, but by no less, and never by more than 1."""
+
+
+@torch.inference_mode()
+def guess(
+    layers: HydraLayers, features: NDArray[np.float32], anchor: int, temperature: float
+) -> NDArray[np.float64]:
+    """Probabilities [n] of what follows the anchor, from the features [K * D] before it.
+
+    temperature: of the request, 0 for greedy.
+    """
+    embedded = layers.embedding[[anchor]].float()
+    logits = layers.score(read(layers, torch.from_numpy(features)[None], embedded))[0].double()
+    sharpened = logits / min(1.0, max(LEAST_TEMPERATURE, temperature))
+    shares = torch.softmax(sharpened, -1).nan_to_num(0.0)  # features may be no numbers
+    found: NDArray[np.float64] = (COVERED * shares).numpy()
+    return found
+
+
+def mixed(layers: HydraLayers, guessed: NDArray[np.float64], known: Shares) -> Shares:
+    """What a table says of tokens, mixed with guesses of these and of the most probable ones."""
+    found = {token_id: (1 - WEIGHT) * share for token_id, share in known.items()}
+    num = min(NUM_GUESSES, len(guessed))
+    for place in np.argpartition(-guessed, num - 1)[:num]:
+        found.setdefault(int(layers.token_ids[place]), 0.0)
+    for token_id in found:
+        place = layers.places[token_id] if token_id < len(layers.places) else -1
+        if place >= 0:
+            found[token_id] += WEIGHT * float(guessed[place])
+    return found

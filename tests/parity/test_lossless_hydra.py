@@ -1,0 +1,179 @@
+"""Whatever a Hydra head guesses, output has the bits of plain decoding.
+
+And it reads the right features.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from blockdraft.core.errors import ModelError
+from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row
+from blockdraft.core.sequence import Sequence as Sample
+from blockdraft.engine import load as load_module
+from blockdraft.engine.engine import Engine
+from blockdraft.models.hydra_head import HeadShape, HydraHead
+from blockdraft.speculate.drafters.ngram import GUESSED_ROWS, Guesser, NGramDrafter
+from blockdraft.speculate.drafters.ngram_table import NGramTable
+from tests.crowd import Request, run_alone, run_crowd
+from tests.parity.checks import generate, generate_plain
+from tests.parity.targets import WAYS, Way, make_dflash, make_target
+from tests.tiny import HIDDEN_SIZE, LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
+
+OWN_LAYERS = LAYER_IDS[:2]
+PROMPT = (5, 3, 8, 8, 1, 4)
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=30, logprobs=1),
+    "sampled": SamplingParams(max_tokens=30, logprobs=1, temperature=1.0, seed=3),
+    "penalties": SamplingParams(
+        max_tokens=30, logprobs=1, temperature=0.7, seed=5, presence_penalty=-1.0, top_p=0.9
+    ),
+}
+
+
+def random_head(layer_ids: Sequence[int] = OWN_LAYERS) -> HydraHead:
+    torch.manual_seed(2)
+    shape = HeadShape(HIDDEN_SIZE, 40, tuple(layer_ids))
+    head = HydraHead(shape, torch.arange(1, VOCAB_SIZE, 2))
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+    return head
+
+
+def ngram_drafter(model: Any, texts: Sequence[Sequence[int]]) -> NGramDrafter:
+    """With a head, and a table of what will be said."""
+    head = random_head()
+    ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    own = tuple(LAYER_IDS.index(layer) for layer in head.shape.target_layer_ids)
+    guesser = Guesser(head.layers(*ends), LAYER_IDS, own)
+    table = NGramTable.count((text, 1) for text in texts for _ in range(2))
+    return NGramDrafter(table, VOCAB_SIZE, guesser)
+
+
+def check_features(engine: Engine, drafter: NGramDrafter) -> int:
+    """What is kept of each sequence is what the target says of its last cached token."""
+    num_checked, model = 0, tiny_target()
+    for key, kept in drafter._features.items():
+        sequence = engine.progress[key].sequence
+        ids = torch.tensor([sequence.token_ids[: sequence.num_cached]])
+        with torch.inference_mode():
+            states = model(ids, output_hidden_states=True).hidden_states
+        expected = torch.cat([states[layer + 1][0, -1] for layer in OWN_LAYERS])
+        assert torch.from_numpy(kept).allclose(expected, atol=1e-4), "features of another token"
+        num_checked += 1
+    return num_checked
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", PARAMS)
+def test_output_is_that_of_plain_decoding(way: Way, name: str) -> None:
+    model = tiny_target()
+    target = make_target(way, model)
+    plain = generate_plain(target, PROMPT, PARAMS[name])
+    free = ngram_drafter(model, [[*PROMPT, *plain.token_ids]])
+    checks: list[int] = []
+    found = generate(
+        target,
+        make_dflash(target, tiny_drafter()),
+        PROMPT,
+        PARAMS[name],
+        engine_options={"free_drafters": [free]},
+        after_step=lambda engine, _: checks.append(check_features(engine, free)),
+    )
+    assert found == plain
+    assert found.acceptance.acceptance_length > 1.3
+    assert sum(checks) > 3
+    assert not free._features  # forgotten with its sequence
+
+
+def test_a_crowd_is_as_everyone_alone_and_a_request_without_drafts_keeps_no_features() -> None:
+    model = tiny_target()
+    requests = [
+        Request((*PROMPT, index), params, arrival=2 * index)
+        for index, params in enumerate(
+            (*PARAMS.values(), SamplingParams(max_tokens=12, num_draft_tokens=0))
+        )
+    ]
+    alone = run_alone(make_target("paged", tiny_target()), requests)
+    texts = [
+        [*request.prompt, *answer.token_ids]
+        for request, answer in zip(requests, alone, strict=True)
+    ]
+    free = ngram_drafter(model, texts)
+    target, seen = make_target("paged", model), set[int]()
+    crowd = run_crowd(
+        target,
+        make_dflash(target, tiny_drafter()),
+        requests,
+        free_drafters=[free],
+        after_step=lambda engine: seen.update(free._features),
+    )
+    assert crowd.answers == alone
+    assert seen == set(crowd.keys[:-1])
+
+
+@contextmanager
+def features_of_the_token_before() -> Iterator[None]:
+    committed = NGramDrafter.committed
+
+    def faulty(self: NGramDrafter, row: Any, token_ids: Any, features: Any) -> None:
+        committed(self, row, token_ids, None if features is None else features.roll(1, dims=0))
+
+    with patch.object(NGramDrafter, "committed", faulty):
+        yield
+
+
+def test_features_of_another_token_are_noticed_and_change_no_output() -> None:
+    model = tiny_target()
+    target = make_target("sequential", model)
+    plain = generate_plain(target, PROMPT, PARAMS["greedy"])
+    free = ngram_drafter(model, [[*PROMPT, *plain.token_ids]])
+    drafter = make_dflash(target, tiny_drafter())
+    options: dict[str, Any] = {"engine_options": {"free_drafters": [free]}}
+    with features_of_the_token_before():
+        assert generate(target, drafter, PROMPT, PARAMS["greedy"], **options) == plain
+        options["after_step"] = lambda engine, _: check_features(engine, free)
+        with pytest.raises(AssertionError, match="features of another token"):
+            generate(target, drafter, PROMPT, PARAMS["greedy"], **options)
+
+
+def test_a_head_of_layers_that_the_drafter_does_not_read_is_refused(tmp_path: Any) -> None:
+    model = tiny_target()
+    target = make_target("paged", model)
+    random_head((*OWN_LAYERS, 1)).save(tmp_path)
+    with pytest.raises(ModelError, match=r"reads the outputs of layers \[1\]"):
+        load_module._guesser(tmp_path, target, LAYER_IDS)
+    random_head().save(tmp_path)
+    guesser = load_module._guesser(tmp_path, target, LAYER_IDS)
+    assert guesser is not None
+    features = torch.arange(len(LAYER_IDS) * HIDDEN_SIZE).float()
+    assert guesser.read(features).tolist() == features[: 2 * HIDDEN_SIZE].tolist()
+
+
+def test_in_a_crowd_the_head_is_not_asked() -> None:
+    model = tiny_target()
+    free = ngram_drafter(model, [])
+    asked: list[bool] = []
+    paths = free._search.paths
+
+    def noted(*args: Any) -> Any:
+        asked.append(args[-1] is not None)
+        return paths(*args)
+
+    for num, is_asked in ((GUESSED_ROWS, True), (GUESSED_ROWS + 1, False)):
+        rows = [
+            Row(Sample(key, PARAMS["greedy"], 0, 0, frozenset(), [1, 2, 3], 3), [3], 4)
+            for key in range(num)
+        ]
+        for row in rows:
+            free.committed(row, [1, 2], torch.zeros(2, len(LAYER_IDS) * HIDDEN_SIZE))
+        with patch.object(free._search, "paths", noted):
+            free.propose(rows)
+        assert asked == [is_asked] * num
+        asked.clear()

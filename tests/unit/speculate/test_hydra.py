@@ -1,0 +1,189 @@
+"""Guesses of a Hydra head beside a table of n-grams: by kernels and without, and its file."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from blockdraft.core.errors import ModelError
+from blockdraft.kernels.backends import native_ngrams
+from blockdraft.kernels.cpu.library import library
+from blockdraft.kernels.hydra_interface import HydraLayers
+from blockdraft.kernels.ngram_interface import NGramPaths, TokenNoise
+from blockdraft.models.hydra_head import EPS, HEAD_NAME, HeadShape, HydraHead
+from blockdraft.speculate.drafters.guesses import COVERED, LEAST_TEMPERATURE, WEIGHT, guess
+from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search, rules_for
+from blockdraft.speculate.drafters.ngram_table import NGramTable
+from tests.unit.speculate.test_ngram_search import noise_with_large, text_of
+
+SIZE, INNER, VOCAB_SIZE, LAYERS = 48, 36, 300, (1, 4)
+
+needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels on this machine")
+
+
+def random_head(seed: int = 0) -> HydraHead:
+    """Knows every second token; sure enough of some to be heard."""
+    torch.manual_seed(seed)
+    head = HydraHead(HeadShape(SIZE, INNER, LAYERS), torch.arange(0, VOCAB_SIZE, 2))
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+        head.last_norm.add_(1.0)
+    return head
+
+
+def ends(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Embedding and head of a target."""
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randn(VOCAB_SIZE, SIZE, generator=generator).to(dtype),
+        0.5 * torch.randn(VOCAB_SIZE, SIZE, generator=generator).to(dtype),
+    )
+
+
+def layers_of(head: HydraHead, dtype: torch.dtype = torch.float32) -> HydraLayers:
+    return head.layers(*ends(dtype))
+
+
+def features(seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(len(LAYERS) * SIZE).astype(np.float32)
+
+
+def small_table() -> NGramTable:
+    draw = random.Random(3)
+    return NGramTable.count([(text_of(draw, 60, 6), 3) for _ in range(40)])
+
+
+def assert_close(found: NGramPaths, expected: NGramPaths) -> None:
+    """The same paths, but for those that are as good as equal or hardly likely enough."""
+    known = dict(zip(_paths(expected), expected.probabilities, strict=True))
+    for path, probability in zip(_paths(found), found.probabilities, strict=True):
+        assert known[path] == pytest.approx(probability, rel=2e-3)
+    assert len(found.tokens) == len(expected.tokens)
+
+
+def _paths(found: NGramPaths) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(found.tokens, found.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [None, 0.2, 0.8, 1.0, 3.0])
+def test_kernels_guess_the_same(temperature: float | None, dtype: torch.dtype) -> None:
+    table, layers = small_table(), layers_of(random_head(), dtype)
+    kernels, plain = native_ngrams(rules_for(table), layers), PlainSearch(table, layers)
+    assert kernels is not None
+    draw, num_changed = random.Random(5), 0
+    for key in range(20):
+        text = text_of(draw, 30, 6)
+        noise = None
+        if temperature is not None:
+            noise = noise_with_large(draw, list(range(20)), len(text), temperature)
+        own = features(key)
+        found = kernels.paths(key, text, noise, 40, 3, own)
+        assert_close(found, plain.paths(key, text, noise, 40, 3, own))
+        without = kernels.paths(key, text, noise, 40, 3)
+        assert_close(without, PlainSearch(table).paths(key, text, noise, 40, 3))
+        num_changed += found.tokens != without.tokens
+    assert num_changed > 5
+
+
+@needs_kernels
+def test_features_that_do_not_fit_are_refused() -> None:
+    search = native_ngrams(rules_for(small_table()), layers_of(random_head()))
+    assert search is not None
+    with pytest.raises(ValueError, match="3 features in float32, not 96 in float32"):
+        search.paths(0, [1, 2, 3], None, 4, 4, np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="96 features in float64"):
+        search.paths(0, [1, 2, 3], None, 4, 4, np.zeros(96))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 0.9, 1.0, 2.0])
+def test_a_guess_is_the_softmax_of_the_targets_head(temperature: float) -> None:
+    head, (embedding, lm_head) = random_head(), ends(torch.float32)
+    own, anchor = features(3), 17
+
+    def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x / (x.square().mean() + EPS).sqrt() * weight
+
+    by_layer = zip(torch.tensor(own).view(2, -1), head.feature_norms, strict=True)
+    parts = [normed(x, weight) for x, weight in by_layer]
+    x = head.join.weight @ torch.cat((*parts, normed(embedding[anchor], head.embedding_norm)))
+    gates, values = (head.gate_up.weight @ normed(x, head.norm)).chunk(2)
+    x = x + head.down.weight @ (torch.nn.functional.silu(gates) * values)
+    logits = lm_head[head.token_ids] @ normed(x, head.last_norm) + head.bias
+    divisor = min(1.0, max(LEAST_TEMPERATURE, temperature))
+    expected = COVERED * torch.softmax(logits / divisor, -1)
+    found = guess(layers_of(head), own, anchor, temperature)
+    # The layers at work are in int8.
+    difference = np.log(found) - expected.detach().log().numpy()
+    assert np.abs(difference).max() < 0.2
+    assert np.abs(difference).mean() < 0.05
+
+
+def test_a_head_that_is_sure_is_heard_at_the_first_place_only() -> None:
+    head = random_head()
+    with torch.no_grad():
+        head.bias[11] += 60.0
+    search = ngram_search(NGramTable([]), layers_of(head))
+    found = search.paths(0, [1, 2, 3], None, 8, 4, features(0))
+    assert found.tokens == (22,)
+    # Beside a head that covers it all an empty table has nothing, and its share stays open.
+    assert found.probabilities[0] == pytest.approx(WEIGHT * COVERED, rel=1e-3)
+    assert not search.paths(1, [1, 2, 3], None, 8, 4).tokens
+
+
+def test_kept_in_a_file(tmp_path: Path) -> None:
+    head = random_head()
+    head.save(tmp_path)
+    found = HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
+    assert found is not None
+    assert found.shape == head.shape
+    assert torch.equal(found.token_ids, head.token_ids)
+    for name, value in head.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value.bfloat16().float())
+    assert HydraHead.load(tmp_path / "nowhere", SIZE, VOCAB_SIZE) is None
+
+
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    random_head().save(tmp_path)
+    path = tmp_path / HEAD_NAME
+    with pytest.raises(ModelError, match="no Hydra head of a target with hidden size 64"):
+        HydraHead.load(tmp_path, 64, VOCAB_SIZE)
+    with pytest.raises(ModelError, match="not rising ids below 298"):
+        HydraHead.load(tmp_path, SIZE, 298)
+    save_file(load_file(path), path)  # without its shape
+    with pytest.raises(ModelError, match="delete it to draft without"):
+        HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ModelError, match="no Hydra head"):
+        HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
+
+
+def test_noise_decides_between_guesses() -> None:
+    """At temperature 1 the token wins whose share and noise are largest together."""
+    layers, own, text = layers_of(random_head()), features(1), [1, 2, 3]
+    search = ngram_search(NGramTable([]), layers)
+    firsts = {
+        search.paths(seed, text, TokenNoise(seed, 0, 3, 1.0), 1, 1, own).tokens
+        for seed in range(30)
+    }
+    assert len(firsts) > 3
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_features_that_are_no_numbers_guess_nothing(broken: float) -> None:
+    table, layers, own = NGramTable([]), layers_of(random_head()), features(0)
+    own[5] = broken
+    text = text_of(random.Random(1), 30, 6)
+    for search in (ngram_search(table, layers), PlainSearch(table, layers)):
+        found = search.paths(0, text, None, 8, 1, own)
+        assert found == search.paths(0, text, None, 8, 1)
+        assert found.tokens
