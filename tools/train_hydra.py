@@ -9,6 +9,8 @@ learns, at each place of the answers, the target's distribution over the most fr
 """
 
 import argparse
+import hashlib
+import json
 import math
 import random
 from collections import Counter
@@ -19,6 +21,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from blockdraft.core.errors import ConfigError
 from blockdraft.data.dataset import read_examples
 from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
@@ -26,7 +29,9 @@ from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.hydra_head import HeadShape, HydraHead, read
 from blockdraft.models.loading import load_target_model
+from blockdraft.speculate.drafters.kinds import kind_of
 from blockdraft.train.features import FrozenTarget
+from blockdraft.train.support import check_plain_head
 
 MAX_TOKENS = 700
 """Of a prompt and its answer; longer ones are left out."""
@@ -45,10 +50,19 @@ RISE = 0.03
 def write_states(target: FrozenTarget, examples: Sequence[Example], folder: Path) -> list[Path]:
     """Read what is not read yet; a file for each part of the answers.
 
+    Raises:
+        ConfigError: the folder holds states of other answers or layers, or there are no answers.
+
     Of an answer the states [tokens + 1, (K + 1) * D] from the last prompt token but one on, and the
     tokens from the last of the prompt on.
     """
+    if not examples:
+        raise ConfigError(f"no answer holds at most {MAX_TOKENS} tokens; give shorter ones")
     folder.mkdir(parents=True, exist_ok=True)
+    key, said = folder / "key.json", _key(target, examples)
+    if key.exists() and key.read_text(encoding="utf-8") != said:
+        raise ConfigError(f"{folder} holds states of other answers or layers; give another folder")
+    key.write_text(said, encoding="utf-8")
     paths = []
     for start in range(0, len(examples), PART):
         path = folder / f"{start:07d}.pt"
@@ -67,6 +81,14 @@ def write_states(target: FrozenTarget, examples: Sequence[Example], folder: Path
         part.replace(path)
         print(f"{start + len(states)} of {len(examples)} answers read", flush=True)
     return paths
+
+
+def _key(target: FrozenTarget, examples: Sequence[Example]) -> str:
+    """Names the target's embedding, the layers and the answers."""
+    digest = hashlib.sha256(target.embed_weight[:100].detach().float().numpy().tobytes())
+    for example in examples:
+        digest.update(repr((example.prompt_ids, example.response_ids)).encode())
+    return json.dumps({"layers": target.layer_ids, "digest": digest.hexdigest()})
 
 
 def places(
@@ -105,8 +127,8 @@ def train(
 ) -> list[float]:
     """Train for so long; returns the losses."""
     lm_head = target.lm_head_weight[head.token_ids]
-    matrices = [own for own in head.parameters() if own.ndim == 2]
-    vectors = [own for own in head.parameters() if own.ndim < 2]
+    matrices = [own for name, own in head.named_parameters() if name.endswith(".weight")]
+    vectors = [own for name, own in head.named_parameters() if not name.endswith(".weight")]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}],
         betas=(0.9, 0.95),
@@ -139,13 +161,28 @@ def new_head(
     counts = Counter(token for example in examples for token in example.response_ids)
     token_ids = sorted(token for token, _ in counts.most_common(num_tokens))
     torch.manual_seed(0)
-    shape = HeadShape(target.hidden_size, inner_size, target.layer_ids)
-    head = HydraHead(shape, torch.tensor(token_ids))
     frequent = torch.tensor([counts[token] for token in token_ids]) / counts.total()
+    shape = HeadShape(target.hidden_size, inner_size, target.layer_ids, float(frequent.sum()))
+    head = HydraHead(shape, torch.tensor(token_ids))
     with torch.no_grad():
         head.bias.copy_(frequent.log())
         head.last_norm.fill_(0.1)  # near no opinion beside the frequencies
     return head
+
+
+def _two_layers(drafter: Path) -> list[int]:
+    """A middle one and the last of those that a DFlash drafter reads.
+
+    Raises:
+        ConfigError: it is of another kind, or reads none.
+    """
+    config = read_config(drafter)
+    if not kind_of(config).startswith("dflash"):
+        raise ConfigError(f"{drafter} is no DFlash drafter; give --layers, of those that it reads")
+    own = DraftConfig.from_dict(config).target_layer_ids
+    if not own:
+        raise ConfigError(f"{drafter} reads no features of the target; no head can stand beside it")
+    return [own[len(own) // 2], own[-1]]
 
 
 def main() -> None:
@@ -162,9 +199,9 @@ def main() -> None:
     parser.add_argument("--num-tokens", type=int, default=8192, help="that are guessed")
     parser.add_argument("--inner-size", type=int, default=1152)
     args = parser.parse_args()
-    own = DraftConfig.from_dict(read_config(args.drafter)).target_layer_ids
-    layers = args.layers or [own[len(own) // 2], own[-1]]
+    layers = args.layers or _two_layers(args.drafter)
     model = load_target_model(resolve_model(args.target), torch.bfloat16, "cpu")
+    check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
     target = FrozenTarget(model, layers)
     examples = [
         example

@@ -5,6 +5,8 @@ And it reads the right features.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +25,16 @@ from blockdraft.speculate.drafters.ngram_table import NGramTable
 from tests.crowd import Request, run_alone, run_crowd
 from tests.parity.checks import generate, generate_plain
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
-from tests.tiny import HIDDEN_SIZE, LAYER_IDS, VOCAB_SIZE, tiny_drafter, tiny_target
+from tests.small_llm import assert_nothing_left, load_llm, params
+from tests.tiny import (
+    HIDDEN_SIZE,
+    LAYER_IDS,
+    VOCAB_SIZE,
+    tiny_drafter,
+    tiny_drafter_folder,
+    tiny_target,
+    tiny_target_folder,
+)
 
 OWN_LAYERS = LAYER_IDS[:2]
 PROMPT = (5, 3, 8, 8, 1, 4)
@@ -38,7 +49,7 @@ PARAMS = {
 
 def random_head(layer_ids: Sequence[int] = OWN_LAYERS) -> HydraHead:
     torch.manual_seed(2)
-    shape = HeadShape(HIDDEN_SIZE, 40, tuple(layer_ids))
+    shape = HeadShape(HIDDEN_SIZE, 40, tuple(layer_ids), covered=0.9)
     head = HydraHead(shape, torch.arange(1, VOCAB_SIZE, 2))
     with torch.no_grad():
         for parameter in head.parameters():
@@ -177,3 +188,29 @@ def test_in_a_crowd_the_head_is_not_asked() -> None:
             free.propose(rows)
         assert asked == [is_asked] * num
         asked.clear()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_an_engine_loads_the_head_beside_its_drafter(tmp_path: Path, quantize: Any) -> None:
+    folders = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path)
+    head = HydraHead(HeadShape(HIDDEN_SIZE, 32, OWN_LAYERS, covered=0.9), torch.arange(40))
+    head.save(folders[1])
+    llm = load_llm(folders, quantize=quantize)
+    (free,) = (own for own in llm.engine.proposer.free if isinstance(own, NGramDrafter))
+    assert free.feature_layers == LAYER_IDS
+    asked: list[bool] = []
+    paths = free._search.paths
+
+    def noted(*args: Any) -> Any:
+        asked.append(args[-1] is not None)
+        return paths(*args)
+
+    for temperature in (0.0, 1.0):
+        own = params(temperature=temperature, seed=1)
+        alone = llm.generate("abc the", replace(own, num_draft_tokens=0))
+        plain = alone.completions[0].token_ids
+        with patch.object(free._search, "paths", noted):
+            assert llm.generate("abc the", own).completions[0].token_ids == plain
+    assert asked
+    assert all(asked)
+    assert_nothing_left(llm)

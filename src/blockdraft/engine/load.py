@@ -140,6 +140,7 @@ def _load(
     if isinstance(target, PagedTarget) and model.device.type == "cuda":
         target.use_static_shapes()
     drafter = make_drafter(target, checkpoint)
+    free = free_drafters(config, drafter_folder, target, drafter.feature_layers)
     drop_quantized(model)
     if config.exact:
         once("rows are independent", lambda: _passes(target))
@@ -154,7 +155,7 @@ def _load(
     engine = Engine(
         target,
         drafter,
-        free_drafters=free_drafters(config, drafter_folder, target, drafter.feature_layers),
+        free_drafters=free,
         max_running=config.max_concurrency,
         prefill_chunk=config.prefill_chunk,
     )
@@ -254,7 +255,7 @@ def free_drafters(
     target: PagedTarget | SequentialTarget,
     feature_layers: tuple[int, ...],
 ) -> list[FreeDrafter]:
-    """Those that run no model; a prediction is used whoever else drafts.
+    """Those that run no model but a Hydra head; a prediction is used whoever else drafts.
 
     feature_layers: of the target, whose outputs drafters get.
 
@@ -292,9 +293,10 @@ def _guesser(
         return None
     missing = sorted(set(head.shape.target_layer_ids) - set(feature_layers))
     if missing:
+        known = f"those of {list(feature_layers)}" if feature_layers else "none"
         raise ModelError(
             f"{folder / HEAD_NAME} reads the outputs of layers {missing}, and the drafter beside "
-            f"it those of {list(feature_layers)}; delete it, or train one for this drafter"
+            f"it reads {known}; delete it, or draft with --no-ngrams"
         )
     embedding, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
     layers = head.layers(weight_of(embedding), weight_of(lm_head))

@@ -1,5 +1,6 @@
 """Which backend computes, by precision, device and sizes of heads. Backends are known here only."""
 
+import logging
 import os
 from collections.abc import Collection
 from typing import Any
@@ -17,6 +18,8 @@ from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.interface import Backend, RandomWords
 from blockdraft.kernels.ngram_interface import NGramRules, NGramSearch
 from blockdraft.kernels.torch.backend import TorchBackend
+
+logger = logging.getLogger(__name__)
 
 
 def backend_for(
@@ -68,11 +71,14 @@ def random_words() -> RandomWords | None:
 def native_ngrams(rules: NGramRules, layers: HydraLayers | None = None) -> NGramSearch | None:
     """A native search of n-grams, if there are kernels; drafters have a slower one of their own.
 
-    None too where others multiply with the layers of a Hydra head.
+    It leaves out a Hydra head whose layers others multiply with.
     """
     kernels = library()
-    if kernels is None or (layers is not None and not takes_layers(layers)):
+    if kernels is None:
         return None
+    if layers is not None and not takes_layers(layers):
+        logger.warning("this machine's kernels do not run the Hydra head: n-grams draft without it")
+        layers = None
     return NativeNGrams(kernels, rules, layers)
 
 

@@ -11,13 +11,14 @@ from blockdraft.kernels.interface import Linear
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HydraLayers:
-    """A Hydra head at work on a CPU; `models.hydra_head` says what it computes. All in float32.
+    """A Hydra head at work on a CPU, on rows in float32; see `models.hydra_head`.
 
     D: hidden size of the target, V: its vocabulary, K: layers whose outputs are read.
 
     join: [K * D + D -> D], from normed features and the normed embedding of the token behind them.
     gate_up: [D -> 2 * inner], the gates first. down: [inner -> D]. score: [D -> n], of the tokens
     that are guessed. feature_norms: [K, D]. embedding_norm, norm, last_norm: [D]. eps: of norms.
+    covered: of the target's choices, the share that the tokens have which are guessed.
     embedding: [V, D], float32 or bfloat16. token_ids: [n], int64, rising: the tokens that are
     guessed. places: [V], int64: of each token among them, -1 where it is not.
     """
@@ -31,6 +32,7 @@ class HydraLayers:
     norm: Tensor
     last_norm: Tensor
     eps: float
+    covered: float
     embedding: Tensor
     token_ids: NDArray[np.int64]
     places: NDArray[np.int64]

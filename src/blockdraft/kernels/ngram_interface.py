@@ -34,9 +34,8 @@ class NGramRules:
     worth, for contexts of one token, two, and three. least_probability: of what is found.
     most_noise: what is added to the logarithm of a share at most. max_read: tokens of a new text
     that are counted, its last ones. max_remembered: successors of a context in the text that count.
-    guess_weight: of a Hydra head beside the table. guess_share: of the target's choices, what the
-    tokens have that it guesses. num_guesses: of the most probable ones. guess_temperature: the
-    lowest that its logits are divided by.
+    guess_weight: of a Hydra head beside the table. num_guesses: of the most probable ones.
+    guess_temperature: the lowest that its logits are divided by.
     """
 
     parts: Sequence[NGramPart]
@@ -50,7 +49,6 @@ class NGramRules:
     max_read: int
     max_remembered: int
     guess_weight: float
-    guess_share: float
     num_guesses: int
     guess_temperature: float
 

@@ -21,9 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from blockdraft.core.errors import ModelError
+from blockdraft.kernels.backends import kernels_state
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.interface import GroupWeight, Linear
-from blockdraft.models.packed import multiplies_int8, side_by_side
+from blockdraft.models.packed import side_by_side
 from blockdraft.models.quantized import look_up
 
 HEAD_NAME = "hydra_head.safetensors"
@@ -35,11 +36,15 @@ _SHAPE = "shape"
 
 @dataclass(frozen=True)
 class HeadShape:
-    """hidden_size: of the target. inner_size: of the gated layer. target_layer_ids: 0-based."""
+    """hidden_size: of the target. inner_size: of the gated layer. target_layer_ids: 0-based.
+
+    covered: of the target's choices, the share that the head's tokens have.
+    """
 
     hidden_size: int
     inner_size: int
     target_layer_ids: tuple[int, ...]
+    covered: float
 
 
 class HydraHead(nn.Module):
@@ -67,7 +72,10 @@ class HydraHead(nn.Module):
     def layers(
         self, embed_weight: Tensor | GroupWeight, lm_head_weight: Tensor | GroupWeight
     ) -> HydraLayers:
-        """The head at work on a CPU, beside a target with these weights [V, D]; it is copied."""
+        """The head at work on a CPU, beside a target with these weights [V, D].
+
+        Shares the embedding where kernels read its type.
+        """
         places = torch.full((embed_weight.shape[0],), -1)
         places[self.token_ids] = torch.arange(len(self.token_ids))
         return HydraLayers(
@@ -80,6 +88,7 @@ class HydraHead(nn.Module):
             norm=self.norm.detach().float(),
             last_norm=self.last_norm.detach().float(),
             eps=EPS,
+            covered=self.shape.covered,
             embedding=_embedding(embed_weight),
             token_ids=self.token_ids.numpy().astype(np.int64),
             places=places.numpy(),
@@ -92,6 +101,7 @@ class HydraHead(nn.Module):
         shape = {
             "inner_size": self.shape.inner_size,
             "target_layer_ids": self.shape.target_layer_ids,
+            "covered": self.shape.covered,
         }
         save_file(tensors, folder / HEAD_NAME, {_SHAPE: json.dumps(shape)})
 
@@ -111,15 +121,18 @@ class HydraHead(nn.Module):
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             token_ids = tensors.pop("token_ids").long()
             layer_ids = tuple(shape["target_layer_ids"])
-            head = cls(HeadShape(hidden_size, shape["inner_size"], layer_ids), token_ids)
+            sizes = HeadShape(hidden_size, shape["inner_size"], layer_ids, float(shape["covered"]))
+            head = cls(sizes, token_ids)
             head.load_state_dict({name: value.float() for name, value in tensors.items()})
             rises = bool((token_ids.diff() > 0).all())
             if not (len(token_ids) and rises and token_ids[0] >= 0 and token_ids[-1] < vocab_size):
                 raise ValueError(f"its tokens are not rising ids below {vocab_size}")
+            if not all(bool(value.isfinite().all()) for value in tensors.values()):
+                raise ValueError("some weights are no finite numbers")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ModelError(
-                f"{path} is no Hydra head of a target with hidden size {hidden_size} ({error}); "
-                "copy it again, or delete it to draft without"
+                f"{path} is no Hydra head of a target with hidden size {hidden_size} "
+                f"({' '.join(str(error).split())}); copy it again, or delete it to draft without"
             ) from error
         return head.eval()
 
@@ -147,14 +160,15 @@ def _embedding(weight: Tensor | GroupWeight) -> Tensor:
     """Itself, where kernels read its type."""
     if isinstance(weight, Tensor) and weight.dtype in (torch.float32, torch.bfloat16):
         return weight.detach().contiguous()
-    return look_up(torch.arange(weight.shape[0]), weight).detach().float()
+    return look_up(torch.arange(weight.shape[0]), weight).detach().bfloat16()
 
 
 def _layer(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """In int8 where that is faster: guesses need no exactness."""
+    """In int8 where kernels multiply: guesses need no exactness."""
+    has_kernels, _, _ = kernels_state()
     outputs, inputs = weight.shape
     linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight.detach().float(), requires_grad=False)
     if bias is not None:
         linear.bias = nn.Parameter(bias.detach().float(), requires_grad=False)
-    return side_by_side(linear, in_int8=multiplies_int8(torch.float32, "cpu"))
+    return side_by_side(linear, in_int8=has_kernels)

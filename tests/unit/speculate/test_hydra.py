@@ -15,12 +15,13 @@ from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import NGramPaths, TokenNoise
 from blockdraft.models.hydra_head import EPS, HEAD_NAME, HeadShape, HydraHead
-from blockdraft.speculate.drafters.guesses import COVERED, LEAST_TEMPERATURE, WEIGHT, guess
+from blockdraft.speculate.drafters.guesses import LEAST_TEMPERATURE, WEIGHT, guess
 from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search, rules_for
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from tests.unit.speculate.test_ngram_search import noise_with_large, text_of
 
 SIZE, INNER, VOCAB_SIZE, LAYERS = 48, 36, 300, (1, 4)
+SHAPE = HeadShape(SIZE, INNER, LAYERS, covered=0.9)
 
 needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels on this machine")
 
@@ -28,7 +29,7 @@ needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels on this
 def random_head(seed: int = 0) -> HydraHead:
     """Knows every second token; sure enough of some to be heard."""
     torch.manual_seed(seed)
-    head = HydraHead(HeadShape(SIZE, INNER, LAYERS), torch.arange(0, VOCAB_SIZE, 2))
+    head = HydraHead(SHAPE, torch.arange(0, VOCAB_SIZE, 2))
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
@@ -103,6 +104,24 @@ def test_features_that_do_not_fit_are_refused() -> None:
         search.paths(0, [1, 2, 3], None, 4, 4, np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="96 features in float64"):
         search.paths(0, [1, 2, 3], None, 4, 4, np.zeros(96))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="do not lie one behind another"):
+        search.paths(0, [1, 2, 3], None, 4, 4, np.zeros(192, np.float32)[::2])
+    with pytest.raises(ValueError, match="token 300 of 300"):
+        search.paths(0, [1, 2, 300], None, 4, 4, features(0))
+
+
+@needs_kernels
+def test_kernels_leave_out_a_head_that_they_cannot_run(caplog: pytest.LogCaptureFixture) -> None:
+    odd = HydraHead(HeadShape(SIZE, 35, LAYERS, 0.9), torch.arange(4))
+    table = small_table()
+    search = native_ngrams(rules_for(table), layers_of(odd))
+    assert search is not None
+    assert "draft without it" in caplog.text
+    text = text_of(random.Random(2), 30, 6)
+    without = native_ngrams(rules_for(table))
+    assert without is not None
+    found = search.paths(0, text, None, 8, 4, features(0))
+    assert found == without.paths(0, text, None, 8, 4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 0.9, 1.0, 2.0])
@@ -120,8 +139,9 @@ def test_a_guess_is_the_softmax_of_the_targets_head(temperature: float) -> None:
     x = x + head.down.weight @ (torch.nn.functional.silu(gates) * values)
     logits = lm_head[head.token_ids] @ normed(x, head.last_norm) + head.bias
     divisor = min(1.0, max(LEAST_TEMPERATURE, temperature))
-    expected = COVERED * torch.softmax(logits / divisor, -1)
+    expected = SHAPE.covered * torch.softmax(logits / divisor, -1)
     found = guess(layers_of(head), own, anchor, temperature)
+    assert found is not None
     # The layers at work are in int8.
     difference = np.log(found) - expected.detach().log().numpy()
     assert np.abs(difference).max() < 0.2
@@ -136,7 +156,7 @@ def test_a_head_that_is_sure_is_heard_at_the_first_place_only() -> None:
     found = search.paths(0, [1, 2, 3], None, 8, 4, features(0))
     assert found.tokens == (22,)
     # Beside a head that covers it all an empty table has nothing, and its share stays open.
-    assert found.probabilities[0] == pytest.approx(WEIGHT * COVERED, rel=1e-3)
+    assert found.probabilities[0] == pytest.approx(WEIGHT * SHAPE.covered, rel=1e-3)
     assert not search.paths(1, [1, 2, 3], None, 8, 4).tokens
 
 
@@ -159,6 +179,11 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         HydraHead.load(tmp_path, 64, VOCAB_SIZE)
     with pytest.raises(ModelError, match="not rising ids below 298"):
         HydraHead.load(tmp_path, SIZE, 298)
+    broken = random_head()
+    broken.bias.data[3] = torch.nan
+    broken.save(tmp_path)
+    with pytest.raises(ModelError, match="some weights are no finite numbers"):
+        HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
     save_file(load_file(path), path)  # without its shape
     with pytest.raises(ModelError, match="delete it to draft without"):
         HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
@@ -180,7 +205,7 @@ def test_noise_decides_between_guesses() -> None:
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_features_that_are_no_numbers_guess_nothing(broken: float) -> None:
-    table, layers, own = NGramTable([]), layers_of(random_head()), features(0)
+    table, layers, own = small_table(), layers_of(random_head()), features(0)
     own[5] = broken
     text = text_of(random.Random(1), 30, 6)
     for search in (ngram_search(table, layers), PlainSearch(table, layers)):

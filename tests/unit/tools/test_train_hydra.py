@@ -6,10 +6,18 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from blockdraft.core.errors import ConfigError
 from blockdraft.data.store import Example
 from blockdraft.models.hydra_head import HydraHead
 from blockdraft.train.features import FrozenTarget
-from tests.tiny import HIDDEN_SIZE, LAYER_IDS, VOCAB_SIZE, tiny_target
+from tests.tiny import (
+    HIDDEN_SIZE,
+    LAYER_IDS,
+    VOCAB_SIZE,
+    edit_json,
+    tiny_drafter_folder,
+    tiny_target,
+)
 from tools import train_hydra
 
 
@@ -51,12 +59,13 @@ def test_a_place_is_a_token_the_features_before_it_and_the_state_behind_it(
 def test_it_learns_and_goes_on(target: FrozenTarget, tmp_path: Path) -> None:
     texts = examples(30)
     with patch.object(train_hydra, "PART", 10):
-        paths = train_hydra.write_states(target, texts[:20], tmp_path)
+        paths = train_hydra.write_states(target, texts, tmp_path)
+        paths[1].unlink()  # it was interrupted there
         with patch.object(target, "states", wraps=target.states) as states:
-            assert train_hydra.write_states(target, texts, tmp_path)[:2] == paths
+            assert train_hydra.write_states(target, texts, tmp_path) == paths
         assert states.call_count == 10
     head = train_hydra.new_head(target, texts, 40, 32)
-    counts = head.bias.exp()
+    counts = head.bias.detach().exp()
     with patch.object(train_hydra, "BATCH", 64):
         losses = train_hydra.train(head, paths, target, minutes=0.05, lr=1e-2)
     assert losses[-1] < losses[0] - 0.1
@@ -65,4 +74,17 @@ def test_it_learns_and_goes_on(target: FrozenTarget, tmp_path: Path) -> None:
     assert found is not None
     assert found.shape.target_layer_ids == LAYER_IDS[:2]
     assert len(found.token_ids) == 40
-    assert counts.max() > counts.min() > 0
+    assert float(counts.sum()) == pytest.approx(found.shape.covered, rel=1e-3)
+
+
+def test_what_cannot_be_trained_on_is_refused(target: FrozenTarget, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no answer holds at most 700 tokens"):
+        train_hydra.write_states(target, [], tmp_path)
+    train_hydra.write_states(target, examples(2), tmp_path)
+    with pytest.raises(ConfigError, match="holds states of other answers"):
+        train_hydra.write_states(target, examples(3), tmp_path)
+    folder = tiny_drafter_folder(tmp_path)
+    assert train_hydra._two_layers(folder) == [LAYER_IDS[1], LAYER_IDS[2]]
+    edit_json(folder / "config.json", architectures=["LlamaForCausalLMEagle3"])
+    with pytest.raises(ConfigError, match="is no DFlash drafter; give --layers"):
+        train_hydra._two_layers(folder)

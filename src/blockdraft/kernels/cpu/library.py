@@ -261,6 +261,7 @@ class HydraHead(ctypes.Structure):
         ("num_tokens", ctypes.c_int64),
         ("token_ids", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
+        ("covered", ctypes.c_double),
         ("eps", ctypes.c_float),
     )
 
@@ -294,7 +295,6 @@ class Rules(ctypes.Structure):
         ("max_remembered", ctypes.c_int64),
         ("guesser", ctypes.c_void_p),
         ("guess_weight", ctypes.c_double),
-        ("guess_share", ctypes.c_double),
         ("num_guesses", ctypes.c_int64),
         ("guess_temperature", ctypes.c_double),
     )

@@ -59,7 +59,6 @@ class NativeNGrams:
             rules.max_remembered,
             None if self._head is None else ctypes.addressof(self._head),
             rules.guess_weight,
-            rules.guess_share,
             rules.num_guesses,
             rules.guess_temperature,
         )
@@ -76,6 +75,10 @@ class NativeNGrams:
         """See NGramSearch.paths."""
         if self._layers is None or features is None:
             features = None
+        elif not 0 <= token_ids[-1] < len(self._layers.places):
+            raise ValueError(f"token {token_ids[-1]} of {len(self._layers.places)}")
+        elif not features.flags.c_contiguous:
+            raise ValueError("features do not lie one behind another")
         elif features.dtype != np.float32 or features.size != self._layers.feature_norms.numel():
             raise ValueError(
                 f"{features.size} features in {features.dtype}, not "
@@ -152,6 +155,7 @@ def _head(layers: HydraLayers) -> native.HydraHead:
         len(layers.places),
         layers.token_ids.ctypes.data,
         layers.places.ctypes.data,
+        layers.covered,
         layers.eps,
     )
 

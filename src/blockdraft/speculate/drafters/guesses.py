@@ -13,8 +13,6 @@ from blockdraft.speculate.drafters.ngram_table import Shares
 
 WEIGHT = 0.7
 """Of the guesses beside what the table says."""
-COVERED = 0.96
-"""Of the target's choices, what the tokens have that are guessed."""
 NUM_GUESSES = 16
 """Tokens that are looked at whoever else names them, the most probable ones."""
 LEAST_TEMPERATURE = 0.7
@@ -24,17 +22,16 @@ LEAST_TEMPERATURE = 0.7
 @torch.inference_mode()
 def guess(
     layers: HydraLayers, features: NDArray[np.float32], anchor: int, temperature: float
-) -> NDArray[np.float64]:
+) -> NDArray[np.float64] | None:
     """Probabilities [n] of what follows the anchor, from the features [K * D] before it.
 
-    temperature: of the request, 0 for greedy.
+    temperature: of the request, 0 for greedy. None where features are no numbers.
     """
     embedded = layers.embedding[[anchor]].float()
     logits = layers.score(read(layers, torch.from_numpy(features)[None], embedded))[0].double()
     sharpened = logits / min(1.0, max(LEAST_TEMPERATURE, temperature))
-    shares = torch.softmax(sharpened, -1).nan_to_num(0.0)  # features may be no numbers
-    found: NDArray[np.float64] = (COVERED * shares).numpy()
-    return found
+    found: NDArray[np.float64] = (layers.covered * torch.softmax(sharpened, -1)).numpy()
+    return found if np.isfinite(found).all() else None
 
 
 def mixed(layers: HydraLayers, guessed: NDArray[np.float64], known: Shares) -> Shares:

@@ -5,8 +5,8 @@ text corrects it (`own_text.py`). The most probable paths are found best first, 
 (`branches.py`): their probability is the product along the path. For a sampled request the noise
 decides that will choose the target's token, as far as it is known which tokens can win.
 
-A Hydra head (`models.hydra_head`) may guess beside the table. It is a model, but so small
-that it is asked wherever n-grams are, from what the target said of the last token but one.
+A Hydra head (`models.hydra_head`) may guess beside the table. It is a model, but so small that it
+is asked in every step of a few rows, from what the target thought before the newest token.
 """
 
 from collections.abc import Sequence

@@ -15,7 +15,6 @@ from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
 from blockdraft.speculate.drafters.guesses import (
-    COVERED,
     LEAST_TEMPERATURE,
     NUM_GUESSES,
     WEIGHT,
@@ -158,7 +157,6 @@ def rules_for(table: NGramTable) -> NGramRules:
         max_read=MAX_READ,
         max_remembered=MAX_REMEMBERED,
         guess_weight=WEIGHT,
-        guess_share=COVERED,
         num_guesses=NUM_GUESSES,
         guess_temperature=LEAST_TEMPERATURE,
     )

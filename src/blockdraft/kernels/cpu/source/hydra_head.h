@@ -1,8 +1,10 @@
 // A Hydra head: guesses of the token behind the newest one. `models/hydra_head.py` says what it
-// computes. All values are float32.
+// computes, on rows in float32.
 
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "largest.h"
@@ -23,6 +25,7 @@ struct HydraHead {
   int64_t num_tokens;
   const int64_t* token_ids;  // [score.outputs], rising, that are guessed
   const int64_t* places;     // [num_tokens], of each among them or -1
+  double covered;  // of the target's choices, the share of what is guessed
   float eps;
 };
 
@@ -46,6 +49,9 @@ class Guess {
     total_ = static_cast<double>(total);
   }
 
+  // False where features are no numbers, and nothing can be said.
+  bool is_known() const { return std::isfinite(largest_) && std::isfinite(total_); }
+
   int64_t num_top() const { return num_top_; }
   int64_t top(int64_t rank) const { return head_.token_ids[top_[rank]]; }
 
@@ -53,8 +59,7 @@ class Guess {
   double probability(int64_t token) const {
     const int64_t place = token < head_.num_tokens ? head_.places[token] : -1;
     if (place < 0) return 0.0;
-    const double found = std::exp(static_cast<double>(logits_[place]) - largest_) / total_;
-    return found > 0.0 ? found : 0.0;  // features may be no numbers
+    return head_.covered * std::exp(static_cast<double>(logits_[place]) - largest_) / total_;
   }
 
  private:

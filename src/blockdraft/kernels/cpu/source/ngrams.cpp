@@ -41,7 +41,6 @@ struct Rules {
   int64_t max_remembered;  // successors of a context in the text that count, the last ones
   const HydraHead* guesser;  // null if nothing guesses
   double guess_weight;     // beside the table
-  double guess_share;      // of the target's choices, what the tokens that are guessed have
   int64_t num_guesses;     // the most probable ones, looked at whoever else names them
   double guess_temperature;  // the lowest that guesses are sharpened to
 };
@@ -253,7 +252,7 @@ void add_table(const Rules& rules, const Context& context, const Marks& marks, c
 
 // Of the tokens that are known, and of the most probable ones, what a head guesses.
 void mix_guess(const Rules& rules, const Guess& guess, Shares& shares, Sum& sum) {
-  const double scale = rules.guess_weight * rules.guess_share;
+  const double scale = rules.guess_weight;
   for (Share& share : shares.all)
     share.value = (1.0 - rules.guess_weight) * share.value + scale * guess.probability(share.token);
   for (int64_t i = 0; i < guess.num_top(); ++i)
@@ -327,9 +326,10 @@ std::optional<Guess> guess_of(const Rules& rules, const Search& search) {
   if (rules.guesser == nullptr || search.features == nullptr) return std::nullopt;
   // Greedy requests have none, and what is likely is likelier still at low temperatures.
   const double temperature = std::clamp(search.temperature, rules.guess_temperature, 1.0);
-  return std::optional<Guess>(std::in_place, *rules.guesser, search.features,
-                              search.token_ids[search.num_tokens - 1], temperature,
-                              rules.num_guesses, search.num_threads);
+  std::optional<Guess> guess(std::in_place, *rules.guesser, search.features,
+                             search.token_ids[search.num_tokens - 1], temperature,
+                             rules.num_guesses, search.num_threads);
+  return guess->is_known() ? guess : std::nullopt;
 }
 
 std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search& search) {
