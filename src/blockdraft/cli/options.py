@@ -117,7 +117,8 @@ NGrams = Annotated[
     bool,
     typer.Option(
         "--ngrams/--no-ngrams",
-        help="Also draft from n-grams: the drafter's table, if it has one, and the text itself.",
+        help="Also draft from n-grams: the drafter's table and Hydra head, if it has them, and the "
+        "text itself.",
     ),
 ]
 SharedLookup = Annotated[

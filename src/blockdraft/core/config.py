@@ -48,8 +48,8 @@ class LLMConfig:
     drafter's path is long make a tree, with branches where it is unsure.
     lookup: also draft what followed the same words earlier in prompt and output; None does so
     beside a drafter, True without one too. shared_lookup: in so many tokens of the last outputs of
-    all requests too. ngrams: also draft from the drafter's table of n-grams, if it has one, and
-    where lookup is on from the n-grams of prompt and output.
+    all requests too. ngrams: also draft from the drafter's table of n-grams and its Hydra head, if
+    it has them, and where lookup is on from the n-grams of prompt and output.
     recheck: test the kernels and time the steps again, instead of taking what an earlier start of
     the same models on this machine found out.
     trust_remote_code: run the code that comes with a model which transformers does not know.

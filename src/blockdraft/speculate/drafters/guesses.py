@@ -11,7 +11,7 @@ from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.models.hydra_head import read
 from blockdraft.speculate.drafters.ngram_table import Shares
 
-WEIGHT = 0.7
+WEIGHT = 0.8
 """Of the guesses beside what the table says."""
 NUM_GUESSES = 16
 """Tokens that are looked at whoever else names them, the most probable ones."""
