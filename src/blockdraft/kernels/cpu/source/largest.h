@@ -6,7 +6,7 @@
 
 namespace blockdraft {
 
-constexpr int64_t kPiece = 4 * kLanes;
+constexpr int64_t kScorePiece = 4 * kLanes;
 
 // What is no number counts as minus infinity.
 inline Lanes numbers_only(Lanes x) { return select(x == x, x, all(-INFINITY)); }
@@ -26,9 +26,9 @@ template <typename T>
 void largest_of_row(const T* row, int64_t num, int64_t num_kept, float* values, int64_t* places,
                     float* total) {
   int64_t num_found = 0;
-  float piece[kPiece];
-  for (int64_t first = 0; first < num; first += kPiece) {
-    const int64_t size = num - first < kPiece ? num - first : kPiece;
+  float piece[kScorePiece];
+  for (int64_t first = 0; first < num; first += kScorePiece) {
+    const int64_t size = num - first < kScorePiece ? num - first : kScorePiece;
     Lanes most = all(-INFINITY);
     for (int64_t i = 0; i < size; i += kLanes) {
       const Lanes x = load_scores(row + first + i, size - i);
