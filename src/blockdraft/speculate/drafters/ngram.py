@@ -31,7 +31,8 @@ from blockdraft.speculate.sampler.noise import large_noise
 
 MAX_NODES = 8
 GUESSED_ROWS = 4
-"""With more rows a Hydra head is not asked: rows of a crowd are worth less than it takes."""
+"""With more rows a Hydra head is not asked: it takes its time for each, and candidates of a crowd
+are worth less. An estimate: crowds were not measured with it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
