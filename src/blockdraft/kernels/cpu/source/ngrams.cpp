@@ -252,12 +252,12 @@ void add_table(const Rules& rules, const Context& context, const Marks& marks, c
 
 // Of the tokens that are known, and of the most probable ones, what a head guesses.
 void mix_guess(const Rules& rules, const Guess& guess, Shares& shares, Sum& sum) {
-  const double scale = rules.guess_weight;
+  const double weight = rules.guess_weight;
   for (Share& share : shares.all)
-    share.value = (1.0 - rules.guess_weight) * share.value + scale * guess.probability(share.token);
+    share.value = (1.0 - weight) * share.value + weight * guess.probability(share.token);
   for (int64_t i = 0; i < guess.num_top(); ++i)
     if (const int64_t token = guess.top(i); !sum.holds(token))
-      sum.add(token, scale * guess.probability(token));
+      sum.add(token, weight * guess.probability(token));
 }
 
 // Those that the text holds are more probable, all others less.
