@@ -10,13 +10,12 @@ What drafting may lose is bounded by an account, whatever is believed (`account.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import zip_longest
 
 from blockdraft.allocation.account import Account
 from blockdraft.allocation.calibration import Calibration
 from blockdraft.allocation.candidates import NO_CANDIDATES, Order, ordered
-from blockdraft.allocation.costs import Floats, StepCosts
+from blockdraft.allocation.costs import StepCosts
 from blockdraft.allocation.expectation import Expectation, Trust
 from blockdraft.allocation.free_worth import FreeWorth
 from blockdraft.allocation.policy import DepthUse, Outcome, Use
@@ -96,8 +95,8 @@ class _Free:
 
     proposal: Proposal
     num_tokens: int
-    gains: Floats
-    branches: Floats
+    gains: list[float]
+    branches: list[float]
 
 
 @dataclass(slots=True)
@@ -115,7 +114,7 @@ class _Step:
     least_rate: float
     is_plain: bool
     free_saves: float
-    with_model: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    with_model: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)
     """By key: gains and branches that are expected if the model drafts; found when asked for."""
     offer: _Offer | None = None
     is_idle: bool = False
@@ -196,7 +195,7 @@ class BestRate:
         price = self._best(prices, order)
         self._step = step = _Step(
             prices,
-            self._free(rows, free, order),
+            _free(rows, free, order),
             of_free=(order, price),
             least_rate=price.rate,
             is_plain=self.account.wants_control or not self.account.may_lose,
@@ -213,19 +212,6 @@ class BestRate:
             for row in rows
         ]
 
-    def _free(
-        self, rows: Sequence[Row], free: Sequence[Proposal], order: Order
-    ) -> dict[int, _Free]:
-        indices = np.array(order.rows, np.int64)
-        found = {}
-        for index, (row, proposal) in enumerate(zip(rows, free, strict=True)):
-            own = np.flatnonzero(indices == index)
-            num_tokens = len(row.sequence.token_ids)
-            found[row.sequence.key] = _Free(
-                proposal, num_tokens, order.gains[own], order.branches[own]
-            )
-        return found
-
     def _is_resting(self, able: Sequence[Row]) -> bool:
         if self._rest is None:
             return False
@@ -235,10 +221,11 @@ class BestRate:
 
     def _decide(self, step: _Step, able: list[Row]) -> None:
         """Who drafts: those with whom the most tokens per second are expected, or one to try."""
-        promising = sorted(able, key=lambda row: -float(self._expectation(row).gains.sum()))
-        offers = [self._offer(step, promising[:num]) for num in _sizes(len(able))]
-        best = max(offers, key=lambda offer: offer.rate)
-        if best.rate > step.least_rate and self.account.allows(best.loss):
+        promising = sorted(able, key=lambda row: -sum(self._expectation(row).gains))
+        # Offers take time, and there mostly is none that could pay.
+        offers = self._offers(step, promising) if self._may_pay(step, able) else []
+        best = max(offers, key=lambda offer: offer.rate, default=None)
+        if best is not None and best.rate > step.least_rate and self.account.allows(best.loss):
             step.offer = best
             self._try_steps = _TRY_STEPS
             if self._num_drafted % _DEEP_STEPS == _DEEP_STEPS - 1:
@@ -246,13 +233,13 @@ class BestRate:
                 step.forced = {row.sequence.key: row.num_slots}
                 step.offer = self._offer(step, promising[: len(best.keys)], whole=True)
             return
-        poor = [row for row in able if step.free[row.sequence.key].gains.sum() <= _POOR]
+        poor = [row for row in able if sum(step.free[row.sequence.key].gains) <= _POOR]
         if not poor or (step.has_free and self._num_steps < self._next_try):
             return
         longest_ago = min(poor, key=self._drafted_at)
         if self._num_steps - self._drafted_at(longest_ago) < _TRY_STEPS:
             return
-        offer = min(offers, key=lambda offer: offer.loss)
+        offer = min(offers or self._offers(step, promising), key=lambda offer: offer.loss)
         if len(offer.keys) == 1:
             offer = self._offer(step, [longest_ago], least=_TRY_DEPTH, whole=True)
         # What the candidates of others would gain without it is lost as well.
@@ -265,6 +252,22 @@ class BestRate:
         else:
             credit = self.account.credit_for_try(loss)
             self._rest = len(able).bit_length(), credit, self._num_steps + _REST_STEPS
+
+    def _may_pay(self, step: _Step, able: Sequence[Row]) -> bool:
+        """False where no offer has a better rate, even if all rows are drafted for as one is."""
+        prices = step.prices
+        added = sum(
+            sum(self._with_model(step, row)[0]) - sum(step.free[row.sequence.key].gains)
+            for row in able
+        )
+        gained = sum(sum(own.gains) for own in step.free.values()) + added
+        tokens = prices.num + self._trust_of_limits[step.has_free](prices.num) * gained
+        draft = self._costs.draft(*self._costs.draft_forwards(1, 1))
+        return tokens > step.least_rate * (prices.plain_seconds + draft)
+
+    def _offers(self, step: _Step, promising: Sequence[Row]) -> list[_Offer]:
+        """For the first row, the first two, four and so on."""
+        return [self._offer(step, promising[:num]) for num in _sizes(len(promising))]
 
     def _drafted_at(self, row: Row) -> int:
         known = self._known.get(row.sequence.key)
@@ -289,29 +292,25 @@ class BestRate:
         """
         prices = step.prices
         drafting = {row.sequence.key for row in rows}
-        others = [own for key, own in step.free.items() if key not in drafting]
-        gains, branches = [own.gains for own in others], [own.branches for own in others]
-        for row in rows:
-            expected, added = self._with_model(step, row)
-            gains.append(expected)
-            branches.append(added)
-        all_gains = np.concatenate(gains)
-        order = np.argsort(-all_gains, kind="stable")
+        found = [(own.gains, own.branches) for key, own in step.free.items() if key not in drafting]
+        found += [self._with_model(step, row) for row in rows]
+        candidates = [pair for own in found for pair in zip(*own, strict=True)]
+        candidates.sort(key=lambda pair: -pair[0])
         num_lagging = sum(map(self._lag, rows))
         project = self._costs.project(num_lagging)
         usual = min(project, self._costs.project(_STEP_TOKENS * len(rows)))
         depth = max(row.num_slots for row in rows)
         if not whole:
-            survival = np.sum([self._expectation(row).survival for row in rows], axis=0)
-            depth = prices.best_depth(survival[:depth], len(rows))
+            each = (self._expectation(row).survival[:depth] for row in rows)
+            depth = prices.best_depth([sum(own) for own in zip(*each, strict=True)], len(rows))
         num_slots, num_forwards = self._costs.draft_forwards(len(rows), depth)
-        draft = float(self._costs.draft(num_slots, num_forwards))
+        draft = self._costs.draft(num_slots, num_forwards)
         trust = self._trust_of_limits[step.has_free](prices.num)
         price = prices.best(
-            all_gains[order],
-            np.concatenate(branches)[order],
+            [gain for gain, _ in candidates],
+            [branch for _, branch in candidates],
             draft + usual + (project - usual) / _WORTH_STEPS,
-            least=min(least, len(order)),
+            least=min(least, len(candidates)),
             trust=trust,
         )
         return _Offer(
@@ -327,20 +326,18 @@ class BestRate:
             tokens=price.tokens,
         )
 
-    def _with_model(self, step: _Step, row: Row) -> tuple[Floats, Floats]:
+    def _with_model(self, step: _Step, row: Row) -> tuple[list[float], list[float]]:
         """Gains and branches of a row's candidates that are expected if the model drafts too."""
         key = row.sequence.key
         if key not in step.with_model:
             expectation, num = self._expectation(row), row.num_draft_tokens
             known = step.free[key].gains
             # With the model there are no fewer good candidates than without.
-            expected = np.zeros(max(num, len(known)))
-            expected[: min(num, len(expectation.gains))] = expectation.gains[:num]
-            expected[: len(known)] = np.maximum(expected[: len(known)], known)
+            pairs = zip_longest(expectation.gains[:num], known, fillvalue=0.0)
+            expected = [max(own, free) for own, free in pairs]
             branch = self._costs.branch(row.sequence.num_cached)
-            added = np.zeros(len(expected))
-            added[: min(num, len(expectation.branches))] = expectation.branches[:num] * branch
-            step.with_model[key] = expected, added
+            added = [share * branch for share in expectation.branches[:num]]
+            step.with_model[key] = expected, added + [0.0] * (len(expected) - len(added))
         return step.with_model[key]
 
     def choose(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> list[Proposal]:
@@ -357,7 +354,7 @@ class BestRate:
         else:
             order = self._order(rows, proposals, step.forced)
             step.price = self._best_of(step, order)
-        branches = order.branches[: step.price.num_candidates].sum()
+        branches = sum(order.branches[: step.price.num_candidates])
         if branches > _CHEAP_BRANCHES * step.price.seconds:
             chains = [proposal.first_chain() for proposal in proposals]
             order_of_chains = self._order(rows, chains, step.forced)
@@ -366,7 +363,7 @@ class BestRate:
                 step.price, order, proposals = price, order_of_chains, chains
         num = step.price.num_candidates
         self._expect(step, rows, proposals, order)
-        step.predicted = float(order.gains[:num].sum())
+        step.predicted = sum(order.gains[:num])
         nodes: list[list[int]] = [[] for _ in rows]
         for index, node in zip(order.rows[:num], order.nodes[:num], strict=True):
             nodes[index].append(node)
@@ -409,21 +406,22 @@ class BestRate:
         """Learn what the proposals of this step hold."""
         if step.offer is None:
             return
-        indices = np.array(order.rows)
+        own = _free(rows, proposals, order)
         for index, row in enumerate(rows):
             if row.sequence.key not in step.offer.keys:
                 continue
             if not any(self._model_kind in name for name in proposals[index].sources):
                 continue
-            own = np.flatnonzero(indices == index)
+            nodes = [node for at, node in zip(order.rows, order.nodes, strict=True) if at == index]
+            found = own[row.sequence.key]
             of_all = self._for_all(row)
             expectation = self._expectation(row)
             if expectation is of_all:
                 expectation = of_all.of_request()
-            chances = dict(zip((order.nodes[i] for i in own), order.gains[own], strict=True))
+            chances = dict(zip(nodes, found.gains, strict=True))
             first = [chances[node] for node in proposals[index].tree.through([])]
             for learning in (expectation, of_all):
-                learning.record(order.gains[own], order.branches[own] > 0, first)
+                learning.record(found.gains, [branch > 0 for branch in found.branches], first)
             self._known[row.sequence.key] = _Known(expectation, self._num_steps)
 
     def record(self, outcomes: Sequence[Outcome], seconds: Mapping[Phase, float]) -> None:
@@ -548,6 +546,16 @@ def _asleep(prices: StepPrices) -> _Step:
         free_saves=0.0,
         is_idle=True,
     )
+
+
+def _free(rows: Sequence[Row], free: Sequence[Proposal], order: Order) -> dict[int, _Free]:
+    found = [
+        _Free(own, len(row.sequence.token_ids), [], []) for row, own in zip(rows, free, strict=True)
+    ]
+    for index, gain, branch in zip(order.rows, order.gains, order.branches, strict=True):
+        found[index].gains.append(gain)
+        found[index].branches.append(branch)
+    return {row.sequence.key: own for row, own in zip(rows, found, strict=True)}
 
 
 def _is_sampled(row: Row) -> bool:

@@ -3,9 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from blockdraft.allocation.costs import Floats
 from blockdraft.core.plan import Proposal
 
 
@@ -19,11 +16,11 @@ class Order:
 
     rows: list[int]
     nodes: list[int]
-    gains: Floats
-    branches: Floats
+    gains: list[float]
+    branches: list[float]
 
 
-NO_CANDIDATES = Order([], [], np.zeros(0), np.zeros(0))
+NO_CANDIDATES = Order([], [], [], [])
 """Of a step in which nothing is proposed."""
 
 
@@ -48,8 +45,8 @@ def ordered(
     return Order(
         rows,
         nodes,
-        np.array([-item[1] for item in found]),
-        np.array(list(_branches(proposals, branch_seconds, rows, nodes))),
+        [-item[1] for item in found],
+        list(_branches(proposals, branch_seconds, rows, nodes)),
     )
 
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-Floats = NDArray[np.float64]
 
 _KNOTS = sorted(float(m << e) for m in (1, 3) for e in range(14))
 """1, 2, 3, 4, 6, 8, 12 ... 24,576: sizes at which a cost is kept; between them it is a line."""
@@ -46,14 +43,8 @@ class CostCurve:
         self._weights = [_SMALLEST_WEIGHT] * len(_KNOTS)
         self._monotone = _isotonic(self._seconds, self._weights)
 
-    def __call__(self, sizes: ArrayLike) -> Floats:
-        """Seconds for each size, in the shape of `sizes`; 0 for size 0."""
-        sizes = np.asarray(sizes, np.float64)
-        seconds: Floats = np.interp(sizes, _KNOTS, self._monotone) * (sizes > 0)
-        return self.level * seconds
-
     def at(self, size: float) -> float:
-        """Seconds for one positive size: the same, without the calls of numpy."""
+        """Seconds for a positive size."""
         left, share = _place(size)
         low, high = self._monotone[left : left + 2]
         return self.level * (low + share * (high - low))
@@ -98,7 +89,7 @@ NO_KEY_COSTS = KeyCosts()
 
 
 class StepCosts:
-    """Seconds of the phases of a step; sizes may be arrays.
+    """Seconds of the phases of a step.
 
     plain_points: (sequences of a step that drafts nothing, seconds). forward_points: (rows of a
     target forward that verifies chains, seconds). draft_points: (slots of a draft forward, all
@@ -134,13 +125,9 @@ class StepCosts:
         keys = self._plain.level * self._key_costs.key * num_keys
         return self._forward.level * (self._plain.at(num_sequences) + keys)
 
-    def forward(self, num_rows: ArrayLike, num_keys: int = 0) -> Floats:
+    def forward(self, num_rows: float, num_keys: int = 0) -> float:
         """A target forward of so many rows, with all that a step does beside the draft."""
-        return self._forward(num_rows) + self._forward.level * self._key_costs.key * num_keys
-
-    def forward_at(self, num_rows: float) -> float:
-        """The same for one number of rows, whose keys are left out."""
-        return self._forward.at(num_rows)
+        return self._forward.at(num_rows) + self._forward.level * self._key_costs.key * num_keys
 
     def branch(self, num_keys: int) -> float:
         """What another branch adds to a forward, of a sequence with so many keys."""
@@ -153,16 +140,12 @@ class StepCosts:
             return num_sequences, depth
         return num_sequences * (1 + depth), 1
 
-    def draft(self, num_slots: ArrayLike, num_forwards: int = 1) -> Floats:
+    def draft(self, num_slots: int, num_forwards: int = 1) -> float:
         """Draft forwards of so many slots, of all their sequences together, anchors included.
 
         A machine that slows the target down is taken to slow the drafter down too, because while
         nothing is drafted nobody measures it.
         """
-        return self._forward.level * num_forwards * self._draft(num_slots)
-
-    def draft_at(self, num_slots: int, num_forwards: int = 1) -> float:
-        """The same for one number of slots."""
         return self._forward.level * num_forwards * self._draft.at(num_slots)
 
     def project(self, num_tokens: int) -> float:
@@ -218,7 +201,7 @@ def _place(size: float) -> tuple[int, float]:
 def _through(points: Sequence[tuple[int, float]]) -> list[float]:
     """Seconds at the knots: straight lines through the sorted points."""
     sizes, seconds = (np.array(values, np.float64) for values in zip(*points, strict=True))
-    at_knots: Floats = np.interp(_KNOTS, sizes, seconds)
+    at_knots = np.interp(_KNOTS, sizes, seconds)
     if len(points) > 1:
         slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
         at_knots += slope * np.maximum(np.array(_KNOTS) - sizes[-1], 0.0)

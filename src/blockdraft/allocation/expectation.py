@@ -1,11 +1,7 @@
 """What a proposal is expected to hold before it is made, learned from earlier ones. No torch."""
 
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from blockdraft.allocation.costs import Floats
+from itertools import accumulate
 
 _FIRST_RATE = 0.6
 """What is believed of each further token of a drafter that was never tried: enough to try it."""
@@ -26,10 +22,10 @@ class Expectation:
     """
 
     def __init__(self, max_nodes: int, max_depth: int, memory: float = _MEMORY_OF_ALL) -> None:
-        self.gains: Floats = _FIRST_RATE ** np.arange(1.0, max_nodes + 1)
-        self.branches: Floats = np.zeros(max_nodes)
+        self.gains = _first_beliefs(max_nodes)
+        self.branches = [0.0] * max_nodes
         self._weight, self._memory = _START_WEIGHT, memory
-        self.survival: Floats = _FIRST_RATE ** np.arange(1.0, max_depth + 1)
+        self.survival = _first_beliefs(max_depth)
 
     def of_request(self) -> "Expectation":
         """The same belief, ready to be changed by what one request brings."""
@@ -38,24 +34,29 @@ class Expectation:
         expectation.survival = self.survival
         return expectation
 
-    def record(self, gains: Floats, branches: NDArray[np.bool_], first: Sequence[float]) -> None:
+    def record(
+        self, gains: Sequence[float], branches: Sequence[bool], first: Sequence[float]
+    ) -> None:
         """Learn from one proposal, which may be smaller: its candidates, and its first path.
 
         Depths that it does not reach stay what they were, but none is likelier than those before.
         """
         self._weight = min(self._weight + 1, self._memory)
-        self.gains = self._moved(self.gains, gains, 0.0)
-        self.branches = self._moved(self.branches, branches, 0.0)
-        reached = min(len(first), len(self.survival))
-        survival = self._moved(self.survival, first, self.survival[reached:])
-        self.survival = np.minimum.accumulate(survival)
+        nothing = [0.0] * len(self.gains)
+        self.gains = self._moved(self.gains, gains, nothing)
+        self.branches = self._moved(self.branches, branches, nothing)
+        survival = self._moved(self.survival, first, self.survival)
+        self.survival = list(accumulate(survival, min))
 
-    def _moved(self, old: Floats, new: ArrayLike, rest: ArrayLike) -> Floats:
-        values = np.empty(len(old))
-        found = np.asarray(new, np.float64)[: len(old)]
-        values[: len(found)], values[len(found) :] = found, rest
-        moved: Floats = old + (values - old) / self._weight
-        return moved
+    def _moved(self, old: list[float], new: Sequence[float], rest: Sequence[float]) -> list[float]:
+        """rest: what is new where `new` has no more."""
+        values = [*new, *rest[len(new) :]]
+        return [own + (one - own) / self._weight for own, one in zip(old, values, strict=False)]
+
+
+def _first_beliefs(num: int) -> list[float]:
+    """Before a drafter was tried."""
+    return [_FIRST_RATE**power for power in range(1, num + 1)]
 
 
 class Trust:

@@ -1,16 +1,14 @@
 """What a step costs and brings, by how many candidates it verifies. No torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-import numpy as np
-
-from blockdraft.allocation.costs import Floats, StepCosts
+from blockdraft.allocation.costs import StepCosts
 
 _LEAST_GAIN = 0.10
 """Share of the rate by which candidates must raise it where sequences share a step. Those that
 advance unevenly share fewer steps at their ends: no price says so, and crowds gain little."""
-_USUAL_CANDIDATES = 32
-"""Of a step; their costs are computed once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class StepPrices:
         self.num, self.num_other_rows = num, num_other_rows
         self.plain_seconds = costs.plain(num, num_keys)
         self._costs, self.num_keys = costs, num_keys
-        self._known_forward: Floats = np.zeros(0)
+        self._known_forward: list[float] = []
 
     @property
     def plain_rate(self) -> float:
@@ -55,8 +53,8 @@ class StepPrices:
 
     def best(
         self,
-        gains: Floats,
-        branches: Floats,
+        gains: Sequence[float],
+        branches: Sequence[float],
         drafting: float,
         *,
         least: int = 0,
@@ -70,45 +68,46 @@ class StepPrices:
         is kept; of which `trust` is believed. branches: [k] seconds that each adds because it
         begins a branch. drafting: seconds of what was or will be drafted.
         """
-        tokens = self.num + trust * np.concatenate(([0.0], np.cumsum(gains)))
-        forward = self._forward(len(gains)) + np.concatenate(([0.0], np.cumsum(branches)))
-        rates = tokens[least:] / (forward[least:] + drafting)
-        found = int(np.argmax(rates))
-        if self.num > 1 and rates[found] < (1 + _LEAST_GAIN) * rates[0]:
-            found = 0
-        found += least
-        seconds = float(forward[found])
-        return Price(found, float(tokens[found]), seconds + drafting, seconds)
+        # In every step, of a few candidates: without arrays this takes a fifth of the time.
+        tokens = [self.num + trust * gained for gained in accumulate(gains, initial=0.0)]
+        added = accumulate(branches, initial=0.0)
+        forward = [one + more for one, more in zip(self._forward(len(gains)), added, strict=True)]
+        rates = [own / (one + drafting) for own, one in zip(tokens, forward, strict=True)]
+        found = max(range(least, len(rates)), key=rates.__getitem__)
+        if self.num > 1 and rates[found] < (1 + _LEAST_GAIN) * rates[least]:
+            found = least
+        return Price(found, tokens[found], forward[found] + drafting, forward[found])
 
-    def best_depth(self, survival: Floats, num_drafting: int) -> int:
+    def best_depth(self, survival: Sequence[float], num_drafting: int) -> int:
         """The depth of drafts of `num_drafting` sequences, of which only chains would be verified.
 
         And one more where that costs no forward: of what is drafted, not all is verified.
 
         survival: [depth] chains that reach it, of all sequences together.
         """
-        # A few depths, in every step: without arrays this takes a fifth of the time.
         tokens, rates = float(self.num), []
-        for depth, reached in enumerate(survival.tolist(), start=1):
+        for depth, reached in enumerate(survival, start=1):
             tokens += reached
-            seconds = self._costs.forward_at(tokens + num_drafting)
-            seconds += self._costs.draft_at(*self._costs.draft_forwards(num_drafting, depth))
+            seconds = self._costs.forward(tokens + num_drafting)
+            seconds += self._costs.draft(*self._costs.draft_forwards(num_drafting, depth))
             rates.append(tokens / seconds)
         best = 1 + rates.index(max(rates))
         return best if self._costs.drafts_by_level else min(best + 1, len(survival))
 
-    def _forward(self, num_candidates: int) -> Floats:
+    def _forward(self, num_candidates: int) -> list[float]:
         """Seconds of the target for each number of candidates from 0 on."""
         if len(self._known_forward) <= num_candidates:
-            self._known_forward = self._computed_forward(max(num_candidates, _USUAL_CANDIDATES))
+            self._known_forward = self._computed_forward(num_candidates)
         return self._known_forward[: num_candidates + 1]
 
-    def _computed_forward(self, num_candidates: int) -> Floats:
+    def _computed_forward(self, num_candidates: int) -> list[float]:
         start = self.num + self.num_other_rows
-        rows = np.arange(start, start + num_candidates + 1)
-        forward = self._costs.forward(rows, self.num_keys)
+        beside = 0.0
         if self.num_other_rows:
-            forward -= forward[0] - float(self._costs.forward(self.num, self.num_keys))
-        forward = np.maximum(forward, self.plain_seconds)
-        forward[0] = self.plain_seconds
-        return forward
+            beside = self._costs.forward(start) - self._costs.forward(self.num)
+        found = [
+            self._costs.forward(start + num, self.num_keys) - beside
+            for num in range(1, num_candidates + 1)
+        ]
+        # Without candidates it is plain decoding, whose cost is known better.
+        return [self.plain_seconds, *(max(one, self.plain_seconds) for one in found)]

@@ -37,14 +37,13 @@ class PagedKV:
         self.bytes_per_page = page_bytes(shapes, dtype)
         if isinstance(device, torch.device | str):
             device = [torch.device(device)] * len(shapes)
-        self.pools = [
-            _lazy_zeros((2, heads, num_pages, PAGE_SIZE, head_dim), dtype, own)
+        pools = [
+            ((2, heads, num_pages, PAGE_SIZE, head_dim), own)
             for (heads, head_dim), own in zip(shapes, device, strict=True)
         ]
+        self.pools, self._stacks = _stacked(pools, dtype)
         self.scales: Sequence[Tensor | None] = [None] * len(self.pools)
         """Of numbers in int8 only; see Int8KV."""
-        self._parts = self.pools
-        """All that lies at slots, the second and third dimension those of the pools."""
         self._workspaces: dict[tuple[str, torch.device], Tensor] = {}
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -86,9 +85,9 @@ class PagedKV:
 
     def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
         """Copy keys and values of all layers from slots to others, as if all at once."""
-        for pool, (sources, targets) in self._pools_with([slots, to]):
-            buffer = pool.flatten(2, 3)
-            buffer.index_copy_(2, targets, buffer.index_select(2, sources))
+        for stack, (sources, targets) in self._stacks_with([slots, to]):
+            buffer = stack.flatten(3, 4)
+            buffer.index_copy_(3, targets, buffer.index_select(3, sources))
 
     def clear_begun(self, slots: Sequence[int]) -> None:
         """Set the pages whose first slot is among these to zero.
@@ -97,21 +96,21 @@ class PagedKV:
         """
         begun = [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]
         if begun:
-            for pool, page_ids in self._pools_with(begun):
-                pool.index_fill_(2, page_ids, 0)
+            for stack, page_ids in self._stacks_with(begun):
+                stack.index_fill_(3, page_ids, 0)
 
-    def _pools_with(self, numbers: Sequence[object]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every pool, and the numbers where it lies: sent to a device once, not once a layer."""
+    def _stacks_with(self, numbers: Sequence[object]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every stack, and the numbers where it lies: sent to a device once."""
         sent: dict[torch.device, Tensor] = {}
-        for pool in self._parts:
-            if pool.device not in sent:
-                sent[pool.device] = torch.tensor(numbers, device=pool.device)
-            yield pool, sent[pool.device]
+        for stack in self._stacks:
+            if stack.device not in sent:
+                sent[stack.device] = torch.tensor(numbers, device=stack.device)
+            yield stack, sent[stack.device]
 
     def repeat_first(self, page_ids: Sequence[int]) -> None:
         """Fill pages with copies of the first of them."""
-        for pool in self._parts:
-            pool[:, :, list(page_ids)] = pool[:, :, page_ids[:1]]
+        for stack in self._stacks:
+            stack[:, :, :, list(page_ids)] = stack[:, :, :, page_ids[:1]]
 
 
 class Int8KV(PagedKV):
@@ -132,10 +131,10 @@ class Int8KV(PagedKV):
         super().__init__(shapes, num_pages, dtype=torch.int8, device=device)
         self.bytes_per_page = int8_page_bytes(shapes)
         self.dtype = dtype
-        self.scales: list[Tensor] = [
-            _lazy_zeros((*pool.shape[:-1], 1), torch.float32, pool.device) for pool in self.pools
-        ]
-        self._parts = [*self.pools, *self.scales]
+        shapes_of_scales = [((*pool.shape[:-1], 1), pool.device) for pool in self.pools]
+        scales, stacks = _stacked(shapes_of_scales, torch.float32)
+        self.scales: list[Tensor] = scales
+        self._stacks += stacks
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """See PagedKV.write."""
@@ -167,6 +166,24 @@ def int8_page_bytes(shapes: Sequence[LayerShape]) -> int:
     """The same for Int8KV."""
     num_scales = sum(2 * heads for heads, head_dim in shapes if head_dim) * PAGE_SIZE
     return page_bytes(shapes, torch.int8) + num_scales * torch.float32.itemsize
+
+
+def _stacked(
+    shapes: Sequence[tuple[tuple[int, ...], torch.device]], dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Zeros of each shape on its device, and stacks of them: all that are alike are one tensor.
+
+    What is done to the same slots of all layers then takes one call, and not one a layer.
+    """
+    alike: dict[tuple[tuple[int, ...], torch.device], list[int]] = {}
+    for index, own in enumerate(shapes):
+        alike.setdefault(own, []).append(index)
+    found, stacks = dict[int, Tensor](), list[Tensor]()
+    for (shape, device), indices in alike.items():
+        stack = _lazy_zeros((len(indices), *shape), dtype, device)
+        found.update(zip(indices, stack.unbind(), strict=True))
+        stacks += [stack] if stack.numel() else []
+    return [found[index] for index in range(len(shapes))], stacks
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:

@@ -90,7 +90,7 @@ def test_no_choice_of_candidates_gives_more_tokens_per_second(seed, num_rows):
 
     def rate(sets):
         num = sum(map(len, sets))
-        seconds = float(costs.forward(num_rows + num)) if num else prices.plain_seconds
+        seconds = costs.forward(num_rows + num) if num else prices.plain_seconds
         gained = sum(own[node] for own, nodes in zip(chances, sets, strict=True) for node in nodes)
         return (num_rows + gained) / (max(seconds, prices.plain_seconds) + drafting)
 
@@ -355,9 +355,9 @@ def test_what_a_sequence_did_long_ago_is_forgotten():
     policy = best_rate(CPU)
     play(policy, range(2), 0, 60)
     play(policy, range(1, 2), 5, 200)
-    known = policy._expectation(make_row(0, 5)).gains.sum()
+    known = sum(policy._expectation(make_row(0, 5)).gains)
     play(policy, range(1, 2), 5, 400)
-    assert policy._expectation(make_row(0, 5)).gains.sum() > known + 1.0
+    assert sum(policy._expectation(make_row(0, 5)).gains) > known + 1.0
 
 
 def test_drafts_that_do_not_come_are_not_paid_for_long():
@@ -394,13 +394,13 @@ def test_a_step_that_failed_may_be_planned_again():
 def test_steps_with_prompt_rows_teach_no_times():
     costs = CPU.costs()
     policy = BestRate(costs, 5, 5, model_kind=KIND)
-    before = float(costs.forward(101)), float(costs.draft(6))
+    before = costs.forward(101), costs.draft(6)
     for _ in range(50):
         row = make_row(0, 5)
         limited(policy, [row], 100)
         policy.choose([row], [Proposal.chain([1] * 5, KIND)])
         policy.record([Outcome(row, NOTHING, [])], {"forward": 1.0, "draft": 1.0, "project": 1.0})
-    assert (float(costs.forward(101)), float(costs.draft(6))) == before
+    assert (costs.forward(101), costs.draft(6)) == before
 
 
 def test_the_account_allows_a_share_of_the_time_and_no_more():
@@ -681,6 +681,7 @@ def test_an_offer_that_pays_ends_the_pause_between_tries():
     policy.account.allows = lambda loss: True
     offer = policy._offer
     policy._offer = lambda *given, **named: replace(offer(*given, **named), rate=1e9)
+    policy._may_pay = lambda *_: True
     row = make_row(0, 8, 8).limited(5, 5)
     policy.limit([row], 0, [free_chain(1, 0.1)])
     assert policy._step.offer is not None
@@ -693,3 +694,38 @@ def test_an_offer_that_pays_ends_the_pause_between_tries():
 def test_trust_starts_where_it_is_told():
     assert Trust()(1) == 1.0
     assert Trust(0.7)(1) == pytest.approx(0.7)
+
+
+def test_no_offer_that_is_not_looked_at_would_pay(monkeypatch):
+    """Over plays of all kinds, and both answers come often."""
+    seen = {False: 0, True: 0}
+    may_pay = BestRate._may_pay
+
+    def checked(policy: BestRate, step, able):
+        answer = may_pay(policy, step, able)
+        seen[answer] += 1
+        if not answer:
+            rates = [offer.rate for offer in policy._offers(step, able)]
+            assert max(rates) <= step.least_rate * (1 + 1e-9)
+        return answer
+
+    monkeypatch.setattr(BestRate, "_may_pay", checked)
+    luck = random.Random(0)
+    for machine in (CPU, STEEP):
+        for num in (1, 2, 5):
+            policy = best_rate(machine, 5)
+            for _ in range(200):
+                rows = [make_row(key, 8, 8).limited(5, 5) for key in range(num)]
+                free = [free_chain(luck.randrange(1, 5), luck.random()) for _ in rows]
+                drafting = policy.limit(rows, 0, free)
+                drafts = [row.for_model().num_draft_tokens > 0 for row in drafting]
+                own = [
+                    Proposal.chain(range(3), KIND, [0.9, 0.6, 0.4]) if drafts[i] else free[i]
+                    for i in range(num)
+                ]
+                chosen = policy.choose(rows, own)
+                kept = [list(range(luck.randrange(len(one) + 1))) for one in chosen]
+                outcomes = [Outcome(*one) for one in zip(rows, chosen, kept, strict=True)]
+                took = machine.forward(num + sum(map(len, chosen)))
+                policy.record(outcomes, {"forward": took, "draft": 0.001 * sum(drafts)})
+    assert min(seen.values()) > 50

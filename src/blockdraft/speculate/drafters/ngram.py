@@ -49,8 +49,9 @@ class Guesser:
 
     def read(self, features: Tensor) -> NDArray[np.float32]:
         """The head's own of the features [num_features * D] of a token."""
-        by_layer = features.view(len(self.feature_layers), -1)
-        own: NDArray[np.float32] = by_layer[list(self.own)].flatten().float().numpy()
+        # In every step, of a few thousand numbers: numpy takes a third of the time of torch.
+        by_layer = features.float().numpy().reshape(len(self.feature_layers), -1)
+        own: NDArray[np.float32] = by_layer[list(self.own)].reshape(-1)
         return own
 
 
