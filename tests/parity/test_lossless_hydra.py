@@ -19,6 +19,7 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.engine import load as load_module
 from blockdraft.engine.engine import Engine
+from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery
 from blockdraft.models.hydra_head import HeadShape, HydraHead
 from blockdraft.speculate.drafters.ngram import GUESSED_ROWS, Guesser, NGramDrafter
 from blockdraft.speculate.drafters.ngram_table import NGramTable
@@ -76,7 +77,9 @@ def check_features(engine: Engine, drafter: NGramDrafter) -> int:
         with torch.inference_mode():
             states = model(ids, output_hidden_states=True).hidden_states
         expected = torch.cat([states[layer + 1][0, -1] for layer in OWN_LAYERS])
-        assert torch.from_numpy(kept).allclose(expected, atol=1e-4), "features of another token"
+        assert drafter._guesser is not None
+        found = torch.from_numpy(drafter._guesser.read(kept))
+        assert found.allclose(expected, atol=1e-4), "features of another token"
         num_checked += 1
     return num_checked
 
@@ -173,9 +176,9 @@ def test_in_a_crowd_the_head_is_not_asked() -> None:
     asked: list[bool] = []
     paths = free._search.paths
 
-    def noted(*args: Any) -> Any:
-        asked.append(args[-1] is not None)
-        return paths(*args)
+    def noted(queries: Sequence[NGramQuery]) -> list[NGramPaths]:
+        asked.extend(query.features is not None for query in queries)
+        return paths(queries)
 
     for num, is_asked in ((GUESSED_ROWS, True), (GUESSED_ROWS + 1, False)):
         rows = [
@@ -201,9 +204,9 @@ def test_an_engine_loads_the_head_beside_its_drafter(tmp_path: Path, quantize: A
     asked: list[bool] = []
     paths = free._search.paths
 
-    def noted(*args: Any) -> Any:
-        asked.append(args[-1] is not None)
-        return paths(*args)
+    def noted(queries: Sequence[NGramQuery]) -> list[NGramPaths]:
+        asked.extend(query.features is not None for query in queries)
+        return paths(queries)
 
     for temperature in (0.0, 1.0):
         own = params(temperature=temperature, seed=1)

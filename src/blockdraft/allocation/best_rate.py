@@ -222,8 +222,10 @@ class BestRate:
     def _decide(self, step: _Step, able: list[Row]) -> None:
         """Who drafts: those with whom the most tokens per second are expected, or one to try."""
         promising = sorted(able, key=lambda row: -sum(self._expectation(row).gains))
-        # Offers take time, and there mostly is none that could pay.
-        offers = self._offers(step, promising) if self._may_pay(step, able) else []
+        sizes = _sizes(len(able))
+        # Offers take time, and mostly there is none that could pay.
+        may_pay = [num for num in sizes if self._may_pay(step, promising[:num])]
+        offers = [self._offer(step, promising[:num]) for num in may_pay]
         best = max(offers, key=lambda offer: offer.rate, default=None)
         if best is not None and best.rate > step.least_rate and self.account.allows(best.loss):
             step.offer = best
@@ -239,7 +241,8 @@ class BestRate:
         longest_ago = min(poor, key=self._drafted_at)
         if self._num_steps - self._drafted_at(longest_ago) < _TRY_STEPS:
             return
-        offer = min(offers or self._offers(step, promising), key=lambda offer: offer.loss)
+        offers += [self._offer(step, promising[:num]) for num in sizes if num not in may_pay]
+        offer = min(offers, key=lambda offer: offer.loss)
         if len(offer.keys) == 1:
             offer = self._offer(step, [longest_ago], least=_TRY_DEPTH, whole=True)
         # What the candidates of others would gain without it is lost as well.
@@ -253,21 +256,15 @@ class BestRate:
             credit = self.account.credit_for_try(loss)
             self._rest = len(able).bit_length(), credit, self._num_steps + _REST_STEPS
 
-    def _may_pay(self, step: _Step, able: Sequence[Row]) -> bool:
-        """False where no offer has a better rate, even if all rows are drafted for as one is."""
+    def _may_pay(self, step: _Step, rows: Sequence[Row]) -> bool:
+        """False if drafting for these rows cannot give a better rate, however cheap its rows."""
         prices = step.prices
-        added = sum(
-            sum(self._with_model(step, row)[0]) - sum(step.free[row.sequence.key].gains)
-            for row in able
-        )
-        gained = sum(sum(own.gains) for own in step.free.values()) + added
+        drafting = {row.sequence.key for row in rows}
+        gained = sum(sum(own.gains) for key, own in step.free.items() if key not in drafting)
+        gained += sum(sum(self._with_model(step, row)[0]) for row in rows)
         tokens = prices.num + self._trust_of_limits[step.has_free](prices.num) * gained
-        draft = self._costs.draft(*self._costs.draft_forwards(1, 1))
+        draft = self._costs.draft(*self._costs.draft_forwards(len(rows), 1))
         return tokens > step.least_rate * (prices.plain_seconds + draft)
-
-    def _offers(self, step: _Step, promising: Sequence[Row]) -> list[_Offer]:
-        """For the first row, the first two, four and so on."""
-        return [self._offer(step, promising[:num]) for num in _sizes(len(promising))]
 
     def _drafted_at(self, row: Row) -> int:
         known = self._known.get(row.sequence.key)
@@ -563,5 +560,5 @@ def _is_sampled(row: Row) -> bool:
 
 
 def _sizes(num: int) -> list[int]:
-    """Numbers of rows that are looked at: 1, 2, 4 ... and all."""
-    return sorted({num, *(1 << power for power in range(num.bit_length()) if 1 << power < num)})
+    """Numbers of rows that are looked at: 1, 4, 16 ... and all; each takes time in a crowd."""
+    return sorted({num, *(4**power for power in range(num.bit_length()) if 4**power < num)})

@@ -49,6 +49,23 @@ class CostCurve:
         low, high = self._monotone[left : left + 2]
         return self.level * (low + share * (high - low))
 
+    def over(self, sizes: range) -> list[float]:
+        """The same for sizes one after another: all between two knots at once."""
+        found: list[float] = []
+        while len(found) < len(sizes):
+            first = sizes[len(found)]
+            left, _ = _place(first)
+            begin, end = _KNOTS[left : left + 2]
+            low, high = self._monotone[left : left + 2]
+            slope = self.level * (high - low) / (end - begin)
+            start = self.level * low - slope * begin
+            if first > end:
+                found += [start + slope * end] * (len(sizes) - len(found))
+            else:
+                last = min(int(end) + 1, sizes.stop)
+                found += [start + slope * size for size in range(first, last)]
+        return found
+
     def record(self, size: int, seconds: float) -> None:
         """Learn from one measurement."""
         self.move_level(self.record_shape(size, seconds))
@@ -128,6 +145,11 @@ class StepCosts:
     def forward(self, num_rows: float, num_keys: int = 0) -> float:
         """A target forward of so many rows, with all that a step does beside the draft."""
         return self._forward.at(num_rows) + self._forward.level * self._key_costs.key * num_keys
+
+    def forwards(self, num_rows: range, num_keys: int = 0) -> list[float]:
+        """The same for each number of rows."""
+        keys = self._forward.level * self._key_costs.key * num_keys
+        return [seconds + keys for seconds in self._forward.over(num_rows)]
 
     def branch(self, num_keys: int) -> float:
         """What another branch adds to a forward, of a sequence with so many keys."""

@@ -40,7 +40,11 @@ class StepPrices:
         self.num, self.num_other_rows = num, num_other_rows
         self.plain_seconds = costs.plain(num, num_keys)
         self._costs, self.num_keys = costs, num_keys
-        self._known_forward: list[float] = []
+        # Without candidates it is plain decoding, whose cost is known better.
+        self._known_forward = [self.plain_seconds]
+        self._beside = 0.0
+        if num_other_rows:
+            self._beside = costs.forward(num + num_other_rows) - costs.forward(num)
 
     @property
     def plain_rate(self) -> float:
@@ -96,18 +100,8 @@ class StepPrices:
 
     def _forward(self, num_candidates: int) -> list[float]:
         """Seconds of the target for each number of candidates from 0 on."""
-        if len(self._known_forward) <= num_candidates:
-            self._known_forward = self._computed_forward(num_candidates)
-        return self._known_forward[: num_candidates + 1]
-
-    def _computed_forward(self, num_candidates: int) -> list[float]:
-        start = self.num + self.num_other_rows
-        beside = 0.0
-        if self.num_other_rows:
-            beside = self._costs.forward(start) - self._costs.forward(self.num)
-        found = [
-            self._costs.forward(start + num, self.num_keys) - beside
-            for num in range(1, num_candidates + 1)
-        ]
-        # Without candidates it is plain decoding, whose cost is known better.
-        return [self.plain_seconds, *(max(one, self.plain_seconds) for one in found)]
+        known, start = self._known_forward, self.num + self.num_other_rows
+        missing = range(start + len(known), start + num_candidates + 1)
+        for seconds in self._costs.forwards(missing, self.num_keys):
+            known.append(max(seconds - self._beside, self.plain_seconds))
+        return known[: num_candidates + 1]

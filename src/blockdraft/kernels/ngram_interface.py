@@ -77,24 +77,28 @@ class NGramPaths:
     probabilities: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NGramQuery:
+    """A text whose most probable paths are wanted, `num_nodes` nodes at most.
+
+    key: names the text, which only ever grows: what is new of it is counted first. noise: of the
+    first token; None if nothing but probability decides. features: [K * D] of the last token but
+    one, for a Hydra head; without, it does not guess.
+    """
+
+    key: int
+    token_ids: Sequence[int]
+    noise: TokenNoise | None
+    num_nodes: int
+    max_depth: int
+    features: NDArray[np.float32] | None = None
+
+
 class NGramSearch(Protocol):
     """Finds what is likely to follow a text, by a table and by what followed in the text itself."""
 
-    def paths(
-        self,
-        key: int,
-        token_ids: Sequence[int],
-        noise: TokenNoise | None,
-        num_nodes: int,
-        max_depth: int,
-        features: NDArray[np.float32] | None = None,
-    ) -> NGramPaths:
-        """The most probable tokens behind a text, each with the path to it; `num_nodes` at most.
-
-        key: names the text, which only ever grows: what is new of it is counted first. noise: of
-        the first token; None if nothing but probability decides. features: [K * D] of the last
-        token but one, for a Hydra head; without, it does not guess.
-        """
+    def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
+        """The most probable tokens behind each text, each with the path to it; no key twice."""
 
     def close(self, key: int) -> None:
         """Forget a text, known or not."""

@@ -34,6 +34,14 @@ def test_a_curve_goes_through_its_points_and_on_with_the_last_slope():
     assert CostCurve([(8, 0.01)]).at(1000) == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("points", [FORWARD, [(8, 0.01)]])
+def test_sizes_cost_together_what_each_costs_alone(points):
+    curve = CostCurve(points)
+    curve.record(5, 0.018)
+    for sizes in (range(1, 200), range(5, 6), range(7, 7), range(24_000, 30_000)):
+        assert curve.over(sizes) == pytest.approx([curve.at(size) for size in sizes], rel=1e-12)
+
+
 def test_noise_in_a_calibration_never_makes_more_rows_cheaper():
     curve = CostCurve([(1, 0.016), (2, 0.019), (4, 0.015), (8, 0.018)])
     seconds = [curve.at(size) for size in range(1, 100)]

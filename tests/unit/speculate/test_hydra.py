@@ -18,7 +18,7 @@ from blockdraft.models.hydra_head import EPS, HEAD_NAME, HeadShape, HydraHead
 from blockdraft.speculate.drafters.guesses import LEAST_TEMPERATURE, WEIGHT, guess
 from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search, rules_for
 from blockdraft.speculate.drafters.ngram_table import NGramTable
-from tests.unit.speculate.test_ngram_search import noise_with_large, text_of
+from tests.unit.speculate.test_ngram_search import noise_with_large, paths, text_of
 
 SIZE, INNER, VOCAB_SIZE, LAYERS = 48, 36, 300, (1, 4)
 SHAPE = HeadShape(SIZE, INNER, LAYERS, covered=0.9)
@@ -88,10 +88,10 @@ def test_kernels_guess_the_same(temperature: float | None, dtype: torch.dtype) -
         if temperature is not None:
             noise = noise_with_large(draw, list(range(20)), len(text), temperature)
         own = features(key)
-        found = kernels.paths(key, text, noise, 40, 3, own)
-        assert_close(found, plain.paths(key, text, noise, 40, 3, own))
-        without = kernels.paths(key, text, noise, 40, 3)
-        assert_close(without, PlainSearch(table).paths(key, text, noise, 40, 3))
+        found = paths(kernels, key, text, noise, 40, 3, own)
+        assert_close(found, paths(plain, key, text, noise, 40, 3, own))
+        without = paths(kernels, key, text, noise, 40, 3)
+        assert_close(without, paths(PlainSearch(table), key, text, noise, 40, 3))
         num_changed += found.tokens != without.tokens
     assert num_changed > 5
 
@@ -101,13 +101,13 @@ def test_features_that_do_not_fit_are_refused() -> None:
     search = native_ngrams(rules_for(small_table()), layers_of(random_head()))
     assert search is not None
     with pytest.raises(ValueError, match="3 features in float32, not 96 in float32"):
-        search.paths(0, [1, 2, 3], None, 4, 4, np.zeros(3, np.float32))
+        paths(search, 0, [1, 2, 3], None, 4, 4, np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="96 features in float64"):
-        search.paths(0, [1, 2, 3], None, 4, 4, np.zeros(96))  # type: ignore[arg-type]
+        paths(search, 0, [1, 2, 3], None, 4, 4, np.zeros(96))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="do not lie one behind another"):
-        search.paths(0, [1, 2, 3], None, 4, 4, np.zeros(192, np.float32)[::2])
+        paths(search, 0, [1, 2, 3], None, 4, 4, np.zeros(192, np.float32)[::2])
     with pytest.raises(ValueError, match="token 300 of 300"):
-        search.paths(0, [1, 2, 300], None, 4, 4, features(0))
+        paths(search, 0, [1, 2, 300], None, 4, 4, features(0))
 
 
 @needs_kernels
@@ -120,8 +120,8 @@ def test_kernels_leave_out_a_head_that_they_cannot_run(caplog: pytest.LogCapture
     text = text_of(random.Random(2), 30, 6)
     without = native_ngrams(rules_for(table))
     assert without is not None
-    found = search.paths(0, text, None, 8, 4, features(0))
-    assert found == without.paths(0, text, None, 8, 4)
+    found = paths(search, 0, text, None, 8, 4, features(0))
+    assert found == paths(without, 0, text, None, 8, 4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 0.9, 1.0, 2.0])
@@ -153,11 +153,11 @@ def test_a_head_that_is_sure_is_heard_at_the_first_place_only() -> None:
     with torch.no_grad():
         head.bias[11] += 60.0
     search = ngram_search(NGramTable([]), layers_of(head))
-    found = search.paths(0, [1, 2, 3], None, 8, 4, features(0))
+    found = paths(search, 0, [1, 2, 3], None, 8, 4, features(0))
     assert found.tokens == (22,)
     # Beside a head that covers it all an empty table has nothing, and its share stays open.
     assert found.probabilities[0] == pytest.approx(WEIGHT * SHAPE.covered, rel=1e-3)
-    assert not search.paths(1, [1, 2, 3], None, 8, 4).tokens
+    assert not paths(search, 1, [1, 2, 3], None, 8, 4).tokens
 
 
 def test_kept_in_a_file(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_noise_decides_between_guesses() -> None:
     layers, own, text = layers_of(random_head()), features(1), [1, 2, 3]
     search = ngram_search(NGramTable([]), layers)
     firsts = {
-        search.paths(seed, text, TokenNoise(seed, 0, 3, 1.0), 1, 1, own).tokens
+        paths(search, seed, text, TokenNoise(seed, 0, 3, 1.0), 1, 1, own).tokens
         for seed in range(30)
     }
     assert len(firsts) > 3
@@ -209,6 +209,6 @@ def test_features_that_are_no_numbers_guess_nothing(broken: float) -> None:
     own[5] = broken
     text = text_of(random.Random(1), 30, 6)
     for search in (ngram_search(table, layers), PlainSearch(table, layers)):
-        found = search.paths(0, text, None, 8, 1, own)
-        assert found == search.paths(0, text, None, 8, 1)
+        found = paths(search, 0, text, None, 8, 1, own)
+        assert found == paths(search, 0, text, None, 8, 1)
         assert found.tokens

@@ -10,7 +10,13 @@ import pytest
 
 from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.cpu.library import library
-from blockdraft.kernels.ngram_interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
+from blockdraft.kernels.ngram_interface import (
+    NGramPaths,
+    NGramQuery,
+    NGramRules,
+    NGramSearch,
+    TokenNoise,
+)
 from blockdraft.speculate.drafters import ngram_search as module
 from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search, rules_for
 from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable
@@ -49,6 +55,12 @@ def native(table: NGramTable, **changed: Any) -> NGramSearch:
     return search
 
 
+def paths(search: NGramSearch, *query: Any) -> NGramPaths:
+    """Of one query."""
+    (found,) = search.paths([NGramQuery(*query)])
+    return found
+
+
 def assert_same(found: NGramPaths, expected: NGramPaths) -> None:
     assert found.tokens == expected.tokens
     assert found.parents == expected.parents
@@ -76,14 +88,32 @@ def test_kernels_find_the_same_paths(
             if temperature is not None:
                 noise = noise_with_large(draw, known, len(text), temperature)
             for num_nodes, depth in ((1, 8), (8, 8), (5, 2)):
-                found = kernels.paths(key, text, noise, num_nodes, depth)
-                assert_same(found, plain.paths(key, text, noise, num_nodes, depth))
+                found = paths(kernels, key, text, noise, num_nodes, depth)
+                assert_same(found, paths(plain, key, text, noise, num_nodes, depth))
                 assert len(found.tokens) <= num_nodes
                 num_found += len(found.tokens)
                 num_deep += sum(parent >= 0 for parent in found.parents)
             text += text_of(draw, draw.randint(1, 5), num_kinds, spread)
     assert num_found > 200
     assert num_deep > 50
+
+
+@needs_kernels
+def test_texts_are_searched_together_as_alone() -> None:
+    draw = random.Random(3)
+    table = NGramTable.count([(text_of(draw, 60, 6), 3) for _ in range(40)])
+    alone, together = native(table), native(table)
+    texts = [text_of(draw, 10 + 7 * key, 6) for key in range(9)]
+    assert together.paths([]) == []
+    for num_nodes in (1, 8, 5):
+        noises = [None, *(noise_with_large(draw, text, len(text), 0.8) for text in texts[1:])]
+        queries = [
+            NGramQuery(key, text, noise, num_nodes, 4)
+            for key, (text, noise) in enumerate(zip(texts, noises, strict=True))
+        ]
+        assert together.paths(queries) == [alone.paths([query])[0] for query in queries]
+        for text in texts:
+            text += text_of(draw, draw.randint(1, 5), 6)
 
 
 @needs_kernels
@@ -95,12 +125,12 @@ def test_of_a_long_text_the_end_is_counted_and_texts_are_forgotten(
     kernels, plain = native(table, max_read=40), PlainSearch(table)
     text = [1, 2, *text_of(random.Random(1), 60, 4), 9, 9, 1]
     for _ in range(2):
-        assert_same(kernels.paths(0, text, None, 8, 8), plain.paths(0, text, None, 8, 8))
+        assert_same(paths(kernels, 0, text, None, 8, 8), paths(plain, 0, text, None, 8, 8))
         text += [1, 2, 9]
-    before = kernels.paths(0, [1, 2, 3, 1], None, 8, 8)
+    before = paths(kernels, 0, [1, 2, 3, 1], None, 8, 8)
     kernels.close(0)
     kernels.close(7)
-    after = kernels.paths(0, [1, 2, 3, 1], None, 8, 8)
+    after = paths(kernels, 0, [1, 2, 3, 1], None, 8, 8)
     assert after.tokens == (2, 3, 1)[: len(after.tokens)] != before.tokens
     del kernels
     gc.collect()  # what was counted is given back, once
@@ -127,7 +157,7 @@ def test_what_does_not_fit_the_kernels_is_refused() -> None:
     search = native(table)
     odd = TokenNoise(1, 0, 3, 1.0, (np.arange(3), np.zeros(2)))
     with pytest.raises(ValueError, match="3 int64 tokens, 2 float64"):
-        search.paths(0, [1, 2, 3], odd, 4, 4)
+        paths(search, 0, [1, 2, 3], odd, 4, 4)
 
 
 def test_without_kernels_the_plain_search_serves(monkeypatch: pytest.MonkeyPatch) -> None:

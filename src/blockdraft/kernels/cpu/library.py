@@ -37,7 +37,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "words_below": [*[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT, ctypes.c_uint64, _COUNT],
     "text_new": [],
     "text_delete": [_ADDRESS],
-    "ngrams": [_ADDRESS] * 3,
+    "ngrams": [*[_ADDRESS] * 4, _COUNT, _COUNT],
 }  # fmt: skip
 """As declared in the sources."""
 
@@ -92,7 +92,6 @@ class Library:
         self.text_new.restype = _ADDRESS
         self.text_delete = _function(loaded, "text_delete")
         self.ngrams = _function(loaded, "ngrams")
-        self.ngrams.restype = _COUNT
 
 
 class Plan(ctypes.Structure):
@@ -323,7 +322,6 @@ class Search(ctypes.Structure):
         ("temperature", ctypes.c_double),
         ("large", Large),
         ("features", ctypes.c_void_p),
-        ("num_threads", ctypes.c_int64),
         ("num_nodes", ctypes.c_int64),
         ("max_depth", ctypes.c_int64),
         ("tokens", ctypes.c_void_p),

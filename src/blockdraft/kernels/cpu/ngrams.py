@@ -14,7 +14,13 @@ from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_sizes
 from blockdraft.kernels.cpu.products import NativeProduct
 from blockdraft.kernels.hydra_interface import HydraLayers
-from blockdraft.kernels.ngram_interface import NGramPart, NGramPaths, NGramRules, TokenNoise
+from blockdraft.kernels.ngram_interface import (
+    NGramPart,
+    NGramPaths,
+    NGramQuery,
+    NGramRules,
+    TokenNoise,
+)
 
 LONGEST = 3
 """`kLongest` of ngrams.cpp."""
@@ -63,60 +69,46 @@ class NativeNGrams:
             rules.guess_temperature,
         )
 
-    def paths(
-        self,
-        key: int,
-        token_ids: Sequence[int],
-        noise: TokenNoise | None,
-        num_nodes: int,
-        max_depth: int,
-        features: NDArray[np.float32] | None = None,
-    ) -> NGramPaths:
-        """See NGramSearch.paths."""
+    def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
+        """See NGramSearch.paths. On all threads: those of one text share its products."""
+        for query in queries:
+            self._check(query)
+        texts = [self._text(query) for query in queries]
+        asked = [_Asked(query, text) for query, text in zip(queries, texts, strict=True)]
+        num, num_threads = len(asked), torch.get_num_threads()
+        searches = (native.Search * num)(*(own.search for own in asked))
+        addresses = (ctypes.c_void_p * num)(*(text.address for text in texts))
+        found = (ctypes.c_int64 * num)()
+        self._kernels.ngrams(
+            ctypes.addressof(self._rules), ctypes.addressof(addresses),
+            ctypes.addressof(searches), ctypes.addressof(found), num, num_threads,
+        )  # fmt: skip
+        if min(found, default=0) < 0:
+            raise MemoryError("no memory is left to count a text in")
+        for query, text in zip(queries, texts, strict=True):
+            text.num_read = len(query.token_ids)
+        return [own.paths(count) for own, count in zip(asked, found, strict=True)]
+
+    def _check(self, query: NGramQuery) -> None:
+        """Raise a ValueError where features or the token behind them do not fit the head."""
+        features = query.features
         if self._layers is None or features is None:
-            features = None
-        elif not 0 <= token_ids[-1] < len(self._layers.places):
-            raise ValueError(f"token {token_ids[-1]} of {len(self._layers.places)}")
-        elif not features.flags.c_contiguous:
+            return
+        if not 0 <= query.token_ids[-1] < len(self._layers.places):
+            raise ValueError(f"token {query.token_ids[-1]} of {len(self._layers.places)}")
+        if not features.flags.c_contiguous:
             raise ValueError("features do not lie one behind another")
-        elif features.dtype != np.float32 or features.size != self._layers.feature_norms.numel():
+        if features.dtype != np.float32 or features.size != self._layers.feature_norms.numel():
             raise ValueError(
                 f"{features.size} features in {features.dtype}, not "
                 f"{self._layers.feature_norms.numel()} in float32"
             )
-        if key not in self._texts:
-            self._texts[key] = _Text(self._kernels, max(0, len(token_ids) - self._max_read))
-        text = self._texts[key]
-        begin = max(0, text.num_read - LONGEST)
-        own = token_ids[begin:]
-        ids = (ctypes.c_int64 * len(own))(*own)
-        tokens, parents = (ctypes.c_int64 * num_nodes)(), (ctypes.c_int64 * num_nodes)()
-        probabilities = (ctypes.c_double * num_nodes)()
-        seen = noise or _NO_NOISE
-        search = native.Search(
-            ctypes.addressof(ids),
-            text.num_read - begin,
-            len(own),
-            seen.seed,
-            seen.sample_index,
-            seen.position,
-            seen.temperature,
-            native.Large() if seen.large is None else _large(*seen.large),
-            None if features is None else features.ctypes.data,
-            torch.get_num_threads(),
-            num_nodes,
-            max_depth,
-            ctypes.addressof(tokens),
-            ctypes.addressof(parents),
-            ctypes.addressof(probabilities),
-        )
-        num = self._kernels.ngrams(
-            ctypes.addressof(self._rules), text.address, ctypes.addressof(search)
-        )
-        if num < 0:
-            raise MemoryError("no memory is left to count a text in")
-        text.num_read = len(token_ids)
-        return NGramPaths(tuple(tokens[:num]), tuple(parents[:num]), tuple(probabilities[:num]))
+
+    def _text(self, query: NGramQuery) -> "_Text":
+        if query.key not in self._texts:
+            first = max(0, len(query.token_ids) - self._max_read)
+            self._texts[query.key] = _Text(self._kernels, first)
+        return self._texts[query.key]
 
     def close(self, key: int) -> None:
         """See NGramSearch.close."""
@@ -158,6 +150,43 @@ def _head(layers: HydraLayers) -> native.HydraHead:
         layers.covered,
         layers.eps,
     )
+
+
+class _Asked:
+    """A search, and the memory that it reads and writes."""
+
+    def __init__(self, query: NGramQuery, text: "_Text") -> None:
+        begin = max(0, text.num_read - LONGEST)
+        own = query.token_ids[begin:]
+        self._ids = (ctypes.c_int64 * len(own))(*own)
+        num = query.num_nodes
+        self._tokens, self._parents = (ctypes.c_int64 * num)(), (ctypes.c_int64 * num)()
+        self._probabilities = (ctypes.c_double * num)()
+        noise = query.noise or _NO_NOISE
+        self.search = native.Search(
+            ctypes.addressof(self._ids),
+            text.num_read - begin,
+            len(own),
+            noise.seed,
+            noise.sample_index,
+            noise.position,
+            noise.temperature,
+            native.Large() if noise.large is None else _large(*noise.large),
+            None if query.features is None else query.features.ctypes.data,
+            num,
+            query.max_depth,
+            ctypes.addressof(self._tokens),
+            ctypes.addressof(self._parents),
+            ctypes.addressof(self._probabilities),
+        )
+
+    def paths(self, num: int) -> NGramPaths:
+        """What was found: so many nodes."""
+        return NGramPaths(
+            tuple(self._tokens[:num]),
+            tuple(self._parents[:num]),
+            tuple(self._probabilities[:num]),
+        )
 
 
 class _Text:

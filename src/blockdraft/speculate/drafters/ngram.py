@@ -20,7 +20,7 @@ from blockdraft.core.plan import NOTHING, Proposal, Tree
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.kernels.hydra_interface import HydraLayers
-from blockdraft.kernels.ngram_interface import TokenNoise
+from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery, TokenNoise
 from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.branches import noise_temperature
 from blockdraft.speculate.drafters.ngram_search import ngram_search
@@ -66,27 +66,28 @@ class NGramDrafter(ModelFree):
         self._search = ngram_search(table, None if guesser is None else guesser.layers)
         self._vocab_size = vocab_size
         self._guesser = guesser
-        self._features: dict[int, NDArray[np.float32]] = {}
+        self._features: dict[int, Tensor] = {}
         self.feature_layers = () if guesser is None else guesser.feature_layers
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        """See Drafter.propose: row by row."""
+        """See Drafter.propose: all rows in one search."""
         is_guessed = len(rows) <= GUESSED_ROWS
-        return [
-            self._proposal(row, self._features.get(row.sequence.key) if is_guessed else None)
-            for row in rows
-        ]
+        found = self._search.paths([self._query(row, is_guessed) for row in rows])
+        return [self._proposal(own) for own in found]
 
-    def _proposal(self, row: Row, features: NDArray[np.float32] | None) -> Proposal:
-        sample = row.sequence
-        found = self._search.paths(
+    def _query(self, row: Row, is_guessed: bool) -> NGramQuery:
+        sample, guesser = row.sequence, self._guesser
+        features = self._features.get(sample.key) if is_guessed else None
+        return NGramQuery(
             sample.key,
             sample.token_ids,
             self._noise(sample),
             row.num_draft_tokens,
             row.num_slots,
-            features,
+            None if guesser is None or features is None else guesser.read(features),
         )
+
+    def _proposal(self, found: NGramPaths) -> Proposal:
         if not found.tokens:
             return NOTHING
         tree = Tree(found.tokens, found.parents)
@@ -97,7 +98,8 @@ class NGramDrafter(ModelFree):
         if self._guesser is None or features is None:
             self._features.pop(row.sequence.key, None)
         else:
-            self._features[row.sequence.key] = self._guesser.read(features[-1])
+            # Read when a head is asked, which it is not in a crowd.
+            self._features[row.sequence.key] = features[-1]
 
     def close(self, key: int) -> None:
         """See Drafter.close."""

@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockdraft.core.plan import ROOT
 from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.hydra_interface import HydraLayers
-from blockdraft.kernels.ngram_interface import NGramPaths, NGramRules, NGramSearch, TokenNoise
+from blockdraft.kernels.ngram_interface import (
+    NGramPaths,
+    NGramQuery,
+    NGramRules,
+    NGramSearch,
+    TokenNoise,
+)
 from blockdraft.speculate.drafters.guesses import (
     LEAST_TEMPERATURE,
     NUM_GUESSES,
@@ -64,33 +69,28 @@ class PlainSearch:
         self._table, self._layers = table, layers
         self._texts: dict[int, OwnText] = {}
 
-    def paths(
-        self,
-        key: int,
-        token_ids: Sequence[int],
-        noise: TokenNoise | None,
-        num_nodes: int,
-        max_depth: int,
-        features: NDArray[np.float32] | None = None,
-    ) -> NGramPaths:
+    def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
         """See NGramSearch.paths."""
-        guessed = None
-        if self._layers is not None and features is not None:
+        return [self._paths(query) for query in queries]
+
+    def _paths(self, query: NGramQuery) -> NGramPaths:
+        noise, guessed = query.noise, None
+        if self._layers is not None and query.features is not None:
             temperature = 0.0 if noise is None else noise.temperature
-            guessed = guess(self._layers, features, token_ids[-1], temperature)
-        text = self._texts.setdefault(key, OwnText())
-        text.read(token_ids)
-        ending = tuple(token_ids[-LONGEST:])
+            guessed = guess(self._layers, query.features, query.token_ids[-1], temperature)
+        text = self._texts.setdefault(query.key, OwnText())
+        text.read(query.token_ids)
+        ending = tuple(query.token_ids[-LONGEST:])
         found: list[_Node] = []
         best: list[_Node] = []
         newest = [_Node(1.0, ROOT, ROOT, ())]
-        for depth in range(max_depth):
+        for depth in range(query.max_depth):
             known = self._known(ending, newest, _ahead(noise, depth))
             if depth == 0 and guessed is not None and self._layers is not None:
                 known = [mixed(self._layers, guessed, known[0])]
             found += self._children(text, ending, newest, known, _ahead(noise, depth), len(found))
             # What is not among the best now never will be, nor what follows it.
-            best = heapq.nsmallest(num_nodes, found, key=_by_probability)
+            best = heapq.nsmallest(query.num_nodes, found, key=_by_probability)
             newest = [node for node in best if len(node.path) == depth + 1]
             if not newest:
                 break

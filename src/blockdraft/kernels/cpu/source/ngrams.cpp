@@ -60,7 +60,6 @@ struct Search {
   double temperature;
   Large large;  // of the first place
   const float* features;  // of the last token but one; null if nothing is guessed
-  int64_t num_threads;
   int64_t num_nodes;
   int64_t max_depth;
   int64_t* tokens;  // [num_nodes] each of what is found
@@ -322,21 +321,22 @@ bool is_better(const Node& one, const Node& other) {
   return one.index < other.index;
 }
 
-std::optional<Guess> guess_of(const Rules& rules, const Search& search) {
+std::optional<Guess> guess_of(const Rules& rules, const Search& search, int64_t num_threads) {
   if (rules.guesser == nullptr || search.features == nullptr) return std::nullopt;
   // Greedy requests have none, and what is likely is likelier still at low temperatures.
   const double temperature = std::clamp(search.temperature, rules.guess_temperature, 1.0);
   std::optional<Guess> guess(std::in_place, *rules.guesser, search.features,
                              search.token_ids[search.num_tokens - 1], temperature,
-                             rules.num_guesses, search.num_threads);
+                             rules.num_guesses, num_threads);
   return guess->is_known() ? guess : std::nullopt;
 }
 
-std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search& search) {
+std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search& search,
+                             int64_t num_threads) {
   static thread_local Marks marks;
   std::vector<Node> best;
   std::vector<Node> newest{{1.0, -1, -1, 0, Text::ending(search, search.num_tokens), 0}};
-  const std::optional<Guess> guess = guess_of(rules, search);
+  const std::optional<Guess> guess = guess_of(rules, search, num_threads);
   int64_t num_found = 0;
   for (int64_t depth = 0; depth < search.max_depth && !newest.empty(); ++depth) {
     const Large none{nullptr, nullptr, 0};
@@ -366,6 +366,25 @@ std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search&
   return best;
 }
 
+// Counts what is new of a text, and finds the best paths behind it: tokens, the place of each parent
+// among them or -1, and probabilities. Returns how many, or -1 where there is no memory left.
+int64_t find_paths(const Rules& rules, Text& text, const Search& search, int64_t num_threads) {
+  try {
+    text.read(rules, search);
+    const std::vector<Node> best = best_paths(rules, text, search, num_threads);
+    for (size_t i = 0; i < best.size(); ++i) {
+      search.tokens[i] = best[i].token;
+      search.probabilities[i] = best[i].probability;
+      const auto is_parent = [&](const Node& node) { return node.index == best[i].parent; };
+      const auto parent = std::find_if(best.begin(), best.end(), is_parent);
+      search.parents[i] = parent == best.end() ? -1 : parent - best.begin();
+    }
+    return static_cast<int64_t>(best.size());
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
 }  // namespace
 }  // namespace blockdraft
 
@@ -376,27 +395,20 @@ void* blockdraft_text_new() { return new (std::nothrow) blockdraft::Text; }
 
 void blockdraft_text_delete(void* text) { delete static_cast<blockdraft::Text*>(text); }
 
-// Counts what is new of a text, and finds the best paths behind it: tokens, the place of each parent
-// among them or -1, and probabilities. Returns how many, or -1 where there is no memory left.
-int64_t blockdraft_ngrams(const void* rules, void* text, const void* search) {
+// Searches [num] texts, none of them twice; found: [num] of each what find_paths returns.
+void blockdraft_ngrams(const void* rules, void* const* texts, const void* searches, int64_t* found,
+                       int64_t num, int64_t num_threads) {
   using namespace blockdraft;
   const Rules& known = *static_cast<const Rules*>(rules);
-  const Search& asked = *static_cast<const Search*>(search);
-  try {
-    Text& own = *static_cast<Text*>(text);
-    own.read(known, asked);
-    const std::vector<Node> best = best_paths(known, own, asked);
-    for (size_t i = 0; i < best.size(); ++i) {
-      asked.tokens[i] = best[i].token;
-      asked.probabilities[i] = best[i].probability;
-      const auto is_parent = [&](const Node& node) { return node.index == best[i].parent; };
-      const auto parent = std::find_if(best.begin(), best.end(), is_parent);
-      asked.parents[i] = parent == best.end() ? -1 : parent - best.begin();
-    }
-    return static_cast<int64_t>(best.size());
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
+  const Search* asked = static_cast<const Search*>(searches);
+  const auto find = [&](int64_t i, int64_t num_own) {
+    found[i] = find_paths(known, *static_cast<Text*>(texts[i]), asked[i], num_own);
+  };
+  // Threads share the products of a single text, and otherwise the texts. Not as a loop of one
+  // thread: parallel products within that would begin new threads each time.
+  if (num == 1) return find(0, num_threads);
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
+  for (int64_t i = 0; i < num; ++i) find(i, 1);
 }
 
 }  // extern "C"
