@@ -4,13 +4,11 @@
 
 Writes hydra_head.safetensors into the drafter's folder. First the target reads the answers: the
 outputs of two of the layers that the drafter reads, and its final states, are kept in --states, 3.5
-KB a token with a hidden size of 576. An interrupted run goes on behind the last part. Then the head
-learns, at each place of the answers, the target's distribution over the most frequent tokens.
+KB a token with a hidden size of 576. An interrupted run goes on where it was. Then the head learns,
+at each place of the answers, the target's distribution over the most frequent tokens.
 """
 
 import argparse
-import hashlib
-import json
 import math
 import random
 from collections import Counter
@@ -22,7 +20,8 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.data.dataset import read_examples
+from blockdraft.data.dataset import collate, read_examples
+from blockdraft.data.identity import target_sha256
 from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.checkpoint import read_config
@@ -30,83 +29,82 @@ from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.hydra_head import HeadShape, HydraHead, read
 from blockdraft.models.loading import load_target_model
 from blockdraft.speculate.drafters.kinds import kind_of
-from blockdraft.train.features import FrozenTarget
+from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.support import check_plain_head
 
 MAX_TOKENS = 700
 """Of a prompt and its answer; longer ones are left out."""
-PART = 400
-"""Answers of a file of states."""
+TEXTS_AT_ONCE = 512
+"""Answers whose places are shuffled together."""
+TEXTS_OF_A_BATCH = 16
+"""Of like length; they are read together."""
 BATCH = 1024
 """Places of a step."""
-PARTS_AT_ONCE = 4
-"""Files whose places are shuffled together."""
 DROPOUT = 0.1
 """Of features."""
 RISE = 0.03
 """Of the run, in which the learning rate rises."""
 
 
-def write_states(target: FrozenTarget, examples: Sequence[Example], folder: Path) -> list[Path]:
-    """Read what is not read yet; a file for each part of the answers.
+class Places:
+    """All places of the answers at which a head learns.
 
-    Raises:
-        ConfigError: the folder holds states of other answers or layers, or there are no answers.
-
-    Of an answer the states [tokens + 1, (K + 1) * D] from the last prompt token but one on, and the
-    tokens from the last of the prompt on.
+    A place is a token from the last of the prompt on. The head is given the features before it and
+    the token, and what is expected is the target's choice of the next one.
     """
-    if not examples:
-        raise ConfigError(f"no answer holds at most {MAX_TOKENS} tokens; give shorter ones")
-    folder.mkdir(parents=True, exist_ok=True)
-    key, said = folder / "key.json", _key(target, examples)
-    if key.exists() and key.read_text(encoding="utf-8") != said:
-        raise ConfigError(f"{folder} holds states of other answers or layers; give another folder")
-    key.write_text(said, encoding="utf-8")
-    paths = []
-    for start in range(0, len(examples), PART):
-        path = folder / f"{start:07d}.pt"
-        paths.append(path)
-        if path.exists():
-            continue
-        states, tokens = [], []
-        for example in examples[start : start + PART]:
-            found = target.states(torch.tensor([example.token_ids]))[0]
-            first = len(example.prompt_ids) - 1
-            # Behind a place come the token there and the one that is to be guessed.
-            states.append(found[first - 1 :].bfloat16().clone())
-            tokens.append(torch.tensor(example.token_ids[first:]))
-        part = path.with_suffix(".part")
-        torch.save({"states": states, "tokens": tokens}, part)
-        part.replace(path)
-        print(f"{start + len(states)} of {len(examples)} answers read", flush=True)
-    return paths
 
+    def __init__(
+        self,
+        target: FrozenTarget,
+        examples: Sequence[Example],
+        folder: Path | None,
+        target_sha256: str,
+    ) -> None:
+        """folder: where the target's states are kept; None computes them anew each time."""
+        self._examples, self._size = examples, target.hidden_size
+        self._cache = StateCache(target, examples, folder, target_sha256)
 
-def _key(target: FrozenTarget, examples: Sequence[Example]) -> str:
-    """Names the target's embedding, the layers and the answers."""
-    digest = hashlib.sha256(target.embed_weight[:100].detach().float().numpy().tobytes())
-    for example in examples:
-        digest.update(repr((example.prompt_ids, example.response_ids)).encode())
-    return json.dumps({"layers": target.layer_ids, "digest": digest.hexdigest()})
+    def read(self) -> None:
+        """Have the target read what the folder lacks."""
+        missing = sorted(self._cache.missing(), key=lambda index: len(self._examples[index]))
+        for first in range(0, len(missing), TEXTS_AT_ONCE):
+            some = missing[first : first + TEXTS_AT_ONCE]
+            for start in range(0, len(some), TEXTS_OF_A_BATCH):
+                self._states(some[start : start + TEXTS_OF_A_BATCH])
+            print(f"{first + len(some)} of {len(missing)} answers read", flush=True)
 
+    def _states(self, indices: Sequence[int]) -> Tensor:
+        """[texts, tokens, (K + 1) * D], padded."""
+        batch = collate([self._examples[index] for index in indices])
+        return self._cache.get([[index] for index in indices], batch)
 
-def places(
-    paths: Sequence[Path], size: int, generator: torch.Generator
-) -> Iterator[tuple[Tensor, ...]]:
-    """Features [BATCH, K * D], the tokens behind them and the final states [BATCH, D] there."""
-    order = torch.randperm(len(paths), generator=generator).tolist()
-    for first in range(0, len(order), PARTS_AT_ONCE):
-        features, tokens, final = [], [], []
-        for index in order[first : first + PARTS_AT_ONCE]:
-            part = torch.load(paths[index])
-            for states, own in zip(part["states"], part["tokens"], strict=True):
-                features.append(states[:-1, :-size])
-                tokens.append(own)
-                final.append(states[1:, -size:])
-        joined = torch.cat(features), torch.cat(tokens), torch.cat(final)
-        for chosen in torch.split(torch.randperm(len(joined[1]), generator=generator), BATCH):
-            yield tuple(tensor[chosen] for tensor in joined)
+    def batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+        """Features [BATCH, K * D], the tokens behind them and the final states [BATCH, D] there.
+
+        Each place once.
+        """
+        order = torch.randperm(len(self._examples), generator=generator).tolist()
+        for first in range(0, len(order), TEXTS_AT_ONCE):
+            chosen = sorted(
+                order[first : first + TEXTS_AT_ONCE], key=lambda index: len(self._examples[index])
+            )
+            parts = [
+                part
+                for start in range(0, len(chosen), TEXTS_OF_A_BATCH)
+                for part in self._of(chosen[start : start + TEXTS_OF_A_BATCH])
+            ]
+            joined = [torch.cat(part) for part in zip(*parts, strict=True)]
+            for places in torch.split(torch.randperm(len(joined[0]), generator=generator), BATCH):
+                yield tuple(tensor[places] for tensor in joined)
+
+    def _of(self, indices: Sequence[int]) -> Iterator[tuple[Tensor, ...]]:
+        """Features, tokens and final states of each text."""
+        for index, states in zip(indices, self._states(indices), strict=True):
+            example = self._examples[index]
+            first, end = len(example.prompt_ids) - 1, len(example)
+            features, final = states[first - 1 : end - 1, : -self._size], states[first:end]
+            tokens = torch.tensor(example.token_ids[first:])
+            yield features, tokens, final[:, -self._size :]
 
 
 def loss_of(
@@ -123,7 +121,7 @@ def loss_of(
 
 
 def train(
-    head: HydraHead, paths: Sequence[Path], target: FrozenTarget, minutes: float, lr: float
+    head: HydraHead, places: Places, target: FrozenTarget, minutes: float, lr: float
 ) -> list[float]:
     """Train for so long; returns the losses."""
     lm_head = target.lm_head_weight[head.token_ids]
@@ -136,7 +134,7 @@ def train(
     generator = torch.Generator().manual_seed(0)
     begin, losses = perf_counter(), list[float]()
     while True:
-        for batch in places(paths, target.hidden_size, generator):
+        for batch in places.batches(generator):
             share = (perf_counter() - begin) / (60 * minutes)
             if share >= 1 and losses:
                 return losses
@@ -200,7 +198,8 @@ def main() -> None:
     parser.add_argument("--inner-size", type=int, default=1152)
     args = parser.parse_args()
     layers = args.layers or _two_layers(args.drafter)
-    model = load_target_model(resolve_model(args.target), torch.bfloat16, "cpu")
+    folder = resolve_model(args.target)
+    model = load_target_model(folder, torch.bfloat16, "cpu")
     check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
     target = FrozenTarget(model, layers)
     examples = [
@@ -210,9 +209,12 @@ def main() -> None:
     ]
     random.Random(7).shuffle(examples)
     examples = examples[: args.limit]
-    paths = write_states(target, examples, args.states)
+    if not examples:
+        raise ConfigError(f"no answer holds at most {MAX_TOKENS} tokens; give shorter ones")
+    places = Places(target, examples, args.states, target_sha256(folder))
+    places.read()
     head = new_head(target, examples, args.num_tokens, args.inner_size)
-    train(head, paths, target, args.minutes, args.lr)
+    train(head, places, target, args.minutes, args.lr)
     head.save(args.drafter)
 
 

@@ -41,11 +41,10 @@ def test_a_place_is_a_token_the_features_before_it_and_the_state_behind_it(
     target: FrozenTarget, tmp_path: Path
 ) -> None:
     (example,) = examples(1)
-    paths = train_hydra.write_states(target, [example], tmp_path)
-    (batch,) = train_hydra.places(paths, HIDDEN_SIZE, torch.Generator())
-    features, tokens, final = batch
+    places = train_hydra.Places(target, [example], tmp_path, "target")
+    ((features, tokens, final),) = places.batches(torch.Generator())
     assert sorted(tokens.tolist()) == sorted(example.token_ids[3:])
-    states = target.states(torch.tensor([example.token_ids]))[0].bfloat16()
+    states = target.states(torch.tensor([example.token_ids]))[0]
     for own, token, last in zip(features, tokens.tolist(), final, strict=True):
         place = next(
             place
@@ -58,16 +57,17 @@ def test_a_place_is_a_token_the_features_before_it_and_the_state_behind_it(
 
 def test_it_learns_and_goes_on(target: FrozenTarget, tmp_path: Path) -> None:
     texts = examples(30)
-    with patch.object(train_hydra, "PART", 10):
-        paths = train_hydra.write_states(target, texts, tmp_path)
-        paths[1].unlink()  # it was interrupted there
-        with patch.object(target, "states", wraps=target.states) as states:
-            assert train_hydra.write_states(target, texts, tmp_path) == paths
-        assert states.call_count == 10
+    places = train_hydra.Places(target, texts, tmp_path, "target")
+    places._states(range(10))  # it was interrupted then
+    again = train_hydra.Places(target, texts, tmp_path, "target")
+    with patch.object(target, "states", wraps=target.states) as states:
+        again.read()
+        again.read()
+    assert sum(len(call.args[0]) for call in states.call_args_list) == 20
     head = train_hydra.new_head(target, texts, 40, 32)
     counts = head.bias.detach().exp()
     with patch.object(train_hydra, "BATCH", 64):
-        losses = train_hydra.train(head, paths, target, minutes=0.05, lr=1e-2)
+        losses = train_hydra.train(head, again, target, minutes=0.05, lr=1e-2)
     assert losses[-1] < losses[0] - 0.1
     head.save(tmp_path)
     found = HydraHead.load(tmp_path, HIDDEN_SIZE, VOCAB_SIZE)
@@ -77,12 +77,17 @@ def test_it_learns_and_goes_on(target: FrozenTarget, tmp_path: Path) -> None:
     assert float(counts.sum()) == pytest.approx(found.shape.covered, rel=1e-3)
 
 
-def test_what_cannot_be_trained_on_is_refused(target: FrozenTarget, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no answer holds at most 700 tokens"):
-        train_hydra.write_states(target, [], tmp_path)
-    train_hydra.write_states(target, examples(2), tmp_path)
-    with pytest.raises(ConfigError, match="holds states of other answers"):
-        train_hydra.write_states(target, examples(3), tmp_path)
+def test_every_place_comes_once(target: FrozenTarget, tmp_path: Path) -> None:
+    texts = examples(23)
+    places = train_hydra.Places(target, texts, tmp_path, "target")
+    with patch.multiple(train_hydra, TEXTS_AT_ONCE=7, TEXTS_OF_A_BATCH=3, BATCH=11):
+        batches = list(places.batches(torch.Generator()))
+    assert {len(own) for batch in batches for own in batch} <= set(range(1, 12))
+    tokens = torch.cat([batch[1] for batch in batches]).tolist()
+    assert sorted(tokens) == sorted(token for text in texts for token in text.token_ids[3:])
+
+
+def test_what_cannot_be_trained_on_is_refused(tmp_path: Path) -> None:
     folder = tiny_drafter_folder(tmp_path)
     assert train_hydra._two_layers(folder) == [LAYER_IDS[1], LAYER_IDS[2]]
     edit_json(folder / "config.json", architectures=["LlamaForCausalLMEagle3"])
