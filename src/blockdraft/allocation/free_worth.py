@@ -10,17 +10,26 @@ _MEMORY = 32.0
 """Steps that are remembered."""
 _FIRST_WORTH = 2.0
 """Before anything is known it is believed to save so many times what it takes."""
-_SELDOM = 8
-"""Where it does not pay, one step of so many asks, since texts change."""
+_SELDOM, _MOST_SELDOM = 8, 32
+"""Where it does not pay, one step of so many asks, since texts change; of twice as many each time
+that finds no change."""
 
 
 @dataclass(slots=True)
 class _Balance:
-    """Seconds a step. num_since: steps that have not asked since the last that did."""
+    """Seconds a step. num_since: steps that have not asked since the last that did.
+
+    pause: that one step of so many asks, where it does not pay.
+    """
 
     saved: float
     took: float
     num_since: int = 0
+    pause: int = _SELDOM
+
+    @property
+    def pays(self) -> bool:
+        return self.saved >= self.took
 
 
 class FreeWorth:
@@ -32,15 +41,17 @@ class FreeWorth:
     def asks(self, num_sequences: int) -> bool:
         """True if the next step of so many is to be proposed for; asked once a step."""
         balance = self._balances.get(num_sequences.bit_length())
-        if balance is None or balance.saved >= balance.took:
+        if balance is None or balance.pays:
             return True
         balance.num_since += 1
-        return balance.num_since >= _SELDOM
+        return balance.num_since >= balance.pause
 
     def record(self, num_sequences: int, saved: float, took: float) -> None:
         """Take the seconds that candidates were expected to save, and those of proposing them."""
         key = num_sequences.bit_length()
         balance = self._balances.setdefault(key, _Balance(_FIRST_WORTH * took, took))
+        did_pay = balance.pays
         balance.saved += (saved - balance.saved) / _MEMORY
         balance.took += (took - balance.took) / _MEMORY
         balance.num_since = 0
+        balance.pause = _SELDOM if did_pay else min(2 * balance.pause, _MOST_SELDOM)
