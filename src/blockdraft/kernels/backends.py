@@ -6,11 +6,14 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from blockdraft.kernels.cpu.backend import NativeBackend, cpu_backend, without_kernels
 from blockdraft.kernels.cpu.build import build
 from blockdraft.kernels.cpu.library import SWITCH, library
 from blockdraft.kernels.cpu.ngrams import NativeNGrams, takes_layers
+from blockdraft.kernels.cpu.ops import IS_BFLOAT16
+from blockdraft.kernels.cpu.ops import first_largest as first_largest_of
 from blockdraft.kernels.cpu.provenance import made_with
 from blockdraft.kernels.cpu.random_words import NativeWords
 from blockdraft.kernels.cuda.choice import leave_out, rely_on, triton_backend, why_no_triton
@@ -66,6 +69,16 @@ def random_words() -> RandomWords | None:
     """Native random words, if there are kernels; the sampler has a slower form of its own."""
     kernels = library()
     return None if kernels is None else NativeWords(kernels)
+
+
+def first_largest(scores: Tensor) -> list[int] | None:
+    """Of each row of scores [rows, n] the place of the largest, the first of several.
+
+    -1 where one is no number, or all are minus infinity. None where no kernels read them.
+    """
+    kernels = library()
+    is_read = scores.device.type == "cpu" and scores.dtype in IS_BFLOAT16
+    return first_largest_of(kernels, scores) if kernels is not None and is_read else None
 
 
 def native_ngrams(rules: NGramRules, layers: HydraLayers | None = None) -> NGramSearch | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.errors import ModelError
-from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.backends import backend_for, first_largest
 from blockdraft.kernels.cpu.backend import NativeBackend
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.onednn import OneDnnBackend, supports_bfloat16
@@ -166,6 +166,28 @@ def test_what_is_no_number_is_not_among_the_largest(backend: Backend, dtype: tor
     assert found.places[1, :2].tolist() == [50, 60]
     assert found.values[1, 2] == -torch.inf
     assert found.totals[1] == pytest.approx(1 + math.exp(-3), rel=1e-5)
+
+
+@pytest.mark.skipif(library() is None, reason="no kernels on this machine")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 5, 16, 63, 64, 65, 1000])
+def test_the_first_of_the_largest_scores(dtype: torch.dtype, size: int) -> None:
+    """Values on a coarse grid tie often; in some rows one is no number, or infinite."""
+    scores = draw(200, size, dtype=dtype).mul(2).round()
+    for row, value in ((1, torch.nan), (2, torch.inf), (3, -torch.inf), (4, torch.nan)):
+        scores[row, (7 * row) % size] = value
+    scores[5] = -torch.inf
+    scores[6] = -torch.inf
+    scores[6, size - 1] = -300.0
+    found = first_largest(scores)
+    expected = scores.float().numpy().argmax(1)
+    assert found is not None
+    for row, own, place in zip(scores, found, expected.tolist(), strict=True):
+        has_choice = not row.isnan().any() and row.max() > -torch.inf
+        assert own == (place if has_choice else -1)
+    assert first_largest(scores[:0]) == []
+    assert first_largest(scores[::2]) == found[::2]
+    assert first_largest(scores.half()) is None
 
 
 @torch.inference_mode()

@@ -122,6 +122,18 @@ def largest_scores(kernels: Library, scores: Tensor, num: int) -> Largest:
     return found
 
 
+def first_largest(kernels: Library, scores: Tensor) -> list[int]:
+    """See `backends.first_largest`; scores: [rows, n] in float32 or bfloat16."""
+    scores = scores.contiguous()
+    check_alike(scores)
+    num_rows, size = scores.shape
+    places = (ctypes.c_int64 * num_rows)()
+    kernels.first_largest(
+        IS_BFLOAT16[scores.dtype], ctypes.addressof(places), scores.data_ptr(), num_rows, size
+    )
+    return list(places)
+
+
 def store_context(
     kernels: Library,
     pools: Sequence[Tensor],

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blockdraft.core.plan import Tree
 from blockdraft.core.sequence import Sequence
+from blockdraft.kernels.backends import first_largest
 from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.race import winners
 from blockdraft.speculate.sampler.reference import NO_CHOICE, Undecided, choose_row, without_noise
@@ -172,6 +173,9 @@ def argmax_ids(logits: Tensor) -> list[int]:
 
     NO_CHOICE where one is NaN, or all are -inf.
     """
+    found = first_largest(logits)
+    if found is not None:
+        return found
     if logits.device.type == "cpu":
         return [token_id for tile in _tiles(logits) for token_id in _argmax_ids(tile)]
     # NaN counts as the largest.

@@ -50,6 +50,20 @@ void blockdraft_largest(int is_bfloat16, float* values, int64_t* places, float* 
     run(0.0f);
 }
 
+// places: [num_rows], of the first largest of scores [num_rows, num].
+void blockdraft_first_largest(int is_bfloat16, int64_t* places, const void* scores,
+                              int64_t num_rows, int64_t num) {
+  const auto run = [&](auto value) {
+    using T = decltype(value);
+    for (int64_t row = 0; row < num_rows; ++row)
+      places[row] = blockdraft::first_largest(static_cast<const T*>(scores) + row * num, num);
+  };
+  if (is_bfloat16)
+    run(blockdraft::BFloat16{});
+  else
+    run(0.0f);
+}
+
 // projected: [num_tokens, num_layers, 2, kv_heads, head_dim], keys before values; overwritten.
 // weights: [num_layers, head_dim], of the keys' norms. cosine, sine: [num_tokens, head_dim]. keys,
 // values: the buffers of each layer, all like `layer`. Returns a Refusal; then nothing was written.

@@ -1,4 +1,4 @@
-// The largest scores of a row, and the sum that makes them probabilities.
+// The largest scores of a row, and the sum that makes them probabilities; or the first of the largest.
 
 #pragma once
 
@@ -52,6 +52,38 @@ void largest_of_row(const T* row, int64_t num, int64_t num_kept, float* values, 
   for (int64_t i = 0; i < num; i += kLanes)
     sums = sums + exponential(load_scores(row + i, num - i) - base);
   *total = sum(sums);
+}
+
+// The place of the largest score, the first of equal ones; -1 if one is no number, or all are minus
+// infinity.
+template <typename T>
+int64_t first_largest(const T* row, int64_t num) {
+  const auto from = [&](int64_t i) {
+    if (i + kLanes <= num) return load(row + i);
+    float some[kLanes];
+    store(some, load_some(row + i, num - i));
+    for (int64_t j = num - i; j < kLanes; ++j) some[j] = -INFINITY;
+    return load(some);
+  };
+  Lanes most = all(-INFINITY), num_strange{};
+  for (int64_t i = 0; i < num; i += kLanes) {
+    const Lanes x = from(i);
+    most = largest(x, most);
+    num_strange = num_strange + select(x == x, all(0.0f), all(1.0f));
+  }
+  const float best = largest(most);
+  if (sum(num_strange) > 0.0f || best == -INFINITY) return -1;
+  for (int64_t first = 0; first < num; first += kScorePiece) {
+    const int64_t end = first + kScorePiece < num ? first + kScorePiece : num;
+    Lanes own = all(-INFINITY);
+    for (int64_t i = first; i < end; i += kLanes) own = largest(from(i), own);
+    if (largest(own) < best) continue;
+    float piece[kScorePiece];
+    for (int64_t i = first; i < end; i += kLanes) store(piece + (i - first), from(i));
+    for (int64_t i = first; i < end; ++i)
+      if (piece[i - first] == best) return i;
+  }
+  return -1;
 }
 
 }  // namespace blockdraft
