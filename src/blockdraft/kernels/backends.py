@@ -5,7 +5,9 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blockdraft.kernels.cpu.backend import NativeBackend, cpu_backend, without_kernels
@@ -14,6 +16,7 @@ from blockdraft.kernels.cpu.library import SWITCH, library
 from blockdraft.kernels.cpu.ngrams import NativeNGrams, takes_layers
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16
 from blockdraft.kernels.cpu.ops import first_largest as first_largest_of
+from blockdraft.kernels.cpu.ops import widened as widened_of
 from blockdraft.kernels.cpu.provenance import made_with
 from blockdraft.kernels.cpu.random_words import NativeWords
 from blockdraft.kernels.cuda.choice import leave_out, rely_on, triton_backend, why_no_triton
@@ -79,6 +82,18 @@ def first_largest(scores: Tensor) -> list[int] | None:
     kernels = library()
     is_read = scores.device.type == "cpu" and scores.dtype in IS_BFLOAT16
     return first_largest_of(kernels, scores) if kernels is not None and is_read else None
+
+
+def widened(values: Tensor) -> NDArray[np.float32]:
+    """The same values in float32, on the host.
+
+    By one thread: torch wakes all of them for a row of logits, and waits for those that are busy.
+    """
+    kernels = library()
+    if kernels is not None and values.device.type == "cpu" and values.dtype == torch.bfloat16:
+        return widened_of(kernels, values)
+    found: NDArray[np.float32] = values.float().cpu().numpy()
+    return found
 
 
 def native_ngrams(rules: NGramRules, layers: HydraLayers | None = None) -> NGramSearch | None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.errors import ModelError
-from blockdraft.kernels.backends import backend_for, first_largest
+from blockdraft.kernels.backends import backend_for, first_largest, widened
 from blockdraft.kernels.cpu.backend import NativeBackend
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.onednn import OneDnnBackend, supports_bfloat16
@@ -188,6 +189,16 @@ def test_the_first_of_the_largest_scores(dtype: torch.dtype, size: int) -> None:
     assert first_largest(scores[:0]) == []
     assert first_largest(scores[::2]) == found[::2]
     assert first_largest(scores.half()) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1,), (3, 37), (2, 64), (0, 5)])
+def test_values_are_widened(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    values = draw(*shape, dtype=torch.float32).to(dtype)
+    values.view(-1)[-1:] = torch.nan
+    values.view(-1)[:1] = -torch.inf
+    assert np.array_equal(widened(values), values.float().numpy(), equal_nan=True)
+    assert np.array_equal(widened(values[::2]), values[::2].float().numpy(), equal_nan=True)
 
 
 @torch.inference_mode()

@@ -32,6 +32,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "recurrence_panel": [],
     "largest": [_FLAG, *[_ADDRESS] * 4, *[_COUNT] * 3],
     "first_largest": [_FLAG, *[_ADDRESS] * 2, *[_COUNT] * 2],
+    "widen": [*[_ADDRESS] * 2, _COUNT],
     "store_context": [_FLAG, *[_ADDRESS] * 5, *[_COUNT] * 2, _ADDRESS, ctypes.c_float,
                       *[_ADDRESS] * 2],
     "words_at": [*[_ADDRESS] * 3, _COUNT, _ADDRESS],
@@ -87,6 +88,7 @@ class Library:
         self.recurrence_panel.restype = _COUNT
         self.largest = _function(loaded, "largest")
         self.first_largest = _function(loaded, "first_largest")
+        self.widen = _function(loaded, "widen")
         self.store_context = _checked(_function(loaded, "store_context"))
         self.words_at = _function(loaded, "words_at")
         self.words_below = _function(loaded, "words_below")

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blockdraft.kernels.cpu.library import Layer, Library, Plan, Pools
@@ -132,6 +133,15 @@ def first_largest(kernels: Library, scores: Tensor) -> list[int]:
         IS_BFLOAT16[scores.dtype], ctypes.addressof(places), scores.data_ptr(), num_rows, size
     )
     return list(places)
+
+
+def widened(kernels: Library, values: Tensor) -> NDArray[np.float32]:
+    """See `backends.widened`; values: any shape, in bfloat16."""
+    values = values.contiguous()
+    check_alike(values)
+    found = np.empty(values.shape, np.float32)
+    kernels.widen(found.ctypes.data, values.data_ptr(), values.numel())
+    return found
 
 
 def store_context(

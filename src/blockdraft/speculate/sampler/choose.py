@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockdraft.core.plan import Tree
 from blockdraft.core.sequence import Sequence
-from blockdraft.kernels.backends import first_largest
+from blockdraft.kernels.backends import first_largest, widened
 from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.race import winners
 from blockdraft.speculate.sampler.reference import NO_CHOICE, Undecided, choose_row, without_noise
@@ -158,7 +158,7 @@ def _found_at(walk: Walk, found: list[Choice], index: int) -> int:
 
 
 def _choice_at(walk: Walk, index: int) -> int:
-    return _told(_chosen([(_on_host(walk.logits[index]), walk.places[index])]), 0)
+    return _told(_chosen([(widened(walk.logits[index]), walk.places[index])]), 0)
 
 
 def _told(found: list[Choice], index: int) -> int:
@@ -191,20 +191,17 @@ def _argmax_ids(scores: Scores) -> list[int]:
 
 
 def _tiles(logits: Tensor) -> Iterator[Scores]:
-    """Rows [.., V] of logits [rows, V] in float32, as many as may be copied at once."""
+    """Rows [.., V] of logits [rows, V] in float32, as many as may be copied at once.
+
+    For numpy: it finds the largest of a row several times as fast as torch.
+    """
     num_rows = _tile_rows(logits.shape[-1])
     for tile in [logits] if logits.shape[0] <= num_rows else torch.split(logits, num_rows):
-        yield _on_host(tile)
+        yield widened(tile)
 
 
 def _tile_rows(vocab_size: int) -> int:
     return max(1, TILE_BYTES // (4 * vocab_size))
-
-
-def _on_host(logits: Tensor) -> Scores:
-    """In float32, for numpy: it finds the largest of a row several times as fast as torch."""
-    scores: Scores = logits.float().cpu().numpy()
-    return scores
 
 
 def _argmaxes(logits: list[Tensor]) -> list[list[int]]:

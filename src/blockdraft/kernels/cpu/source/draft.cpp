@@ -64,6 +64,15 @@ void blockdraft_first_largest(int is_bfloat16, int64_t* places, const void* scor
     run(0.0f);
 }
 
+// The same numbers, [num] each.
+void blockdraft_widen(float* to, const void* from, int64_t num) {
+  using namespace blockdraft;
+  const BFloat16* narrow = static_cast<const BFloat16*>(from);
+  int64_t i = 0;
+  for (; i + kLanes <= num; i += kLanes) store(to + i, load(narrow + i));
+  if (i < num) store_some(to + i, load_some(narrow + i, num - i), num - i);
+}
+
 // projected: [num_tokens, num_layers, 2, kv_heads, head_dim], keys before values; overwritten.
 // weights: [num_layers, head_dim], of the keys' norms. cosine, sine: [num_tokens, head_dim]. keys,
 // values: the buffers of each layer, all like `layer`. Returns a Refusal; then nothing was written.
