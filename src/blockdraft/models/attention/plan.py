@@ -83,7 +83,10 @@ class AttentionPlan:
         rotation: Rotation,
     ) -> Tensor:
         """All layers in one call; see LayerStack. attentions: of each layer."""
-        return stack(hidden, rotation, [self._over(own.visibility) for own in attentions])
+        # Hashed once and not for every layer, which would take a percent of a step.
+        found = {id(own.visibility): own.visibility for own in attentions}
+        over = {key: self._over(visibility) for key, visibility in found.items()}
+        return stack(hidden, rotation, [over[id(own.visibility)] for own in attentions])
 
     def _over(self, visibility: Visibility) -> PagedAttention:
         if visibility not in self._seeing:
