@@ -57,10 +57,10 @@ class Places:
         self,
         target: FrozenTarget,
         examples: Sequence[Example],
-        folder: Path | None,
+        folder: Path,
         target_sha256: str,
     ) -> None:
-        """folder: where the target's states are kept; None computes them anew each time."""
+        """folder: where the target's states are kept; those of others are deleted there."""
         self._examples, self._size = examples, target.hidden_size
         self._cache = StateCache(target, examples, folder, target_sha256)
 
@@ -189,7 +189,12 @@ def main() -> None:
     parser.add_argument("drafter", type=Path, help="folder")
     parser.add_argument("answers", type=Path, nargs="+", help="files or folders of answers")
     parser.add_argument("--target", default="smollm2-135m")
-    parser.add_argument("--states", type=Path, required=True, help="folder for what is read")
+    parser.add_argument(
+        "--states",
+        type=Path,
+        required=True,
+        help="folder for what is read; what it holds of others is lost",
+    )
     parser.add_argument("--limit", type=int, help="answers to learn from, drawn at random")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--lr", type=float, default=2e-3)

@@ -277,8 +277,10 @@ class BestRate:
         return known.expectation
 
     def _for_all(self, row: Row) -> Expectation:
-        new = Expectation(self._max_nodes, self._max_depth)
-        return self._of_all.setdefault(_is_sampled(row), new)
+        is_sampled = _is_sampled(row)
+        if is_sampled not in self._of_all:
+            self._of_all[is_sampled] = Expectation(self._max_nodes, self._max_depth)
+        return self._of_all[is_sampled]
 
     def _offer(
         self, step: _Step, rows: Sequence[Row], *, least: int = 0, whole: bool = False
@@ -403,22 +405,24 @@ class BestRate:
         """Learn what the proposals of this step hold."""
         if step.offer is None:
             return
-        own = _free(rows, proposals, order)
-        for index, row in enumerate(rows):
+        found: list[list[int]] = [[] for _ in rows]
+        for place, index in enumerate(order.rows):
+            found[index].append(place)
+        for row, proposal, own in zip(rows, proposals, found, strict=True):
             if row.sequence.key not in step.offer.keys:
                 continue
-            if not any(self._model_kind in name for name in proposals[index].sources):
+            if not any(self._model_kind in name for name in proposal.sources):
                 continue
-            nodes = [node for at, node in zip(order.rows, order.nodes, strict=True) if at == index]
-            found = own[row.sequence.key]
+            gains = [order.gains[place] for place in own]
+            branches = [order.branches[place] > 0 for place in own]
             of_all = self._for_all(row)
             expectation = self._expectation(row)
             if expectation is of_all:
                 expectation = of_all.of_request()
-            chances = dict(zip(nodes, found.gains, strict=True))
-            first = [chances[node] for node in proposals[index].tree.through([])]
+            chances = dict(zip((order.nodes[place] for place in own), gains, strict=True))
+            first = [chances[node] for node in proposal.tree.through([])]
             for learning in (expectation, of_all):
-                learning.record(found.gains, [branch > 0 for branch in found.branches], first)
+                learning.record(gains, branches, first)
             self._known[row.sequence.key] = _Known(expectation, self._num_steps)
 
     def record(self, outcomes: Sequence[Outcome], seconds: Mapping[Phase, float]) -> None:

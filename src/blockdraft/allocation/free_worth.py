@@ -12,7 +12,7 @@ _FIRST_WORTH = 2.0
 """Before anything is known it is believed to save so many times what it takes."""
 _SELDOM, _MOST_SELDOM = 8, 32
 """Where it does not pay, one step of so many asks, since texts change; of twice as many each time
-that finds no change."""
+that it saves less than it takes once more."""
 
 
 @dataclass(slots=True)
@@ -54,4 +54,5 @@ class FreeWorth:
         balance.saved += (saved - balance.saved) / _MEMORY
         balance.took += (took - balance.took) / _MEMORY
         balance.num_since = 0
-        balance.pause = _SELDOM if did_pay else min(2 * balance.pause, _MOST_SELDOM)
+        no_change = not did_pay and saved < took
+        balance.pause = min(2 * balance.pause, _MOST_SELDOM) if no_change else _SELDOM

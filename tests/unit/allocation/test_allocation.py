@@ -12,6 +12,7 @@ from blockdraft.allocation.allocator import Allocator
 from blockdraft.allocation.best_rate import BestRate
 from blockdraft.allocation.costs import KeyCosts, StepCosts
 from blockdraft.allocation.expectation import Trust
+from blockdraft.allocation.free_worth import FreeWorth
 from blockdraft.allocation.policy import Outcome, VerifyAll
 from blockdraft.allocation.prices import StepPrices
 from blockdraft.core.plan import NOTHING, ROOT, Proposal, Tree
@@ -106,13 +107,13 @@ def test_every_number_is_looked_at():
     # One row more is worth nothing, three more are.
     points = [(1, 0.01), (2, 0.0138), (3, 0.0139), (4, 0.014), (6, 0.04)]
     prices = StepPrices(StepCosts(points, points, [(6, 1e-6)]), 1, 0, 0)
-    gains = np.array([0.3, 0.3, 0.3, 0.3, 0.3])
-    nothing = np.zeros(5)
+    gains = [0.3] * 5
+    nothing = [0.0] * 5
     assert prices.best(gains, nothing, 0.0).num_candidates == 3
     assert prices.best(gains[:1], nothing[:1], 0.0).num_candidates == 0
     assert prices.best(gains[:1], nothing[:1], 0.0, least=1).num_candidates == 1
     assert prices.best(gains, nothing, 0.0, trust=0.3).num_candidates == 0
-    branches = np.array([0.0, 0.0, 0.01, 0.0, 0.0])
+    branches = [0.0, 0.0, 0.01, 0.0, 0.0]
     assert prices.best(gains, branches, 0.0).num_candidates == 2
 
 
@@ -120,17 +121,30 @@ def test_crowds_leave_out_candidates_that_raise_the_rate_by_next_to_nothing():
     points = [(1, 0.010), (2, 0.0105), (3, 0.011), (4, 0.0115)]
     costs = StepCosts(points, points, [(6, 1e-6)])
     for num, gain, taken in ((2, 0.3, 0), (2, 0.4, 1), (1, 0.06, 1)):  # 1.10, 1.15, 1.01 times
-        price = StepPrices(costs, num, 0, 0).best(np.array([gain]), np.zeros(1), 0.0)
+        price = StepPrices(costs, num, 0, 0).best([gain], [0.0], 0.0)
         assert price.num_candidates == taken
+    # Of those that are verified in any case it is not asked what they raise.
+    forced = StepPrices(costs, 2, 0, 0).best([0.3, 0.3], [0.0, 0.0], 0.0, least=1)
+    assert forced.num_candidates == 1
+    more = StepPrices(costs, 2, 0, 0).best([0.3, 0.5], [0.0, 0.0], 0.0, least=1)
+    assert more.num_candidates == 2
+
+
+def test_keys_cost_the_same_with_candidates_and_without():
+    points = [(1, 0.010), (2, 0.0105), (3, 0.011), (4, 0.0115)]
+    costs = StepCosts(points, points, [(6, 1e-6)], [], KeyCosts(key=1e-6))
+    few, many = StepPrices(costs, 1, 0, 0), StepPrices(costs, 1, 5000, 0)
+    for num in range(4):
+        gains = [1.0] * num
+        price, dear = (own.best(gains, [0.0] * num, 0.0, least=num) for own in (few, many))
+        assert dear.seconds == pytest.approx(price.seconds + 0.005)
 
 
 def test_prompt_rows_do_not_change_what_pays():
     forward = [(1, 0.016), (512, 0.272)]
     costs = StepCosts(forward, forward, [(6, 0.006), (96, 0.024)])
-    gains = np.array([0.5, 0.4, 0.3, 0.2, 0.1])
-    alone, beside = (
-        StepPrices(costs, 3, 0, num).best(gains, np.zeros(5), 0.001) for num in (0, 400)
-    )
+    gains = [0.5, 0.4, 0.3, 0.2, 0.1]
+    alone, beside = (StepPrices(costs, 3, 0, num).best(gains, [0.0] * 5, 0.001) for num in (0, 400))
     assert alone.num_candidates == beside.num_candidates
     assert alone.seconds == pytest.approx(beside.seconds)
 
@@ -594,6 +608,24 @@ def test_what_needs_no_model_is_asked_for_where_it_saves_more_than_it_takes():
     assert free_run(hopeless, 0.01, 1, 0.0005, 400) < 0.12
     # What is likely from now on is found again.
     assert free_run(hopeless, 0.9, 1, 0.0005, 400) > 0.5
+
+
+def test_what_does_not_pay_is_asked_for_ever_more_seldom_until_it_does():
+    worth = FreeWorth()
+
+    def pause() -> int:
+        num = 1
+        while not worth.asks(1):
+            num += 1
+        return num
+
+    while worth.asks(1):
+        worth.record(1, 0.0, 1.0)
+    pauses = []
+    for saved in (0.0, 0.0, 0.0, 0.0, 1.5, 0.0):
+        pauses.append(pause() + 1 if not pauses else pause())
+        worth.record(1, saved, 1.0)
+    assert pauses == [8, 16, 32, 32, 32, 8]
 
 
 def test_what_it_takes_to_propose_without_a_model_is_booked():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from blockdraft.cache.paged_kv import LayerShape, PagedKV, page_bytes
+from blockdraft.cache.paged_kv import Int8KV, LayerShape, PagedKV, page_bytes
 from blockdraft.cache.pages import PAGE_SIZE
 
 SHAPES: list[LayerShape] = [(2, 4), (3, 8), (2, 4)]
@@ -96,3 +96,25 @@ def test_a_page_costs_what_its_keys_and_values_do() -> None:
     assert page_bytes(SHAPES, torch.float64) == 8 * num_values
     assert make().bytes_per_page == 4 * num_values
     assert sum(layer.nbytes for layer in make(5).pools) == 5 * 4 * num_values
+
+
+@pytest.mark.parametrize("kind", [PagedKV, Int8KV])
+def test_what_is_done_to_slots_is_done_in_all_layers(kind: type[PagedKV]) -> None:
+    """Some layers are alike, some are not, and one has no attention."""
+    shapes: list[LayerShape] = [(2, 16), (3, 8), (2, 16), (0, 0), (2, 16)]
+    kv = kind(shapes, 4, dtype=torch.float32, device="cpu")
+    draw = torch.Generator().manual_seed(0)
+    parts = [*kv.pools, *(scales for scales in kv.scales if scales is not None)]
+    for part in parts:
+        part.copy_(torch.randn(part.shape, generator=draw).mul(50).to(part.dtype))
+    before = [part.clone().flatten(2, 3) for part in parts]
+    kv.move([70, 71, 3], [64, 65, 70])
+    for part, old in zip(parts, before, strict=True):
+        found = part.flatten(2, 3)
+        assert torch.equal(found[:, :, [64, 65, 70]], old[:, :, [70, 71, 3]])
+        others = [slot for slot in range(4 * PAGE_SIZE) if slot not in (64, 65, 70)]
+        assert torch.equal(found[:, :, others], old[:, :, others])
+    kv.clear_begun([5, PAGE_SIZE, 2 * PAGE_SIZE + 1])
+    for part, old in zip(parts, before, strict=True):
+        assert not part[:, :, 1].any()
+        assert torch.equal(part[:, :, 2:].flatten(2, 3)[:, :, 10:], old[:, :, 2 * PAGE_SIZE + 10 :])

@@ -13,7 +13,7 @@ from blockdraft.core.errors import ModelError
 from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.hydra_interface import HydraLayers
-from blockdraft.kernels.ngram_interface import NGramPaths, TokenNoise
+from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery, TokenNoise
 from blockdraft.models.hydra_head import EPS, HEAD_NAME, HeadShape, HydraHead
 from blockdraft.speculate.drafters.guesses import LEAST_TEMPERATURE, WEIGHT, guess
 from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search, rules_for
@@ -94,6 +94,23 @@ def test_kernels_guess_the_same(temperature: float | None, dtype: torch.dtype) -
         assert_close(without, paths(PlainSearch(table), key, text, noise, 40, 3))
         num_changed += found.tokens != without.tokens
     assert num_changed > 5
+
+
+@needs_kernels
+def test_texts_are_guessed_together_as_alone() -> None:
+    """By all threads for each text, and by one for each."""
+    table, layers, draw = small_table(), layers_of(random_head()), random.Random(6)
+    together = native_ngrams(rules_for(table), layers)
+    alone = native_ngrams(rules_for(table), layers)
+    assert together is not None
+    assert alone is not None
+    texts = [text_of(draw, 20 + key, 6) for key in range(9)]
+    for num in (2, 9):
+        queries = [
+            NGramQuery(key, text, None, 12, 3, features(key))
+            for key, text in enumerate(texts[:num])
+        ]
+        assert together.paths(queries) == [alone.paths([query])[0] for query in queries]
 
 
 @needs_kernels

@@ -1,5 +1,6 @@
 """The kernels' search of n-grams against the plain one."""
 
+import ctypes
 import gc
 import random
 from dataclasses import replace
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from blockdraft.kernels.backends import native_ngrams
-from blockdraft.kernels.cpu.library import library
+from blockdraft.kernels.cpu.library import Library, library
+from blockdraft.kernels.cpu.ngrams import NativeNGrams
 from blockdraft.kernels.ngram_interface import (
     NGramPaths,
     NGramQuery,
@@ -23,6 +25,8 @@ from blockdraft.speculate.drafters.ngram_table import LONGEST, NGramTable
 from blockdraft.speculate.sampler.noise import noise_at
 from blockdraft.speculate.sampler.philox import Stream
 
+EMPTY = rules_for(NGramTable([]))
+
 needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels on this machine")
 
 
@@ -33,6 +37,12 @@ def text_of(draw: random.Random, length: int, num_kinds: int, spread: int = 1) -
         usual = (3 * text[-1] + text[-2]) % num_kinds
         text.append(usual if draw.random() < 0.6 else draw.randrange(num_kinds))
     return [spread * token for token in text]
+
+
+def kernels() -> Library:
+    found = library()
+    assert found is not None
+    return found
 
 
 def rules_of(table: NGramTable, **changed: Any) -> NGramRules:
@@ -77,7 +87,7 @@ def test_kernels_find_the_same_paths(
     draw = random.Random(num_kinds)
     texts = [(text_of(draw, 60, num_kinds, spread), 3) for _ in range(40 * has_table)]
     table = NGramTable.count(texts) if has_table else NGramTable([])
-    kernels, plain = native(table), PlainSearch(table)
+    own, plain = native(table), PlainSearch(table)
     known = [spread * token for token in range(num_kinds)]
     num_found = num_deep = 0
     for key in range(6):
@@ -88,7 +98,7 @@ def test_kernels_find_the_same_paths(
             if temperature is not None:
                 noise = noise_with_large(draw, known, len(text), temperature)
             for num_nodes, depth in ((1, 8), (8, 8), (5, 2)):
-                found = paths(kernels, key, text, noise, num_nodes, depth)
+                found = paths(own, key, text, noise, num_nodes, depth)
                 assert_same(found, paths(plain, key, text, noise, num_nodes, depth))
                 assert len(found.tokens) <= num_nodes
                 num_found += len(found.tokens)
@@ -117,22 +127,45 @@ def test_texts_are_searched_together_as_alone() -> None:
 
 
 @needs_kernels
+def test_where_memory_ends_for_one_text_the_others_are_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who asks does so again, row by row."""
+    draw = random.Random(4)
+    failing, sound = NativeNGrams(kernels(), EMPTY), NativeNGrams(kernels(), EMPTY)
+    texts = [text_of(draw, 30 + key, 4) for key in range(3)]
+    queries = [NGramQuery(key, text, None, 8, 4) for key, text in enumerate(texts)]
+    search = failing._kernels.ngrams
+
+    def fails_once(rules: int, own: int, searches: int, found: int, *more: int) -> None:
+        search(rules, own, searches, found, *more)
+        ctypes.c_int64.from_address(found + 8).value = -1
+        monkeypatch.undo()
+
+    monkeypatch.setattr(failing._kernels, "ngrams", fails_once)
+    with pytest.raises(MemoryError, match="no memory is left"):
+        failing.paths(queries)
+    expected = sound.paths(queries)
+    assert [failing.paths([query])[0] for query in queries] == expected
+
+
+@needs_kernels
 def test_of_a_long_text_the_end_is_counted_and_texts_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = NGramTable([])
     monkeypatch.setattr("blockdraft.speculate.drafters.own_text.MAX_READ", 40)
-    kernels, plain = native(table, max_read=40), PlainSearch(table)
+    own, plain = native(table, max_read=40), PlainSearch(table)
     text = [1, 2, *text_of(random.Random(1), 60, 4), 9, 9, 1]
     for _ in range(2):
-        assert_same(paths(kernels, 0, text, None, 8, 8), paths(plain, 0, text, None, 8, 8))
+        assert_same(paths(own, 0, text, None, 8, 8), paths(plain, 0, text, None, 8, 8))
         text += [1, 2, 9]
-    before = paths(kernels, 0, [1, 2, 3, 1], None, 8, 8)
-    kernels.close(0)
-    kernels.close(7)
-    after = paths(kernels, 0, [1, 2, 3, 1], None, 8, 8)
+    before = paths(own, 0, [1, 2, 3, 1], None, 8, 8)
+    own.close(0)
+    own.close(7)
+    after = paths(own, 0, [1, 2, 3, 1], None, 8, 8)
     assert after.tokens == (2, 3, 1)[: len(after.tokens)] != before.tokens
-    del kernels
+    del own
     gc.collect()  # what was counted is given back, once
 
 

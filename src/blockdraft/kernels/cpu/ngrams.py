@@ -83,10 +83,12 @@ class NativeNGrams:
             ctypes.addressof(self._rules), ctypes.addressof(addresses),
             ctypes.addressof(searches), ctypes.addressof(found), num, num_threads,
         )  # fmt: skip
+        for query, text, count in zip(queries, texts, found, strict=True):
+            text.num_read = len(query.token_ids)
+            if count < 0:  # half of it is counted: it begins anew
+                self.close(query.key)
         if min(found, default=0) < 0:
             raise MemoryError("no memory is left to count a text in")
-        for query, text in zip(queries, texts, strict=True):
-            text.num_read = len(query.token_ids)
         return [own.paths(count) for own, count in zip(asked, found, strict=True)]
 
     def _check(self, query: NGramQuery) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.plan import NOTHING, Proposal, Tree
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
@@ -98,8 +99,11 @@ class NGramDrafter(ModelFree):
         if self._guesser is None or features is None:
             self._features.pop(row.sequence.key, None)
         else:
-            # Read when a head is asked, which it is not in a crowd.
-            self._features[row.sequence.key] = features[-1]
+            # Read when a head is asked, which it is not in a crowd. A view holds all of its step's
+            # features, so of a long prompt it is a copy.
+            last = features[-1]
+            is_long = features.shape[0] > PAGE_SIZE
+            self._features[row.sequence.key] = last.clone() if is_long else last
 
     def close(self, key: int) -> None:
         """See Drafter.close."""

@@ -201,6 +201,8 @@ namespace {
 class MarkedLarge {
  public:
   MarkedLarge(Marks& marks, const Large& large) : marks_(marks), large_(large) {
+    // Room for all before any is marked: without memory none would be cleared.
+    if (large.num != 0) marks.large(large.tokens[large.num - 1]);
     for (int64_t i = 0; i < large.num; ++i) marks.large(large.tokens[i]) = i + 1;
   }
   MarkedLarge(const MarkedLarge&) = delete;
@@ -404,9 +406,13 @@ void blockdraft_ngrams(const void* rules, void* const* texts, const void* search
   const auto find = [&](int64_t i, int64_t num_own) {
     found[i] = find_paths(known, *static_cast<Text*>(texts[i]), asked[i], num_own);
   };
-  // Threads share the products of a single text, and otherwise the texts. Not as a loop of one
-  // thread: parallel products within that would begin new threads each time.
-  if (num == 1) return find(0, num_threads);
+  // Threads share the texts, or the products of one text after another where there are fewer texts
+  // than threads. Not as a loop of one thread: parallel products within would begin new threads.
+  const auto guesses = [](const Search& search) { return search.features != nullptr; };
+  if (num == 1 || (num < num_threads && std::any_of(asked, asked + num, guesses))) {
+    for (int64_t i = 0; i < num; ++i) find(i, num_threads);
+    return;
+  }
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads)
   for (int64_t i = 0; i < num; ++i) find(i, 1);
 }
