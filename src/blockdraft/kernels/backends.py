@@ -10,13 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blockdraft.kernels.cpu import ops
 from blockdraft.kernels.cpu.backend import NativeBackend, cpu_backend, without_kernels
 from blockdraft.kernels.cpu.build import build
 from blockdraft.kernels.cpu.library import SWITCH, library
 from blockdraft.kernels.cpu.ngrams import NativeNGrams, takes_layers
-from blockdraft.kernels.cpu.ops import IS_BFLOAT16
-from blockdraft.kernels.cpu.ops import first_largest as first_largest_of
-from blockdraft.kernels.cpu.ops import widened as widened_of
 from blockdraft.kernels.cpu.provenance import made_with
 from blockdraft.kernels.cpu.random_words import NativeWords
 from blockdraft.kernels.cuda.choice import leave_out, rely_on, triton_backend, why_no_triton
@@ -80,8 +78,8 @@ def first_largest(scores: Tensor) -> list[int] | None:
     -1 where one is no number, or all are minus infinity. None where no kernels read them.
     """
     kernels = library()
-    is_read = scores.device.type == "cpu" and scores.dtype in IS_BFLOAT16
-    return first_largest_of(kernels, scores) if kernels is not None and is_read else None
+    is_read = scores.device.type == "cpu" and scores.dtype in ops.IS_BFLOAT16
+    return ops.first_largest(kernels, scores) if kernels is not None and is_read else None
 
 
 def widened(values: Tensor) -> NDArray[np.float32]:
@@ -91,7 +89,7 @@ def widened(values: Tensor) -> NDArray[np.float32]:
     """
     kernels = library()
     if kernels is not None and values.device.type == "cpu" and values.dtype == torch.bfloat16:
-        return widened_of(kernels, values)
+        return ops.widened(kernels, values)
     found: NDArray[np.float32] = values.float().cpu().numpy()
     return found
 

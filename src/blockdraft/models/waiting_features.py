@@ -33,10 +33,8 @@ class Waiting:
 
     def add(self, features: Tensor) -> None:
         """Take those of the next tokens, [new, num_features * hidden]."""
-        num_new, size = features.shape
-        if features.untyped_storage().nbytes() > _JOINED * size * features.itemsize:
-            features = features.clone()
-        self.parts.append(features)
+        num_new = features.shape[0]
+        self.parts.append(held_alone(features))
         self.end += num_new
         self.num_viewed += num_new
         if self.num_viewed >= _JOINED or self.end % PAGE_SIZE == 0:
@@ -85,3 +83,9 @@ class WaitingFeatures:
         waiting = self._of.pop(holder, None)
         if waiting is not None:
             self.num_tokens -= len(waiting)
+
+
+def held_alone(features: Tensor) -> Tensor:
+    """[.., num_features * hidden], copied where a view would keep those of a large step."""
+    most = _JOINED * features.shape[-1] * features.itemsize
+    return features.clone() if features.untyped_storage().nbytes() > most else features

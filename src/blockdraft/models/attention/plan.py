@@ -83,7 +83,7 @@ class AttentionPlan:
         rotation: Rotation,
     ) -> Tensor:
         """All layers in one call; see LayerStack. attentions: of each layer."""
-        # Hashed once and not for every layer, which would take a percent of a step.
+        # Hashed once and not for every layer: layers mostly see alike.
         found = {id(own.visibility): own.visibility for own in attentions}
         over = {key: self._over(visibility) for key, visibility in found.items()}
         return stack(hidden, rotation, [over[id(own.visibility)] for own in attentions])

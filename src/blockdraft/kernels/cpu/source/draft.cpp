@@ -1,8 +1,6 @@
-// What a drafter does beside its layers: the most likely tokens of its slots, and the keys and values
-// of its context.
+// What a drafter does beside its layers: the keys and values of its context.
 
 #include "checks.h"
-#include "largest.h"
 #include "rows.h"
 
 namespace blockdraft {
@@ -34,44 +32,6 @@ void store_context(T* projected, const T* weights, const T* cosine, const T* sin
 }  // namespace blockdraft
 
 extern "C" {
-
-// Of scores [num_rows, num]: values and places [num_rows, num_kept], totals [num_rows].
-void blockdraft_largest(int is_bfloat16, float* values, int64_t* places, float* totals,
-                        const void* scores, int64_t num_rows, int64_t num, int64_t num_kept) {
-  const auto run = [&](auto value) {
-    using T = decltype(value);
-    for (int64_t row = 0; row < num_rows; ++row)
-      blockdraft::largest_of_row(static_cast<const T*>(scores) + row * num, num, num_kept,
-                                 values + row * num_kept, places + row * num_kept, totals + row);
-  };
-  if (is_bfloat16)
-    run(blockdraft::BFloat16{});
-  else
-    run(0.0f);
-}
-
-// places: [num_rows], of the first largest of scores [num_rows, num].
-void blockdraft_first_largest(int is_bfloat16, int64_t* places, const void* scores,
-                              int64_t num_rows, int64_t num) {
-  const auto run = [&](auto value) {
-    using T = decltype(value);
-    for (int64_t row = 0; row < num_rows; ++row)
-      places[row] = blockdraft::first_largest(static_cast<const T*>(scores) + row * num, num);
-  };
-  if (is_bfloat16)
-    run(blockdraft::BFloat16{});
-  else
-    run(0.0f);
-}
-
-// The same numbers, [num] each.
-void blockdraft_widen(float* to, const void* from, int64_t num) {
-  using namespace blockdraft;
-  const BFloat16* narrow = static_cast<const BFloat16*>(from);
-  int64_t i = 0;
-  for (; i + kLanes <= num; i += kLanes) store(to + i, load(narrow + i));
-  if (i < num) store_some(to + i, load_some(narrow + i, num - i), num - i);
-}
 
 // projected: [num_tokens, num_layers, 2, kv_heads, head_dim], keys before values; overwritten.
 // weights: [num_layers, head_dim], of the keys' norms. cosine, sine: [num_tokens, head_dim]. keys,

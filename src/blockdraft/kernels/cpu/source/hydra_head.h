@@ -66,15 +66,10 @@ class Guess {
   // Widens the embedding of a token, and norms it.
   void embed(float* to, int64_t token) const {
     const int64_t size = head_.down.outputs, first = token * size;
-    const auto widened = [&](const auto* from) {
-      int64_t i = 0;
-      for (; i + kLanes <= size; i += kLanes) store(to + i, load(from + i));
-      if (i < size) store_some(to + i, load_some(from + i, size - i), size - i);
-    };
     if (head_.embedding_is_bfloat16 != 0)
-      widened(static_cast<const BFloat16*>(head_.embedding) + first);
+      widen_row(to, static_cast<const BFloat16*>(head_.embedding) + first, size);
     else
-      widened(static_cast<const float*>(head_.embedding) + first);
+      widen_row(to, static_cast<const float*>(head_.embedding) + first, size);
     norm_row(to, to, head_.embedding_norm, size, head_.eps, false);
   }
 

@@ -8,6 +8,14 @@
 
 namespace blockdraft {
 
+// The same numbers in float32.
+template <typename T>
+void widen_row(float* to, const T* from, int64_t num) {
+  int64_t i = 0;
+  for (; i + kLanes <= num; i += kLanes) store(to + i, load(from + i));
+  if (i < num) store_some(to + i, load_some(from + i, num - i), num - i);
+}
+
 template <typename T>
 float inverse_rms(const T* row, int64_t size, float eps) {
   Lanes squares{};
