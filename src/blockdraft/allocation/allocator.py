@@ -7,7 +7,7 @@ from blockdraft.allocation.policy import Outcome, Policy
 from blockdraft.core.failures import FailureLog
 from blockdraft.core.plan import NOTHING, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.recorder import Phase
-from blockdraft.core.sequence import Batch
+from blockdraft.core.sequence import Batch, Row
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +43,10 @@ class Allocator:
         ]
         decoding = [row for row in batch if not row.is_prompt]
         num_other_rows = sum(len(row.new_ids) for row in batch if row.is_prompt)
-        limited = [row.limited(0) for row in decoding]
+        limited: list[Row] | None = None
         with self.failures.caught():
             limited = self.policy.limit(decoding, num_other_rows, free)
-        rest = iter(limited)
+        rest = iter([row.limited(0) for row in decoding] if limited is None else limited)
         return [row if row.is_prompt else next(rest) for row in batch]
 
     def plan(self, batch: Batch, proposals: Sequence[Proposal]) -> ForwardPlan:

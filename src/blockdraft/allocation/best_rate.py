@@ -8,6 +8,7 @@ gives the most expected tokens per second. None is plain decoding.
 What drafting may lose is bounded by an account, whatever is believed (`account.py`).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -37,6 +38,13 @@ _MOST_TRY_STEPS = 64
 drafting has gained elsewhere, and are not to spend all of that. Where candidates are known without
 a model, and no try leads to drafts that pay, there are half as many each time, down to one in
 _MOST_TRY_STEPS steps, however many sequences share them."""
+_TRY_SHARE = 1 / 500
+"""Where candidates are known without a model, tries take no more of the time than this. The first
+one of a sequence projects the features of its whole prompt: in a crowd that is a step's time."""
+_CROWD = 4
+"""With more sequences weighing takes so long that it pauses where it finds nothing: for one step,
+then for two, down to one in _MOST_UNWEIGHED."""
+_MOST_UNWEIGHED = 16
 _POOR = 0.6
 """A sequence is tried where the candidates that are known without a model are expected to give no
 more tokens than this. Elsewhere a model adds less, and what it adds says nothing of where it is
@@ -103,7 +111,7 @@ class _Free:
 class _Step:
     """The step that was asked about last. forced: paths that are verified in any case, by key.
 
-    free: by key; empty where nothing was asked. of_free: all of them in order, and the best number.
+    free: by key; empty where nothing was asked, or found. of_free: all of them in order, and the best number.
     least_rate: tokens per second without the model. is_plain: nothing may be verified. free_saves:
     seconds, against plain steps.
     """
@@ -118,6 +126,7 @@ class _Step:
     """By key: gains and branches that are expected if the model drafts; found when asked for."""
     offer: _Offer | None = None
     is_idle: bool = False
+    is_try: bool = False
     forced: dict[int, int] = field(default_factory=dict)
     price: Price | None = None
     predicted: float = 0.0
@@ -128,6 +137,11 @@ class _Step:
     def has_free(self) -> bool:
         """True if candidates are known without the model."""
         return len(self.of_free[0].nodes) > 0
+
+    def gains_of(self, key: int) -> list[float]:
+        """Of what is proposed for a sequence without the model."""
+        own = self.free.get(key)
+        return [] if own is None else own.gains
 
 
 @dataclass(slots=True)
@@ -170,6 +184,7 @@ class BestRate:
         self._num_steps = self._num_drafted = 0
         self._behind_drafts = False
         self._try_steps, self._next_try = _TRY_STEPS, 0
+        self._unweighed, self._next_weighed = 1, 0
         self._rest: tuple[int, float, int] | None = None
         """Sequences that rest, in powers of two, the credit that ends it, the step that does."""
 
@@ -191,17 +206,17 @@ class BestRate:
         if not (self.account.may_lose or any(free)):
             self._step = _asleep(prices)
             return [row.limited(0) for row in rows]
-        order = self._order(rows, free, {})
+        order = self._order(rows, free, {}) if any(free) else NO_CANDIDATES
         price = self._best(prices, order)
         self._step = step = _Step(
             prices,
-            _free(rows, free, order),
+            _free(rows, free, order) if any(free) else {},
             of_free=(order, price),
             least_rate=price.rate,
             is_plain=self.account.wants_control or not self.account.may_lose,
             free_saves=prices.plain_worth(price.tokens) - price.seconds,
         )
-        able = [own for own in (row.for_model() for row in rows) if own.num_draft_tokens > 0]
+        able = [] if self._is_unweighed(step) else _able(rows)
         step.is_idle = not able or self._is_resting(able)
         if not step.is_idle and not self.account.wants_control:
             self._decide(step, able)
@@ -211,6 +226,9 @@ class BestRate:
             row.limited(row.num_model_tokens, depth) if row.sequence.key in keys else row.limited(0)
             for row in rows
         ]
+
+    def _is_unweighed(self, step: _Step) -> bool:
+        return step.prices.num > _CROWD and self._num_steps < self._next_weighed
 
     def _is_resting(self, able: Sequence[Row]) -> bool:
         if self._rest is None:
@@ -229,13 +247,15 @@ class BestRate:
         best = max(offers, key=lambda offer: offer.rate, default=None)
         if best is not None and best.rate > step.least_rate and self.account.allows(best.loss):
             step.offer = best
-            self._try_steps = _TRY_STEPS
+            self._try_steps, self._unweighed = _TRY_STEPS, 1
             if self._num_drafted % _DEEP_STEPS == _DEEP_STEPS - 1:
                 row = promising[self._num_drafted // _DEEP_STEPS % len(best.keys)]
                 step.forced = {row.sequence.key: row.num_slots}
                 step.offer = self._offer(step, promising[: len(best.keys)], whole=True)
             return
-        poor = [row for row in able if sum(step.free[row.sequence.key].gains) <= _POOR]
+        self._next_weighed = self._num_steps + self._unweighed
+        self._unweighed = min(2 * self._unweighed, _MOST_UNWEIGHED)
+        poor = [row for row in able if sum(step.gains_of(row.sequence.key)) <= _POOR]
         if not poor or (step.has_free and self._num_steps < self._next_try):
             return
         longest_ago = min(poor, key=self._drafted_at)
@@ -250,6 +270,7 @@ class BestRate:
         if self.account.allows_try(loss):
             step.offer = offer
             step.forced = {longest_ago.sequence.key: _TRY_DEPTH}
+            step.is_try = True
             self._next_try = self._num_steps + self._try_steps
             self._try_steps = min(2 * self._try_steps, _MOST_TRY_STEPS)
         else:
@@ -330,7 +351,7 @@ class BestRate:
         key = row.sequence.key
         if key not in step.with_model:
             expectation, num = self._expectation(row), row.num_draft_tokens
-            known = step.free[key].gains
+            known = step.gains_of(key)
             # With the model there are no fewer good candidates than without.
             pairs = zip_longest(expectation.gains[:num], known, fillvalue=0.0)
             expected = [max(own, free) for own, free in pairs]
@@ -510,7 +531,8 @@ class BestRate:
         expected = prices.plain_seconds if price is None else price.forward
         worth = prices.plain_worth(prices.num + num_kept)
         if prices.num_other_rows:  # they cost otherwise
-            self.account.book(expected + (0.0 if offer is None else offer.drafting) - worth)
+            lost = expected + (0.0 if offer is None else offer.drafting) - worth
+            self._book(step, lost)
             return
         slower = 1.0
         if offer is not None and step.has_proposals:
@@ -522,7 +544,13 @@ class BestRate:
             num_rows = prices.num + price.num_candidates
             self._costs.record_forward(num_rows, expected, forward / slower)
         lost = min(forward + draft - worth * slower, _OUTLIER * prices.plain_seconds * slower)
-        self.account.book(lost + project)
+        self._book(step, lost + project)
+
+    def _book(self, step: _Step, lost: float) -> None:
+        self.account.book(lost)
+        if step.is_try and step.has_free:
+            least = math.ceil(max(lost, 0.0) / (_TRY_SHARE * step.prices.plain_seconds))
+            self._next_try = max(self._next_try, self._num_steps + least)
 
     def close(self, key: int) -> None:
         """See `Policy`."""
@@ -547,6 +575,11 @@ def _asleep(prices: StepPrices) -> _Step:
         free_saves=0.0,
         is_idle=True,
     )
+
+
+def _able(rows: Sequence[Row]) -> list[Row]:
+    """The rows that a model may draft for, as it sees them."""
+    return [own for own in (row.for_model() for row in rows) if own.num_draft_tokens > 0]
 
 
 def _free(rows: Sequence[Row], free: Sequence[Proposal], order: Order) -> dict[int, _Free]:

@@ -177,10 +177,12 @@ class Proposer:
     def committed(self, row: Row, token_ids: Items[int], features: Tensor | None) -> None:
         """See Drafter.committed. A drafter that fails here drafts no more for the sequence."""
         for drafter in self.drafters:
-            given = features if drafter.feature_layers else None
-            has_failed = drafter.kind in row.sequence.lost_drafters
-            tell = partial(drafter.committed, row, token_ids, given)
-            if not has_failed and not self._succeeds(tell):
+            if drafter.kind in row.sequence.lost_drafters:
+                continue
+            try:
+                drafter.committed(row, token_ids, features if drafter.feature_layers else None)
+            except Exception as error:
+                self.failures.note(error)
                 self._lose(row, drafter)
 
     def _lose(self, row: Row, drafter: Drafter) -> None:

@@ -720,7 +720,43 @@ def test_an_offer_that_pays_ends_the_pause_between_tries():
     policy._offer = offer
     policy.choose([row], [NOTHING])
     policy.record([Outcome(row, NOTHING, [])], {"forward": CPU.base})
-    assert list(np.diff(tries(policy, 0.1, 200))[:2]) == [16, 32]
+    pauses = np.diff(tries(policy, 0.1, 200))
+    assert pauses[0] < 32 == pauses[1]
+
+
+def test_beside_what_is_known_without_a_model_tries_take_little_of_the_time():
+    """Where a try takes four steps, since a long prompt would have to be projected."""
+    policy = best_rate(CPU, 5)
+    policy._lag, record = lambda row: 1, policy.record
+    taken = {"forward": CPU.base, "project": 4 * CPU.base}
+    policy.record = lambda outcomes, seconds: record(
+        outcomes, taken if policy._step.offer is not None else seconds
+    )
+    pauses = np.diff(tries(policy, 0.1, 6000))
+    assert len(pauses) > 1
+    assert 4 / 0.002 <= pauses.min() <= pauses.max() < 5 / 0.002
+
+
+def test_in_a_crowd_weighing_pauses_where_it_finds_nothing():
+    def weighed(num: int, num_steps: int) -> list[int]:
+        policy, found = best_rate(STEEP, 5), []
+        rows = [make_row(key, 8, 8).limited(5, 5) for key in range(num)]
+        free = [free_chain(1, 0.95) for _ in rows]
+        policy.account.allows, may_pay = lambda loss: False, policy._may_pay
+        for step in range(num_steps):
+            policy._may_pay = lambda *own, step=step: found.append(step) or may_pay(*own)
+            limited = policy.limit(rows, 0, free)
+            assert not any(row.num_model_tokens for row in limited)
+            chosen = policy.choose(rows, free)
+            outcomes = [
+                Outcome(row, own, list(range(len(own))))
+                for row, own in zip(rows, chosen, strict=True)
+            ]
+            policy.record(outcomes, {"forward": STEEP.forward(num + sum(map(len, chosen)))})
+        return sorted(set(found))
+
+    assert len(weighed(4, 30)) > 20
+    assert np.diff(weighed(5, 120))[-3:].tolist() == [16, 16, 16]
 
 
 def test_trust_starts_where_it_is_told():

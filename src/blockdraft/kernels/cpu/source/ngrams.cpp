@@ -7,7 +7,6 @@
 #include <new>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "philox.h"
@@ -111,40 +110,75 @@ struct Shares {
   }
 };
 
-// Which tokens have large noise, and the place of each token among shares. All is 0 between uses.
-class Marks {
+// The places of tokens among shares, counted from 1.
+//
+// Every look at a list of the whole vocabulary would leave the caches; this table stays in them.
+class Places {
  public:
-  // Grows to hold a token.
-  int64_t& place(int64_t token) { return at(places_, token); }
-  int64_t& large(int64_t token) { return at(large_, token); }
-  bool is_large(int64_t token) const {
-    return token < static_cast<int64_t>(large_.size()) && large_[static_cast<size_t>(token)] != 0;
+  // Of a token; 0 if it is new, and its own from then on.
+  int64_t& at(int64_t token) {
+    if (2 * used_.size() >= slots_.size()) grow();
+    const size_t index = find(token);
+    if (slots_[index].token != token) {
+      slots_[index] = {token, 0};
+      used_.push_back(index);
+    }
+    return slots_[index].place;
+  }
+
+  bool holds(int64_t token) const { return !used_.empty() && slots_[find(token)].token == token; }
+
+  void clear() {
+    for (const size_t index : used_) slots_[index].token = kNone;
+    used_.clear();
   }
 
  private:
-  static int64_t& at(std::vector<int64_t>& values, int64_t token) {
-    const size_t index = static_cast<size_t>(token);
-    if (index >= values.size()) values.resize(index + 1);
-    return values[index];
+  static constexpr int64_t kNone = -1;
+  static constexpr size_t kFirstSize = 256;
+
+  struct Slot {
+    int64_t token = kNone;
+    int64_t place = 0;
+  };
+
+  // The slot of a token, or the one that it would take.
+  size_t find(int64_t token) const {
+    const uint64_t hash = static_cast<uint64_t>(token) * 0x9E3779B97F4A7C15u;
+    size_t index = static_cast<size_t>(hash >> 32) & (slots_.size() - 1);
+    while (slots_[index].token != kNone && slots_[index].token != token)
+      index = (index + 1) & (slots_.size() - 1);
+    return index;
   }
 
-  std::vector<int64_t> places_, large_;  // counted from 1
+  void grow() {
+    std::vector<Slot> kept(std::max(kFirstSize, 2 * slots_.size()));
+    std::vector<size_t> used;
+    used.reserve(kept.size() / 2);  // so that no token is taken in without being remembered
+    kept.swap(slots_);
+    for (const size_t before : used_) {
+      used.push_back(find(kept[before].token));
+      slots_[used.back()] = kept[before];
+    }
+    used_.swap(used);
+  }
+
+  std::vector<Slot> slots_;  // a power of two
+  std::vector<size_t> used_;
 };
 
 // Adds shares of tokens, each in one place.
 class Sum {
  public:
-  Sum(Marks& marks, Shares& shares) : marks_(marks), shares_(shares) {}
+  Sum(Places& places, Shares& shares) : places_(places), shares_(shares) {}
   Sum(const Sum&) = delete;
   Sum& operator=(const Sum&) = delete;
-  ~Sum() {
-    for (const Share& share : shares_.all) marks_.place(share.token) = 0;
-  }
+  ~Sum() { places_.clear(); }
 
-  bool holds(int64_t token) { return marks_.place(token) != 0; }
+  bool holds(int64_t token) const { return places_.holds(token); }
 
   void add(int64_t token, double value) {
-    int64_t& place = marks_.place(token);
+    int64_t& place = places_.at(token);
     if (place == 0) {
       shares_.all.push_back({token, 0.0});
       place = static_cast<int64_t>(shares_.all.size());
@@ -153,8 +187,35 @@ class Sum {
   }
 
  private:
-  Marks& marks_;
+  Places& places_;
   Shares& shares_;
+};
+
+// A set of tokens, as far as the largest: a bit each.
+class Tokens {
+ public:
+  bool holds(int64_t token) const {
+    const size_t index = static_cast<size_t>(token);
+    return index < held_.size() && held_[index];
+  }
+
+  void add(int64_t token) {
+    const size_t index = static_cast<size_t>(token);
+    if (index >= held_.size()) held_.resize(index + 1);
+    held_[index] = true;
+  }
+
+  // Of one that is held.
+  void remove(int64_t token) { held_[static_cast<size_t>(token)] = false; }
+
+ private:
+  std::vector<bool> held_;
+};
+
+// What a thread keeps from text to text; both are empty in between.
+struct Scratch {
+  Places places;
+  Tokens large;
 };
 
 struct Node {
@@ -170,13 +231,13 @@ struct Node {
 
 // What followed what in one text.
 struct Text {
-  std::unordered_set<int64_t> tokens;
+  Tokens tokens;
   std::unordered_map<Context, std::vector<int64_t>, ContextHash> followed;
 
   void read(const Rules& rules, const Search& search) {
     for (int64_t place = search.num_known; place < search.num_tokens; ++place) {
       const int64_t token = search.token_ids[place];
-      tokens.insert(token);
+      tokens.add(token);
       const Context context = ending(search, place);
       for (int length = 1; length <= length_of(context); ++length) {
         std::vector<int64_t>& known = followed[shorter(context, length)];
@@ -200,24 +261,43 @@ namespace {
 // Their noise counts from here to the end of its life.
 class MarkedLarge {
  public:
-  MarkedLarge(Marks& marks, const Large& large) : marks_(marks), large_(large) {
+  MarkedLarge(Tokens& marked, const Large& large) : marked_(marked), large_(large) {
     // Room for all before any is marked: without memory none would be cleared.
-    if (large.num != 0) marks.large(large.tokens[large.num - 1]);
-    for (int64_t i = 0; i < large.num; ++i) marks.large(large.tokens[i]) = i + 1;
+    if (large.num != 0) marked.add(large.tokens[large.num - 1]);
+    for (int64_t i = 0; i < large.num; ++i) marked.add(large.tokens[i]);
   }
   MarkedLarge(const MarkedLarge&) = delete;
   MarkedLarge& operator=(const MarkedLarge&) = delete;
   ~MarkedLarge() {
-    for (int64_t i = 0; i < large_.num; ++i) marks_.large(large_.tokens[i]) = 0;
+    for (int64_t i = 0; i < large_.num; ++i) marked_.remove(large_.tokens[i]);
   }
 
  private:
-  Marks& marks_;
+  Tokens& marked_;
   const Large& large_;
 };
 
+// The place of the first key that is no less, or `num`.
+//
+// Keys are hashes, so a key stands near its share of their range; a search by halves would leave the
+// caches a dozen times. The second guess corrects the first by how far the key there is off.
+int64_t first_not_less(const TablePart& part, uint32_t key) {
+  if (part.num == 0) return 0;
+  const double places_per_key = static_cast<double>(part.num) * 0x1p-32;
+  int64_t guess = std::min(static_cast<int64_t>(key * places_per_key), part.num - 1);
+  const double off = static_cast<double>(key) - static_cast<double>(part.keys[guess]);
+  guess += static_cast<int64_t>(off * places_per_key);
+  guess = std::clamp<int64_t>(guess, 0, part.num);
+  int64_t first = guess, last = guess;
+  for (int64_t step = 8; first > 0 && part.keys[first - 1] >= key; step *= 2)
+    first = std::max<int64_t>(0, first - step);
+  for (int64_t step = 8; last < part.num && part.keys[last] < key; step *= 2)
+    last = std::min(part.num, last + step);
+  return std::lower_bound(part.keys + first, part.keys + last, key) - part.keys;
+}
+
 // The heads of the known ends of a context, and what else may follow of `others`.
-void add_table(const Rules& rules, const Context& context, const Marks& marks, const Large& others,
+void add_table(const Rules& rules, const Context& context, const Tokens& large, const Large& others,
                Shares& shares, Sum& sum) {
   std::array<uint32_t, kLongest> keys{};
   uint64_t value = 0;
@@ -229,12 +309,11 @@ void add_table(const Rules& rules, const Context& context, const Marks& marks, c
   double mass = 1.0;
   for (int length = length_of(context); length > 0; --length) {
     const TablePart& part = rules.parts[length - 1];
-    const uint32_t* end = part.keys + part.num;
-    const uint32_t* at = std::lower_bound(part.keys, end, keys[length - 1]);
-    if (at == end || *at != keys[length - 1]) continue;
-    const int64_t place = at - part.keys, first = part.starts[place], last = part.starts[place + 1];
+    const int64_t place = first_not_less(part, keys[length - 1]);
+    if (place == part.num || part.keys[place] != keys[length - 1]) continue;
+    const int64_t first = part.starts[place], last = part.starts[place + 1];
     for (int64_t i = first; i < last; ++i) {
-      if (i - first >= rules.head && (others.num == 0 || !marks.is_large(part.tokens[i]))) {
+      if (i - first >= rules.head && (others.num == 0 || !large.holds(part.tokens[i]))) {
         if (others.num == 0) break;
         continue;
       }
@@ -265,16 +344,16 @@ void mix_guess(const Rules& rules, const Guess& guess, Shares& shares, Sum& sum)
 void favor(const Rules& rules, const Text& text, Shares& shares) {
   const double rest = std::max(0.0, 1.0 - shares.total());
   for (Share& share : shares.all)
-    if (text.tokens.count(share.token) != 0) share.value *= rules.known_token;
+    if (text.tokens.holds(share.token)) share.value *= rules.known_token;
   const double total = shares.total() + rest;
   for (Share& share : shares.all) share.value /= total;
 }
 
-Shares successors(const Rules& rules, const Text& text, const Context& context, Marks& marks,
+Shares successors(const Rules& rules, const Text& text, const Context& context, Scratch& scratch,
                   const Large& others, const Guess* guess) {
   Shares found;
-  Sum sum(marks, found);
-  add_table(rules, context, marks, others, found, sum);
+  Sum sum(scratch.places, found);
+  add_table(rules, context, scratch.large, others, found, sum);
   if (guess != nullptr) mix_guess(rules, *guess, found, sum);
   favor(rules, text, found);
   for (int length = 1; length <= length_of(context); ++length) {
@@ -288,9 +367,9 @@ Shares successors(const Rules& rules, const Text& text, const Context& context, 
   return found;
 }
 
-double noise_of(const Search& search, const Marks& marks, const Large& large, int64_t depth,
+double noise_of(const Search& search, const Tokens& marked, const Large& large, int64_t depth,
                 int64_t token) {
-  if (large.num != 0 && marks.is_large(token)) {
+  if (large.num != 0 && marked.holds(token)) {
     const int64_t* end = large.tokens + large.num;
     return large.noise[std::lower_bound(large.tokens, end, token) - large.tokens];
   }
@@ -304,13 +383,13 @@ double noise_of(const Search& search, const Marks& marks, const Large& large, in
 }
 
 // Weighted with the noise that will choose among them; one alone stays as it is.
-void weigh(const Rules& rules, const Search& search, const Marks& marks, const Large& large,
+void weigh(const Rules& rules, const Search& search, const Tokens& marked, const Large& large,
            int64_t depth, Shares& shares) {
   if (shares.all.size() < 2) return;
   // All other tokens count without noise.
   const double rest = std::max(0.0, 1.0 - shares.total());
   for (Share& share : shares.all) {
-    const double noise = search.temperature * noise_of(search, marks, large, depth, share.token);
+    const double noise = search.temperature * noise_of(search, marked, large, depth, share.token);
     share.value *= std::exp(std::clamp(noise, -rules.most_noise, rules.most_noise));
   }
   const double total = shares.total() + rest;
@@ -335,7 +414,7 @@ std::optional<Guess> guess_of(const Rules& rules, const Search& search, int64_t 
 
 std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search& search,
                              int64_t num_threads) {
-  static thread_local Marks marks;
+  static thread_local Scratch scratch;
   std::vector<Node> best;
   std::vector<Node> newest{{1.0, -1, -1, 0, Text::ending(search, search.num_tokens), 0}};
   const std::optional<Guess> guess = guess_of(rules, search, num_threads);
@@ -343,11 +422,11 @@ std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search&
   for (int64_t depth = 0; depth < search.max_depth && !newest.empty(); ++depth) {
     const Large none{nullptr, nullptr, 0};
     const Large& large = depth == 0 ? search.large : none;
-    const MarkedLarge marked(marks, large);
+    const MarkedLarge marked(scratch.large, large);
     for (const Node& node : newest) {
       const Guess* guessed = depth == 0 && guess ? &*guess : nullptr;
-      Shares shares = successors(rules, text, node.context, marks, large, guessed);
-      if (search.temperature > 0.0) weigh(rules, search, marks, large, depth, shares);
+      Shares shares = successors(rules, text, node.context, scratch, large, guessed);
+      if (search.temperature > 0.0) weigh(rules, search, scratch.large, large, depth, shares);
       std::stable_sort(shares.all.begin(), shares.all.end(),
                        [](const Share& a, const Share& b) { return a.value > b.value; });
       for (const Share& share : shares.all) {
