@@ -19,19 +19,19 @@ constexpr int kPanelLanes = 1;
 constexpr int kMaxRows = 6;
 // Panels for few rows: their sums alone would wait for each other.
 constexpr int kPanelsAtOnce = 3;
-// While the rows of a panel are computed, the next one is fetched. More rows than a few are bound by
-// arithmetic, and the processor fetches only what is read anyway.
-constexpr bool kFetchesAhead = true;
 // Whether float32 weights may be held as Narrow.
 constexpr bool kReadsNarrow = true;
 #else
 constexpr int kPanelLanes = 3;
 constexpr int kMaxRows = 8;
 constexpr int kPanelsAtOnce = 1;
-constexpr bool kFetchesAhead = false;
 constexpr bool kReadsNarrow = false;
 #endif
 constexpr int64_t kPanel = kPanelLanes * kLanes;
+// Weights are fetched so many bytes before they are multiplied: few rows are bound by memory, and the
+// processor alone does not ask for enough of it at once. Panels lie one behind another.
+constexpr int64_t kFetchedAhead = 8192;
+constexpr int64_t kCacheLine = 64;
 
 // The upper half of a float32 weight whose lower half is 0. In memory the first eight of sixteen
 // outputs alternate with the last eight, so that a 32-bit word has one of each.
@@ -75,19 +75,20 @@ struct Operand {
 };
 
 // M rows from `row` on with P panels from the output `first` on, of a weight held as W. Loops over
-// sums are unrolled, or they would not stay in registers. `ahead` is fetched meanwhile, so many
-// bytes for a step over the inputs.
-template <int M, int P, typename W, typename O, typename T, typename Value>
+// sums are unrolled, or they would not stay in registers.
+template <int M, int P, bool kFetches, typename W, typename O, typename T, typename Value>
 void multiply_panels(const Product& product, O* output, const Operand<T, Value>& operand, int64_t row,
-                     int64_t first, const char* ahead, int64_t fetched) {
+                     int64_t first) {
   constexpr int kSums = P * kPanelLanes;
+  constexpr int64_t kRead = kPanel * kStep<T> * static_cast<int64_t>(sizeof(W));
   const T* rows = operand.rows + row * product.inputs;
   const W* panels = static_cast<const W*>(product.weight) + first * product.inputs;
   Lanes sums[M][kSums] = {};
   for (int64_t input = 0; input < product.inputs; input += kStep<T>) {
-    if constexpr (kFetchesAhead && P == 1) {
-      __builtin_prefetch(ahead, 0, 2);
-      ahead += fetched;
+    if constexpr (kFetches) {
+      const char* ahead = reinterpret_cast<const char*>(panels + input * kPanel) + kFetchedAhead;
+#pragma GCC unroll 8
+      for (int64_t line = 0; line < kRead; line += kCacheLine) __builtin_prefetch(ahead + line);
     }
     Lanes weights[kSums];
 #pragma GCC unroll 8
@@ -121,17 +122,16 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
   constexpr int kMost = kMaxRows / P;
   const int64_t num_blocks = (num_rows + kMost - 1) / kMost;
   const int64_t first = index * kPanel;
-  const int64_t num_bytes = kPanel * kStep<T> * static_cast<int64_t>(sizeof(W));
-  const int64_t fetched = (num_bytes + num_blocks - 1) / num_blocks;
-  const char* ahead = reinterpret_cast<const char*>(static_cast<const W*>(product.weight) +
-                                                    (first + kPanel) * product.inputs);
   // Blocks of about as many rows: few would cost nearly as much as many.
   for (int64_t block = 0; block < num_blocks; ++block) {
     const int64_t begin = num_rows * block / num_blocks;
     const int64_t end = num_rows * (block + 1) / num_blocks;
     with_constant<kMost>(end - begin, [&](auto num) {
-      multiply_panels<num, P, W>(product, output, operand, begin, first,
-                                 ahead + block * fetched * (product.inputs / kStep<T>), fetched);
+      // What the first block has fetched is near when the others read it.
+      if (block == 0)
+        multiply_panels<num, P, P == 1, W>(product, output, operand, begin, first);
+      else
+        multiply_panels<num, P, false, W>(product, output, operand, begin, first);
     });
   }
 }
