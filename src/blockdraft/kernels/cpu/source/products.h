@@ -23,14 +23,18 @@ constexpr int kPanelsAtOnce = 3;
 constexpr bool kReadsNarrow = true;
 #else
 constexpr int kPanelLanes = 3;
-constexpr int kMaxRows = 8;
+constexpr int kMaxRows = 9;
 constexpr int kPanelsAtOnce = 1;
 constexpr bool kReadsNarrow = false;
 #endif
 constexpr int64_t kPanel = kPanelLanes * kLanes;
-// Weights are fetched so many bytes before they are multiplied: few rows are bound by memory, and the
-// processor alone does not ask for enough of it at once. Panels lie one behind another.
+// Of one block of rows, weights are fetched so many bytes before they are multiplied: few rows are
+// bound by memory, and the processor alone does not ask for enough of it at once. Panels lie one
+// behind another.
 constexpr int64_t kFetchedAhead = 8192;
+// Of several blocks, each fetches its share of the next panel, or memory would rest while all but the
+// first are multiplied. More blocks than this are bound by arithmetic.
+constexpr int64_t kFetchingBlocks = 8;
 constexpr int64_t kCacheLine = 64;
 
 // The upper half of a float32 weight whose lower half is 0. In memory the first eight of sixteen
@@ -74,22 +78,34 @@ struct Operand {
   Value value;
 };
 
+// What is fetched beside a product: from where, and how many bytes with each step over the inputs.
+struct Fetched {
+  const char* from;
+  int64_t bytes;
+};
+
+// Bytes of a panel that a step over the inputs reads.
+template <typename W, typename T>
+constexpr int64_t kRead = kPanel * kStep<T> * static_cast<int64_t>(sizeof(W));
+
+// Cache lines that hold so many bytes.
+constexpr int num_lines(int64_t bytes) {
+  return static_cast<int>((bytes + kCacheLine - 1) / kCacheLine);
+}
+
 // M rows from `row` on with P panels from the output `first` on, of a weight held as W. Loops over
-// sums are unrolled, or they would not stay in registers.
-template <int M, int P, bool kFetches, typename W, typename O, typename T, typename Value>
+// sums are unrolled, or they would not stay in registers. kFetches: lines with each step.
+template <int M, int P, int kFetches, typename W, typename O, typename T, typename Value>
 void multiply_panels(const Product& product, O* output, const Operand<T, Value>& operand, int64_t row,
-                     int64_t first) {
+                     int64_t first, Fetched fetched) {
   constexpr int kSums = P * kPanelLanes;
-  constexpr int64_t kRead = kPanel * kStep<T> * static_cast<int64_t>(sizeof(W));
   const T* rows = operand.rows + row * product.inputs;
   const W* panels = static_cast<const W*>(product.weight) + first * product.inputs;
   Lanes sums[M][kSums] = {};
   for (int64_t input = 0; input < product.inputs; input += kStep<T>) {
-    if constexpr (kFetches) {
-      const char* ahead = reinterpret_cast<const char*>(panels + input * kPanel) + kFetchedAhead;
 #pragma GCC unroll 8
-      for (int64_t line = 0; line < kRead; line += kCacheLine) __builtin_prefetch(ahead + line);
-    }
+    for (int line = 0; line < kFetches; ++line) __builtin_prefetch(fetched.from + line * kCacheLine);
+    fetched.from += fetched.bytes;
     Lanes weights[kSums];
 #pragma GCC unroll 8
     for (int i = 0; i < kSums; ++i)
@@ -123,16 +139,29 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
   const int64_t num_blocks = (num_rows + kMost - 1) / kMost;
   const int64_t first = index * kPanel;
   // Blocks of about as many rows: few would cost nearly as much as many.
-  for (int64_t block = 0; block < num_blocks; ++block) {
+  const auto multiply_block = [&](int64_t block, auto lines, Fetched fetched) {
     const int64_t begin = num_rows * block / num_blocks;
     const int64_t end = num_rows * (block + 1) / num_blocks;
     with_constant<kMost>(end - begin, [&](auto num) {
-      // What the first block has fetched is near when the others read it.
-      if (block == 0)
-        multiply_panels<num, P, P == 1, W>(product, output, operand, begin, first);
-      else
-        multiply_panels<num, P, false, W>(product, output, operand, begin, first);
+      multiply_panels<num, P, lines, W>(product, output, operand, begin, first, fetched);
     });
+  };
+  constexpr int64_t kBytes = kRead<W, T>;
+  const char* panel = reinterpret_cast<const char*>(static_cast<const W*>(product.weight) +
+                                                    first * product.inputs);
+  const int64_t num_steps = product.inputs / kStep<T>;
+  const int64_t bytes = (kBytes + num_blocks - 1) / num_blocks;
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const Fetched of_next{panel + num_steps * (kBytes + block * bytes), bytes};
+    if (P > 1 || num_blocks > kFetchingBlocks)
+      multiply_block(block, std::integral_constant<int, 0>{}, of_next);
+    else if (num_blocks == 1)
+      multiply_block(block, std::integral_constant<int, num_lines(kBytes)>{},
+                     Fetched{panel + kFetchedAhead, kBytes});
+    else if (num_blocks == 2)
+      multiply_block(block, std::integral_constant<int, num_lines(kBytes / 2)>{}, of_next);
+    else
+      multiply_block(block, std::integral_constant<int, num_lines(kBytes / 3)>{}, of_next);
   }
 }
 
