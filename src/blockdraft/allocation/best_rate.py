@@ -111,7 +111,8 @@ class _Free:
 class _Step:
     """The step that was asked about last. forced: paths that are verified in any case, by key.
 
-    free: by key; empty where nothing was asked, or found. of_free: all of them in order, and the best number.
+    free: by key; empty where nothing was asked, or found. of_free: all of them in order, and the
+    best number.
     least_rate: tokens per second without the model. is_plain: nothing may be verified. free_saves:
     seconds, against plain steps.
     """

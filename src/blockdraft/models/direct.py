@@ -6,7 +6,7 @@ modules, and rotations come from a table that its module fills; the layers run i
 bits that they have one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,18 +70,16 @@ class DirectForward:
     stack: LayerStack
     attentions: Sequence[LayerAttention]
     kept: Sequence[int]
-    num_hooks: Sequence[int]
-    """Of each layer the target's own hooks, which capture features."""
+    hooks: Sequence[tuple[Sized, Sized, int]]
+    """Of each layer what is called before and behind it, and how many of these the target's own
+    are, which capture features."""
     rotations: RotationTable
 
     def may_run(self) -> bool:
         """Whether nobody else waits for a call that does not happen here."""
         if not (is_plain(self.model) and is_plain(self.model.model)):
             return False
-        return not any(
-            layer._forward_pre_hooks or len(layer._forward_hooks) > num
-            for layer, num in zip(self.layers, self.num_hooks, strict=True)
-        )
+        return not any(before or len(behind) > num for before, behind, num in self.hooks)
 
     def __call__(
         self, plan: AttentionPlan, token_ids: Tensor, positions: Tensor, wanted: Tensor
@@ -119,7 +117,10 @@ def direct_forward(
     stack = stack_of([forward.layer for forward in forwards], attentions, kv, kept)
     if stack is None:
         return None
-    num_hooks = [int(index in layer_ids) for index in range(len(layers))]
+    hooks = [
+        (layer._forward_pre_hooks, layer._forward_hooks, int(index in layer_ids))
+        for index, layer in enumerate(layers)
+    ]
     asks_always = any(map(varies, rope_types(model.config)))
     rotations = RotationTable(model.model.rotary_emb, varies=asks_always)
-    return DirectForward(model, layers, stack, attentions, kept, num_hooks, rotations)
+    return DirectForward(model, layers, stack, attentions, kept, hooks, rotations)

@@ -6,6 +6,7 @@ the kernels do not know is left to torch's operations.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, groupby
 
@@ -48,6 +49,7 @@ from blockdraft.kernels.interface import (
     Recurrence,
     RecurrentStep,
     Rotation,
+    RowRule,
     Scoring,
     Span,
     WholeLayer,
@@ -113,6 +115,11 @@ class NativeBackend(OneDnnBackend):
         elif self.packs:
             product = packed_product(self._kernels, weight, bias)
         return product or super().linear(weight, bias)
+
+    @property
+    def rule(self) -> RowRule:
+        """See Backend.rule. The norm before the head is computed as those of the layers are."""
+        return replace(super().rule, replaces_norms=True)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """See Backend.norm."""

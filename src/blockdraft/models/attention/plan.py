@@ -83,10 +83,13 @@ class AttentionPlan:
         rotation: Rotation,
     ) -> Tensor:
         """All layers in one call; see LayerStack. attentions: of each layer."""
-        # Hashed once and not for every layer: layers mostly see alike.
-        found = {id(own.visibility): own.visibility for own in attentions}
-        over = {key: self._over(visibility) for key, visibility in found.items()}
-        return stack(hidden, rotation, [over[id(own.visibility)] for own in attentions])
+        # Looked up where it changes and not for every layer: layers mostly see alike.
+        over: list[PagedAttention] = []
+        last: Visibility | None = None
+        for own in attentions:
+            over.append(over[-1] if own.visibility is last else self._over(own.visibility))
+            last = own.visibility
+        return stack(hidden, rotation, over)
 
     def _over(self, visibility: Visibility) -> PagedAttention:
         if visibility not in self._seeing:
