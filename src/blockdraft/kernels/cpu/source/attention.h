@@ -307,6 +307,9 @@ void attend_part(const Plan& plan, const Layer& layer, const Part& part,
   const auto attend_whole = [&](Range own, int64_t tile) {
     const int64_t at = place_of(tile);
     attend_tile<T>(state, own, layer, tile * kTile, [&](Range in_tile) {
+      // The processor alone would wait for each: it does not see from page to page.
+      values.fetch(at, head_dim);
+      if ((tile + 1) * kTile < seen.end) keys.fetch(place_of(tile + 1), head_dim);
       return Tile<T>{keys.tile(tile_keys, at, in_tile, head_dim),
                      values.tile(tile_values, at, in_tile, head_dim)};
     });

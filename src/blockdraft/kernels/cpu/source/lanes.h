@@ -33,6 +33,7 @@
 
 namespace blockdraft {
 
+constexpr int64_t kCacheLine = 64;  // bytes
 constexpr int kLanes = 16;
 
 #if BLOCKDRAFT_TWO_REGISTERS

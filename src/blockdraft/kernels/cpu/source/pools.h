@@ -23,6 +23,13 @@ struct Pools {
   float* value_scales;
 };
 
+template <typename T>
+void fetch_ahead(const T* values, int64_t num) {
+  const char* bytes = reinterpret_cast<const char*>(values);
+  const int64_t num_bytes = num * static_cast<int64_t>(sizeof(T));
+  for (int64_t line = 0; line < num_bytes; line += kCacheLine) __builtin_prefetch(bytes + line);
+}
+
 // Keys or values of type T.
 template <typename T>
 struct Plain {
@@ -33,6 +40,9 @@ struct Plain {
 
   // The rows of a tile, `seen` of which are wanted; the others may be anything.
   const T* tile(std::vector<T>&, int64_t at, Range, int64_t) const { return rows + at; }
+
+  // Lets the memory bring the rows of a tile meanwhile.
+  void fetch(int64_t at, int64_t size) const { fetch_ahead(rows + at, kTile * size); }
 
  private:
   static void copy(T* to, const T* from, int64_t size) {
@@ -77,6 +87,8 @@ struct Rounded {
     const float scale = scales[at / size];
     for (int64_t d = 0; d < size; d += kLanes) store(row + d, load(numbers + at + d) * scale);
   }
+
+  void fetch(int64_t at, int64_t size) const { fetch_ahead(numbers + at, kTile * size); }
 
   const T* tile(std::vector<T>& buffer, int64_t at, Range seen, int64_t size) const {
     if (buffer.empty()) buffer.resize(kMaxHeadDim * kTile);

@@ -35,7 +35,6 @@ constexpr int64_t kFetchedAhead = 8192;
 // Of several blocks, each fetches its share of the next panel, or memory would rest while all but the
 // first are multiplied. More blocks than this are bound by arithmetic.
 constexpr int64_t kFetchingBlocks = 8;
-constexpr int64_t kCacheLine = 64;
 
 // The upper half of a float32 weight whose lower half is 0. In memory the first eight of sixteen
 // outputs alternate with the last eight, so that a 32-bit word has one of each.
