@@ -103,11 +103,8 @@ def keeps_any_rows(model: PreTrainedModel) -> bool:
     """True if no operation of a model that `speed_up` prepared asks for a multiple of rows.
 
     Its layers can run in one call, with the same bits as in parts, and its other weights are looked
-    up or belong to products that keep their rows. In other precisions than float32 this was not
-    measured.
+    up or belong to products that keep their rows.
     """
-    if model.dtype != torch.float32:
-        return False
     layers = [vars(layer).get("forward") for layer in decoder_layers(model)]
     if not all(isinstance(layer, FusedLayer) and layer.layer.whole is not None for layer in layers):
         return False

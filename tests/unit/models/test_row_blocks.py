@@ -78,17 +78,19 @@ def test_a_model_with_such_a_layer_is_exact_all_the_same(
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def has_own_products() -> bool:
-    return isinstance(PackedLinear(torch.ones(16, 16)).linear, PackedProduct)
+def has_own_products(dtype: torch.dtype) -> bool:
+    return isinstance(PackedLinear(torch.ones(16, 16, dtype=dtype)).linear, PackedProduct)
 
 
-def test_only_a_model_of_kernels_alone_takes_any_number_of_rows() -> None:
-    for kind, expected in (("llama", has_own_products()), ("gemma3", False), ("gpt_oss", False)):
-        with SequentialTarget(tiny_target(kind, torch.float32)).released_after() as target:
-            assert target.rule.row_multiple == (1 if expected else RULE.row_multiple), kind
-    if not has_own_products():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_only_a_model_of_kernels_alone_takes_any_number_of_rows(dtype: torch.dtype) -> None:
+    is_known = has_own_products(dtype)
+    for kind, expected in (("llama", is_known), ("gemma3", False), ("gpt_oss", False)):
+        with SequentialTarget(tiny_target(kind, dtype)).released_after() as target:
+            assert (target.rule.row_multiple == 1) == expected, kind
+    if not is_known:
         pytest.skip("this CPU multiplies otherwise")
-    model = tiny_target("llama", torch.float32)
+    model = tiny_target("llama", dtype)
     with speed_up(model):
         assert keeps_any_rows(model)
         layer: Any = vars(decoder_layers(model)[1])["forward"]
