@@ -36,8 +36,8 @@ from blockdraft.measure.ledger import make_ledger
 from blockdraft.measure.measuring import measured
 
 CONCURRENCY_DEFINITIONS = {
-    "concurrency": "most requests that run at once; twice as many, at least 4, are asked for "
-    "together, then it is the next way's turn. Every point runs the same requests to completion",
+    "concurrency": "most requests that run at once; four times as many are asked for together, then "
+    "it is the next way's turn. Every point runs the first of the same requests to completion",
     "tokens_per_second": f"{MEASURES['tokens_per_second_in_total']}; over the repeats: median, "
     "lowest, highest",
     "tokens_per_second_per_user": f"{MEASURES['tokens_per_second_per_user']}; over the repeats: "
@@ -47,7 +47,7 @@ CONCURRENCY_DEFINITIONS = {
     "mean_decoding": "requests that are past their first token, on average over the wall time: "
     "what is left of the concurrency after prompt passes and emptying ends",
     **defined("acceptance_length", "mean_depth", "num_passes_of_depth"),
-    "num_identical": "outputs that equal those of the first plain run at the first point",
+    "num_identical": "outputs that equal those of the first plain run of the same requests",
     "over_best": "adaptive over the faster of the other ways at that point, by medians; repeat by "
     "repeat: median, lowest, highest",
     "keeps_up": "the median of over_best is at least 0.97",
@@ -131,17 +131,18 @@ class ConcurrencyBench:
             if config.ledger:
                 stack.enter_context(measured(self.llm.engine, self.llm.device))
             for concurrency in config.concurrency:
+                own = encoded[: config.requests_at(concurrency)]
                 for way in ways:
-                    decoder.warm_up(encoded, config.params, way, concurrency)
+                    decoder.warm_up(own, config.params, way, concurrency)
                 for repeat in range(config.repeats):
                     runs = run_in_turns(
                         [(decoder, way) for way in ways],
-                        encoded,
+                        own,
                         config.params,
                         concurrency,
                         first=repeat,
                     )
-                    reference = reference or runs[PLAIN].outputs
+                    reference += runs[PLAIN].outputs[len(reference) :]
                     for way, run in runs.items():
                         done.append(PointRun(concurrency, way, run, run.num_equal(reference)))
                         on_progress(done[-1])

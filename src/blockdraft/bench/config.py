@@ -1,5 +1,6 @@
 """Options of the measurements. Loads no model library."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -89,6 +90,16 @@ class BreakEvenConfig:
         )
 
 
+REQUESTS_IN_TURN = 4
+"""For each that runs at once: all run at once only until the last of them has begun, and what comes
+then is the end of a batch, which a server that is asked all the time never sees."""
+
+
+def requests_at(concurrency: int, points: Sequence[int]) -> int:
+    """How many requests a point of so many at once runs, of these points."""
+    return max(max(points), REQUESTS_IN_TURN * concurrency)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointsConfig:
     """Several requests at once.
@@ -127,6 +138,7 @@ class PointsConfig:
 class ConcurrencyConfig(PointsConfig):
     """Plain decoding, a fixed number of candidates, and as many as pay.
 
+    Without `num_requests` each point runs the first of the same requests, see `requests_at`.
     `num_draft_tokens` are the candidates of the way that always verifies as many. `ledger` also
     accounts for the time of every step, for which a GPU has to be waited for.
     """
@@ -137,6 +149,15 @@ class ConcurrencyConfig(PointsConfig):
     def __post_init__(self) -> None:
         PointsConfig.__post_init__(self)
         _check_positive("num_draft_tokens", self.num_draft_tokens)
+
+    def requests_at(self, concurrency: int) -> int:
+        """How many requests a point runs."""
+        return self.num_requests or requests_at(concurrency, self.concurrency)
+
+    @property
+    def requests_per_point(self) -> int:
+        """Of the largest point."""
+        return self.requests_at(max(self.concurrency))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +179,7 @@ class NeverSlowerConfig:
     """Adaptive drafting against an engine without a drafter, in pairs of runs.
 
     Each side of a point of `concurrency` runs for at least `seconds` in all, `seconds / pairs` in
-    each pair, and both the same whole sets of requests, which are as many as the largest point.
+    each pair, and both the same whole sets of requests, see `requests_at`.
     """
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -172,10 +193,14 @@ class NeverSlowerConfig:
         if not self.seconds > 0:
             raise ConfigError(f"seconds is {self.seconds:g}; give a number above 0, such as 60")
 
+    def requests_at(self, concurrency: int) -> int:
+        """How many requests are one set of a point."""
+        return requests_at(concurrency, self.concurrency)
+
     @property
     def requests_per_point(self) -> int:
-        """How many requests are one set."""
-        return max(self.concurrency)
+        """Of the largest point."""
+        return self.requests_at(max(self.concurrency))
 
     @property
     def params(self) -> SamplingParams:

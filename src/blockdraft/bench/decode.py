@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Literal, TypeVar
 
 from blockdraft.allocation.policy import DepthUse, Policy
-from blockdraft.bench.config import WARM_UP_TOKENS
+from blockdraft.bench.config import REQUESTS_IN_TURN, WARM_UP_TOKENS
 from blockdraft.bench.ledger import merge_totals
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
@@ -27,10 +27,6 @@ from blockdraft.text.tool_prompt import encode_tool_chat
 from blockdraft.text.tools import parse_tools
 
 T = TypeVar("T")
-
-_LEAST_REQUESTS = 4
-"""That one side decodes before it is another's turn."""
-
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -199,7 +195,7 @@ def _seconds_of(runs: Sequence[Run]) -> float:
 
 def _portions(prompts: Sequence[list[int]], concurrency: int) -> list[Sequence[list[int]]]:
     """The prompts in order, enough in each for requests to follow upon others."""
-    size = max(_LEAST_REQUESTS, 2 * concurrency)
+    size = REQUESTS_IN_TURN * concurrency
     return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
 

@@ -18,8 +18,8 @@ from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.llm import LLM
 
 NEVER_SLOWER_DEFINITIONS = {
-    "concurrency": "most requests that run at once; twice as many, at least 4, are asked for "
-    "together, then it is the other side's turn",
+    "concurrency": "most requests that run at once; four times as many are asked for together, then "
+    "it is the other side's turn",
     "tokens_per_second": f"{MEASURES['tokens_per_second_in_total']}; over the pairs: median, "
     "lowest, highest",
     "ratio": "adaptive over no drafter, pair by pair; within one the sides take turns: "
@@ -105,19 +105,20 @@ class NeverSlowerBench:
         reference: list[tuple[int, ...]] = []
         pairs: list[Turn] = []
         for concurrency in config.concurrency:
+            own = encoded[: config.requests_at(concurrency)]
             for decoder, way in sides:
-                decoder.warm_up(encoded, config.params, way, concurrency)
+                decoder.warm_up(own, config.params, way, concurrency)
             for turn in range(config.pairs):
                 runs = run_in_turns(
                     sides,
-                    encoded,
+                    own,
                     config.params,
                     concurrency,
                     first=turn,
                     seconds=config.seconds / config.pairs,
                 )
-                reference = reference or runs[PLAIN].outputs[: len(encoded)]
-                num_identical = sum(run.num_equal(reference) for run in runs.values())
+                reference += runs[PLAIN].outputs[len(reference) : len(own)]
+                num_identical = sum(run.num_equal(reference[: len(own)]) for run in runs.values())
                 pairs.append(Turn(concurrency, runs[ADAPTIVE], runs[PLAIN], num_identical))
                 on_progress(pairs[-1])
         return pairs

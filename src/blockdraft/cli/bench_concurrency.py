@@ -53,7 +53,7 @@ def concurrency(
         int | None,
         typer.Option(
             help="Requests in each measurement; prompts are repeated if there are fewer.",
-            show_default="the largest number of --concurrency",
+            show_default="four for each that runs at once, and no fewer than the largest number",
         ),
     ] = _CONCURRENCY.num_requests,
     repeats: Annotated[
