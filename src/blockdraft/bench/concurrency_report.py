@@ -36,8 +36,8 @@ at once: most requests that run together. tok/s: output tokens of all over the
 wall time. per user: median request, from its first token on. over plain: in the
 same repeat. Medians and low-high over the repeats. decoding: requests that are
 past their first token, on average. tau: tokens per target pass. depth: tokens
-drafted per target pass. same: outputs that equal those of plain decoding at the
-first point."""
+drafted per target pass. same: outputs that equal those of the first plain run
+of the same requests."""
 
 _MEASURED = {"measures": "of all requests and repeats"} | defined(
     *("speedup", "decode_speedup", "band", "tau_micro", "tau_macro", "acceptance_rate"),

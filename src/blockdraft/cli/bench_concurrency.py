@@ -131,7 +131,7 @@ def _measure_concurrency(
         how = f"temperature {config.temperature:g}" if config.temperature else "greedy"
         size = requests_of(config.requests_per_point, config.max_tokens)
         rows = point_figures(runs)
-        Console().print(report.concurrency_table(f"{how}, {size}", rows))
+        Console().print(report.concurrency_table(f"{how}, up to {size}", rows))
         verdicts = report.keeping_up_lines(keeping_up(runs))
         print(*report.depth_lines(rows), *verdicts, report.CONCURRENCY_LEGEND, sep="\n")
     if config.ledger:
@@ -215,7 +215,7 @@ def _measure_never_slower(
         print(headline(llm) + ("" if bad_drafter == "no" else f", bad drafter: {bad_drafter}"))
         size = requests_of(config.requests_per_point, config.max_tokens)
         rows = pair_figures(measured)
-        Console().print(report.never_slower_table(f"greedy, {size}", rows))
+        Console().print(report.never_slower_table(f"greedy, up to {size}", rows))
         verdicts = report.holding_lines(rows)
         print(*report.depth_lines(rows), *verdicts, report.NEVER_SLOWER_LEGEND, sep="\n")
     if llm_config.exact and any(p.num_identical < p.num_outputs for p in measured):

@@ -268,8 +268,11 @@ def test_bad_options_are_refused(options, reason):
 
 
 def test_there_are_as_many_requests_as_the_largest_point():
-    assert ConcurrencyConfig(concurrency=(1, 8)).requests_per_point == 8
-    assert ConcurrencyConfig(concurrency=(1, 8), num_requests=3).requests_per_point == 3
+    config = ConcurrencyConfig(concurrency=(1, 4, 8))
+    assert config.requests_per_point == 32
+    assert [config.requests_at(point) for point in config.concurrency] == [8, 16, 32]
+    config = replace(config, num_requests=3)
+    assert [config.requests_at(point) for point in config.concurrency] == [3, 3, 3]
 
 
 def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
@@ -278,7 +281,7 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     result = run_cli(monkeypatch, llm, *arguments)
     assert result.exit_code == 0, result.output
     assert "adaptive, 2 at once" in result.stdout
-    assert "greedy, 2 requests of at most 11 tokens" in result.stdout
+    assert "greedy, up to 8 requests of at most 11 tokens" in result.stdout
     report = json.loads(output.read_text(encoding="utf-8"))
     assert {"command", "git_commit", "versions", "machine", "threads", "definitions"} <= set(report)
     assert report["bench"]["num_requests"] == 2
@@ -298,7 +301,7 @@ def test_an_output_that_differs_fails_where_exactness_is_promised(monkeypatch, e
     result = run_cli(monkeypatch, llm, *arguments)
     assert result.exit_code == status
     figures = json.loads(result.stdout)["figures"]
-    assert [row["num_identical"] for row in figures] == [6, 6, 0]
+    assert [row["num_identical"] for row in figures] == [24, 24, 0]
 
 
 def test_a_point_that_is_no_number_is_refused_before_loading(monkeypatch):

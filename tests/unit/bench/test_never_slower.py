@@ -47,18 +47,19 @@ def pair(tmp_path):
 def test_each_side_of_a_point_has_its_seconds_in_whole_sets(sides):
     config = NeverSlowerConfig(concurrency=(2,), seconds=30, pairs=3, max_tokens=41)
     pairs = NeverSlowerBench(*sides).run(PROMPTS, config)
-    # A set takes 0.5 s + 40 x 0.1 s without a drafter, and 2.1 s with one; 10 s are needed.
-    assert [len(pair.no_drafter.samples) for pair in pairs] == [2 * 5] * 3
-    assert [len(pair.adaptive.samples) for pair in pairs] == [2 * 5] * 3
+    # A set of 4 x 2 requests takes 4 x (0.5 + 40 x 0.1) s without a drafter, and 4 x 2.1 s with
+    # one; 10 s are needed.
+    assert [len(pair.no_drafter.samples) for pair in pairs] == [2 * 8] * 3
+    assert [len(pair.adaptive.samples) for pair in pairs] == [2 * 8] * 3
     (row,) = pair_figures(pairs)
-    assert row.seconds_per_side == pytest.approx(3 * 10.5)
+    assert row.seconds_per_side == pytest.approx(3 * 2 * 8.4)
     assert row.ratio == Spread(*[pytest.approx(4.5 / 2.1)] * 3)
     assert row.slowdown == pytest.approx(2.1 / 4.5)
-    assert row.limit == pytest.approx(1.03 + 1 / 31.5)
+    assert row.limit == pytest.approx(1.03 + 1 / 50.4)
     assert (row.holds, row.confidence) == (True, 0.75)
-    assert (row.num_pairs, row.num_outputs, row.num_identical) == (3, 60, 60)
+    assert (row.num_pairs, row.num_outputs, row.num_identical) == (3, 96, 96)
     assert (row.acceptance_length, row.mean_depth) == (2.0, 3.0)
-    assert pairs[0].adaptive.phases.num_steps == 5
+    assert pairs[0].adaptive.phases.num_steps == 2
 
 
 @pytest.mark.parametrize(
@@ -69,8 +70,8 @@ def test_whether_drafting_is_slower_is_told(sides, monkeypatch, seconds_per_toke
     monkeypatch.setitem(SECONDS_PER_TOKEN, "adaptive", seconds_per_token)
     config = NeverSlowerConfig(concurrency=(2,), seconds=4, pairs=1, max_tokens=41)
     rows = pair_figures(NeverSlowerBench(*sides).run(PROMPTS, config))
-    # One set of 0.5 s + 40 tokens at 0.1 s without a drafter; a second of probing in 4.5 or less.
-    limit = 1.03 + 1 / min(4.5, 0.5 + 40 * seconds_per_token)
+    # One set of four times 0.5 s + 40 tokens at 0.1 s without a drafter, and a second of probing.
+    limit = 1.03 + 1 / (4 * min(4.5, 0.5 + 40 * seconds_per_token))
     assert rows[0].limit == pytest.approx(limit)
     assert rows[0].holds == (rows[0].slowdown <= limit) == ("SLOWER" not in text)
     (line,) = holding_lines(rows)
@@ -211,7 +212,7 @@ def test_the_command_loads_both_sides(monkeypatch, sides, tmp_path, fault):
     arguments += ["--bad-drafter", fault, "--output", str(output)]
     result = CliRunner().invoke(app, ["bench", "never-slower", *arguments])
     assert result.exit_code == 0, result.output
-    assert "2 requests of at most 5 tokens" in result.stdout
+    assert "up to 8 requests of at most 5 tokens" in result.stdout
     assert loaded == ["auto", None]
     assert made_bad == ([] if fault == "no" else [(llm, "wrong")])
     report = json.loads(output.read_text(encoding="utf-8"))
@@ -229,4 +230,4 @@ def test_an_output_that_differs_fails(monkeypatch, sides):
     result = CliRunner().invoke(app, ["bench", "never-slower", "--json", *arguments])
     assert result.exit_code == 1
     (row,) = json.loads(result.stdout)["figures"]
-    assert (row["num_identical"], row["num_outputs"]) == (1, 2)
+    assert (row["num_identical"], row["num_outputs"]) == (4, 8)
