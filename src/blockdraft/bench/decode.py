@@ -28,6 +28,7 @@ from blockdraft.text.tools import parse_tools
 
 T = TypeVar("T")
 
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """The most candidates of a step; 0 is plain decoding. `drafters`: kinds that may, None: all."""

@@ -105,12 +105,13 @@ def test_without_kernels_rows_are_filled_up() -> None:
         assert target.rule.row_multiple == RULE.row_multiple
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 6, 7, 12])
 def test_the_self_test_finds_a_product_that_adds_in_another_order(
-    num_rows: int, monkeypatch: pytest.MonkeyPatch
+    num_rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted fault: so many rows add the second half of their inputs first."""
-    if not has_own_products(torch.float32):
+    if not has_own_products(dtype):
         pytest.skip("this CPU multiplies otherwise")
     real = PackedProduct.__call__
 
@@ -120,7 +121,7 @@ def test_the_self_test_finds_a_product_that_adds_in_another_order(
         second = torch.arange(x.shape[-1]) >= x.shape[-1] // 2
         return real(product, x * second) + real(product, x * ~second)
 
-    with SequentialTarget(tiny_target("llama", torch.float32)).released_after() as target:
+    with SequentialTarget(tiny_target("llama", dtype)).released_after() as target:
         target.check_row_invariance()
         monkeypatch.setattr(PackedProduct, "__call__", faulty)
         with pytest.raises(ModelError, match="number of rows"):
