@@ -36,8 +36,8 @@ from blockdraft.measure.ledger import make_ledger
 from blockdraft.measure.measuring import measured
 
 CONCURRENCY_DEFINITIONS = {
-    "concurrency": "most requests that run at once; four times as many are asked for together, then "
-    "it is the next way's turn. Every point runs the first of the same requests to completion",
+    "concurrency": "most requests that run at once; four times as many are asked for together, "
+    "then it is the next way's turn. Every point runs the first of the same requests to completion",
     "tokens_per_second": f"{MEASURES['tokens_per_second_in_total']}; over the repeats: median, "
     "lowest, highest",
     "tokens_per_second_per_user": f"{MEASURES['tokens_per_second_per_user']}; over the repeats: "

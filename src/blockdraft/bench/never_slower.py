@@ -18,8 +18,8 @@ from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.llm import LLM
 
 NEVER_SLOWER_DEFINITIONS = {
-    "concurrency": "most requests that run at once; four times as many are asked for together, then "
-    "it is the other side's turn",
+    "concurrency": "most requests that run at once; four times as many are asked for together, "
+    "then it is the other side's turn",
     "tokens_per_second": f"{MEASURES['tokens_per_second_in_total']}; over the pairs: median, "
     "lowest, highest",
     "ratio": "adaptive over no drafter, pair by pair; within one the sides take turns: "
