@@ -284,13 +284,13 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     assert "greedy, up to 8 requests of at most 11 tokens" in result.stdout
     report = json.loads(output.read_text(encoding="utf-8"))
     assert {"command", "git_commit", "versions", "machine", "threads", "definitions"} <= set(report)
-    assert report["bench"]["num_requests"] == 2
+    assert report["bench"]["num_requests"] == 8
     assert len(report["figures"]) == 2 * 3
     assert [row["concurrency"] for row in report["keeping_up"]] == [1, 2]
     assert len(report["runs"]) == 2 * 3 * 2
     run = report["runs"][0]
     assert run["way"] == {"name": "plain", "num_draft_tokens": 0, "drafters": None}
-    assert [len(request["token_ids"]) for request in run["requests"]] == [11, 11]
+    assert [len(request["token_ids"]) for request in run["requests"]] == [11] * 4
     assert run["depth_use"]["mean_depth"] == 2.0
 
 
