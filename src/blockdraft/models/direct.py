@@ -66,7 +66,6 @@ class DirectForward:
     """See `direct_forward`."""
 
     model: Any
-    layers: Sequence[nn.Module]
     stack: LayerStack
     attentions: Sequence[LayerAttention]
     kept: Sequence[int]
@@ -123,4 +122,4 @@ def direct_forward(
     ]
     asks_always = any(map(varies, rope_types(model.config)))
     rotations = RotationTable(model.model.rotary_emb, varies=asks_always)
-    return DirectForward(model, layers, stack, attentions, kept, hooks, rotations)
+    return DirectForward(model, stack, attentions, kept, hooks, rotations)
