@@ -76,7 +76,7 @@ struct State {
   const float* bias[kMaxQueries];
   Range in_tile[kMaxQueries];
   float largest[kMaxQueries];
-  float total[kMaxQueries];
+  alignas(64) float totals[kMaxQueries * kLanes];
   alignas(64) float queries[kMaxQueries * kMaxHeadDim];
   alignas(64) float sums[kMaxQueries * kMaxHeadDim];
   alignas(64) float scores[kMaxQueries * kTile];
@@ -107,7 +107,7 @@ void begin(State& state, const Plan& plan, const Layer& layer, const Part& part,
     const bool has_bias = plan.ranges == nullptr && plan.bias != nullptr;
     state.bias[i] = has_bias ? plan.bias + row * plan.bias_stride : nullptr;
     state.largest[i] = -INFINITY;
-    state.total[i] = 0.0f;
+    store(state.totals + i * kLanes, Lanes{});
     const T* query = queries.at(row, head);
     const int64_t num_words = head_dim / kStep<T>;
     for (int64_t word = 0; word < num_words; word += kLanes) {
@@ -136,20 +136,20 @@ inline void weigh(State& state, const Layer& layer, int64_t index, int64_t tile_
   const float in_tile = largest(most), before = state.largest[index];
   const float now = in_tile > before ? in_tile : before;
   const Lanes base = all(now == -INFINITY ? 0.0f : now);  // a bias may hide a whole tile
-  Lanes total{};
+  Lanes total = load(state.totals + index * kLanes);
+  if (now > before && before != -INFINITY) {
+    const Lanes factor = exponential(all(before - now));
+    total = total * factor;
+    float* sums = state.sums + index * layer.head_dim;
+    for (int64_t d = 0; d < layer.head_dim; d += kLanes) store(sums + d, load(sums + d) * factor);
+  }
   for (int i = 0; i < kTileLanes; ++i) {
     const Lanes weight = exponential(load(scores + i * kLanes) - base);
     store(scores + i * kLanes, weight);
     total = total + weight;
   }
-  if (now > before && before != -INFINITY) {
-    const Lanes factor = exponential(all(before - now));
-    state.total[index] *= factor[0];
-    float* sums = state.sums + index * layer.head_dim;
-    for (int64_t d = 0; d < layer.head_dim; d += kLanes) store(sums + d, load(sums + d) * factor);
-  }
   state.largest[index] = now;
-  state.total[index] += sum(total);
+  store(state.totals + index * kLanes, total);
 }
 
 // Calls act(first query, number of queries as a constant) for blocks of queries, which share what is
@@ -167,11 +167,13 @@ template <typename T>
 void add_tile(State& state, Range queries, const T* values, int64_t head_dim) {
   in_blocks(queries.end - queries.first, [&](int64_t in_block, auto num) {
     const int64_t first = queries.first + in_block;
-    Range common{0, kTile};
+    Range common{0, kTile}, seen{kTile, 0};
     for (int i = 0; i < num; ++i) {
       const Range own = state.in_tile[first + i];
       common.first = own.first > common.first ? own.first : common.first;
       common.end = own.end < common.end ? own.end : common.end;
+      seen.first = own.first < seen.first ? own.first : seen.first;
+      seen.end = own.end > seen.end ? own.end : seen.end;
     }
     if (common.first >= common.end) common = {kTile, kTile};
     const auto alone = [&](bool is_before) {
@@ -185,10 +187,10 @@ void add_tile(State& state, Range queries, const T* values, int64_t head_dim) {
                          head_dim);
       }
     };
-    alone(true);
+    if (seen.first < common.first) alone(true);
     add_values<T, num>(state.sums + first * head_dim, state.scores + first * kTile, values, common,
                        head_dim);
-    alone(false);
+    if (seen.end > common.end) alone(false);
   });
 }
 
@@ -233,7 +235,7 @@ void finish(State& state, const Plan& plan, const Layer& layer, const Part& part
   for (int64_t i = 0; i < state.num; ++i) {
     const int64_t row = plan.spans[3 * part.first_span] + (part.begin + i) / layer.group;
     const int64_t head = part.kv_head * layer.group + (part.begin + i) % layer.group;
-    float factor = 1.0f, total = state.total[i];
+    float factor = 1.0f, total = sum(load(state.totals + i * kLanes));
     if (layer.sinks != nullptr) {  // it takes its share and gives nothing
       const float sink = layer.sinks[head], largest = state.largest[i];
       const float most = sink > largest ? sink : largest;

@@ -313,12 +313,16 @@ inline float sum(Lanes x) {
 }
 
 inline float largest(Lanes x) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_ps((__m512)x);
+#else
   float lanes[kLanes];
   store(lanes, x);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i)
       lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
+#endif
 }
 
 // e to the power of x: 2^n e^r with |r| <= ln(2) / 2, and e^r by its Taylor series up to r^7.
@@ -331,10 +335,14 @@ inline Lanes exponential(Lanes x) {
   Lanes series = all(1.0f / 5040);
   for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
     series = multiply_add(series, r, all(term));
+#ifdef __AVX512F__
+  const Lanes result = (Lanes)_mm512_scalef_ps((__m512)series, (__m512)n);
+#else
   // Two factors: 2^n alone does not fit where the result just does.
   const Ints half = (Ints)(Bits)(n * 0.5f + shift) - 0x4b400000;
   const Ints rest = (Ints)(Bits)(n + shift) - 0x4b400000 - half;
   const Lanes result = series * (Lanes)((half + 127) << 23) * (Lanes)((rest + 127) << 23);
+#endif
   const Lanes capped = select(x > 88.73f, all(INFINITY), result);
   return select(x < -87.33f, Lanes{}, capped);
 }
