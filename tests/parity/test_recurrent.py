@@ -232,7 +232,8 @@ def test_a_dflash_drafter_on_every_kind(kind: str) -> None:
 def features_of(target: SequentialTarget, token_ids: list[int]) -> torch.Tensor:
     """[tokens, num_features * hidden] of a text."""
     sequence = Sequence(0, GREEDY, 0, 0, frozenset(), token_ids, len(token_ids))
-    (features,) = target.forward(ForwardPlan([PlannedRow(Row(sequence, token_ids, 0))])).features
+    plan = ForwardPlan([PlannedRow(Row(sequence, token_ids, 0))])
+    features = target.forward(plan).features_of(0)
     target.close(sequence.key)
     assert features is not None
     return features

@@ -117,9 +117,10 @@ class Plain:
             for token_id in [*path, 0]:
                 planned = one.plan(0)
                 output = one.pass_over(planned)
-                assert output.features[0] is not None
+                features = output.features_of(0)
+                assert features is not None
                 self.logits.append(output.logits[-1])
-                self.features.append(output.features[0][-1])
+                self.features.append(features[-1])
                 one.commit(planned, [], token_id)
             self.kept = one.kept(0)
 
@@ -139,7 +140,7 @@ def check_paths(way: Way, kind: str, dtype: torch.dtype, length: int, seed: int 
         one.target.keep(first, [])
         one.samples[0].num_cached = length - 1
         output = one.pass_over(one.plan(0, tree))
-    features = output.features[0]
+    features = output.features_of(0)
     assert features is not None
     assert len(output.logits) == len(features) == 1 + len(tree)
     for leaf in tree.leaves:
@@ -224,7 +225,7 @@ def test_trees_in_company(kind: str, dtype: torch.dtype) -> None:
                 found = [own[1 + node] for node in [ROOT, *path]]
                 assert same(found, plain.logits), (key, leaf)
                 places = [len(prompts[key]) + node for node in [ROOT, *path]]
-                assert same([features[at] for at in places], plain.features), (key, leaf)
+                assert same(list(features.at(places)), plain.features), (key, leaf)
                 if leaf == leaves[-1]:
                     crowd.commit(planned, path, 0)
                     assert same(crowd.kept(key), plain.kept), (key, leaf)

@@ -92,10 +92,10 @@ def _measure(target: Target, drafter: Drafter) -> list[Any]:
         long_row = Row(longest, [0], 0)
         plain = [PlannedRow(row) for row in rows]
         output = target.forward(ForwardPlan(plain))
-        for planned, features in zip(plain, output.features, strict=True):
+        for index, planned in enumerate(plain):
             target.keep(planned, [])
             drafter.open(planned.row, 0)
-            drafter.committed(planned.row, [0], features)
+            drafter.committed(planned.row, [0], output.features_of(index))
             planned.row.sequence.token_ids.append(0)
             planned.row.sequence.num_cached = 1
         drafter.propose(rows)  # catches up with the features, which is no part of a draft
@@ -158,7 +158,7 @@ def _context_costs(target: Target, drafter: Drafter) -> tuple[KeyCosts, list[tup
         prompt = PlannedRow(Row(sequence, list(sequence.token_ids), 0))
         short = Row(other, [0], 0)
         near = _medians(lambda tree: _forward(target, [PlannedRow(short, tree)]), trees)
-        features = target.forward(ForwardPlan([prompt])).features[0]
+        features = target.forward(ForwardPlan([prompt])).features_of(0)
         target.keep(prompt, [])
         drafter.open(prompt.row, 0)
         drafter.committed(prompt.row, prompt.row.new_ids, features)

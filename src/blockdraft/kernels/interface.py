@@ -461,9 +461,9 @@ class LayerStack(Protocol):
     def __call__(
         self, hidden: Tensor, rotation: Rotation, seen: Sequence["PagedAttention"]
     ) -> Tensor:
-        """[.., size] -> [1 + kept, .., size]: the last layer's output, then those that are kept.
+        """[.., size] -> [kept + 1, .., size]: the outputs that are kept, then the last layer's.
 
-        rotation: cos and signed sin, [rows, head_dim] each. seen: of each layer.
+        rotation: cos and signed sin, [rows, head_dim] each. seen: of each kind of layer.
         """
 
 
@@ -638,12 +638,14 @@ class Backend(Protocol):
         layers: Sequence[WholeLayer],
         kv: KVPages,
         scorings: Sequence[Scoring],
+        kinds: Sequence[int],
         kept: Sequence[int],
     ) -> LayerStack | None:
         """Layers of this backend, one for each of the pages' pools, in one call.
 
-        kept: numbers of layers but the last whose outputs are wanted too, each once. None where
-        that cannot be.
+        kinds: of each layer, the place of its attention among those that a call gives. kept:
+        numbers of layers but the last whose outputs are wanted too, each once. None where that
+        cannot be.
         """
 
 

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.kernels.interface import LayerStack, Rotation
-from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
+from blockdraft.models.attention.plan import AttentionPlan, kinds_of
+from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.fused import FusedLayer, with_sign
 from blockdraft.models.layer import stack_of
 from blockdraft.models.packed import is_plain
@@ -47,9 +48,9 @@ class RotationTable:
         self._rotations: Rotation | None = None
 
     def __call__(self, hidden: Tensor, positions: Tensor) -> Rotation:
-        """Positions [1, rows] -> cos and signed sin [rows, head_dim], of the type of `hidden`."""
+        """Positions [rows] -> cos and signed sin [rows, head_dim], of the type of `hidden`."""
         if self._varies:
-            cos, signed_sin = with_sign(self._rotary(hidden, position_ids=positions))
+            cos, signed_sin = with_sign(self._rotary(hidden, position_ids=positions[None]))
             return cos.flatten(0, 2), signed_sin.flatten(0, 2)
         end = int(positions.max()) + 1
         if self._rotations is None or self._rotations[0].shape[0] < end:
@@ -58,7 +59,7 @@ class RotationTable:
             cos, signed_sin = with_sign(self._rotary(hidden, position_ids=first))
             self._rotations = cos[0, :, 0], signed_sin[0, :, 0]
         cos, signed_sin = self._rotations
-        return cos[positions[0]], signed_sin[positions[0]]
+        return cos.index_select(0, positions), signed_sin.index_select(0, positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,9 @@ class DirectForward:
 
     model: Any
     stack: LayerStack
-    attentions: Sequence[LayerAttention]
-    kept: Sequence[int]
+    kinds: Sequence[Visibility]
+    feature_places: slice | list[int]
+    """Where the features are among what the stack gives."""
     hooks: Sequence[tuple[Sized, Sized, int]]
     """Of each layer what is called before and behind it, and how many of these the target's own
     are, which capture features."""
@@ -81,19 +83,24 @@ class DirectForward:
         return not any(before or len(behind) > num for before, behind, num in self.hooks)
 
     def __call__(
-        self, plan: AttentionPlan, token_ids: Tensor, positions: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Token ids and positions [1, rows] -> logits of the rows `wanted` [n], and features.
+        self, plan: AttentionPlan, inputs: Tensor, wanted: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs [2 or more, rows], token ids and positions -> logits of n rows, and features.
+
+        wanted: [n], the rows.
 
         Returns:
-            logits [n, V], and the outputs [1, rows, hidden] of the last layer and of `kept`.
+            logits [n, V], and the outputs [num_features, rows, hidden] of the layers asked for.
         """
         base = self.model.model
-        hidden = base.embed_tokens(token_ids)
-        rotation = self.rotations(hidden, positions)
-        states = plan.run_stack(self.stack, self.attentions, hidden, rotation)
-        logits: Tensor = self.model.lm_head(base.norm(states[0])[:, wanted])
-        return logits[0], dict(zip((len(self.attentions) - 1, *self.kept), states, strict=True))
+        hidden = base.embed_tokens(inputs[:1])
+        rotation = self.rotations(hidden, inputs[1])
+        states = plan.run_stack(self.stack, self.kinds, hidden, rotation)
+        last = states[-1]
+        if wanted != list(range(last.shape[1])):
+            last = last[:, torch.tensor(wanted, device=last.device)]
+        logits: Tensor = self.model.lm_head(base.norm(last))
+        return logits[0], states[self.feature_places, 0]
 
 
 def direct_forward(
@@ -111,7 +118,9 @@ def direct_forward(
     forwards = [forward for forward in own_forwards if isinstance(forward, FusedLayer)]
     if len(forwards) != len(layers) or len(layers) != model.config.num_hidden_layers:
         return None
-    kept = sorted({*layer_ids} - {len(layers) - 1})
+    last = len(layers) - 1
+    kept = sorted({*layer_ids} - {last})
+    places = [len(kept) if index == last else kept.index(index) for index in layer_ids]
     attentions = [forward.attention for forward in forwards]
     stack = stack_of([forward.layer for forward in forwards], attentions, kv, kept)
     if stack is None:
@@ -122,4 +131,10 @@ def direct_forward(
     ]
     asks_always = any(map(varies, rope_types(model.config)))
     rotations = RotationTable(model.model.rotary_emb, varies=asks_always)
-    return DirectForward(model, stack, attentions, kept, hooks, rotations)
+    kinds, _ = kinds_of(attentions)
+    return DirectForward(model, stack, kinds, _as_slice(places), hooks, rotations)
+
+
+def _as_slice(places: list[int]) -> slice | list[int]:
+    """The same, as a slice if they are the first of all: that copies nothing."""
+    return slice(len(places)) if places == list(range(len(places))) else places

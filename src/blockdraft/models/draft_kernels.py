@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.kernels.interface import Backend, LayerParts, Norm, Rotation, Scoring
-from blockdraft.models.attention.plan import LayerAttention
+from blockdraft.models.attention.plan import LayerAttention, kinds_of
 from blockdraft.models.draft import DraftLayer, DraftModel, RMSNorm
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.draft_convolution import DynamicConvolution, Layer, convolve, dynamic_taps
@@ -36,6 +36,7 @@ class KernelDraft:
         ]
         self._norm = _norm(model.norm)
         self._stack = stack_of(self._layers, self._attentions, contexts.kv)
+        self._kinds, _ = kinds_of(self._attentions)
 
     def __call__(
         self,
@@ -56,7 +57,7 @@ class KernelDraft:
         # Rows of all blocks one behind another, unless somebody asks which block a row is of.
         x = embeddings if self._is_convolved else embeddings.reshape(-1, embeddings.shape[-1])
         if self._stack is not None:
-            (x,) = plan.run_stack(self._stack, self._attentions, x, rotation)
+            (x,) = plan.run_stack(self._stack, self._kinds, x, rotation)
         else:
             for index, layer in enumerate(self._layers):
                 x = layer.over_pages(plan, index, self._attentions[index], x, rotation)

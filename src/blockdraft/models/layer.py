@@ -9,7 +9,7 @@ from torch import Tensor
 
 from blockdraft.cache.paged_kv import PagedKV
 from blockdraft.kernels.interface import Backend, LayerParts, LayerStack, Rotation
-from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
+from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, kinds_of
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values, each [.., heads, rows, head_dim] -> [.., rows, heads, head_dim]."""
@@ -89,7 +89,8 @@ def stack_of(
     if not whole or len(found) < len(whole):
         return None
     scorings = [attention.scoring for attention in attentions]
-    return layers[0].backend.stack(found, kv, scorings, kept)
+    _, kinds = kinds_of(attentions)
+    return layers[0].backend.stack(found, kv, scorings, kinds, kept)
 
 
 def _over(

@@ -21,3 +21,10 @@ class PackedRows:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def num_by_owner(self) -> dict[int, int]:
+        """Rows of each owner, which follow each other."""
+        found: dict[int, int] = {}
+        for owner, span in zip(self.owners, self.spans, strict=True):
+            found[owner] = found.get(owner, 0) + span.num_rows
+        return found

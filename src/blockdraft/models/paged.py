@@ -28,7 +28,7 @@ from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.recurrent import is_recurrent
 from blockdraft.models.spread import layer_devices
 from blockdraft.models.static_forward import StaticForwards, StaticOutput, static_forwards
-from blockdraft.models.target import TargetOutput
+from blockdraft.models.target import RowFeatures, TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
 
 _PROBE, _NEIGHBOR = -1, -2
@@ -133,11 +133,12 @@ class PagedTarget(TransformersTarget):
             own_logits, own_features = self._run(rows, with_features=with_features)
             logits.append(own_logits)
             if own_features is not None:
-                parts = torch.split(own_features, [span.num_rows for span in rows.spans])
-                for owner, part in zip(rows.owners, parts, strict=True):
+                num_rows = rows.num_by_owner()
+                parts = torch.split(own_features, list(num_rows.values()))
+                for owner, part in zip(num_rows, parts, strict=True):
                     features[owner].append(part)
         joined = [
-            _by_node(planned, _joined(parts)) for planned, parts in zip(plan, features, strict=True)
+            _row_features(planned, parts) for planned, parts in zip(plan, features, strict=True)
         ]
         found = _joined(logits)
         assert found is not None
@@ -200,16 +201,24 @@ class PagedTarget(TransformersTarget):
             features = self._take_features(num_rows, with_features)
             return output.logits[: len(rows.wanted)], features
         inputs = torch.tensor(self._filled(rows), device=device)
-        wanted = torch.tensor(self._head_rows(rows.wanted), device=device)
-        plan = self._plan(rows, inputs[2])
+        wanted, plan = self._head_rows(rows.wanted), self._plan(rows, inputs[2])
         if self._rotation.long_from is not None:
             self._rotation.follow(self._long_rows(rows), inputs.shape[1], device)
         if self._direct is not None and self._direct.may_run():
-            logits, self._captured = self._direct(plan, inputs[:1], inputs[1:2], wanted)
+            logits, states = self._direct(plan, inputs, wanted)
+            features = self._side_by_side(states[:, :num_rows]) if with_features else None
         else:
-            cache = self._cache_arguments(rows)
-            logits = self._by_transformers(plan, inputs[:1], inputs[1:2], wanted, cache)
-        return logits[: len(rows.wanted)], self._take_features(num_rows, with_features)
+            cache, which = self._cache_arguments(rows), torch.tensor(wanted, device=device)
+            logits = self._by_transformers(plan, inputs[:1], inputs[1:2], which, cache)
+            features = self._take_features(num_rows, with_features)
+        return logits[: len(rows.wanted)], features
+
+    def _side_by_side(self, states: Tensor) -> Tensor | None:
+        """Features of states [num_features, rows, hidden]; None if there are none."""
+        if not len(states):
+            return None
+        with self._capturing(states.shape[1]):
+            return states.transpose(0, 1).flatten(1)
 
     def _plan(self, rows: PackedRows, slots: Tensor) -> AttentionPlan:
         plans = {
@@ -400,13 +409,14 @@ def _paths(planned: PlannedRow) -> Iterator[_Path]:
         yield _Path([tree.tokens[node] for node in nodes], first_position, places)
 
 
-def _by_node(planned: PlannedRow, values: Tensor | None) -> Tensor | None:
-    """[positions, ..] of a row as they were computed -> in the order of the row."""
+def _row_features(planned: PlannedRow, parts: list[Tensor]) -> RowFeatures | None:
+    """Of a row whose features [positions, ..] were computed in these parts."""
+    values = _joined(parts)
     if values is None or planned.tree.is_chain:
-        return values
+        return None if values is None else RowFeatures(values)
     num_new = len(planned.row.new_ids)
-    order = [*range(num_new), *(num_new + place for place in planned.tree.order)]
-    return values[torch.tensor(order, device=values.device)]
+    places = [*range(num_new), *(num_new + place for place in planned.tree.order)]
+    return RowFeatures(values, places)
 
 
 def _order_of_logits(plan: ForwardPlan) -> list[int] | None:

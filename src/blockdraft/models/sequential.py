@@ -16,7 +16,7 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.models.attention.exact import EXACT_ATTENTION, STOCK_ATTENTION
 from blockdraft.models.exact import NUM_COPIED, TAIL_SPLIT, Split
 from blockdraft.models.recurrent import cache_argument, is_recurrent, new_cache
-from blockdraft.models.target import TargetOutput
+from blockdraft.models.target import RowFeatures, TargetOutput
 from blockdraft.models.transformers_target import TransformersTarget, filled
 
 
@@ -50,7 +50,7 @@ class SequentialTarget(TransformersTarget):
             num_forwards=self._num_forwards,
         )
 
-    def _forward_row(self, planned: PlannedRow) -> tuple[Tensor, Tensor | None]:
+    def _forward_row(self, planned: PlannedRow) -> tuple[Tensor, RowFeatures | None]:
         sequence = planned.row.sequence
         cache = self._caches.setdefault(sequence.key, new_cache(self.model))
         assert cache.length == sequence.num_cached
@@ -59,11 +59,12 @@ class SequentialTarget(TransformersTarget):
         self._rotation.is_long = long_from is not None and sequence.longest > long_from
         if not planned.tree.is_chain:
             return self._run_paths(cache, planned)
-        return self._run(
+        logits, features = self._run(
             cache, planned.token_ids, planned.num_logits, with_features=sequence.may_draft
         )
+        return logits, None if features is None else RowFeatures(features)
 
-    def _run_paths(self, cache: KVCache, planned: PlannedRow) -> tuple[Tensor, Tensor | None]:
+    def _run_paths(self, cache: KVCache, planned: PlannedRow) -> tuple[Tensor, RowFeatures | None]:
         """The paths of a tree one after another, as plain decoding would run each of them.
 
         A node that several leaves share is computed once, and its keys and values are copied to
@@ -98,8 +99,8 @@ class SequentialTarget(TransformersTarget):
         places = torch.tensor(order, device=self.device).argsort()
         of_logits = places[planned.num_positions - planned.num_logits :]
         of_logits = of_logits - (planned.num_positions - planned.num_logits)
-        in_order = torch.cat(features)[places] if features else None
-        return torch.cat(logits)[of_logits], in_order
+        of_row = RowFeatures(torch.cat(features), places.tolist()) if features else None
+        return torch.cat(logits)[of_logits], of_row
 
     def _run(
         self,

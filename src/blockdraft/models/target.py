@@ -4,10 +4,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from blockdraft.cache.memory import Memory
 from blockdraft.core.plan import ForwardPlan, PlannedRow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowFeatures:
+    """Features of one row: the outputs of the wanted layers side by side.
+
+    values: [num_positions, num_features * hidden], as they were computed. places: where among them
+    each position of the row is; None if they are in its order.
+    """
+
+    values: Tensor
+    places: Sequence[int] | None = None
+
+    def at(self, positions: Sequence[int]) -> Tensor:
+        """[n, num_features * hidden] of n positions of the row; a view where it can be."""
+        places = list(positions)
+        if self.places is not None:
+            places = [self.places[position] for position in places]
+        first, num = places[0], len(places)
+        if places == list(range(first, first + num)):
+            return self.values if num == len(self.values) else self.values[first : first + num]
+        return self.values[torch.tensor(places, device=self.values.device)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +39,19 @@ class TargetOutput:
 
     logits: [positions, V], row after row: the anchor's and those of the nodes in their order, none
     of an incomplete row; all positions of a prompt that is scored. See PlannedRow.num_logits.
-    features: [num_positions, num_features * hidden] of every row: the outputs of the wanted layers
-    side by side, in the order asked for; None if none are wanted. May be None for a row whose
-    sequence never drafts.
+    features: of every row, the layers in the order asked for; None if none are wanted. May be None
+    for a row whose sequence never drafts.
     num_forwards: how often the model ran for it.
     """
 
     logits: Tensor
-    features: list[Tensor | None]
+    features: list[RowFeatures | None]
     num_forwards: int = 1
+
+    def features_of(self, index: int) -> Tensor | None:
+        """[num_positions, num_features * hidden] of a row, in its order; None if it has none."""
+        features = self.features[index]
+        return None if features is None else features.at(range(len(features.values)))
 
 
 class Target(Protocol):

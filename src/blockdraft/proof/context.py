@@ -102,7 +102,7 @@ def _computed(
     num_left = decoded.longest - num_tokens
     with lone_sequence(engine, token_ids, num_left, features=True) as sequence:
         row = Row(sequence, token_ids, 0)
-        features = engine.target.forward(ForwardPlan([PlannedRow(row)])).features[0]
+        features = engine.target.forward(ForwardPlan([PlannedRow(row)])).features_of(0)
     return drafter.fresh_context(token_ids, features)
 
 

@@ -4,13 +4,10 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from blockdraft.core.plan import NOTHING, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.request import FinishReason
 from blockdraft.core.sequence import Sequence
-from blockdraft.models.target import Target, TargetOutput
+from blockdraft.models.target import RowFeatures, Target, TargetOutput
 from blockdraft.speculate.proposer import Proposer
 from blockdraft.speculate.verify import TokenLogprobs, Verdict
 
@@ -130,7 +127,7 @@ def _end_failed(
 def _commit_row(
     planned: PlannedRow,
     verdict: Verdict,
-    features: Tensor | None,
+    features: RowFeatures | None,
     target: Target,
     proposer: Proposer,
 ) -> StepOutput:
@@ -177,23 +174,14 @@ def _append(sequence: Sequence, verdict: Verdict) -> int:
 
 
 def _tell_proposer(
-    planned: PlannedRow, nodes: list[int], features: Tensor | None, proposer: Proposer
+    planned: PlannedRow, nodes: list[int], features: RowFeatures | None, proposer: Proposer
 ) -> None:
     """The tokens that stay in the target's cache, with their features where they may be needed."""
     row = planned.row
     token_ids = [*row.new_ids, *(planned.tree.tokens[node] for node in nodes)]
     # A sequence that may never draft needs no draft context: plain decoding stays free of it.
     has_context = bool(proposer.drafter.feature_layers) and row.sequence.may_draft
-    if not has_context:
-        features = None
-    elif features is not None:
-        features = _at(features, planned.kept_positions(nodes))
-    proposer.committed(row, token_ids, features)
-
-
-def _at(features: Tensor, positions: list[int]) -> Tensor:
-    """[positions of the row, ..] -> those that are kept; a view where they follow each other."""
-    num = len(positions)
-    if positions == list(range(num)):
-        return features if num == features.shape[0] else features[:num]
-    return features[torch.tensor(positions, device=features.device)]
+    kept = None
+    if has_context and features is not None:
+        kept = features.at(planned.kept_positions(nodes))
+    proposer.committed(row, token_ids, kept)

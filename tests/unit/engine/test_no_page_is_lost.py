@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from torch import Tensor
 
 from blockdraft.allocation.policy import VerifyAll
 from blockdraft.cache.pages import PAGE_SIZE, Pages
@@ -21,7 +20,7 @@ from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
 from blockdraft.models.draft_context import LayerKV
 from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.target import TargetOutput
+from blockdraft.models.target import RowFeatures, TargetOutput
 from blockdraft.models.waiting_features import Waiting, WaitingFeatures
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
@@ -79,7 +78,7 @@ class SlotTarget:
 
     def forward(self, plan: ForwardPlan) -> TargetOutput:
         choices: list[int] = []
-        features: list[Tensor | None] = []
+        features: list[RowFeatures | None] = []
         # All rows write before any of them reads, as in one forward.
         for planned in plan:
             assert planned.tree.is_chain
@@ -91,7 +90,7 @@ class SlotTarget:
             held = self.slots.read(row.sequence.key, end + num_draft)
             if row.is_complete:
                 choices += [next_id(held[: end + i]) for i in range(1 + num_draft)]
-            features.append(torch.tensor([planned.token_ids]).T)
+            features.append(RowFeatures(torch.tensor([planned.token_ids]).T))
         logits = torch.zeros(len(choices), VOCAB_SIZE)
         logits[torch.arange(len(choices)), torch.tensor(choices, dtype=torch.long)] = 1.0
         return TargetOutput(logits, features)

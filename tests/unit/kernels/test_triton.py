@@ -406,7 +406,7 @@ def steps(target, is_static: bool) -> list[Tensor]:
     for chosen in (trees, {}):
         planned = {key: samples.plan(key, chosen.get(key)) for key in lengths}
         output = samples.pass_over(*planned.values())
-        found += [output.logits, *output.features]
+        found += [output.logits, *map(output.features_of, range(len(planned)))]
         for key, one in planned.items():
             path = one.tree.path(len(one.tree) - 2) if len(one.tree) else []
             samples.commit(one, path, bonus=key + 1)

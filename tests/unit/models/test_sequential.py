@@ -134,6 +134,6 @@ def test_rows_that_never_draft_pay_for_no_features() -> None:
         assert plain is None
         assert not target._captured
         target.close(0)
-        (features,) = target.forward(plan_of(SamplingParams())).features
+        features = target.forward(plan_of(SamplingParams())).features_of(0)
         assert features is not None
         assert features.shape == (len(PROMPT), 64 * len(LAYER_IDS))

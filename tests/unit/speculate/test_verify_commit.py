@@ -17,7 +17,7 @@ from blockdraft.core.grammar import Grammar
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal, Tree
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
-from blockdraft.models.target import TargetOutput
+from blockdraft.models.target import RowFeatures, TargetOutput
 from blockdraft.speculate import verify as verify_module
 from blockdraft.speculate.commit import StepOutput, commit
 from blockdraft.speculate.proposer import Proposer
@@ -117,7 +117,7 @@ def decide(row: Row, draft: list[int], logits: torch.Tensor | None = None) -> Ve
 
 def without_features(num_rows: int) -> TargetOutput:
     """An output whose features are all alike, and whose logits are not looked at any more."""
-    return TargetOutput(torch.empty(0, VOCAB), [torch.ones(5, 2)] * num_rows)
+    return TargetOutput(torch.empty(0, VOCAB), [RowFeatures(torch.ones(5, 2))] * num_rows)
 
 
 def commit_one(
@@ -134,7 +134,7 @@ def commit_plan(
     (planned,) = plan
     num = planned.num_positions
     features = torch.arange(num, dtype=torch.float32)[:, None].expand(num, 2)
-    output = TargetOutput(logits, [features])
+    output = TargetOutput(logits, [RowFeatures(features)])
     verdicts = verify(plan, logits)
     (result,) = commit(plan, verdicts, output, recorder, one or proposer(recorder))
     return result
@@ -190,7 +190,7 @@ def test_a_chunk_of_the_prompt_commits_its_tokens_only() -> None:
     recorder = Recorder()
     sequence = make_row(num_prompt=6, cached=2, output=()).sequence
     row = Row(sequence, sequence.token_ids[2:4], 0)
-    found = TargetOutput(torch.empty(0, VOCAB), [torch.ones(2, 2)])
+    found = TargetOutput(torch.empty(0, VOCAB), [RowFeatures(torch.ones(2, 2))])
     plan = chains([row], [[]])
     (output,) = commit(plan, [Verdict()], found, recorder, proposer(recorder))
     assert (output.token_ids, sequence.num_cached, sequence.num_output) == ([], 4, 0)

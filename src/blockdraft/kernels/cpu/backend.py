@@ -203,13 +203,15 @@ class NativeBackend(OneDnnBackend):
         layers: Sequence[WholeLayer],
         kv: KVPages,
         scorings: Sequence[Scoring],
+        kinds: Sequence[int],
         kept: Sequence[int],
     ) -> LayerStack | None:
         """See Backend.stack. A whole layer has neither soft cap nor sinks."""
         if not all(_is_simple(scoring) for scoring in scorings):
             return None
         native = [layer for layer in layers if isinstance(layer, NativeLayer)]
-        return TiledStack(NativeStack(self._kernels, native, kv.pools, kv.scales, scorings, kept))
+        stack = NativeStack(self._kernels, native, kv.pools, kv.scales, scorings, kinds, kept)
+        return TiledStack(stack)
 
 
 class TiledRows:

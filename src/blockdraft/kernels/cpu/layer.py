@@ -129,7 +129,8 @@ class NativeStack:
             there in every call.
         scales: of each layer; see `pools_of`.
         scorings: of each layer.
-        kept: numbers of the layers whose outputs are wanted.
+        kinds: of each layer, the place of its attention among those that a call is given.
+        kept: numbers of the layers but the last whose outputs are wanted.
 
     Raises:
         RuntimeError: pools do not fit the layers, or layers each other.
@@ -142,9 +143,10 @@ class NativeStack:
         pools: Sequence[Tensor],
         scales: Sequence[Tensor | None],
         scorings: Sequence[Scoring],
+        kinds: Sequence[int],
         kept: Sequence[int],
     ) -> None:
-        check_sizes(len(layers) == len(pools) == len(scales) == len(scorings) > 0)
+        check_sizes(len(layers) == len(pools) == len(scales) == len(scorings) == len(kinds) > 0)
         first, *others = layers
         check_sizes(all(layer.size == first.size for layer in others))
         over = [
@@ -160,11 +162,13 @@ class NativeStack:
         self._held = (layers, over, pools, scales, found)
         self._dtype = first.dtype
         self._num_layers, self._size, self._head_dim = len(layers), first.size, over[0].head_dim
-        # Place 0 is passed on from layer to layer; each wanted output stays at a place of its own.
-        own = {index: place for place, index in enumerate(kept, start=1)}
+        # The last place is passed on from layer to layer; each wanted output stays at its own.
+        own = {index: place for place, index in enumerate(kept)}
         check_sizes(set(own) <= set(range(len(layers) - 1)) and len(own) == len(kept))
         self._num_places = 1 + len(own)
-        self._places = (ctypes.c_int64 * len(layers))(*(own.get(i, 0) for i in range(len(layers))))
+        places = [own.get(index, len(own)) for index in range(len(layers))]
+        self._places = (ctypes.c_int64 * len(layers))(*places)
+        self._kinds, self._num_kinds = list(kinds), 1 + max(kinds)
         self._weights = _addresses(layer.address for layer in layers)
         self._layers = _addresses(map(ctypes.addressof, over))
         self._pools = _addresses(map(ctypes.addressof, found))
@@ -172,9 +176,9 @@ class NativeStack:
     def __call__(
         self, hidden: Tensor, rotation: Rotation, attentions: Sequence[TiledAttention]
     ) -> Tensor:
-        """[..., size] -> [1 + kept, .., size]: the output of the last layer, then those wanted.
+        """[..., size] -> [kept + 1, .., size]: the outputs wanted, then that of the last layer.
 
-        rotation: cos and signed sin, [rows, head_dim] each. attentions: of each layer.
+        rotation: cos and signed sin, [rows, head_dim] each. attentions: of each kind.
 
         Raises:
             RuntimeError: as for `TiledAttention.attend`.
@@ -185,13 +189,14 @@ class NativeStack:
         check_alike(hidden, cos, signed_sin)
         check_contiguous(cos, signed_sin)
         check_sizes(hidden.dtype == self._dtype)
-        check_sizes(len(attentions) == self._num_layers and hidden.numel() == num_rows * self._size)
+        check_sizes(len(attentions) == self._num_kinds and hidden.numel() == num_rows * self._size)
         check_sizes(all(attention.num_rows == num_rows for attention in attentions))
         check_sizes(cos.numel() == signed_sin.numel() == num_rows * self._head_dim)
         states = hidden.new_empty((self._num_places, *hidden.shape))
+        addresses = [attention.address for attention in attentions]
         self._kernels.layers(
             IS_BFLOAT16[hidden.dtype], self._num_layers, self._weights,
-            _addresses(attention.address for attention in attentions), self._layers,
+            _addresses(addresses[kind] for kind in self._kinds), self._layers,
             states.data_ptr(), self._places, hidden.data_ptr(), cos.data_ptr(),
             signed_sin.data_ptr(), self._pools,
         )  # fmt: skip

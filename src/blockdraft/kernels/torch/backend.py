@@ -190,6 +190,7 @@ class TorchBackend:
         layers: Sequence[WholeLayer],
         kv: KVPages,
         scorings: Sequence[Scoring],
+        kinds: Sequence[int],
         kept: Sequence[int],
     ) -> LayerStack | None:
         """None: torch has no whole layers."""

@@ -29,6 +29,12 @@ class LayerAttention:
     visibility: Visibility = CAUSAL
 
 
+def kinds_of(attentions: Sequence[LayerAttention]) -> tuple[list[Visibility], list[int]]:
+    """The rules of some layers, each once, and of each layer the place of its rule."""
+    kinds = list(dict.fromkeys(attention.visibility for attention in attentions))
+    return kinds, [kinds.index(attention.visibility) for attention in attentions]
+
+
 class AttentionPlan:
     """Where each row's key and value go, and which keys in which pages it sees.
 
@@ -78,18 +84,12 @@ class AttentionPlan:
     def run_stack(
         self,
         stack: LayerStack,
-        attentions: Sequence[LayerAttention],
+        kinds: Sequence[Visibility],
         hidden: Tensor,
         rotation: Rotation,
     ) -> Tensor:
-        """All layers in one call; see LayerStack. attentions: of each layer."""
-        # Looked up where it changes and not for every layer: layers mostly see alike.
-        over: list[PagedAttention] = []
-        last: Visibility | None = None
-        for own in attentions:
-            over.append(over[-1] if own.visibility is last else self._over(own.visibility))
-            last = own.visibility
-        return stack(hidden, rotation, over)
+        """All layers in one call; see LayerStack. kinds: of its layers, see `kinds_of`."""
+        return stack(hidden, rotation, [self._over(own) for own in kinds])
 
     def _over(self, visibility: Visibility) -> PagedAttention:
         if visibility not in self._seeing:
@@ -150,8 +150,9 @@ class SpreadPlan(AttentionPlan):
 
 def _ranges(visibility: Visibility, places: Tensor) -> Tensor:
     ranges = visibility.key_ranges(*places)
-    # A row that only fills up a block may see nothing; one key keeps it a number.
-    ranges[:, 0] = torch.minimum(ranges[:, 0], ranges[:, 1] - 1)
+    if visibility.window is not None:
+        # A row that only fills up a block may see nothing; one key keeps it a number.
+        ranges[:, 0] = torch.minimum(ranges[:, 0], ranges[:, 1] - 1)
     return ranges
 
 
