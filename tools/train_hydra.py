@@ -82,7 +82,7 @@ class Places:
         return self._cache.get([[index] for index in indices], batch)
 
     def batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
-        """Features [BATCH, K * D], the S tokens behind them and the final states [BATCH, S, D] there.
+        """Features [BATCH, K * D], the S tokens behind them and the final states [BATCH, S, D].
 
         S: steps of STEP_WEIGHTS. Each place once.
         """
