@@ -284,11 +284,18 @@ class PagedTarget(TransformersTarget):
     def _num_memory_tokens(self) -> int:
         return self.memory.num_tokens
 
-    @torch.inference_mode()
     def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
         """See Target.keep. The path moves to its places; all behind it is written before read."""
+        # A crowd's rows mostly keep none: entering torch's mode alone would take most of the time.
         if self._states is not None:
-            self._states.keep(planned, nodes)
+            with torch.inference_mode():
+                self._states.keep(planned, nodes)
+        if nodes:
+            self._move(planned, nodes)
+
+    @torch.inference_mode()
+    def _move(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
+        """Move the keys and values of a path to its places."""
         sequence, order = planned.row.sequence, planned.tree.order
         base = sequence.num_cached + len(planned.row.new_ids)
         moves = [(order[node], place) for place, node in enumerate(nodes) if order[node] != place]

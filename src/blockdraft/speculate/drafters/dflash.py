@@ -242,13 +242,11 @@ class DFlashDrafter(LazyContext):
             *hidden.shape[:-1], -1
         )
 
-    @torch.inference_mode()
     def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
         """See Drafter.committed. Features wait until someone drafts behind them."""
         if features is None:
             return
-        with self.recorder.phase("capture"):
-            self.contexts.keep(row.sequence.key, row.sequence.num_cached, features)
+        self.contexts.keep(row.sequence.key, row.sequence.num_cached, features)
         self._extend(row, features.shape[0])
 
     @property
