@@ -5,8 +5,7 @@
 Writes hydra_head.safetensors into the drafter's folder. First the target reads the answers: the
 outputs of two of the layers that the drafter reads, and its final states, are kept in --states, 3.5
 KB a token with a hidden size of 576. An interrupted run goes on where it was. Then the head learns,
-at each place of the answers, the target's distributions over the most frequent tokens: of the next
-token, and of those behind it from what it read of the ones before.
+at each place of the answers, the target's distribution over the most frequent tokens.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.hydra_head import HeadShape, HydraHead, read, read_on
+from blockdraft.models.hydra_head import HeadShape, HydraHead, read
 from blockdraft.models.loading import load_target_model
 from blockdraft.speculate.drafters.kinds import kind_of
 from blockdraft.train.features import FrozenTarget, StateCache
@@ -43,8 +42,6 @@ BATCH = 1024
 """Places of a step."""
 DROPOUT = 0.1
 """Of features."""
-STEP_WEIGHTS = (1.0, 0.7, 0.4)
-"""Of the losses of a place, by how many tokens ahead it guesses."""
 RISE = 0.03
 """Of the run, in which the learning rate rises."""
 
@@ -52,8 +49,8 @@ RISE = 0.03
 class Places:
     """All places of the answers at which a head learns.
 
-    A place is a token from the last of the prompt on, with some behind it. The head is given the
-    features before it and these tokens, and what is expected are the target's choices behind each.
+    A place is a token from the last of the prompt on. The head is given the features before it and
+    the token, and what is expected is the target's choice of the next one.
     """
 
     def __init__(
@@ -82,9 +79,9 @@ class Places:
         return self._cache.get([[index] for index in indices], batch)
 
     def batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
-        """Features [BATCH, K * D], the S tokens behind them and the final states [BATCH, S, D].
+        """Features [BATCH, K * D], the tokens behind them and the final states [BATCH, D] there.
 
-        S: steps of STEP_WEIGHTS. Each place once.
+        Each place once.
         """
         order = torch.randperm(len(self._examples), generator=generator).tolist()
         for first in range(0, len(order), TEXTS_AT_ONCE):
@@ -107,32 +104,20 @@ class Places:
             first, end = len(example.prompt_ids) - 1, len(example)
             features, final = states[first - 1 : end - 1, : -self._size], states[first:end]
             tokens = torch.tensor(example.token_ids[first:])
-            num_steps = len(STEP_WEIGHTS)
-            num = len(tokens) - num_steps + 1
-            if num > 0:
-                yield (
-                    features[:num],
-                    tokens.unfold(0, num_steps, 1),
-                    final[:, -self._size :].unfold(0, num_steps, 1).transpose(1, 2),
-                )
+            yield features, tokens, final[:, -self._size :]
 
 
 def loss_of(
     head: HydraHead, batch: tuple[Tensor, ...], embed_weight: Tensor, lm_head: Tensor
 ) -> Tensor:
-    """Cross entropy with the target's distributions over the head's tokens, of all steps."""
+    """Cross entropy with the target's distribution over the head's tokens."""
     features, tokens, final = batch
+    with torch.no_grad():
+        expected = torch.softmax((final.to(lm_head.dtype) @ lm_head.T).float(), -1)
     features = torch.nn.functional.dropout(features.float(), DROPOUT)
-    embeddings = embed_weight[tokens].float()
-    hidden, losses = read(head, features, embeddings[:, 0]), list[Tensor]()
-    for step, weight in enumerate(STEP_WEIGHTS):
-        if step:
-            hidden = read_on(head, hidden, embeddings[:, step])
-        with torch.no_grad():
-            expected = torch.softmax((final[:, step].to(lm_head.dtype) @ lm_head.T).float(), -1)
-        logits = torch.nn.functional.linear(hidden.to(lm_head.dtype), lm_head).float() + head.bias
-        losses.append(-weight * (expected * torch.log_softmax(logits, -1)).sum(-1).mean())
-    return torch.stack(losses).sum()
+    hidden = read(head, features, embed_weight[tokens].float())
+    logits = torch.nn.functional.linear(hidden.to(lm_head.dtype), lm_head).float() + head.bias
+    return -(expected * torch.log_softmax(logits, -1)).sum(-1).mean()
 
 
 def train(
@@ -175,9 +160,7 @@ def new_head(
     token_ids = sorted(token for token, _ in counts.most_common(num_tokens))
     torch.manual_seed(0)
     frequent = torch.tensor([counts[token] for token in token_ids]) / counts.total()
-    shape = HeadShape(
-        target.hidden_size, inner_size, target.layer_ids, float(frequent.sum()), goes_on=True
-    )
+    shape = HeadShape(target.hidden_size, inner_size, target.layer_ids, float(frequent.sum()))
     head = HydraHead(shape, torch.tensor(token_ids))
     with torch.no_grad():
         head.bias.copy_(frequent.log())

@@ -50,7 +50,7 @@ PARAMS = {
 
 def random_head(layer_ids: Sequence[int] = OWN_LAYERS) -> HydraHead:
     torch.manual_seed(2)
-    shape = HeadShape(HIDDEN_SIZE, 40, tuple(layer_ids), covered=0.9, goes_on=True)
+    shape = HeadShape(HIDDEN_SIZE, 40, tuple(layer_ids), covered=0.9)
     head = HydraHead(shape, torch.arange(1, VOCAB_SIZE, 2))
     with torch.no_grad():
         for parameter in head.parameters():
@@ -101,7 +101,7 @@ def test_output_is_that_of_plain_decoding(way: Way, name: str) -> None:
         after_step=lambda engine, _: checks.append(check_features(engine, free)),
     )
     assert found == plain
-    assert found.acceptance.acceptance_length > 1.1
+    assert found.acceptance.acceptance_length > 1.3
     assert sum(checks) > 3
     assert not free._features  # forgotten with its sequence
 

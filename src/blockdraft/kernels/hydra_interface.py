@@ -16,8 +16,6 @@ class HydraLayers:
     D: hidden size of the target, V: its vocabulary, K: layers whose outputs are read.
 
     join: [K * D + D -> D], from normed features and the normed embedding of the token behind them.
-    again: [2 * D -> D], from what was read of one token and the normed embedding of the next; None
-    of a head that guesses one token only.
     gate_up: [D -> 2 * inner], the gates first. down: [inner -> D]. score: [D -> n], of the tokens
     that are guessed. feature_norms: [K, D]. embedding_norm, norm, last_norm: [D]. eps: of norms.
     covered: of the target's choices, the share that the tokens have which are guessed.
@@ -26,7 +24,6 @@ class HydraLayers:
     """
 
     join: Linear
-    again: Linear | None
     gate_up: Linear
     down: Linear
     score: Linear

@@ -35,9 +35,7 @@ class NGramRules:
     most_noise: what is added to the logarithm of a share at most. max_read: tokens of a new text
     that are counted, its last ones. max_remembered: successors of a context in the text that count.
     guess_weight: of a Hydra head beside the table. num_guesses: of the most probable ones.
-    guess_temperature: the lowest that its logits are divided by. num_guessed_on: paths of a length,
-    the most probable ones, that guesses go on from. least_guessed_on: their probability together,
-    or no guess goes on.
+    guess_temperature: the lowest that its logits are divided by.
     """
 
     parts: Sequence[NGramPart]
@@ -53,8 +51,6 @@ class NGramRules:
     guess_weight: float
     num_guesses: int
     guess_temperature: float
-    num_guessed_on: int
-    least_guessed_on: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,10 +1,9 @@
-"""A Hydra head: guesses the tokens behind the newest one, which no feature of the target knows yet.
+"""A Hydra head: guesses the token behind the newest one, which no feature of the target knows yet.
 
 It reads the outputs of some layers of the target behind the last token but one, and the last token
-itself; the target's own head reads what it makes of them. What it made of one token it may read
-again with the next. There is no attention, so a guess costs a few products. Heads on the target's
-features: Medusa (arXiv 2401.10774); those that read the tokens behind them too: Hydra (arXiv
-2402.05109); what a head made read by itself: EAGLE (arXiv 2401.15077).
+itself; the target's own head reads what it makes of them. There is no attention, so a guess costs a
+few products. Heads on the target's features: Medusa (arXiv 2401.10774); those that read the tokens
+behind them too: Hydra (arXiv 2402.05109).
 
 D: hidden size of the target, V: its vocabulary, K: layers whose outputs are read, n: tokens that
 are guessed.
@@ -39,15 +38,13 @@ _SHAPE = "shape"
 class HeadShape:
     """hidden_size: of the target. inner_size: of the gated layer. target_layer_ids: 0-based.
 
-    covered: of the target's choices, the share that the head's tokens have. goes_on: it also
-    guesses what follows the token that it guessed.
+    covered: of the target's choices, the share that the head's tokens have.
     """
 
     hidden_size: int
     inner_size: int
     target_layer_ids: tuple[int, ...]
     covered: float
-    goes_on: bool = False
 
 
 class HydraHead(nn.Module):
@@ -66,7 +63,6 @@ class HydraHead(nn.Module):
         self.feature_norms = nn.Parameter(torch.ones(num_features, size))
         self.embedding_norm = nn.Parameter(torch.ones(size))
         self.join = nn.Linear((num_features + 1) * size, size, bias=False)
-        self.again = nn.Linear(2 * size, size, bias=False) if shape.goes_on else None
         self.norm = nn.Parameter(torch.ones(size))
         self.gate_up = nn.Linear(size, 2 * shape.inner_size, bias=False)
         self.down = nn.Linear(shape.inner_size, size, bias=False)
@@ -84,7 +80,6 @@ class HydraHead(nn.Module):
         places[self.token_ids] = torch.arange(len(self.token_ids))
         return HydraLayers(
             join=_layer(self.join.weight),
-            again=None if self.again is None else _layer(self.again.weight),
             gate_up=_layer(self.gate_up.weight),
             down=_layer(self.down.weight),
             score=_layer(look_up(self.token_ids, lm_head_weight), self.bias),
@@ -107,7 +102,6 @@ class HydraHead(nn.Module):
             "inner_size": self.shape.inner_size,
             "target_layer_ids": self.shape.target_layer_ids,
             "covered": self.shape.covered,
-            "goes_on": self.shape.goes_on,
         }
         save_file(tensors, folder / HEAD_NAME, {_SHAPE: json.dumps(shape)})
 
@@ -126,13 +120,8 @@ class HydraHead(nn.Module):
                 shape = json.loads(file.metadata()[_SHAPE])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             token_ids = tensors.pop("token_ids").long()
-            sizes = HeadShape(
-                hidden_size,
-                shape["inner_size"],
-                tuple(shape["target_layer_ids"]),
-                float(shape["covered"]),
-                bool(shape.get("goes_on")),
-            )
+            layer_ids = tuple(shape["target_layer_ids"])
+            sizes = HeadShape(hidden_size, shape["inner_size"], layer_ids, float(shape["covered"]))
             head = cls(sizes, token_ids)
             head.load_state_dict({name: value.float() for name, value in tensors.items()})
             rises = bool((token_ids.diff() > 0).all())
@@ -158,19 +147,7 @@ def read(parts: Parts, features: Tensor, embeddings: Tensor) -> Tensor:
     """
     by_layer = _normed(features.view(-1, *parts.feature_norms.shape), parts.feature_norms)
     x = torch.cat((by_layer.flatten(-2), _normed(embeddings, parts.embedding_norm)), -1)
-    return _rest(parts, parts.join(x))
-
-
-def read_on(parts: Parts, before: Tensor, embeddings: Tensor) -> Tensor:
-    """What `read` gave, [b, D], and embeddings [b, D] of the next tokens -> the same of these."""
-    assert parts.again is not None
-    return _rest(
-        parts, parts.again(torch.cat((before, _normed(embeddings, parts.embedding_norm)), -1))
-    )
-
-
-def _rest(parts: Parts, x: Tensor) -> Tensor:
-    """What is behind the first layer."""
+    x = parts.join(x)
     gates, values = parts.gate_up(_normed(x, parts.norm)).chunk(2, -1)
     return _normed(x + parts.down(F.silu(gates) * values), parts.last_norm)
 

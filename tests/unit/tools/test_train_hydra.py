@@ -37,31 +37,21 @@ def examples(number: int) -> list[Example]:
     return found
 
 
-NUM_STEPS = len(train_hydra.STEP_WEIGHTS)
-
-
-def runs(example: Example) -> list[list[int]]:
-    """The tokens of each place: from the last one of the prompt on."""
-    ids = list(example.token_ids[3:])
-    return [ids[first : first + NUM_STEPS] for first in range(len(ids) - NUM_STEPS + 1)]
-
-
-def test_a_place_is_some_tokens_the_features_before_them_and_the_states_behind_each(
+def test_a_place_is_a_token_the_features_before_it_and_the_state_behind_it(
     target: FrozenTarget, tmp_path: Path
 ) -> None:
     (example,) = examples(1)
     places = train_hydra.Places(target, [example], tmp_path, "target")
     ((features, tokens, final),) = places.batches(torch.Generator())
-    assert sorted(tokens.tolist()) == sorted(runs(example))
+    assert sorted(tokens.tolist()) == sorted(example.token_ids[3:])
     states = target.states(torch.tensor([example.token_ids]))[0]
-    for own, some, behind in zip(features, tokens.tolist(), final, strict=True):
+    for own, token, last in zip(features, tokens.tolist(), final, strict=True):
         place = next(
             place
             for place in range(3, len(example.token_ids))
-            if torch.equal(states[place, -HIDDEN_SIZE:], behind[0])
+            if torch.equal(states[place, -HIDDEN_SIZE:], last)
         )
-        assert list(example.token_ids[place : place + NUM_STEPS]) == some
-        assert torch.equal(states[place : place + NUM_STEPS, -HIDDEN_SIZE:], behind)
+        assert example.token_ids[place] == token
         assert torch.equal(states[place - 1, :-HIDDEN_SIZE], own)
 
 
@@ -94,7 +84,7 @@ def test_every_place_comes_once(target: FrozenTarget, tmp_path: Path) -> None:
         batches = list(places.batches(torch.Generator()))
     assert {len(own) for batch in batches for own in batch} <= set(range(1, 12))
     tokens = torch.cat([batch[1] for batch in batches]).tolist()
-    assert sorted(tokens) == sorted(run for text in texts for run in runs(text))
+    assert sorted(tokens) == sorted(token for text in texts for token in text.token_ids[3:])
 
 
 def test_what_cannot_be_trained_on_is_refused(tmp_path: Path) -> None:

@@ -251,7 +251,6 @@ class HydraHead(ctypes.Structure):
 
     _fields_ = (
         ("join", Product),
-        ("again", Product),
         ("gate_up", Product),
         ("down", Product),
         ("score", Product),
@@ -301,8 +300,6 @@ class Rules(ctypes.Structure):
         ("guess_weight", ctypes.c_double),
         ("num_guesses", ctypes.c_int64),
         ("guess_temperature", ctypes.c_double),
-        ("num_guessed_on", ctypes.c_int64),
-        ("least_guessed_on", ctypes.c_double),
     )
 
 

@@ -67,8 +67,6 @@ class NativeNGrams:
             rules.guess_weight,
             rules.num_guesses,
             rules.guess_temperature,
-            rules.num_guessed_on,
-            rules.least_guessed_on,
         )
 
     def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
@@ -121,21 +119,19 @@ class NativeNGrams:
 
 def takes_layers(layers: HydraLayers) -> bool:
     """True if kernels multiply with all layers of a Hydra head."""
-    own = [layers.join, layers.gate_up, layers.down, layers.score]
-    own += [] if layers.again is None else [layers.again]
+    own = (layers.join, layers.gate_up, layers.down, layers.score)
     return all(isinstance(one, NativeProduct) and one.dtype == torch.float32 for one in own)
 
 
 def _head(layers: HydraLayers) -> native.HydraHead:
     """As the kernels know it; valid as long as the layers."""
     products = [
-        native.Product() if one is None else cast(NativeProduct, one).struct
-        for one in (layers.join, layers.again, layers.gate_up, layers.down, layers.score)
+        cast(NativeProduct, one).struct
+        for one in (layers.join, layers.gate_up, layers.down, layers.score)
     ]
     num_features, size = layers.feature_norms.shape
     check_sizes(
         layers.join.shape == (size, (num_features + 1) * size)
-        and (layers.again is None or layers.again.shape == (size, 2 * size))
         and layers.gate_up.shape == (2 * layers.down.shape[1], size)
         and layers.down.shape[0] == layers.score.shape[1] == layers.embedding.shape[1] == size
         and len(layers.token_ids) == layers.score.shape[0]

@@ -20,14 +20,10 @@ from blockdraft.kernels.ngram_interface import (
     TokenNoise,
 )
 from blockdraft.speculate.drafters.guesses import (
-    LEAST_GUESSED_ON,
     LEAST_TEMPERATURE,
-    NUM_GUESSED_ON,
     NUM_GUESSES,
     WEIGHT,
-    Guess,
     guess,
-    guess_on,
     mixed,
 )
 from blockdraft.speculate.drafters.ngram_table import (
@@ -47,7 +43,7 @@ from blockdraft.speculate.drafters.own_text import (
 from blockdraft.speculate.sampler.noise import noise_at
 from blockdraft.speculate.sampler.philox import Stream
 
-LEAST_PROBABILITY = 0.03
+LEAST_PROBABILITY = 0.08
 """A row of the target's forward is worth more elsewhere, or not computed at all."""
 MOST_NOISE = 300.0
 
@@ -57,14 +53,13 @@ class _Node:
     """A token that may be proposed.
 
     probability: of its whole path. index: in the order of finding; the root's is ROOT. path: the
-    tokens from the anchor's successor to it. guess_before: of its token, if there was one.
+    tokens from the anchor's successor to it.
     """
 
     probability: float
     index: int
     parent: int
     path: tuple[int, ...]
-    guess_before: Guess | None = None
 
 
 class PlainSearch:
@@ -79,7 +74,10 @@ class PlainSearch:
         return [self._paths(query) for query in queries]
 
     def _paths(self, query: NGramQuery) -> NGramPaths:
-        noise = query.noise
+        noise, guessed = query.noise, None
+        if self._layers is not None and query.features is not None:
+            temperature = 0.0 if noise is None else noise.temperature
+            guessed = guess(self._layers, query.features, query.token_ids[-1], temperature)
         text = self._texts.setdefault(query.key, OwnText())
         text.read(query.token_ids)
         ending = tuple(query.token_ids[-LONGEST:])
@@ -87,11 +85,10 @@ class PlainSearch:
         best: list[_Node] = []
         newest = [_Node(1.0, ROOT, ROOT, ())]
         for depth in range(query.max_depth):
-            guesses = self._guesses(query, newest)
-            known = self._known(ending, newest, guesses, _ahead(noise, depth))
-            found += self._children(
-                text, ending, newest, known, guesses, _ahead(noise, depth), len(found)
-            )
+            known = self._known(ending, newest, _ahead(noise, depth))
+            if depth == 0 and guessed is not None and self._layers is not None:
+                known = [mixed(self._layers, guessed, known[0])]
+            found += self._children(text, ending, newest, known, _ahead(noise, depth), len(found))
             # What is not among the best now never will be, nor what follows it.
             best = heapq.nsmallest(query.num_nodes, found, key=_by_probability)
             newest = [node for node in best if len(node.path) == depth + 1]
@@ -104,44 +101,13 @@ class PlainSearch:
             tuple(node.probability for node in best),
         )
 
-    def _guesses(self, query: NGramQuery, nodes: list[_Node]) -> list[Guess | None]:
-        """What the head says of the successors of nodes of one depth, the most probable first."""
-        nothing: list[Guess | None] = [None] * len(nodes)
-        layers, features = self._layers, query.features
-        if layers is None or features is None:
-            return nothing
-        temperature = 0.0 if query.noise is None else query.noise.temperature
-        if nodes[0].index == ROOT:
-            return [guess(layers, features, query.token_ids[-1], temperature)]
-        followed = [
-            (place, node.guess_before)
-            for place, node in enumerate(nodes)
-            if node.guess_before is not None
-        ][:NUM_GUESSED_ON]
-        probability = sum(nodes[place].probability for place, _ in followed)
-        if layers.again is None or not followed or probability < LEAST_GUESSED_ON:
-            return nothing
-        before = [own for _, own in followed]
-        token_ids = [nodes[place].path[-1] for place, _ in followed]
-        guesses = guess_on(layers, before, token_ids, temperature)
-        found = dict(zip((place for place, _ in followed), guesses, strict=True))
-        return [found.get(place) for place in range(len(nodes))]
-
     def _known(
-        self,
-        ending: tuple[int, ...],
-        nodes: list[_Node],
-        guesses: list[Guess | None],
-        noise: TokenNoise | None,
+        self, ending: tuple[int, ...], nodes: list[_Node], noise: TokenNoise | None
     ) -> list[Shares]:
-        """What table and head say of the successors of nodes of one depth; noise: there."""
+        """What the table says of the successors of nodes of one depth; noise: there."""
         large = [] if noise is None or noise.large is None else noise.large[0].tolist()
         contexts = [(*ending, *node.path)[-LONGEST:] for node in nodes]
-        known = [self._table.after(context, large) for context in contexts]
-        return [
-            shares if own is None or self._layers is None else mixed(self._layers, own, shares)
-            for own, shares in zip(guesses, known, strict=True)
-        ]
+        return [self._table.after(context, large) for context in contexts]
 
     def _children(
         self,
@@ -149,7 +115,6 @@ class PlainSearch:
         ending: tuple[int, ...],
         nodes: list[_Node],
         known: list[Shares],
-        guesses: list[Guess | None],
         noise: TokenNoise | None,
         num_found: int,
     ) -> list[_Node]:
@@ -164,14 +129,13 @@ class PlainSearch:
         if noise is not None:
             successors = _with_noise(successors, noise)
         children: list[_Node] = []
-        for node, following, guessed in zip(nodes, successors, guesses, strict=True):
+        for node, following in zip(nodes, successors, strict=True):
             for token_id, share in sorted(following.items(), key=lambda one: -one[1]):
                 probability = node.probability * share
                 if probability < LEAST_PROBABILITY:
                     break
                 index = num_found + len(children)
-                path = (*node.path, token_id)
-                children.append(_Node(probability, index, node.index, path, guessed))
+                children.append(_Node(probability, index, node.index, (*node.path, token_id)))
         return children
 
     def close(self, key: int) -> None:
@@ -195,8 +159,6 @@ def rules_for(table: NGramTable) -> NGramRules:
         guess_weight=WEIGHT,
         num_guesses=NUM_GUESSES,
         guess_temperature=LEAST_TEMPERATURE,
-        num_guessed_on=NUM_GUESSED_ON,
-        least_guessed_on=LEAST_GUESSED_ON,
     )
 
 

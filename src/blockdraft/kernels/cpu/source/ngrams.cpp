@@ -42,8 +42,6 @@ struct Rules {
   double guess_weight;     // beside the table
   int64_t num_guesses;     // the most probable ones, looked at whoever else names them
   double guess_temperature;  // the lowest that guesses are sharpened to
-  int64_t num_guessed_on;     // paths of a length, the most probable ones, that guesses go on from
-  double least_guessed_on;    // their probability together, or no guess goes on
 };
 
 // The tokens with the largest noise of a place, rising; or none.
@@ -227,8 +225,6 @@ struct Node {
   int64_t depth;
   Context context;
   int64_t token;
-  int64_t guess_of_parent;  // the row of the guess that its parent had, or -1
-  int64_t guess;            // the row of its own
 };
 
 }  // namespace
@@ -335,13 +331,13 @@ void add_table(const Rules& rules, const Context& context, const Tokens& large, 
 }
 
 // Of the tokens that are known, and of the most probable ones, what a head guesses.
-void mix_guess(const Rules& rules, const Guess& guess, int64_t row, Shares& shares, Sum& sum) {
+void mix_guess(const Rules& rules, const Guess& guess, Shares& shares, Sum& sum) {
   const double weight = rules.guess_weight;
   for (Share& share : shares.all)
-    share.value = (1.0 - weight) * share.value + weight * guess.probability(row, share.token);
+    share.value = (1.0 - weight) * share.value + weight * guess.probability(share.token);
   for (int64_t i = 0; i < guess.num_top(); ++i)
-    if (const int64_t token = guess.top(row, i); !sum.holds(token))
-      sum.add(token, weight * guess.probability(row, token));
+    if (const int64_t token = guess.top(i); !sum.holds(token))
+      sum.add(token, weight * guess.probability(token));
 }
 
 // Those that the text holds are more probable, all others less.
@@ -353,13 +349,12 @@ void favor(const Rules& rules, const Text& text, Shares& shares) {
   for (Share& share : shares.all) share.value /= total;
 }
 
-Shares successors(const Rules& rules, const Text& text, const Node& node, Scratch& scratch,
-                  const Large& others, const std::optional<Guess>& guess) {
-  const Context& context = node.context;
+Shares successors(const Rules& rules, const Text& text, const Context& context, Scratch& scratch,
+                  const Large& others, const Guess* guess) {
   Shares found;
   Sum sum(scratch.places, found);
   add_table(rules, context, scratch.large, others, found, sum);
-  if (node.guess >= 0) mix_guess(rules, *guess, node.guess, found, sum);
+  if (guess != nullptr) mix_guess(rules, *guess, found, sum);
   favor(rules, text, found);
   for (int length = 1; length <= length_of(context); ++length) {
     const auto known = text.followed.find(shorter(context, length));
@@ -407,53 +402,30 @@ bool is_better(const Node& one, const Node& other) {
   return one.index < other.index;
 }
 
-// Of the token behind the text, whose node is the root.
-void guess_first(const Rules& rules, const Search& search, int64_t num_threads, Node& root,
-                 std::optional<Guess>& guess) {
-  if (rules.guesser == nullptr || search.features == nullptr) return;
+std::optional<Guess> guess_of(const Rules& rules, const Search& search, int64_t num_threads) {
+  if (rules.guesser == nullptr || search.features == nullptr) return std::nullopt;
   // Greedy requests have none, and what is likely is likelier still at low temperatures.
   const double temperature = std::clamp(search.temperature, rules.guess_temperature, 1.0);
-  guess.emplace(*rules.guesser, Guessing{temperature, rules.num_guesses, num_threads},
-                search.features, search.token_ids[search.num_tokens - 1]);
-  if (guess->is_known(0)) root.guess = 0;
-}
-
-// Of the tokens behind the newest nodes, the most probable ones first, where it is worth its time.
-void guess_on(const Rules& rules, std::vector<Node>& newest, std::optional<Guess>& guess) {
-  int64_t rows[kMostGuessed], tokens[kMostGuessed], num = 0;
-  Node* nodes[kMostGuessed];
-  double probability = 0.0;
-  const int64_t most = std::min(rules.num_guessed_on, kMostGuessed);
-  for (Node& node : newest) {
-    if (num == most) break;
-    if (node.guess_of_parent < 0) continue;
-    rows[num] = node.guess_of_parent;
-    tokens[num] = node.token;
-    nodes[num++] = &node;
-    probability += node.probability;
-  }
-  if (num == 0 || probability < rules.least_guessed_on) return;
-  const Guess next(*guess, rows, tokens, num);
-  guess = next;
-  for (int64_t row = 0; row < num; ++row)
-    if (guess->is_known(row)) nodes[row]->guess = row;
+  std::optional<Guess> guess(std::in_place, *rules.guesser, search.features,
+                             search.token_ids[search.num_tokens - 1], temperature,
+                             rules.num_guesses, num_threads);
+  return guess->is_known() ? guess : std::nullopt;
 }
 
 std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search& search,
                              int64_t num_threads) {
   static thread_local Scratch scratch;
   std::vector<Node> best;
-  std::vector<Node> newest{
-      {1.0, -1, -1, 0, Text::ending(search, search.num_tokens), 0, -1, -1}};
-  std::optional<Guess> guess;
-  guess_first(rules, search, num_threads, newest.front(), guess);
+  std::vector<Node> newest{{1.0, -1, -1, 0, Text::ending(search, search.num_tokens), 0}};
+  const std::optional<Guess> guess = guess_of(rules, search, num_threads);
   int64_t num_found = 0;
   for (int64_t depth = 0; depth < search.max_depth && !newest.empty(); ++depth) {
     const Large none{nullptr, nullptr, 0};
     const Large& large = depth == 0 ? search.large : none;
     const MarkedLarge marked(scratch.large, large);
     for (const Node& node : newest) {
-      Shares shares = successors(rules, text, node, scratch, large, guess);
+      const Guess* guessed = depth == 0 && guess ? &*guess : nullptr;
+      Shares shares = successors(rules, text, node.context, scratch, large, guessed);
       if (search.temperature > 0.0) weigh(rules, search, scratch.large, large, depth, shares);
       std::stable_sort(shares.all.begin(), shares.all.end(),
                        [](const Share& a, const Share& b) { return a.value > b.value; });
@@ -461,7 +433,7 @@ std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search&
         const double probability = node.probability * share.value;
         if (probability < rules.least_probability) break;
         best.push_back({probability, num_found++, node.index, depth + 1,
-                        followed_by(node.context, share.token), share.token, node.guess, -1});
+                        followed_by(node.context, share.token), share.token});
       }
     }
     // What is not among the best now never will be, nor what follows it.
@@ -471,8 +443,6 @@ std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search&
     newest.clear();
     for (const Node& node : best)
       if (node.depth == depth + 1) newest.push_back(node);
-    if (depth + 1 < search.max_depth && guess && rules.guesser->again.outputs > 0)
-      guess_on(rules, newest, guess);
   }
   return best;
 }
