@@ -246,7 +246,8 @@ class DFlashDrafter(LazyContext):
         """See Drafter.committed. Features wait until someone drafts behind them."""
         if features is None:
             return
-        self.contexts.keep(row.sequence.key, row.sequence.num_cached, features)
+        with self.recorder.phase("capture"):
+            self.contexts.keep(row.sequence.key, row.sequence.num_cached, features)
         self._extend(row, features.shape[0])
 
     @property
