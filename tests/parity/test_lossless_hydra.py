@@ -21,7 +21,7 @@ from blockdraft.engine import load as load_module
 from blockdraft.engine.engine import Engine
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery
 from blockdraft.models.hydra_head import HeadShape, HydraHead
-from blockdraft.speculate.drafters.ngram import GUESSED_ROWS, Guesser, NGramDrafter
+from blockdraft.speculate.drafters.ngram import GUESSED_ROWS, NGramDrafter
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from tests.crowd import Request, run_alone, run_crowd
 from tests.parity.checks import generate, generate_plain
@@ -62,10 +62,8 @@ def ngram_drafter(model: Any, texts: Sequence[Sequence[int]]) -> NGramDrafter:
     """With a head, and a table of what will be said."""
     head = random_head()
     ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    own = tuple(LAYER_IDS.index(layer) for layer in head.shape.target_layer_ids)
-    guesser = Guesser(head.layers(*ends), LAYER_IDS, own)
     table = NGramTable.count((text, 1) for text in texts for _ in range(2))
-    return NGramDrafter(table, VOCAB_SIZE, guesser)
+    return NGramDrafter(table, VOCAB_SIZE, head.layers(*ends, LAYER_IDS))
 
 
 def check_features(engine: Engine, drafter: NGramDrafter) -> int:
@@ -76,9 +74,8 @@ def check_features(engine: Engine, drafter: NGramDrafter) -> int:
         ids = torch.tensor([sequence.token_ids[: sequence.num_cached]])
         with torch.inference_mode():
             states = model(ids, output_hidden_states=True).hidden_states
-        expected = torch.cat([states[layer + 1][0, -1] for layer in OWN_LAYERS])
-        assert drafter._guesser is not None
-        found = torch.from_numpy(drafter._guesser.read(kept))
+        expected = torch.stack([states[layer + 1][0, -1] for layer in OWN_LAYERS])
+        found = kept.view(len(LAYER_IDS), -1)[: len(OWN_LAYERS)]
         assert found.allclose(expected, atol=1e-4), "features of another token"
         num_checked += 1
     return num_checked
@@ -162,12 +159,11 @@ def test_a_head_of_layers_that_the_drafter_does_not_read_is_refused(tmp_path: An
     target = make_target("paged", model)
     random_head((*OWN_LAYERS, 1)).save(tmp_path)
     with pytest.raises(ModelError, match=r"reads the outputs of layers \[1\]"):
-        load_module._guesser(tmp_path, target, LAYER_IDS)
-    random_head().save(tmp_path)
-    guesser = load_module._guesser(tmp_path, target, LAYER_IDS)
-    assert guesser is not None
-    features = torch.arange(len(LAYER_IDS) * HIDDEN_SIZE).float()
-    assert guesser.read(features).tolist() == features[: 2 * HIDDEN_SIZE].tolist()
+        load_module._hydra_layers(tmp_path, target, LAYER_IDS)
+    random_head((LAYER_IDS[2], LAYER_IDS[0])).save(tmp_path)
+    layers = load_module._hydra_layers(tmp_path, target, LAYER_IDS)
+    assert layers is not None
+    assert (layers.feature_layers, layers.own) == (LAYER_IDS, (2, 0))
 
 
 def test_in_a_crowd_the_head_is_not_asked() -> None:

@@ -16,6 +16,7 @@ from blockdraft.core.remembered import once, remembering
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.start_key import remembered_path, start_key
 from blockdraft.kernels.backends import failed_load, passed_load
+from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.models.exact import RowsDepend
 from blockdraft.models.fused import drop_quantized
 from blockdraft.models.hydra_head import HEAD_NAME, HydraHead
@@ -30,7 +31,7 @@ from blockdraft.models.spread import layer_devices, spread
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
 from blockdraft.speculate.drafters.lookup import LookupDrafter
-from blockdraft.speculate.drafters.ngram import Guesser, NGramDrafter
+from blockdraft.speculate.drafters.ngram import NGramDrafter
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.drafters.prediction import PredictionDrafter
@@ -267,18 +268,18 @@ def free_drafters(
     if looks_up:
         found.append(LookupDrafter(shared_tokens=config.shared_lookup))
     if config.ngrams:
-        table = guesser = None
+        table = layers = None
         if drafter_folder is not None:
             table = NGramTable.load(drafter_folder)
-            guesser = _guesser(drafter_folder, target, feature_layers)
-        if table is not None or guesser is not None or looks_up:
-            found.append(NGramDrafter(table or NGramTable([]), target.vocab_size, guesser))
+            layers = _hydra_layers(drafter_folder, target, feature_layers)
+        if table is not None or layers is not None or looks_up:
+            found.append(NGramDrafter(table or NGramTable([]), target.vocab_size, layers))
     return found
 
 
-def _guesser(
+def _hydra_layers(
     folder: Path, target: PagedTarget | SequentialTarget, feature_layers: tuple[int, ...]
-) -> Guesser | None:
+) -> HydraLayers | None:
     """The Hydra head in a drafter's folder; None without one, and on other devices than CPUs.
 
     Raises:
@@ -299,9 +300,7 @@ def _guesser(
             f"it reads {known}; delete it, or draft with --no-ngrams"
         )
     embedding, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
-    layers = head.layers(weight_of(embedding), weight_of(lm_head))
-    own = tuple(feature_layers.index(layer) for layer in head.shape.target_layer_ids)
-    return Guesser(layers, feature_layers, own)
+    return head.layers(weight_of(embedding), weight_of(lm_head), feature_layers)
 
 
 def _num_pages(config: LLMConfig, model: PreTrainedModel, checkpoint: Checkpoint | None) -> int:

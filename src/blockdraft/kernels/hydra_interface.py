@@ -19,8 +19,9 @@ class HydraLayers:
     gate_up: [D -> 2 * inner], the gates first. down: [inner -> D]. score: [D -> n], of the tokens
     that are guessed. feature_norms: [K, D]. embedding_norm, norm, last_norm: [D]. eps: of norms.
     covered: of the target's choices, the share that the tokens have which are guessed.
-    embedding: [V, D], float32 or bfloat16. token_ids: [n], int64, rising: the tokens that are
-    guessed. places: [V], int64: of each token among them, -1 where it is not.
+    feature_layers: of the target, whose outputs features are, one behind the other. own: the places
+    of the K among them. embedding: [V, D], float32 or bfloat16. token_ids: [n], int64, rising: the
+    tokens that are guessed. places: [V], int64: of each token among them, -1 where it is not.
     """
 
     join: Linear
@@ -33,6 +34,13 @@ class HydraLayers:
     last_norm: Tensor
     eps: float
     covered: float
+    feature_layers: tuple[int, ...]
+    own: tuple[int, ...]
     embedding: Tensor
     token_ids: NDArray[np.int64]
     places: NDArray[np.int64]
+
+    @property
+    def num_features(self) -> int:
+        """Of a token, all that are given."""
+        return len(self.feature_layers) * self.feature_norms.shape[1]

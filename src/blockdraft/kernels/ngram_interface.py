@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +83,8 @@ class NGramQuery:
     """A text whose most probable paths are wanted, `num_nodes` nodes at most.
 
     key: names the text, which only ever grows: what is new of it is counted first. noise: of the
-    first token; None if nothing but probability decides. features: [K * D] of the last token but
-    one, for a Hydra head; without, it does not guess.
+    first token; None if nothing but probability decides. features: of the last token but one, as
+    `HydraLayers` has them, in float32 or bfloat16; without, a Hydra head does not guess.
     """
 
     key: int
@@ -91,7 +92,7 @@ class NGramQuery:
     noise: TokenNoise | None
     num_nodes: int
     max_depth: int
-    features: NDArray[np.float32] | None = None
+    features: Tensor | None = None
 
 
 class NGramSearch(Protocol):
@@ -99,6 +100,12 @@ class NGramSearch(Protocol):
 
     def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
         """The most probable tokens behind each text, each with the path to it; no key twice."""
+
+    def guess_ahead(self, key: int, token_ids: Sequence[int], features: Tensor) -> None:
+        """Let a Hydra head begin with a text that is likely to be asked for next, if it can.
+
+        Features: as those of the query, which has them again.
+        """
 
     def close(self, key: int) -> None:
         """Forget a text, known or not."""

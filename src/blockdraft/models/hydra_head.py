@@ -10,6 +10,7 @@ are guessed.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,11 +71,15 @@ class HydraHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(len(token_ids)))
 
     def layers(
-        self, embed_weight: Tensor | GroupWeight, lm_head_weight: Tensor | GroupWeight
+        self,
+        embed_weight: Tensor | GroupWeight,
+        lm_head_weight: Tensor | GroupWeight,
+        feature_layers: Sequence[int],
     ) -> HydraLayers:
         """The head at work on a CPU, beside a target with these weights [V, D].
 
-        Shares the embedding where kernels read its type.
+        Shares the embedding where kernels read its type. feature_layers: of the target, whose
+        outputs drafters get, with its own among them.
         """
         places = torch.full((embed_weight.shape[0],), -1)
         places[self.token_ids] = torch.arange(len(self.token_ids))
@@ -89,6 +94,8 @@ class HydraHead(nn.Module):
             last_norm=self.last_norm.detach().float(),
             eps=EPS,
             covered=self.shape.covered,
+            feature_layers=tuple(feature_layers),
+            own=tuple(feature_layers.index(layer) for layer in self.shape.target_layer_ids),
             embedding=_embedding(embed_weight),
             token_ids=self.token_ids.numpy().astype(np.int64),
             places=places.numpy(),

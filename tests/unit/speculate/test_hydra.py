@@ -1,12 +1,13 @@
 """Guesses of a Hydra head beside a table of n-grams: by kernels and without, and its file."""
 
+import gc
 import random
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from blockdraft.core.errors import ModelError
@@ -21,9 +22,16 @@ from blockdraft.speculate.drafters.ngram_table import NGramTable
 from tests.unit.speculate.test_ngram_search import noise_with_large, paths, text_of
 
 SIZE, INNER, VOCAB_SIZE, LAYERS = 48, 36, 300, (1, 4)
+FEATURE_LAYERS = (4, 2, 1)
 SHAPE = HeadShape(SIZE, INNER, LAYERS, covered=0.9)
 
 needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels on this machine")
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one for all there is none to work ahead."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 def random_head(seed: int = 0) -> HydraHead:
@@ -47,11 +55,11 @@ def ends(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def layers_of(head: HydraHead, dtype: torch.dtype = torch.float32) -> HydraLayers:
-    return head.layers(*ends(dtype))
+    return head.layers(*ends(dtype), FEATURE_LAYERS)
 
 
-def features(seed: int) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(len(LAYERS) * SIZE).astype(np.float32)
+def features(seed: int) -> torch.Tensor:
+    return torch.randn(len(FEATURE_LAYERS) * SIZE, generator=torch.Generator().manual_seed(seed))
 
 
 def small_table() -> NGramTable:
@@ -114,17 +122,83 @@ def test_texts_are_guessed_together_as_alone() -> None:
 
 
 @needs_kernels
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_was_guessed_ahead_is_what_would_be_guessed(dtype: torch.dtype) -> None:
+    table, layers, draw = small_table(), layers_of(random_head()), random.Random(7)
+    ahead, later = (native_ngrams(rules_for(table), layers) for _ in range(2))
+    assert ahead is not None
+    assert later is not None
+    text = text_of(draw, 20, 6)
+    for seed in range(60):
+        own, noise = features(seed).to(dtype), TokenNoise(seed, 0, len(text), 1.0)
+        ahead.guess_ahead(0, text, own)
+        if draw.random() < 0.5:
+            sleep(0.002)  # done by then; else it may be withdrawn
+        assert paths(ahead, 0, text, noise, 8, 3, own) == paths(later, 0, text, noise, 8, 3, own)
+        text += text_of(draw, 1 + seed % 3, 6)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("two_threads")
+def test_a_guess_ahead_is_used_for_its_own_text_only() -> None:
+    """The features of the query are others here, which tells who guessed."""
+    table, layers = small_table(), layers_of(random_head())
+    search, other = (native_ngrams(rules_for(table), layers) for _ in range(2))
+    assert search is not None
+    assert other is not None
+    text = text_of(random.Random(8), 20, 6)
+    search.guess_ahead(0, text, features(0))  # of a text that is not known: nothing
+    first, second = (paths(other, 0, text, None, 40, 1, features(seed)) for seed in (0, 1))
+    assert first != second
+    assert paths(search, 0, text, None, 40, 1, features(1)) == second
+
+    found = []
+    while first not in found:  # a busy machine may let it wait until it is withdrawn
+        assert len(found) < 200
+        search.guess_ahead(0, text, features(0))
+        sleep(0.01)
+        found.append(paths(search, 0, text, None, 40, 1, features(1)))
+    assert paths(search, 0, text, None, 40, 1, features(1)) == second  # not a second time
+
+    search.guess_ahead(0, text, features(0))
+    sleep(0.01)
+    text = [*text, 3]
+    expected = paths(other, 0, text, None, 40, 1, features(1))
+    assert paths(search, 0, text, None, 40, 1, features(1)) == expected
+
+
+@needs_kernels
+@pytest.mark.usefixtures("two_threads")
+def test_texts_may_end_while_they_are_guessed() -> None:
+    table, layers = small_table(), layers_of(random_head())
+    search = native_ngrams(rules_for(table), layers)
+    assert search is not None
+    for key in range(200):
+        text = text_of(random.Random(key), 12, 6)
+        paths(search, key, text, None, 4, 2, features(key))
+        for _ in range(key % 3):
+            search.guess_ahead(key, text, features(key))
+        search.close(key)
+        gc.collect(0)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("two_threads")
 def test_features_that_do_not_fit_are_refused() -> None:
     search = native_ngrams(rules_for(small_table()), layers_of(random_head()))
     assert search is not None
-    with pytest.raises(ValueError, match="3 features in float32, not 96 in float32"):
-        paths(search, 0, [1, 2, 3], None, 4, 4, np.zeros(3, np.float32))
-    with pytest.raises(ValueError, match="96 features in float64"):
-        paths(search, 0, [1, 2, 3], None, 4, 4, np.zeros(96))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"3 features in torch\.float32, not 144"):
+        paths(search, 0, [1, 2, 3], None, 4, 4, torch.zeros(3))
+    with pytest.raises(ValueError, match=r"144 features in torch\.float64"):
+        paths(search, 0, [1, 2, 3], None, 4, 4, torch.zeros(144).double())
     with pytest.raises(ValueError, match="do not lie one behind another"):
-        paths(search, 0, [1, 2, 3], None, 4, 4, np.zeros(192, np.float32)[::2])
+        paths(search, 0, [1, 2, 3], None, 4, 4, torch.zeros(288)[::2])
     with pytest.raises(ValueError, match="token 300 of 300"):
         paths(search, 0, [1, 2, 300], None, 4, 4, features(0))
+    paths(search, 0, [1, 2, 3], None, 4, 4, features(0))
+    with pytest.raises(ValueError, match="token 300 of 300"):
+        search.guess_ahead(0, [1, 2, 3, 300], features(0))
 
 
 @needs_kernels
@@ -149,7 +223,7 @@ def test_a_guess_is_the_softmax_of_the_targets_head(temperature: float) -> None:
     def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x / (x.square().mean() + EPS).sqrt() * weight
 
-    by_layer = zip(torch.tensor(own).view(2, -1), head.feature_norms, strict=True)
+    by_layer = zip(own.view(3, -1)[[2, 0]], head.feature_norms, strict=True)
     parts = [normed(x, weight) for x, weight in by_layer]
     x = head.join.weight @ torch.cat((*parts, normed(embedding[anchor], head.embedding_norm)))
     gates, values = (head.gate_up.weight @ normed(x, head.norm)).chunk(2)
@@ -223,7 +297,7 @@ def test_noise_decides_between_guesses() -> None:
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_features_that_are_no_numbers_guess_nothing(broken: float) -> None:
     table, layers, own = small_table(), layers_of(random_head()), features(0)
-    own[5] = broken
+    own[2 * SIZE + 5] = broken
     text = text_of(random.Random(1), 30, 6)
     for search in (ngram_search(table, layers), PlainSearch(table, layers)):
         found = paths(search, 0, text, None, 8, 1, own)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from blockdraft.kernels.backends import native_ngrams
-from blockdraft.kernels.cpu.library import Library, library
+from blockdraft.kernels.cpu.library import Library, Search, library
 from blockdraft.kernels.cpu.ngrams import NativeNGrams
 from blockdraft.kernels.ngram_interface import (
     NGramPaths,
@@ -137,9 +137,11 @@ def test_where_memory_ends_for_one_text_the_others_are_counted_once(
     queries = [NGramQuery(key, text, None, 8, 4) for key, text in enumerate(texts)]
     search = failing._kernels.ngrams
 
-    def fails_once(rules: int, own: int, searches: int, found: int, *more: int) -> None:
-        search(rules, own, searches, found, *more)
-        ctypes.c_int64.from_address(found + 8).value = -1
+    def fails_once(rules: int, searches: int, *more: int) -> None:
+        search(rules, searches, *more)
+        second = ctypes.c_void_p.from_address(searches + 8).value
+        assert second is not None
+        Search.from_address(second).num_found = -1
         monkeypatch.undo()
 
     monkeypatch.setattr(failing._kernels, "ngrams", fails_once)

@@ -39,7 +39,8 @@ _SIGNATURES: dict[str, list[type]] = {
     "words_below": [*[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT, ctypes.c_uint64, _COUNT],
     "text_new": [],
     "text_delete": [_ADDRESS],
-    "ngrams": [*[_ADDRESS] * 4, _COUNT, _COUNT],
+    "guess_ahead": [*[_ADDRESS] * 3, _FLAG, _COUNT, _COUNT],
+    "ngrams": [*[_ADDRESS] * 2, _COUNT, _COUNT],
 }  # fmt: skip
 """As declared in the sources."""
 
@@ -95,6 +96,7 @@ class Library:
         self.text_new = _function(loaded, "text_new")
         self.text_new.restype = _ADDRESS
         self.text_delete = _function(loaded, "text_delete")
+        self.guess_ahead = _function(loaded, "guess_ahead")
         self.ngrams = _function(loaded, "ngrams")
 
 
@@ -260,6 +262,7 @@ class HydraHead(ctypes.Structure):
         ("last_norm", ctypes.c_void_p),
         ("embedding", ctypes.c_void_p),
         ("embedding_is_bfloat16", ctypes.c_int64),
+        ("own", ctypes.c_void_p),
         ("num_features", ctypes.c_int64),
         ("num_tokens", ctypes.c_int64),
         ("token_ids", ctypes.c_void_p),
@@ -313,6 +316,15 @@ class Large(ctypes.Structure):
     )
 
 
+class Features(ctypes.Structure):
+    """`Features` of hydra_head.h."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        ("is_bfloat16", ctypes.c_int64),
+    )
+
+
 class Search(ctypes.Structure):
     """`Search` of ngrams.cpp."""
 
@@ -320,17 +332,20 @@ class Search(ctypes.Structure):
         ("token_ids", ctypes.c_void_p),
         ("num_known", ctypes.c_int64),
         ("num_tokens", ctypes.c_int64),
+        ("num_text", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("sample_index", ctypes.c_uint64),
         ("position", ctypes.c_uint64),
         ("temperature", ctypes.c_double),
         ("large", Large),
-        ("features", ctypes.c_void_p),
+        ("features", Features),
         ("num_nodes", ctypes.c_int64),
         ("max_depth", ctypes.c_int64),
         ("tokens", ctypes.c_void_p),
         ("parents", ctypes.c_void_p),
         ("probabilities", ctypes.c_void_p),
+        ("text", ctypes.c_void_p),
+        ("num_found", ctypes.c_int64),
     )
 
 

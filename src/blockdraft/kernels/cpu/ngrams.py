@@ -8,6 +8,7 @@ from weakref import finalize
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from blockdraft.kernels.cpu import library as native
 from blockdraft.kernels.cpu.library import Library
@@ -27,6 +28,7 @@ LONGEST = 3
 NUM_LEVELS = 256
 
 _NO_NOISE = TokenNoise(0, 0, 0, 0.0)
+_NOTHING_LARGE, _NO_FEATURES = native.Large(), native.Features()
 
 
 class NativeNGrams:
@@ -41,7 +43,9 @@ class NativeNGrams:
     ) -> None:
         self._kernels, self._max_read = kernels, rules.max_read
         self._layers = layers
-        self._head = None if layers is None else _head(layers)
+        self._own = None if layers is None else np.array(layers.own, np.int64)
+        self._head = None if layers is None or self._own is None else _head(layers, self._own)
+        self._num_features = 0 if layers is None else layers.num_features
         self._texts: dict[int, _Text] = {}
         self._parts = [_plain(part) for part in rules.parts]
         if len(self._parts) not in (0, LONGEST):
@@ -68,49 +72,57 @@ class NativeNGrams:
             rules.num_guesses,
             rules.guess_temperature,
         )
+        self._rules_address = ctypes.addressof(self._rules)
 
     def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
         """See NGramSearch.paths. On all threads: those of one text share its products."""
         for query in queries:
-            self._check(query)
-        texts = [self._text(query) for query in queries]
-        asked = [_Asked(query, text) for query, text in zip(queries, texts, strict=True)]
-        num, num_threads = len(asked), torch.get_num_threads()
-        searches = (native.Search * num)(*(own.search for own in asked))
-        addresses = (ctypes.c_void_p * num)(*(text.address for text in texts))
-        found = (ctypes.c_int64 * num)()
+            self._check(query.token_ids, query.features)
+        texts = [self._text(query.key, query.token_ids) for query in queries]
+        for query, text in zip(queries, texts, strict=True):
+            text.ask(query)
+        searches = (ctypes.c_void_p * len(texts))(*(text.search_address for text in texts))
         self._kernels.ngrams(
-            ctypes.addressof(self._rules), ctypes.addressof(addresses),
-            ctypes.addressof(searches), ctypes.addressof(found), num, num_threads,
-        )  # fmt: skip
-        for query, text, count in zip(queries, texts, found, strict=True):
-            text.num_read = len(query.token_ids)
-            if count < 0:  # half of it is counted: it begins anew
-                self.close(query.key)
-        if min(found, default=0) < 0:
+            self._rules_address, ctypes.addressof(searches), len(texts), torch.get_num_threads()
+        )
+        failed = [query.key for query, text in zip(queries, texts, strict=True) if text.has_failed]
+        for key in failed:  # half of it is counted: it begins anew
+            self.close(key)
+        if failed:
             raise MemoryError("no memory is left to count a text in")
-        return [own.paths(count) for own, count in zip(asked, found, strict=True)]
+        return [text.found() for text in texts]
 
-    def _check(self, query: NGramQuery) -> None:
+    def guess_ahead(self, key: int, token_ids: Sequence[int], features: Tensor) -> None:
+        """See NGramSearch.guess_ahead. By a thread that one for all products leaves no core."""
+        text = self._texts.get(key)
+        if self._head is None or text is None or torch.get_num_threads() == 1:
+            return
+        self._check(token_ids, features)
+        self._kernels.guess_ahead(
+            self._rules_address, text.address, features.data_ptr(), IS_BFLOAT16[features.dtype],
+            token_ids[-1], len(token_ids),
+        )  # fmt: skip
+
+    def _check(self, token_ids: Sequence[int], features: Tensor | None) -> None:
         """Raise a ValueError where features or the token behind them do not fit the head."""
-        features = query.features
         if self._layers is None or features is None:
             return
-        if not 0 <= query.token_ids[-1] < len(self._layers.places):
-            raise ValueError(f"token {query.token_ids[-1]} of {len(self._layers.places)}")
-        if not features.flags.c_contiguous:
+        if not 0 <= token_ids[-1] < len(self._layers.places):
+            raise ValueError(f"token {token_ids[-1]} of {len(self._layers.places)}")
+        if not features.is_contiguous():
             raise ValueError("features do not lie one behind another")
-        if features.dtype != np.float32 or features.size != self._layers.feature_norms.numel():
+        if features.dtype not in IS_BFLOAT16 or features.numel() != self._num_features:
             raise ValueError(
-                f"{features.size} features in {features.dtype}, not "
-                f"{self._layers.feature_norms.numel()} in float32"
+                f"{features.numel()} features in {features.dtype}, not {self._num_features} in "
+                "float32 or bfloat16"
             )
 
-    def _text(self, query: NGramQuery) -> "_Text":
-        if query.key not in self._texts:
-            first = max(0, len(query.token_ids) - self._max_read)
-            self._texts[query.key] = _Text(self._kernels, first)
-        return self._texts[query.key]
+    def _text(self, key: int, token_ids: Sequence[int]) -> "_Text":
+        text = self._texts.get(key)
+        if text is None:
+            first = max(0, len(token_ids) - self._max_read)
+            text = self._texts[key] = _Text(self._kernels, first)
+        return text
 
     def close(self, key: int) -> None:
         """See NGramSearch.close."""
@@ -123,15 +135,17 @@ def takes_layers(layers: HydraLayers) -> bool:
     return all(isinstance(one, NativeProduct) and one.dtype == torch.float32 for one in own)
 
 
-def _head(layers: HydraLayers) -> native.HydraHead:
-    """As the kernels know it; valid as long as the layers."""
+def _head(layers: HydraLayers, own: NDArray[np.int64]) -> native.HydraHead:
+    """As the kernels know it; valid as long as the layers, and the places of their own."""
     products = [
         cast(NativeProduct, one).struct
         for one in (layers.join, layers.gate_up, layers.down, layers.score)
     ]
     num_features, size = layers.feature_norms.shape
     check_sizes(
-        layers.join.shape == (size, (num_features + 1) * size)
+        len(own) == num_features
+        and all(0 <= place < len(layers.feature_layers) for place in layers.own)
+        and layers.join.shape == (size, (num_features + 1) * size)
         and layers.gate_up.shape == (2 * layers.down.shape[1], size)
         and layers.down.shape[0] == layers.score.shape[1] == layers.embedding.shape[1] == size
         and len(layers.token_ids) == layers.score.shape[0]
@@ -145,6 +159,7 @@ def _head(layers: HydraLayers) -> native.HydraHead:
         layers.last_norm.data_ptr(),
         layers.embedding.data_ptr(),
         IS_BFLOAT16[layers.embedding.dtype],
+        own.ctypes.data,
         num_features,
         len(layers.places),
         layers.token_ids.ctypes.data,
@@ -154,45 +169,8 @@ def _head(layers: HydraLayers) -> native.HydraHead:
     )
 
 
-class _Asked:
-    """A search, and the memory that it reads and writes."""
-
-    def __init__(self, query: NGramQuery, text: "_Text") -> None:
-        begin = max(0, text.num_read - LONGEST)
-        own = query.token_ids[begin:]
-        self._ids = (ctypes.c_int64 * len(own))(*own)
-        num = query.num_nodes
-        self._tokens, self._parents = (ctypes.c_int64 * num)(), (ctypes.c_int64 * num)()
-        self._probabilities = (ctypes.c_double * num)()
-        noise = query.noise or _NO_NOISE
-        self.search = native.Search(
-            ctypes.addressof(self._ids),
-            text.num_read - begin,
-            len(own),
-            noise.seed,
-            noise.sample_index,
-            noise.position,
-            noise.temperature,
-            native.Large() if noise.large is None else _large(*noise.large),
-            None if query.features is None else query.features.ctypes.data,
-            num,
-            query.max_depth,
-            ctypes.addressof(self._tokens),
-            ctypes.addressof(self._parents),
-            ctypes.addressof(self._probabilities),
-        )
-
-    def paths(self, num: int) -> NGramPaths:
-        """What was found: so many nodes."""
-        return NGramPaths(
-            tuple(self._tokens[:num]),
-            tuple(self._parents[:num]),
-            tuple(self._probabilities[:num]),
-        )
-
-
 class _Text:
-    """What the kernels counted of a text, and where it lies. num_read: tokens that are counted."""
+    """What the kernels counted of a text, and its search. num_read: tokens that are counted."""
 
     def __init__(self, kernels: Library, num_read: int) -> None:
         self.num_read = num_read
@@ -200,6 +178,54 @@ class _Text:
         if self.address is None:
             raise MemoryError("no memory is left to count a text in")
         finalize(self, kernels.text_delete, self.address)
+        self._search = native.Search(text=self.address)
+        self.search_address = ctypes.addressof(self._search)
+        # Kept from step to step: to make all of it anew takes a third of a search's time.
+        self._make_room(0)
+        self._query: NGramQuery | None = None
+
+    def ask(self, query: NGramQuery) -> None:
+        """Write down what is searched for; what the query holds must stay until it is found."""
+        search, noise, num_tokens = self._search, query.noise or _NO_NOISE, len(query.token_ids)
+        begin = max(0, self.num_read - LONGEST)
+        own = query.token_ids[begin:]
+        self._ids = (ctypes.c_int64 * len(own))(*own)
+        search.token_ids = ctypes.addressof(self._ids)
+        search.num_known, search.num_tokens = self.num_read - begin, len(own)
+        search.num_text = num_tokens
+        search.seed, search.sample_index = noise.seed, noise.sample_index
+        search.position, search.temperature = noise.position, noise.temperature
+        search.large = _NOTHING_LARGE if noise.large is None else _large(*noise.large)
+        if query.features is None:
+            search.features = _NO_FEATURES
+        else:
+            is_bfloat16 = IS_BFLOAT16[query.features.dtype]
+            search.features = native.Features(query.features.data_ptr(), is_bfloat16)
+        if query.num_nodes > len(self._tokens):
+            self._make_room(query.num_nodes)
+        search.num_nodes, search.max_depth = query.num_nodes, query.max_depth
+        self.num_read, self._query = num_tokens, query
+
+    def _make_room(self, num_nodes: int) -> None:
+        self._tokens, self._parents = (ctypes.c_int64 * num_nodes)(), (ctypes.c_int64 * num_nodes)()
+        self._probabilities = (ctypes.c_double * num_nodes)()
+        self._search.tokens = ctypes.addressof(self._tokens)
+        self._search.parents = ctypes.addressof(self._parents)
+        self._search.probabilities = ctypes.addressof(self._probabilities)
+
+    @property
+    def has_failed(self) -> bool:
+        """True if there was no memory left."""
+        return bool(self._search.num_found < 0)
+
+    def found(self) -> NGramPaths:
+        """The nodes."""
+        num, self._query = self._search.num_found, None
+        return NGramPaths(
+            tuple(self._tokens[:num]),
+            tuple(self._parents[:num]),
+            tuple(self._probabilities[:num]),
+        )
 
 
 def _plain(part: NGramPart) -> NGramPart:

@@ -6,6 +6,7 @@ The kernels do the same inside their search of n-grams; this serves where there 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.models.hydra_head import read
@@ -21,14 +22,15 @@ LEAST_TEMPERATURE = 0.7
 
 @torch.inference_mode()
 def guess(
-    layers: HydraLayers, features: NDArray[np.float32], anchor: int, temperature: float
+    layers: HydraLayers, features: Tensor, anchor: int, temperature: float
 ) -> NDArray[np.float64] | None:
-    """Probabilities [n] of what follows the anchor, from the features [K * D] before it.
+    """Probabilities [n] of what follows the anchor, from the features before it.
 
     temperature: of the request, 0 for greedy. None where features are no numbers.
     """
     embedded = layers.embedding[[anchor]].float()
-    logits = layers.score(read(layers, torch.from_numpy(features)[None], embedded))[0].double()
+    own = features.float().view(len(layers.feature_layers), -1)[list(layers.own)]
+    logits = layers.score(read(layers, own.view(1, -1), embedded))[0].double()
     sharpened = logits / min(1.0, max(LEAST_TEMPERATURE, temperature))
     found: NDArray[np.float64] = (layers.covered * torch.softmax(sharpened, -1)).numpy()
     return found if np.isfinite(found).all() else None

@@ -10,10 +10,7 @@ is asked in every step of a few rows, from what the target thought before the ne
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from blockdraft.core.plan import NOTHING, Proposal, Tree
@@ -36,56 +33,41 @@ GUESSED_ROWS = 4
 are worth less. An estimate: crowds were not measured with it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Guesser:
-    """A Hydra head at work, and the layers that drafters get features of, with its own among them.
-
-    feature_layers: of the target, whose outputs features [num_features * D] are. own: places of the
-    head's among them.
-    """
-
-    layers: HydraLayers
-    feature_layers: tuple[int, ...]
-    own: tuple[int, ...]
-
-    def read(self, features: Tensor) -> NDArray[np.float32]:
-        """The head's own of the features [num_features * D] of a token."""
-        # In every step, of a few thousand numbers: numpy takes half the time of torch.
-        by_layer = features.float().numpy().reshape(len(self.feature_layers), -1)
-        own: NDArray[np.float32] = by_layer[list(self.own)].reshape(-1)
-        return own
-
-
 class NGramDrafter(ModelFree):
     """Proposes trees of the most probable paths; nothing where nothing is likely."""
 
     kind = "ngram"
     max_nodes = MAX_NODES
 
-    def __init__(self, table: NGramTable, vocab_size: int, guesser: Guesser | None = None) -> None:
-        """vocab_size: of the target, among whose tokens those of large noise are looked at."""
-        self._search = ngram_search(table, None if guesser is None else guesser.layers)
+    def __init__(
+        self, table: NGramTable, vocab_size: int, layers: HydraLayers | None = None
+    ) -> None:
+        """vocab_size: of the target, among whose tokens those of large noise are looked at.
+
+        layers: of a Hydra head.
+        """
+        self._search = ngram_search(table, layers)
         self._vocab_size = vocab_size
-        self._guesser = guesser
         self._features: dict[int, Tensor] = {}
-        self.feature_layers = () if guesser is None else guesser.feature_layers
+        self._was_alone = False
+        self.feature_layers = () if layers is None else layers.feature_layers
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose: all rows in one search."""
         is_guessed = len(rows) <= GUESSED_ROWS
+        self._was_alone = len(rows) == 1
         found = self._search.paths([self._query(row, is_guessed) for row in rows])
         return [self._proposal(own) for own in found]
 
     def _query(self, row: Row, is_guessed: bool) -> NGramQuery:
-        sample, guesser = row.sequence, self._guesser
-        features = self._features.get(sample.key) if is_guessed else None
+        sample = row.sequence
         return NGramQuery(
             sample.key,
             sample.token_ids,
             self._noise(sample),
             row.num_draft_tokens,
             row.num_slots,
-            None if guesser is None or features is None else guesser.read(features),
+            self._features.get(sample.key) if is_guessed else None,
         )
 
     def _proposal(self, found: NGramPaths) -> Proposal:
@@ -96,11 +78,14 @@ class NGramDrafter(ModelFree):
 
     def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
         """See Drafter.committed. Those of the last token are kept, behind which the anchor is."""
-        if self._guesser is None or features is None:
-            self._features.pop(row.sequence.key, None)
-        else:
-            # Read when a head is asked, which it is not in a crowd.
-            self._features[row.sequence.key] = held_alone(features[-1])
+        sample = row.sequence
+        if not self.feature_layers or features is None:
+            self._features.pop(sample.key, None)
+            return
+        kept = self._features[sample.key] = held_alone(features[-1])
+        # Several rows would wait for each other; their heads are asked when they propose.
+        if self._was_alone and not row.is_prompt and sample.finish_reason is None:
+            self._search.guess_ahead(sample.key, sample.token_ids, kept)
 
     def close(self, key: int) -> None:
         """See Drafter.close."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import Tensor
 
 from blockdraft.core.plan import ROOT
 from blockdraft.kernels.backends import native_ngrams
@@ -137,6 +138,9 @@ class PlainSearch:
                 index = num_found + len(children)
                 children.append(_Node(probability, index, node.index, (*node.path, token_id)))
         return children
+
+    def guess_ahead(self, key: int, token_ids: Sequence[int], features: Tensor) -> None:
+        """See NGramSearch.guess_ahead: all is done when it is asked for."""
 
     def close(self, key: int) -> None:
         """See NGramSearch.close."""

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
 #include <new>
 #include <optional>
 #include <unordered_map>
@@ -13,6 +14,9 @@
 #include "hydra_head.h"
 
 namespace blockdraft {
+
+struct Text;
+
 namespace {
 
 constexpr int kLongest = 3;  // tokens of a context
@@ -55,15 +59,18 @@ struct Search {
   const int64_t* token_ids;  // the end of the text: what was counted before, then what was not
   int64_t num_known;
   int64_t num_tokens;
+  int64_t num_text;  // tokens of all of it
   Stream stream;  // of the first token that is searched
   double temperature;
   Large large;  // of the first place
-  const float* features;  // of the last token but one; null if nothing is guessed
+  Features features;  // of the last token but one; without, nothing is guessed
   int64_t num_nodes;
   int64_t max_depth;
   int64_t* tokens;  // [num_nodes] each of what is found
   int64_t* parents;
   double* probabilities;
+  Text* text;
+  int64_t num_found;  // put here; -1 where there is no memory left
 };
 
 // The last tokens of a text, each plus one, the latest last; 0 where there are none.
@@ -229,9 +236,10 @@ struct Node {
 
 }  // namespace
 
-// What followed what in one text.
+// What followed what in one text, and what a head makes of its end.
 struct Text {
   Tokens tokens;
+  std::unique_ptr<ReadingAhead> ahead;  // none before the first is begun
   std::unordered_map<Context, std::vector<int64_t>, ContextHash> followed;
 
   void read(const Rules& rules, const Search& search) {
@@ -402,22 +410,28 @@ bool is_better(const Node& one, const Node& other) {
   return one.index < other.index;
 }
 
-std::optional<Guess> guess_of(const Rules& rules, const Search& search, int64_t num_threads) {
-  if (rules.guesser == nullptr || search.features == nullptr) return std::nullopt;
+std::optional<Guess> guess_of(const Rules& rules, Text& text, const Search& search,
+                              int64_t num_threads) {
+  if (rules.guesser == nullptr || search.features.values == nullptr) return std::nullopt;
+  float* logits = text.ahead == nullptr ? nullptr : text.ahead->logits(search.num_text);
+  if (logits == nullptr) {
+    static thread_local Reading reading;
+    reading.take(*rules.guesser, search.features, search.token_ids[search.num_tokens - 1]);
+    logits = reading.logits(*rules.guesser, num_threads);
+  }
   // Greedy requests have none, and what is likely is likelier still at low temperatures.
   const double temperature = std::clamp(search.temperature, rules.guess_temperature, 1.0);
-  std::optional<Guess> guess(std::in_place, *rules.guesser, search.features,
-                             search.token_ids[search.num_tokens - 1], temperature,
-                             rules.num_guesses, num_threads);
+  std::optional<Guess> guess(std::in_place, *rules.guesser, logits, temperature,
+                             rules.num_guesses);
   return guess->is_known() ? guess : std::nullopt;
 }
 
-std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search& search,
+std::vector<Node> best_paths(const Rules& rules, Text& text, const Search& search,
                              int64_t num_threads) {
   static thread_local Scratch scratch;
   std::vector<Node> best;
   std::vector<Node> newest{{1.0, -1, -1, 0, Text::ending(search, search.num_tokens), 0}};
-  const std::optional<Guess> guess = guess_of(rules, search, num_threads);
+  const std::optional<Guess> guess = guess_of(rules, text, search, num_threads);
   int64_t num_found = 0;
   for (int64_t depth = 0; depth < search.max_depth && !newest.empty(); ++depth) {
     const Large none{nullptr, nullptr, 0};
@@ -448,11 +462,11 @@ std::vector<Node> best_paths(const Rules& rules, const Text& text, const Search&
 }
 
 // Counts what is new of a text, and finds the best paths behind it: tokens, the place of each parent
-// among them or -1, and probabilities. Returns how many, or -1 where there is no memory left.
-int64_t find_paths(const Rules& rules, Text& text, const Search& search, int64_t num_threads) {
+// among them or -1, and probabilities.
+void find_paths(const Rules& rules, Search& search, int64_t num_threads) {
   try {
-    text.read(rules, search);
-    const std::vector<Node> best = best_paths(rules, text, search, num_threads);
+    search.text->read(rules, search);
+    const std::vector<Node> best = best_paths(rules, *search.text, search, num_threads);
     for (size_t i = 0; i < best.size(); ++i) {
       search.tokens[i] = best[i].token;
       search.probabilities[i] = best[i].probability;
@@ -460,9 +474,9 @@ int64_t find_paths(const Rules& rules, Text& text, const Search& search, int64_t
       const auto parent = std::find_if(best.begin(), best.end(), is_parent);
       search.parents[i] = parent == best.end() ? -1 : parent - best.begin();
     }
-    return static_cast<int64_t>(best.size());
+    search.num_found = static_cast<int64_t>(best.size());
   } catch (const std::bad_alloc&) {
-    return -1;
+    search.num_found = -1;
   }
 }
 
@@ -476,24 +490,36 @@ void* blockdraft_text_new() { return new (std::nothrow) blockdraft::Text; }
 
 void blockdraft_text_delete(void* text) { delete static_cast<blockdraft::Text*>(text); }
 
-// Searches [num] texts, none of them twice; found: [num] of each what find_paths returns.
-void blockdraft_ngrams(const void* rules, void* const* texts, const void* searches, int64_t* found,
-                       int64_t num, int64_t num_threads) {
+// Begins to guess behind a text of so many tokens, from the features of the last one but one;
+// whoever searches there needs not wait so long.
+void blockdraft_guess_ahead(const void* rules, void* text, const void* features, int is_bfloat16,
+                            int64_t last_token, int64_t num_tokens) {
+  using namespace blockdraft;
+  std::unique_ptr<ReadingAhead>& ahead = static_cast<Text*>(text)->ahead;
+  try {
+    if (ahead == nullptr) ahead = std::make_unique<ReadingAhead>();
+    ahead->begin(*static_cast<const Rules*>(rules)->guesser, {features, is_bfloat16}, last_token,
+                 num_tokens);
+  } catch (const std::bad_alloc&) {
+    ahead = nullptr;
+  }
+}
+
+// Makes [num] searches, of none of the texts twice.
+void blockdraft_ngrams(const void* rules, void* const* searches, int64_t num, int64_t num_threads) {
   using namespace blockdraft;
   const Rules& known = *static_cast<const Rules*>(rules);
-  const Search* asked = static_cast<const Search*>(searches);
-  const auto find = [&](int64_t i, int64_t num_own) {
-    found[i] = find_paths(known, *static_cast<Text*>(texts[i]), asked[i], num_own);
-  };
+  const auto search = [&](int64_t i) -> Search& { return *static_cast<Search*>(searches[i]); };
+  bool guesses = false;
+  for (int64_t i = 0; i < num; ++i) guesses = guesses || search(i).features.values != nullptr;
   // Threads share the texts, or the products of one text after another where there are fewer texts
   // than threads. Not as a loop of one thread: parallel products within would begin new threads.
-  const auto guesses = [](const Search& search) { return search.features != nullptr; };
-  if (num == 1 || (num < num_threads && std::any_of(asked, asked + num, guesses))) {
-    for (int64_t i = 0; i < num; ++i) find(i, num_threads);
+  if (num == 1 || (num < num_threads && guesses)) {
+    for (int64_t i = 0; i < num; ++i) find_paths(known, search(i), num_threads);
     return;
   }
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads)
-  for (int64_t i = 0; i < num; ++i) find(i, 1);
+  for (int64_t i = 0; i < num; ++i) find_paths(known, search(i), 1);
 }
 
 }  // extern "C"

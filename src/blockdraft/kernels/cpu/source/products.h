@@ -83,6 +83,17 @@ struct Fetched {
   int64_t bytes;
 };
 
+// Cache lines that are fetched with each step. kOnce: they are read once, and are not to push out
+// of the caches what is read again.
+template <int kNum, bool kOnce>
+struct FetchedLines {
+  static void fetch(const char* from) {
+#pragma GCC unroll 8
+    for (int line = 0; line < kNum; ++line)
+      __builtin_prefetch(from + line * kCacheLine, 0, kOnce ? 0 : 3);
+  }
+};
+
 // Bytes of a panel that a step over the inputs reads.
 template <typename W, typename T>
 constexpr int64_t kRead = kPanel * kStep<T> * static_cast<int64_t>(sizeof(W));
@@ -93,8 +104,8 @@ constexpr int num_lines(int64_t bytes) {
 }
 
 // M rows from `row` on with P panels from the output `first` on, of a weight held as W. Loops over
-// sums are unrolled, or they would not stay in registers. kFetches: lines with each step.
-template <int M, int P, int kFetches, typename W, typename O, typename T, typename Value>
+// sums are unrolled, or they would not stay in registers. L: FetchedLines.
+template <int M, int P, typename L, typename W, typename O, typename T, typename Value>
 void multiply_panels(const Product& product, O* output, const Operand<T, Value>& operand, int64_t row,
                      int64_t first, Fetched fetched) {
   constexpr int kSums = P * kPanelLanes;
@@ -102,8 +113,7 @@ void multiply_panels(const Product& product, O* output, const Operand<T, Value>&
   const W* panels = static_cast<const W*>(product.weight) + first * product.inputs;
   Lanes sums[M][kSums] = {};
   for (int64_t input = 0; input < product.inputs; input += kStep<T>) {
-#pragma GCC unroll 8
-    for (int line = 0; line < kFetches; ++line) __builtin_prefetch(fetched.from + line * kCacheLine);
+    L::fetch(fetched.from);
     fetched.from += fetched.bytes;
     Lanes weights[kSums];
 #pragma GCC unroll 8
@@ -142,7 +152,7 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
     const int64_t begin = num_rows * block / num_blocks;
     const int64_t end = num_rows * (block + 1) / num_blocks;
     with_constant<kMost>(end - begin, [&](auto num) {
-      multiply_panels<num, P, lines, W>(product, output, operand, begin, first, fetched);
+      multiply_panels<num, P, decltype(lines), W>(product, output, operand, begin, first, fetched);
     });
   };
   constexpr int64_t kBytes = kRead<W, T>;
@@ -153,14 +163,14 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
   for (int64_t block = 0; block < num_blocks; ++block) {
     const Fetched of_next{panel + num_steps * (kBytes + block * bytes), bytes};
     if (P > 1 || num_blocks > kFetchingBlocks)
-      multiply_block(block, std::integral_constant<int, 0>{}, of_next);
+      multiply_block(block, FetchedLines<0, false>{}, of_next);
     else if (num_blocks == 1)
-      multiply_block(block, std::integral_constant<int, num_lines(kBytes)>{},
+      multiply_block(block, FetchedLines<num_lines(kBytes), true>{},
                      Fetched{panel + kFetchedAhead, kBytes});
     else if (num_blocks == 2)
-      multiply_block(block, std::integral_constant<int, num_lines(kBytes / 2)>{}, of_next);
+      multiply_block(block, FetchedLines<num_lines(kBytes / 2), false>{}, of_next);
     else
-      multiply_block(block, std::integral_constant<int, num_lines(kBytes / 3)>{}, of_next);
+      multiply_block(block, FetchedLines<num_lines(kBytes / 3), false>{}, of_next);
   }
 }
 

@@ -1,0 +1,110 @@
+// One thread beside all others, for what a later call is going to need: it works while nothing else
+// does, as between two passes of a target.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <exception>
+#include <thread>
+#include <utility>
+
+namespace blockdraft {
+
+// A piece of work. `run` of its argument must throw nothing.
+class Task {
+ public:
+  Task(void (*run)(void*), void* argument) : run_(run), argument_(argument) {}
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+  ~Task() { finish(); }
+
+  // The worker may do it from now on. It does not if another one waits, or there is no worker.
+  void begin();
+
+  // True if the worker has done it since it was begun last; after this it is not begun.
+  bool finish();
+
+ private:
+  friend class Worker;
+
+  void (*run_)(void*);
+  void* argument_;
+  bool is_begun_ = false;  // known to its owner only
+  std::atomic<bool> is_done_{false};
+};
+
+class Worker {
+ public:
+  // Null where the system has no more threads. It is never destroyed: its thread may outlive all
+  // objects of the library.
+  static Worker* only() {
+    static Worker* const worker = started();
+    return worker;
+  }
+
+  // False if another task waits.
+  bool offer(Task* task) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (next_ != nullptr) return false;
+      next_ = task;
+    }
+    has_next_.notify_one();
+    return true;
+  }
+
+  // True if it was still waiting.
+  bool withdraw(const Task* task) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (next_ != task) return false;
+    next_ = nullptr;
+    return true;
+  }
+
+ private:
+  static Worker* started() {
+    try {
+      Worker* worker = new Worker;
+      std::thread([worker] { worker->work(); }).detach();
+      return worker;
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  }
+
+  void work() {
+    for (;;) {
+      Task* task = nullptr;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        has_next_.wait(lock, [this] { return next_ != nullptr; });
+        std::swap(task, next_);
+      }
+      task->run_(task->argument_);
+      task->is_done_.store(true, std::memory_order_release);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable has_next_;
+  Task* next_ = nullptr;
+};
+
+inline void Task::begin() {
+  finish();
+  Worker* worker = Worker::only();
+  is_done_.store(false, std::memory_order_relaxed);
+  is_begun_ = worker != nullptr && worker->offer(this);
+}
+
+inline bool Task::finish() {
+  if (!is_begun_) return false;
+  is_begun_ = false;
+  if (Worker::only()->withdraw(this)) return false;
+  while (!is_done_.load(std::memory_order_acquire)) std::this_thread::yield();
+  return true;
+}
+
+}  // namespace blockdraft
