@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockdraft.core.plan import Tree
 from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.cpu.library import Library, Search, library
 from blockdraft.kernels.cpu.ngrams import NativeNGrams
@@ -124,6 +125,18 @@ def test_texts_are_searched_together_as_alone() -> None:
         assert together.paths(queries) == [alone.paths([query])[0] for query in queries]
         for text in texts:
             text += text_of(draw, draw.randint(1, 5), 6)
+
+
+def test_a_text_that_goes_round_in_circles_is_followed() -> None:
+    """What is as good as certain counts as no more, though sums of shares round."""
+    period = [3, 0, 2, 4]
+    table = NGramTable.count([(period * 20, 3)] * 3)
+    for search in (ngram_search(table), PlainSearch(table)):
+        for num in (20, 200, 400):
+            found = paths(search, num, (period * 100)[:num], None, 8, 8)
+            assert Tree(found.tokens, found.parents).depths == tuple(range(1, 9))
+            assert found.tokens == tuple(period * 2)
+            assert found.probabilities[0] <= 1.0
 
 
 @needs_kernels

@@ -132,7 +132,8 @@ class PlainSearch:
         children: list[_Node] = []
         for node, following in zip(nodes, successors, strict=True):
             for token_id, share in sorted(following.items(), key=lambda one: -one[1]):
-                probability = node.probability * share
+                # Sums of shares round, and no child may come before its parent.
+                probability = node.probability * min(1.0, share)
                 if probability < LEAST_PROBABILITY:
                     break
                 index = num_found + len(children)

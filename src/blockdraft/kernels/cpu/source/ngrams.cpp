@@ -444,7 +444,8 @@ std::vector<Node> best_paths(const Rules& rules, Text& text, const Search& searc
       std::stable_sort(shares.all.begin(), shares.all.end(),
                        [](const Share& a, const Share& b) { return a.value > b.value; });
       for (const Share& share : shares.all) {
-        const double probability = node.probability * share.value;
+        // Sums of shares round, and no child may come before its parent.
+        const double probability = node.probability * std::min(1.0, share.value);
         if (probability < rules.least_probability) break;
         best.push_back({probability, num_found++, node.index, depth + 1,
                         followed_by(node.context, share.token), share.token});
