@@ -75,7 +75,7 @@ def check_features(engine: Engine, drafter: NGramDrafter) -> int:
         with torch.inference_mode():
             states = model(ids, output_hidden_states=True).hidden_states
         expected = torch.stack([states[layer + 1][0, -1] for layer in OWN_LAYERS])
-        found = kept.view(len(LAYER_IDS), -1)[: len(OWN_LAYERS)]
+        found = kept[-1].view(len(LAYER_IDS), -1)[: len(OWN_LAYERS)]
         assert found.allclose(expected, atol=1e-4), "features of another token"
         num_checked += 1
     return num_checked

@@ -23,13 +23,15 @@ class RowFeatures:
     places: Sequence[int] | None = None
 
     def at(self, positions: Sequence[int]) -> Tensor:
-        """[n, num_features * hidden] of n positions of the row; a view where it can be."""
+        """[n, num_features * hidden] of n positions of the row, rising; a view where it can be."""
+        if self.places is None and len(positions) == len(self.values):
+            return self.values
         places = list(positions)
         if self.places is not None:
             places = [self.places[position] for position in places]
         first, num = places[0], len(places)
         if places == list(range(first, first + num)):
-            return self.values if num == len(self.values) else self.values[first : first + num]
+            return self.values[first : first + num]
         return self.values[torch.tensor(places, device=self.values.device)]
 
 

@@ -67,8 +67,12 @@ class NGramDrafter(ModelFree):
             self._noise(sample),
             row.num_draft_tokens,
             row.num_slots,
-            self._features.get(sample.key) if is_guessed else None,
+            self._last_features(sample.key) if is_guessed else None,
         )
+
+    def _last_features(self, key: int) -> Tensor | None:
+        features = self._features.get(key)
+        return None if features is None else features[-1]
 
     def _proposal(self, found: NGramPaths) -> Proposal:
         if not found.tokens:
@@ -82,10 +86,11 @@ class NGramDrafter(ModelFree):
         if not self.feature_layers or features is None:
             self._features.pop(sample.key, None)
             return
-        kept = self._features[sample.key] = held_alone(features[-1])
+        # As they are: in a crowd the last of them may never be read.
+        self._features[sample.key] = held_alone(features[-1:]) if row.is_prompt else features
         # Several rows would wait for each other; their heads are asked when they propose.
         if self._was_alone and not row.is_prompt and sample.finish_reason is None:
-            self._search.guess_ahead(sample.key, sample.token_ids, kept)
+            self._search.guess_ahead(sample.key, sample.token_ids, features[-1])
 
     def close(self, key: int) -> None:
         """See Drafter.close."""
