@@ -10,7 +10,7 @@ of the tokens of one slot stays what it was.
 """
 
 from collections.abc import Sequence
-from math import exp, isfinite, log
+from math import exp, inf, log
 
 from blockdraft.core.plan import ROOT, Proposal
 
@@ -18,6 +18,8 @@ _DEEPEST = 8
 """Depths from here on share a line."""
 _LARGEST_LOGIT = 6.0
 """Beliefs count as at most so sure, 0.9975: a drafter that knows only "certain" can be mended."""
+_SUREST = 1 / (1 + exp(-_LARGEST_LOGIT))
+_LEAST_SURE = 1 - _SUREST
 _SCALE_VARIANCE, _BIAS_VARIANCE, _OFFSET_VARIANCE = 0.05, 1.0, 0.3
 """How far scale, bias and a request's offset may be from 1, 0 and 0, before anything is known."""
 _LARGEST_CHANGE = 1.0
@@ -127,8 +129,11 @@ class Calibration:
                 offset.record(node in kept, chance)
 
     def _line(self, proposal: Proposal, node: int, sampled: bool) -> Line:
-        depth = min(proposal.tree.depths[node], _DEEPEST)
-        return self._lines.setdefault((proposal.sources[node], depth, sampled), Line())
+        key = proposal.sources[node], min(proposal.tree.depths[node], _DEEPEST), sampled
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line()
+        return line
 
     def close(self, key: int) -> None:
         """Forget a sequence, known or not."""
@@ -146,11 +151,10 @@ def _beliefs(proposal: Proposal) -> list[float]:
 
 def logit(probability: float) -> float:
     """The logit of a probability, in bounds; of what is no number the lowest."""
-    if not isfinite(probability) or probability <= 0.0:
-        return -_LARGEST_LOGIT
-    if probability >= 1.0:
-        return _LARGEST_LOGIT
-    return min(max(log(probability / (1 - probability)), -_LARGEST_LOGIT), _LARGEST_LOGIT)
+    # For each candidate of every step.
+    if _LEAST_SURE < probability < _SUREST:
+        return log(probability / (1 - probability))
+    return _LARGEST_LOGIT if _SUREST <= probability < inf else -_LARGEST_LOGIT
 
 
 def _chance(logit: float) -> float:

@@ -70,6 +70,11 @@ class WaitingFeatures:
         """What waits of these holders."""
         return [self._of[holder] for holder in holders if holder in self._of]
 
+    @property
+    def is_over(self) -> bool:
+        """True if more waits than the limit."""
+        return self.num_tokens > self.limit
+
     def excess(self) -> list[Waiting]:
         """The oldest, as many as must go for the others to stay within the limit."""
         num_tokens, due = self.num_tokens, []

@@ -89,19 +89,6 @@ class DFlashDrafter(LazyContext):
         ids = self.embed_weight if self.vocabulary_ids is None else self.vocabulary_ids
         return ids.shape[0]
 
-    @torch.inference_mode()
-    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        """See Drafter.propose: one chain each, of the target's choices as the drafter sees them.
-
-        The choice rule is applied to the drafter's logits, so a sampled request is drafted with the
-        very noise that will choose the target's token. A row that may have more nodes than slots
-        gets branches too.
-        """
-        with self.recorder.phase("project"):
-            self._catch_up(rows)
-        parts = [list(rows)] if self.contexts.together else [[row] for row in rows]
-        return [proposal for part in parts if part for proposal in self._draft_rows(part)]
-
     def _write(self, piece: list[Waiting]) -> None:
         """See LazyContext. Pages take the keys and values of all layers in one call."""
         if not isinstance(self.contexts, PagedContexts):
@@ -123,7 +110,12 @@ class DFlashDrafter(LazyContext):
         return features[None], torch.tensor([positions], device=self.embed_weight.device)
 
     def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
-        """Proposals of rows that share a forward; all blocks are as long as the longest."""
+        """See LazyContext: a chain each, of the target's choices as the drafter sees them.
+
+        The choice rule is applied to the drafter's logits, so a sampled request is drafted with the
+        very noise that will choose the target's token. A row that may have more nodes than slots
+        gets branches too. All blocks are as long as the longest.
+        """
         device, lengths = self.embed_weight.device, [row.sequence.num_cached for row in rows]
         for row, length in zip(rows, lengths, strict=True):
             # The anchor has no features yet: the context ends right before it.

@@ -93,14 +93,6 @@ class Eagle3Drafter(LazyContext):
             self.contexts.keep_pairs(sequence.key, sequence.num_cached, token_ids, features)
         self._extend(row, len(token_ids))
 
-    @torch.inference_mode()
-    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
-        """See Drafter.propose: a chain of the drafter's choices, or the best of a dynamic tree."""
-        with self.recorder.phase("project"):
-            self._catch_up(rows)
-        parts = [list(rows)] if self.contexts.together else [[row] for row in rows]
-        return [proposal for part in parts if part for proposal in self._draft_rows(part)]
-
     def _project(self, piece: list[Waiting]) -> list[LayerKV]:
         features = torch.cat([part for waiting in piece for part in waiting.parts])[None]
         token_ids = [i for waiting in piece for i in self.contexts.token_ids(waiting)]
@@ -133,7 +125,7 @@ class Eagle3Drafter(LazyContext):
         return self.runs.keys_values(embeddings, self.runs.fuse(features), places)
 
     def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
-        """Proposals of rows that share their forwards."""
+        """See LazyContext: chains of the drafter's choices, or the best of dynamic trees."""
         for row in rows:
             # The anchor has no feature yet: the context ends right before its pair.
             assert self.num_written(row.sequence.key) == row.sequence.num_cached

@@ -8,9 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from blockdraft.cache.paged_kv import LayerShape
+from blockdraft.core.plan import Proposal
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.core.sequence import Row
 from blockdraft.models.draft_context import ContextSpan, DraftContexts, LayerKV
@@ -38,6 +40,10 @@ class LazyContext(ABC):
         self._known: dict[int, _Context] = {}
 
     @abstractmethod
+    def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
+        """Proposals of rows that share their forwards; all of their context is written."""
+
+    @abstractmethod
     def _project(self, piece: list[Waiting]) -> list[LayerKV]:
         """Keys and values of what waits, per layer, each [1, kv_heads, tokens, head_dim]."""
 
@@ -62,6 +68,17 @@ class LazyContext(ABC):
     def open(self, row: Row, num_reused: int) -> None:
         """See Drafter.open. Features of what was reused are written, or wait with their page."""
         self._known[row.sequence.key] = _Context(0, num_reused)
+
+    def propose(self, rows: Sequence[Row]) -> list[Proposal]:
+        """See Drafter.propose."""
+        # Most steps ask nobody who has a model; to begin in vain takes as long as other decisions.
+        if not rows and not self.recorder.measures and not self.contexts.waiting.is_over:
+            return []
+        with torch.inference_mode():
+            with self.recorder.phase("project"):
+                self._catch_up(rows)
+            parts = [list(rows)] if self.contexts.together else [[row] for row in rows]
+            return [proposal for part in parts if part for proposal in self._draft_rows(part)]
 
     def lag(self, row: Row) -> int:
         """See Drafter.lag: tokens whose features may still wait to be projected."""
