@@ -163,7 +163,37 @@ def test_a_head_of_layers_that_the_drafter_does_not_read_is_refused(tmp_path: An
     random_head((LAYER_IDS[2], LAYER_IDS[0])).save(tmp_path)
     layers = load_module._hydra_layers(tmp_path, target, LAYER_IDS)
     assert layers is not None
-    assert (layers.feature_layers, layers.own) == (LAYER_IDS, (2, 0))
+    assert (layers.feature_layers, layers.read_places.tolist()) == (LAYER_IDS, [2, 0])
+
+
+def row_of(key: int) -> Row:
+    return Row(Sample(key, PARAMS["greedy"], 0, 0, frozenset(), [1, 2, 3], 2), [3], 4)
+
+
+def test_only_who_was_asked_alone_is_guessed_for_ahead() -> None:
+    free = ngram_drafter(tiny_target(), [])
+
+    def guessed_ahead(asked: Sequence[int], keys: Sequence[int]) -> list[int]:
+        """Of sequences with these keys whose features come twice, after some were asked."""
+        found: list[int] = []
+        free.propose([row_of(key) for key in asked])
+        with patch.object(free._search, "guess_ahead", lambda key, *_: found.append(key)):
+            for key in (*keys, *keys):
+                free.committed(row_of(key), [3], torch.zeros(1, len(LAYER_IDS) * HIDDEN_SIZE))
+        return found
+
+    assert guessed_ahead([1], [1]) == [1]  # once: who is not asked may not be asked next either
+    assert guessed_ahead([1], [2]) == []
+    assert guessed_ahead([1, 2], [1, 2]) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_features_of_any_precision_are_read(dtype: torch.dtype) -> None:
+    free, row = ngram_drafter(tiny_target(), []), row_of(1)
+    free.committed(row, [3], torch.randn(1, len(LAYER_IDS) * HIDDEN_SIZE).to(dtype))
+    query = free._query(row, is_guessed=True)
+    assert query.features is not None
+    assert free._search.paths([query])[0].tokens
 
 
 def test_in_a_crowd_the_head_is_not_asked() -> None:

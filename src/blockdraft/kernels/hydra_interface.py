@@ -19,9 +19,10 @@ class HydraLayers:
     gate_up: [D -> 2 * inner], the gates first. down: [inner -> D]. score: [D -> n], of the tokens
     that are guessed. feature_norms: [K, D]. embedding_norm, norm, last_norm: [D]. eps: of norms.
     covered: of the target's choices, the share that the tokens have which are guessed.
-    feature_layers: of the target, whose outputs features are, one behind the other. own: the places
-    of the K among them. embedding: [V, D], float32 or bfloat16. token_ids: [n], int64, rising: the
-    tokens that are guessed. places: [V], int64: of each token among them, -1 where it is not.
+    feature_layers: of the target, whose outputs features are, one behind the other. read_places:
+    [K], int64: which of these are read. embedding: [V, D], float32 or bfloat16. token_ids: [n],
+    int64, rising: the tokens that are guessed. places: [V], int64: of each token among them, -1
+    where it is not.
     """
 
     join: Linear
@@ -35,12 +36,12 @@ class HydraLayers:
     eps: float
     covered: float
     feature_layers: tuple[int, ...]
-    own: tuple[int, ...]
+    read_places: NDArray[np.int64]
     embedding: Tensor
     token_ids: NDArray[np.int64]
     places: NDArray[np.int64]
 
     @property
-    def num_features(self) -> int:
-        """Of a token, all that are given."""
+    def num_values(self) -> int:
+        """Of the features of a token, of all layers."""
         return len(self.feature_layers) * self.feature_norms.shape[1]

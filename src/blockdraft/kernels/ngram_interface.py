@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+READ_DTYPES = (torch.float32, torch.bfloat16)
+"""Of features."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +88,7 @@ class NGramQuery:
 
     key: names the text, which only ever grows: what is new of it is counted first. noise: of the
     first token; None if nothing but probability decides. features: of the last token but one, as
-    `HydraLayers` has them, in float32 or bfloat16; without, a Hydra head does not guess.
+    `HydraLayers` has them, of READ_DTYPES; without, a Hydra head does not guess.
     """
 
     key: int
@@ -104,7 +108,7 @@ class NGramSearch(Protocol):
     def guess_ahead(self, key: int, token_ids: Sequence[int], features: Tensor) -> None:
         """Let a Hydra head begin with a text that is likely to be asked for next, if it can.
 
-        Features: as those of the query, which has them again.
+        features: as those of the query, which has them again.
         """
 
     def close(self, key: int) -> None:

@@ -95,7 +95,9 @@ class HydraHead(nn.Module):
             eps=EPS,
             covered=self.shape.covered,
             feature_layers=tuple(feature_layers),
-            own=tuple(feature_layers.index(layer) for layer in self.shape.target_layer_ids),
+            read_places=np.array(
+                [feature_layers.index(layer) for layer in self.shape.target_layer_ids], np.int64
+            ),
             embedding=_embedding(embed_weight),
             token_ids=self.token_ids.numpy().astype(np.int64),
             places=places.numpy(),

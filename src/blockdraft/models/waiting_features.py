@@ -11,10 +11,8 @@ from blockdraft.cache.pages import PAGE_SIZE
 
 _JOINED = PAGE_SIZE
 """Parts are copied together when they have so many tokens, or a page is full. Before, they are
-views of their step's features, which copies nothing token by token."""
-MAX_VIEWED = 64
-"""A view keeps the features of all sequences of its step in memory; parts of steps of more rows
-than this are copied at once."""
+views of their step's features, which copies nothing token by token, but keeps those of all its
+sequences in memory; so parts of steps of more rows than this are copied at once."""
 
 
 @dataclass(slots=True)
@@ -94,5 +92,5 @@ class WaitingFeatures:
 
 def held_alone(features: Tensor) -> Tensor:
     """[.., num_features * hidden], copied where a view would keep those of a large step."""
-    most = MAX_VIEWED * features.shape[-1] * features.itemsize
+    most = _JOINED * features.shape[-1] * features.itemsize
     return features.clone() if features.untyped_storage().nbytes() > most else features

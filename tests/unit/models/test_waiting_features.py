@@ -6,7 +6,7 @@ from torch import Tensor
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.models.draft_context import ContextSpan
 from blockdraft.models.paged_context import WAITING_SHARE, PagedContexts
-from blockdraft.models.waiting_features import MAX_VIEWED, Waiting, WaitingFeatures
+from blockdraft.models.waiting_features import Waiting, WaitingFeatures
 from blockdraft.speculate.drafters.lazy_context import _pieces
 from tests.tiny import tiny_drafter
 
@@ -100,7 +100,7 @@ def test_what_waits_owns_its_memory_when_its_page_is_full() -> None:
         step = features(position, position + 100).clone()
         contexts.keep(1, position, step[:1])
         (waiting,) = contexts.due(ContextSpan(1, 10, position + 1))
-        assert waiting.parts[-1].untyped_storage().nbytes() <= MAX_VIEWED * step[0].nbytes
+        assert waiting.parts[-1].untyped_storage().nbytes() <= PAGE_SIZE * step[0].nbytes
     (part,) = waiting.parts
     assert torch.equal(part, features(10, PAGE_SIZE))
     assert part.untyped_storage().nbytes() == part.nbytes

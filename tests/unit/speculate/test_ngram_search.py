@@ -127,6 +127,19 @@ def test_texts_are_searched_together_as_alone() -> None:
             text += text_of(draw, draw.randint(1, 5), 6)
 
 
+@needs_kernels
+def test_where_a_query_is_refused_the_others_are_counted_once() -> None:
+    draw = random.Random(5)
+    refusing, sound = NativeNGrams(kernels(), EMPTY), NativeNGrams(kernels(), EMPTY)
+    text = text_of(draw, 40, 4)
+    odd = TokenNoise(0, 0, 40, 1.0, (np.zeros(2, np.int32), np.zeros(2)))
+    with pytest.raises(ValueError, match="2 int32 tokens"):
+        refusing.paths([NGramQuery(0, text, None, 8, 4), NGramQuery(1, text, odd, 8, 4)])
+    found = paths(refusing, 0, text, None, 8, 4)
+    assert found.tokens
+    assert found == paths(sound, 0, text, None, 8, 4)
+
+
 def test_a_text_that_goes_round_in_circles_is_followed() -> None:
     """What is as good as certain counts as no more, though sums of shares round."""
     period = [3, 0, 2, 4]

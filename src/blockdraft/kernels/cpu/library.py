@@ -262,7 +262,7 @@ class HydraHead(ctypes.Structure):
         ("last_norm", ctypes.c_void_p),
         ("embedding", ctypes.c_void_p),
         ("embedding_is_bfloat16", ctypes.c_int64),
-        ("own", ctypes.c_void_p),
+        ("read_places", ctypes.c_void_p),
         ("num_features", ctypes.c_int64),
         ("num_tokens", ctypes.c_int64),
         ("token_ids", ctypes.c_void_p),

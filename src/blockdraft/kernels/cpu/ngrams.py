@@ -16,6 +16,7 @@ from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_sizes
 from blockdraft.kernels.cpu.products import NativeProduct
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import (
+    READ_DTYPES,
     NGramPart,
     NGramPaths,
     NGramQuery,
@@ -43,9 +44,8 @@ class NativeNGrams:
     ) -> None:
         self._kernels, self._max_read = kernels, rules.max_read
         self._layers = layers
-        self._own = None if layers is None else np.array(layers.own, np.int64)
-        self._head = None if layers is None or self._own is None else _head(layers, self._own)
-        self._num_features = 0 if layers is None else layers.num_features
+        self._head = None if layers is None else _head(layers)
+        self._num_values = 0 if layers is None else layers.num_values
         self._texts: dict[int, _Text] = {}
         self._parts = [_plain(part) for part in rules.parts]
         if len(self._parts) not in (0, LONGEST):
@@ -85,6 +85,8 @@ class NativeNGrams:
         self._kernels.ngrams(
             self._rules_address, ctypes.addressof(searches), len(texts), torch.get_num_threads()
         )
+        for query, text in zip(queries, texts, strict=True):
+            text.num_read = len(query.token_ids)
         failed = [query.key for query, text in zip(queries, texts, strict=True) if text.has_failed]
         for key in failed:  # half of it is counted: it begins anew
             self.close(key)
@@ -93,7 +95,7 @@ class NativeNGrams:
         return [text.found() for text in texts]
 
     def guess_ahead(self, key: int, token_ids: Sequence[int], features: Tensor) -> None:
-        """See NGramSearch.guess_ahead. By a thread that one for all products leaves no core."""
+        """See NGramSearch.guess_ahead. Not where torch has one thread: no core is free then."""
         text = self._texts.get(key)
         if self._head is None or text is None or torch.get_num_threads() == 1:
             return
@@ -111,9 +113,9 @@ class NativeNGrams:
             raise ValueError(f"token {token_ids[-1]} of {len(self._layers.places)}")
         if not features.is_contiguous():
             raise ValueError("features do not lie one behind another")
-        if features.dtype not in IS_BFLOAT16 or features.numel() != self._num_features:
+        if features.dtype not in READ_DTYPES or features.numel() != self._num_values:
             raise ValueError(
-                f"{features.numel()} features in {features.dtype}, not {self._num_features} in "
+                f"{features.numel()} features in {features.dtype}, not {self._num_values} in "
                 "float32 or bfloat16"
             )
 
@@ -121,7 +123,7 @@ class NativeNGrams:
         text = self._texts.get(key)
         if text is None:
             first = max(0, len(token_ids) - self._max_read)
-            text = self._texts[key] = _Text(self._kernels, first)
+            text = self._texts[key] = _Text(self._kernels, first, (self._layers, self._head))
         return text
 
     def close(self, key: int) -> None:
@@ -135,16 +137,17 @@ def takes_layers(layers: HydraLayers) -> bool:
     return all(isinstance(one, NativeProduct) and one.dtype == torch.float32 for one in own)
 
 
-def _head(layers: HydraLayers, own: NDArray[np.int64]) -> native.HydraHead:
-    """As the kernels know it; valid as long as the layers, and the places of their own."""
+def _head(layers: HydraLayers) -> native.HydraHead:
+    """As the kernels know it; valid as long as the layers."""
     products = [
         cast(NativeProduct, one).struct
         for one in (layers.join, layers.gate_up, layers.down, layers.score)
     ]
     num_features, size = layers.feature_norms.shape
     check_sizes(
-        len(own) == num_features
-        and all(0 <= place < len(layers.feature_layers) for place in layers.own)
+        len(layers.read_places) == num_features
+        and bool((layers.read_places >= 0).all())
+        and bool((layers.read_places < len(layers.feature_layers)).all())
         and layers.join.shape == (size, (num_features + 1) * size)
         and layers.gate_up.shape == (2 * layers.down.shape[1], size)
         and layers.down.shape[0] == layers.score.shape[1] == layers.embedding.shape[1] == size
@@ -159,7 +162,7 @@ def _head(layers: HydraLayers, own: NDArray[np.int64]) -> native.HydraHead:
         layers.last_norm.data_ptr(),
         layers.embedding.data_ptr(),
         IS_BFLOAT16[layers.embedding.dtype],
-        own.ctypes.data,
+        layers.read_places.ctypes.data,
         num_features,
         len(layers.places),
         layers.token_ids.ctypes.data,
@@ -170,10 +173,13 @@ def _head(layers: HydraLayers, own: NDArray[np.int64]) -> native.HydraHead:
 
 
 class _Text:
-    """What the kernels counted of a text, and its search. num_read: tokens that are counted."""
+    """What the kernels counted of a text, and its search.
 
-    def __init__(self, kernels: Library, num_read: int) -> None:
-        self.num_read = num_read
+    num_read: tokens that are counted. held: what is read until the text is deleted.
+    """
+
+    def __init__(self, kernels: Library, num_read: int, held: object) -> None:
+        self.num_read, self._held = num_read, held
         self.address: int | None = kernels.text_new()
         if self.address is None:
             raise MemoryError("no memory is left to count a text in")
@@ -182,7 +188,6 @@ class _Text:
         self.search_address = ctypes.addressof(self._search)
         # Kept from step to step: to make all of it anew takes a third of a search's time.
         self._make_room(0)
-        self._query: NGramQuery | None = None
 
     def ask(self, query: NGramQuery) -> None:
         """Write down what is searched for; what the query holds must stay until it is found."""
@@ -204,7 +209,6 @@ class _Text:
         if query.num_nodes > len(self._tokens):
             self._make_room(query.num_nodes)
         search.num_nodes, search.max_depth = query.num_nodes, query.max_depth
-        self.num_read, self._query = num_tokens, query
 
     def _make_room(self, num_nodes: int) -> None:
         self._tokens, self._parents = (ctypes.c_int64 * num_nodes)(), (ctypes.c_int64 * num_nodes)()
@@ -220,7 +224,7 @@ class _Text:
 
     def found(self) -> NGramPaths:
         """The nodes."""
-        num, self._query = self._search.num_found, None
+        num = self._search.num_found
         return NGramPaths(
             tuple(self._tokens[:num]),
             tuple(self._parents[:num]),

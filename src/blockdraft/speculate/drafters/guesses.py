@@ -29,8 +29,9 @@ def guess(
     temperature: of the request, 0 for greedy. None where features are no numbers.
     """
     embedded = layers.embedding[[anchor]].float()
-    own = features.float().view(len(layers.feature_layers), -1)[list(layers.own)]
-    logits = layers.score(read(layers, own.view(1, -1), embedded))[0].double()
+    by_layer = features.float().view(len(layers.feature_layers), -1)
+    own = by_layer[torch.from_numpy(layers.read_places)].view(1, -1)
+    logits = layers.score(read(layers, own, embedded))[0].double()
     sharpened = logits / min(1.0, max(LEAST_TEMPERATURE, temperature))
     found: NDArray[np.float64] = (layers.covered * torch.softmax(sharpened, -1)).numpy()
     return found if np.isfinite(found).all() else None

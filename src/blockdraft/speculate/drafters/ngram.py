@@ -17,7 +17,7 @@ from blockdraft.core.plan import NOTHING, Proposal, Tree
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.kernels.hydra_interface import HydraLayers
-from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery, TokenNoise
+from blockdraft.kernels.ngram_interface import READ_DTYPES, NGramPaths, NGramQuery, TokenNoise
 from blockdraft.models.waiting_features import held_alone
 from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.branches import noise_temperature
@@ -49,13 +49,14 @@ class NGramDrafter(ModelFree):
         self._search = ngram_search(table, layers)
         self._vocab_size = vocab_size
         self._features: dict[int, Tensor] = {}
-        self._was_alone = False
+        self._alone: int | None = None
+        """The sequence that was asked for alone, until it is told what was committed."""
         self.feature_layers = () if layers is None else layers.feature_layers
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose: all rows in one search."""
         is_guessed = len(rows) <= GUESSED_ROWS
-        self._was_alone = len(rows) == 1
+        self._alone = rows[0].sequence.key if len(rows) == 1 else None
         found = self._search.paths([self._query(row, is_guessed) for row in rows])
         return [self._proposal(own) for own in found]
 
@@ -71,8 +72,11 @@ class NGramDrafter(ModelFree):
         )
 
     def _last_features(self, key: int) -> Tensor | None:
+        """Of a sequence's last cached token, as searches read them."""
         features = self._features.get(key)
-        return None if features is None else features[-1]
+        if features is None:
+            return None
+        return features[-1] if features.dtype in READ_DTYPES else features[-1].float()
 
     def _proposal(self, found: NGramPaths) -> Proposal:
         if not found.tokens:
@@ -81,16 +85,19 @@ class NGramDrafter(ModelFree):
         return Proposal(tree, found.probabilities, (self.kind,) * len(found.tokens))
 
     def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
-        """See Drafter.committed. Those of the last token are kept, behind which the anchor is."""
+        """See Drafter.committed. Those of the last token count, behind which the anchor is."""
         sample = row.sequence
         if not self.feature_layers or features is None:
             self._features.pop(sample.key, None)
             return
-        # As they are: in a crowd the last of them may never be read.
-        self._features[sample.key] = held_alone(features[-1:]) if row.is_prompt else features
-        # Several rows would wait for each other; their heads are asked when they propose.
-        if self._was_alone and not row.is_prompt and sample.finish_reason is None:
-            self._search.guess_ahead(sample.key, sample.token_ids, features[-1])
+        # All of a step's few: in a crowd the last of them may never be read.
+        self._features[sample.key] = held_alone(features[-1:] if row.is_prompt else features)
+        # Several rows would wait for each other; their heads are asked when they propose. Whoever
+        # was not asked in this step may not be asked in the next one.
+        if sample.key == self._alone and sample.finish_reason is None:
+            self._alone, last = None, self._last_features(sample.key)
+            assert last is not None
+            self._search.guess_ahead(sample.key, sample.token_ids, last)
 
     def close(self, key: int) -> None:
         """See Drafter.close."""

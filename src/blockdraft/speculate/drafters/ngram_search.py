@@ -133,7 +133,7 @@ class PlainSearch:
         for node, following in zip(nodes, successors, strict=True):
             for token_id, share in sorted(following.items(), key=lambda one: -one[1]):
                 # Sums of shares round, and no child may come before its parent.
-                probability = node.probability * min(1.0, share)
+                probability = node.probability * min(share, 1.0)
                 if probability < LEAST_PROBABILITY:
                     break
                 index = num_found + len(children)

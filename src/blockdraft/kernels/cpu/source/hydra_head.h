@@ -22,7 +22,7 @@ struct HydraHead {
   const float* last_norm;
   const void* embedding;  // [num_tokens, size], of all tokens
   int64_t embedding_is_bfloat16;
-  const int64_t* own;  // [num_features], places of what is read among the features of a token
+  const int64_t* read_places;  // [num_features], of layers among the features of a token
   int64_t num_features;
   int64_t num_tokens;
   const int64_t* token_ids;  // [score.outputs], rising, that are guessed
@@ -49,7 +49,7 @@ class Reading {
                                                   head.score.outputs);
     if (room_.size() < num_values) room_.resize(num_values);
     for (int64_t i = 0; i < head.num_features; ++i)
-      take_row(head, i, features.values, features.is_bfloat16, head.own[i],
+      take_row(head, i, features.values, features.is_bfloat16, head.read_places[i],
                head.feature_norms + i * size);
     take_row(head, head.num_features, head.embedding, head.embedding_is_bfloat16, token,
              head.embedding_norm);
@@ -148,13 +148,7 @@ class ReadingAhead {
   }
 
  private:
-  void run() noexcept {
-    try {
-      logits_ = reading_.logits(*head_, 1);
-    } catch (...) {
-      logits_ = nullptr;  // whoever asks makes it, or fails
-    }
-  }
+  void run() noexcept { logits_ = reading_.logits(*head_, 1); }
 
   Reading reading_;
   const HydraHead* head_ = nullptr;

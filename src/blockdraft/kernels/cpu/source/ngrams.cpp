@@ -445,7 +445,7 @@ std::vector<Node> best_paths(const Rules& rules, Text& text, const Search& searc
                        [](const Share& a, const Share& b) { return a.value > b.value; });
       for (const Share& share : shares.all) {
         // Sums of shares round, and no child may come before its parent.
-        const double probability = node.probability * std::min(1.0, share.value);
+        const double probability = node.probability * std::min(share.value, 1.0);
         if (probability < rules.least_probability) break;
         best.push_back({probability, num_found++, node.index, depth + 1,
                         followed_by(node.context, share.token), share.token});
@@ -492,7 +492,7 @@ void* blockdraft_text_new() { return new (std::nothrow) blockdraft::Text; }
 void blockdraft_text_delete(void* text) { delete static_cast<blockdraft::Text*>(text); }
 
 // Begins to guess behind a text of so many tokens, from the features of the last one but one;
-// whoever searches there needs not wait so long.
+// whoever searches there need not wait so long.
 void blockdraft_guess_ahead(const void* rules, void* text, const void* features, int is_bfloat16,
                             int64_t last_token, int64_t num_tokens) {
   using namespace blockdraft;

@@ -83,8 +83,9 @@ struct Fetched {
   int64_t bytes;
 };
 
-// Cache lines that are fetched with each step. kOnce: they are read once, and are not to push out
-// of the caches what is read again.
+// Cache lines that are fetched with each step. kOnce: they are read once in a pass, and are not to
+// push out of the caches what is read again before the next one. Measured where the caches hold a
+// tenth of all weights.
 template <int kNum, bool kOnce>
 struct FetchedLines {
   static void fetch(const char* from) {

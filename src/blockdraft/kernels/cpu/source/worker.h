@@ -1,12 +1,12 @@
 // One thread beside all others, for what a later call is going to need: it works while nothing else
-// does, as between two passes of a target.
+// does, as between two passes of a target. It runs on the cores of the thread that starts it.
 
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
-#include <mutex>
 #include <exception>
+#include <mutex>
 #include <thread>
 #include <utility>
 
