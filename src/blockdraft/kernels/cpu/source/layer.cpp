@@ -1,5 +1,7 @@
 // Products, and whole decoder layers: norm, attention with rotated heads, norm, gated MLP.
 
+#include <algorithm>
+
 #include "attention.h"
 #include "checks.h"
 #include "products.h"
@@ -25,51 +27,122 @@ namespace {
 // Less work than this is done before other threads would have woken up.
 constexpr int64_t kMinParallelProducts = 1 << 18;
 
-// The values between the steps of a layer, kept from one call to the next.
-template <typename T>
+// Of so few rows every thread makes all norms for itself, which takes less time than to wait for
+// each other.
+constexpr int64_t kFewRows = 6;
+
+// Values between the steps of layers, kept from one call to the next: shared by all threads, or a
+// thread's own.
+template <typename T, bool IsShared>
 T* scratch(int64_t num_values) {
   thread_local std::vector<T> kept;
   if (static_cast<int64_t>(kept.size()) < num_values) kept.resize(static_cast<size_t>(num_values));
   return kept.data();
 }
 
+// One of several layers, on hidden [plan.num_rows, size].
+struct LayerCall {
+  const Weights* weights;
+  const Plan* plan;
+  const Layer* layer;
+  const Pools* pools;
+  void* output;
+  const void* hidden;
+  std::vector<Part> parts;
+
+  int64_t size() const { return weights->qkv.inputs; }
+  int64_t attended() const { return layer->kv_heads * layer->group * layer->head_dim; }
+
+  // Values between its steps.
+  int64_t num_values() const {
+    const int64_t gates = weights->gate_up.outputs;
+    return plan->num_rows * (3 * size() + weights->qkv.outputs + attended() + gates + gates / 2);
+  }
+
+  int64_t work() const {
+    return plan->num_rows * size() * (weights->qkv.outputs + weights->gate_up.outputs);
+  }
+};
+
+// Turns queries and keys, and puts new keys and values where they belong.
 template <typename T, typename Pool>
-void run(const Weights& weights, const Plan& plan, const Layer& layer, T* output, const T* hidden,
-         const T* cosine, const T* sine, const Pool& keys, const Pool& values) {
-  const int64_t num_rows = plan.num_rows, size = weights.qkv.inputs, head_dim = layer.head_dim;
+void rotate_and_write(const Rotation<T>& rotation, const Plan& plan, const Layer& layer,
+                      const Pool& keys, const Pool& values) {
+  const int64_t first_value = rotation.num_queries + layer.kv_heads;
+#pragma omp for schedule(static)
+  for (int64_t index = 0; index < first_value + layer.kv_heads; ++index)
+    for (int64_t row = 0; row < plan.num_rows; ++row) {
+      if (index < first_value) rotation.run(row, index);
+      if (index < rotation.num_queries) continue;
+      const int64_t head = index - (index < first_value ? rotation.num_queries : first_value);
+      (index < first_value ? keys : values)
+          .write(head * layer.head_stride + plan.slots[row] * layer.head_dim,
+                 rotation.head(row, index), layer.head_dim);
+    }
+}
+
+// Shares its work among the threads of the region that calls it. room: of all of them, for
+// call.num_values.
+template <typename T, typename Pool>
+void run(const LayerCall& call, T* room, const T* cosine, const T* sine, const Pool& keys,
+         const Pool& values) {
+  const Weights& weights = *call.weights;
+  const Plan& plan = *call.plan;
+  const Layer& layer = *call.layer;
+  const int64_t num_rows = plan.num_rows, size = call.size(), head_dim = layer.head_dim;
   const int64_t heads = layer.kv_heads * layer.group, width = weights.qkv.outputs;
   const int64_t gates = weights.gate_up.outputs;
-  T* normed = scratch<T>(num_rows * (2 * size + width + heads * head_dim + gates + gates / 2));
+  const T* hidden = static_cast<const T*>(call.hidden);
+  T *product = room, *qkv = product + num_rows * size, *attended = qkv + num_rows * width;
+  T *gate_up = attended + num_rows * call.attended(), *gated = gate_up + num_rows * gates;
+  const bool is_few = num_rows <= kFewRows;
+  T* normed = is_few ? scratch<T, false>(2 * kFewRows * size) : gated + num_rows * gates / 2;
   T* total = normed + num_rows * size;
-  T* qkv = total + num_rows * size;
-  T* attended = qkv + num_rows * width;
-  T* gate_up = attended + num_rows * heads * head_dim;
-  T* gated = gate_up + num_rows * gates;
-  const std::vector<Part> parts = parts_of(plan, layer);
-  const auto rows = [&](int64_t first) {
-    return Rows<const T>{qkv + first * head_dim, width, head_dim};
-  };
-  const int64_t work = num_rows * size * (width + gates);
   const bool rounds_first = weights.rounds_first != 0;
-  (void)work;
-#pragma omp parallel num_threads(plan.num_threads) if (work >= kMinParallelProducts)
-  {
-    norm<T>(normed, nullptr, hidden, nullptr, weights.norm, num_rows, size, weights.eps,
-            rounds_first);
-    multiply<T>(weights.qkv, qkv, normed, num_rows);
-    rotate<T>(qkv, width, cosine, sine, weights.query_norm, weights.key_norm, num_rows, heads,
-              layer.kv_heads, head_dim, weights.head_eps, rounds_first);
-    write_rows(keys, rows(heads), plan, layer);
-    write_rows(values, rows(heads + layer.kv_heads), plan, layer);
-    attend<T>(plan, layer, parts, attended, rows(0), keys, values);
-    multiply<T>(weights.o, normed, attended, num_rows);
-    norm<T>(normed, total, normed, hidden, weights.mlp_norm, num_rows, size, weights.mlp_eps,
-            rounds_first);
-    multiply<T>(weights.gate_up, gate_up, normed, num_rows);
-    gate<T>(gated, gate_up, num_rows, gates / 2);
-    multiply<T>(weights.down, normed, gated, num_rows);
-    add<T>(output, total, normed, num_rows, size);
+  const auto norm_all = [&](const void* weight, float eps, const T* input, const T* residual) {
+    if (!is_few)
+      return norm<T>(normed, total, input, residual, weight, num_rows, size, eps, rounds_first);
+    const Norm<T> own{static_cast<const T*>(weight), size, eps, rounds_first};
+    for (int64_t row = 0; row < num_rows; ++row) own.run(normed, total, input, residual, row);
+  };
+  norm_all(weights.norm, weights.eps, hidden, nullptr);
+  multiply<T>(weights.qkv, qkv, normed, num_rows);
+  const Rotation<T> rotation{qkv,
+                             width,
+                             cosine,
+                             sine,
+                             static_cast<const T*>(weights.query_norm),
+                             static_cast<const T*>(weights.key_norm),
+                             heads,
+                             head_dim,
+                             weights.head_eps,
+                             rounds_first};
+  rotate_and_write(rotation, plan, layer, keys, values);
+  attend<T>(plan, layer, call.parts, attended, Rows<const T>{qkv, width, head_dim}, keys, values);
+  multiply<T>(weights.o, product, attended, num_rows);
+  norm_all(weights.mlp_norm, weights.mlp_eps, product, hidden);
+  multiply<T>(weights.gate_up, gate_up, normed, num_rows);
+  gate<T>(gated, gate_up, num_rows, gates / 2);
+  multiply<T>(weights.down, product, gated, num_rows);
+  add<T>(call.output, total, product, num_rows, size);
+}
+
+// All threads stay together from the first layer to the last.
+template <typename T>
+void run_all(const std::vector<LayerCall>& calls, const T* cosine, const T* sine) {
+  if (calls.empty()) return;
+  int64_t num_values = 0, work = 0;
+  for (const LayerCall& call : calls) {
+    num_values = std::max(num_values, call.num_values());
+    work = std::max(work, call.work());
   }
+  T* room = scratch<T, true>(num_values);
+  (void)work;
+#pragma omp parallel num_threads(calls[0].plan->num_threads) if (work >= kMinParallelProducts)
+  for (const LayerCall& call : calls)
+    with_pools<T>(*call.pools, [&](const auto& keys, const auto& values) {
+      run(call, room, cosine, sine, keys, values);
+    });
 }
 
 }  // namespace
@@ -129,46 +202,43 @@ void blockdraft_multiply(int is_bfloat16, const blockdraft::Product* product, vo
   run(*product, output, input, num_rows);
 }
 
-// A layer on hidden [plan.num_rows, size]; cosine and sine: [plan.num_rows, head_dim], the sign of
-// the rotated first half in the sine. Returns a Refusal; then nothing was read or written.
-int blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
-                     const blockdraft::Plan* plan, const blockdraft::Layer* layer, void* output,
-                     const void* hidden, const void* cosine, const void* sine,
-                     const blockdraft::Pools* pools) {
-  if (plan->slots == nullptr) return blockdraft::kSlots;
-  const blockdraft::Refusal refusal = blockdraft::refusal_of(*plan, *layer);
-  if (refusal != blockdraft::kNone) return refusal;
-  const auto run = [&](auto value) {
-    using T = decltype(value);
-    blockdraft::with_pools<T>(*pools, [&](const auto& keys, const auto& values) {
-      blockdraft::run(*weights, *plan, *layer, static_cast<T*>(output),
-                      static_cast<const T*>(hidden), static_cast<const T*>(cosine),
-                      static_cast<const T*>(sine), keys, values);
-    });
-  };
-  if (is_bfloat16)
-    run(blockdraft::BFloat16{});
-  else
-    run(0.0f);
-  return blockdraft::kNone;
-}
-
-// Layers one behind another, each with its own of what `blockdraft_layer` takes. `states` has room
-// for several times the hidden values; the output of a layer goes to the place `places[i]` there,
-// which may be that of its input, and is the input of the next layer.
+// Layers one behind another, each with its own of weights, plan, layer and pools. hidden:
+// [num_rows, size]; cosine and sine: [num_rows, head_dim], the sign of the rotated first half in the
+// sine. `states` has room for several times the hidden values; the output of a layer goes to the place
+// `places[i]` there, which may be that of its input, and is the input of the next layer. Returns a
+// Refusal; then nothing was read or written.
 int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Weights* const* weights,
                       const blockdraft::Plan* const* plans, const blockdraft::Layer* const* layers,
                       void* states, const int64_t* places, const void* hidden, const void* cosine,
                       const void* sine, const blockdraft::Pools* const* pools) {
+  std::vector<blockdraft::LayerCall> calls;
+  calls.reserve(static_cast<size_t>(num_layers));
   for (int64_t i = 0; i < num_layers; ++i) {
+    if (plans[i]->slots == nullptr) return blockdraft::kSlots;
+    const blockdraft::Refusal refusal = blockdraft::refusal_of(*plans[i], *layers[i]);
+    if (refusal != blockdraft::kNone) return refusal;
     const int64_t num_values = plans[i]->num_rows * weights[i]->qkv.inputs;
     void* output = static_cast<char*>(states) + places[i] * num_values * (is_bfloat16 ? 2 : 4);
-    const int refusal = blockdraft_layer(is_bfloat16, weights[i], plans[i], layers[i], output, hidden,
-                                         cosine, sine, pools[i]);
-    if (refusal != blockdraft::kNone) return refusal;
+    calls.push_back({weights[i], plans[i], layers[i], pools[i], output, hidden,
+                     blockdraft::parts_of(*plans[i], *layers[i])});
     hidden = output;
   }
+  if (is_bfloat16)
+    blockdraft::run_all(calls, static_cast<const blockdraft::BFloat16*>(cosine),
+                        static_cast<const blockdraft::BFloat16*>(sine));
+  else
+    blockdraft::run_all(calls, static_cast<const float*>(cosine), static_cast<const float*>(sine));
   return blockdraft::kNone;
+}
+
+// One of them.
+int blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
+                     const blockdraft::Plan* plan, const blockdraft::Layer* layer, void* output,
+                     const void* hidden, const void* cosine, const void* sine,
+                     const blockdraft::Pools* pools) {
+  const int64_t place = 0;
+  return blockdraft_layers(is_bfloat16, 1, &weights, &plan, &layer, output, &place, hidden, cosine,
+                           sine, &pools);
 }
 
 }  // extern "C"

@@ -28,14 +28,29 @@ void blockdraft_rotate(int is_bfloat16, void* heads, int64_t row_stride, const v
                        const void* sine, const void* query_weight, const void* key_weight,
                        int64_t num_rows, int64_t num_queries, int64_t num_keys, int64_t head_dim,
                        float eps, int rounds_first, int num_threads) {
-  const auto run =
-      is_bfloat16 ? blockdraft::rotate<blockdraft::BFloat16> : blockdraft::rotate<float>;
-  (void)num_threads;
-  const int64_t num_values = num_rows * (num_queries + num_keys) * head_dim;
-  (void)num_values;
-#pragma omp parallel num_threads(num_threads) if (num_values >= kMinParallelValues)
-  run(heads, row_stride, cosine, sine, query_weight, key_weight, num_rows, num_queries, num_keys,
-      head_dim, eps, rounds_first != 0);
+  const int64_t num_heads = num_queries + num_keys;
+  const auto run = [&](auto value) {
+    using T = decltype(value);
+    const blockdraft::Rotation<T> rotation{static_cast<T*>(heads),
+                                           row_stride,
+                                           static_cast<const T*>(cosine),
+                                           static_cast<const T*>(sine),
+                                           static_cast<const T*>(query_weight),
+                                           static_cast<const T*>(key_weight),
+                                           num_queries,
+                                           head_dim,
+                                           eps,
+                                           rounds_first != 0};
+    (void)num_threads;
+#pragma omp parallel for collapse(2) num_threads(num_threads) \
+    if (num_rows * num_heads * head_dim >= kMinParallelValues)
+    for (int64_t row = 0; row < num_rows; ++row)
+      for (int64_t index = 0; index < num_heads; ++index) rotation.run(row, index);
+  };
+  if (is_bfloat16)
+    run(blockdraft::BFloat16{});
+  else
+    run(0.0f);
 }
 
 // silu(gate) * up of input [num_rows, 2 * size], gate before up.

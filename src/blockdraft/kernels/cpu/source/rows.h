@@ -57,22 +57,35 @@ void add_row(T* to, const T* a, const T* b, int64_t size) {
   }
 }
 
+// Of rows of `size`: their sum with a residual, if there is one, goes to `total`, and its norm to
+// the output.
+template <typename T>
+struct Norm {
+  const T* weight;
+  int64_t size;
+  float eps;
+  bool rounds_first;
+
+  void run(T* output, T* total, const T* input, const T* residual, int64_t row) const {
+    const T* own = input + row * size;
+    if (residual != nullptr) {
+      add_row(total + row * size, own, residual + row * size, size);
+      own = total + row * size;
+    }
+    norm_row(output + row * size, own, weight, size, eps, rounds_first);
+  }
+};
+
 // What follows shares its rows among the threads of the region that calls it.
 
 template <typename T>
 void norm(void* output, void* total, const void* input, const void* residual, const void* weight,
           int64_t num_rows, int64_t size, float eps, bool rounds_first) {
+  const Norm<T> norm{static_cast<const T*>(weight), size, eps, rounds_first};
 #pragma omp for schedule(static)
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const T* own = static_cast<const T*>(input) + row * size;
-    if (residual != nullptr) {
-      T* sum_row = static_cast<T*>(total) + row * size;
-      add_row(sum_row, own, static_cast<const T*>(residual) + row * size, size);
-      own = sum_row;
-    }
-    norm_row(static_cast<T*>(output) + row * size, own, static_cast<const T*>(weight), size, eps,
-             rounds_first);
-  }
+  for (int64_t row = 0; row < num_rows; ++row)
+    norm.run(static_cast<T*>(output), static_cast<T*>(total), static_cast<const T*>(input),
+             static_cast<const T*>(residual), row);
 }
 
 template <typename T>
@@ -98,23 +111,30 @@ void rotate_head(T* first, const T* cosine, const T* sine, int64_t half) {
   store_some(second + i, turned<T>(y, x, some(cosine + half), some(sine + half)), rest);
 }
 
+// Heads side by side in rows: of queries, and of keys behind them.
 template <typename T>
-void rotate(void* heads, int64_t row_stride, const void* cosine, const void* sine,
-            const void* query_weight, const void* key_weight, int64_t num_rows, int64_t num_queries,
-            int64_t num_keys, int64_t head_dim, float eps, bool rounds_first) {
-  const int64_t num_heads = num_queries + num_keys;
-#pragma omp for collapse(2) schedule(static)
-  for (int64_t row = 0; row < num_rows; ++row) {
-    for (int64_t index = 0; index < num_heads; ++index) {
-      T* head = static_cast<T*>(heads) + row * row_stride + index * head_dim;
-      const void* weight = index < num_queries ? query_weight : key_weight;
-      if (weight != nullptr)
-        norm_row(head, head, static_cast<const T*>(weight), head_dim, eps, rounds_first);
-      rotate_head(head, static_cast<const T*>(cosine) + row * head_dim,
-                  static_cast<const T*>(sine) + row * head_dim, head_dim / 2);
-    }
+struct Rotation {
+  T* heads;
+  int64_t row_stride;
+  const T* cosine;
+  const T* sine;
+  const T* query_weight;  // of norms, or null
+  const T* key_weight;
+  int64_t num_queries;
+  int64_t head_dim;
+  float eps;
+  bool rounds_first;
+
+  T* head(int64_t row, int64_t index) const { return heads + row * row_stride + index * head_dim; }
+
+  // Norms and turns a head.
+  void run(int64_t row, int64_t index) const {
+    const T* weight = index < num_queries ? query_weight : key_weight;
+    if (weight != nullptr)
+      norm_row(head(row, index), head(row, index), weight, head_dim, eps, rounds_first);
+    rotate_head(head(row, index), cosine + row * head_dim, sine + row * head_dim, head_dim / 2);
   }
-}
+};
 
 inline Lanes silu(Lanes x) { return x / (1.0f + exponential(-x)); }
 
