@@ -463,7 +463,9 @@ class BestRate:
             deciding = sum(seconds.get(phase, 0.0) for phase in _DECIDING)
             self.account.book(deciding)
             if asked_free:
-                self._free_worth.record(step.prices.num, step.free_saves, deciding)
+                prices = step.prices
+                plain = prices.plain_seconds
+                self._free_worth.record(prices.num, step.free_saves, deciding, plain)
         self._behind_drafts = drafted
         if not drafted:
             if step.free:

@@ -5,6 +5,7 @@ sequences share a step, or a text is never guessed, that may be more than it sav
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 _MEMORY = 32.0
 """Steps that are remembered."""
@@ -13,6 +14,8 @@ _FIRST_WORTH = 2.0
 _SELDOM, _MOST_SELDOM = 8, 32
 """Where it does not pay, one step of so many asks, since texts change; of twice as many each time
 that it saves less than it takes once more."""
+_SHARE = 1 / 200
+"""Nor does asking in vain take more of the time than this: in a crowd it takes long."""
 
 
 @dataclass(slots=True)
@@ -46,8 +49,11 @@ class FreeWorth:
         balance.num_since += 1
         return balance.num_since >= balance.pause
 
-    def record(self, num_sequences: int, saved: float, took: float) -> None:
-        """Take the seconds that candidates were expected to save, and those of proposing them."""
+    def record(self, num_sequences: int, saved: float, took: float, plain: float) -> None:
+        """Take the seconds that candidates were expected to save, and those of proposing them.
+
+        plain: of a step that drafts nothing.
+        """
         key = num_sequences.bit_length()
         balance = self._balances.setdefault(key, _Balance(_FIRST_WORTH * took, took))
         did_pay = balance.pays
@@ -55,4 +61,5 @@ class FreeWorth:
         balance.took += (took - balance.took) / _MEMORY
         balance.num_since = 0
         no_change = not did_pay and saved < took
-        balance.pause = min(2 * balance.pause, _MOST_SELDOM) if no_change else _SELDOM
+        pause = min(2 * balance.pause, _MOST_SELDOM) if no_change else _SELDOM
+        balance.pause = max(pause, ceil(took / (_SHARE * plain)))

@@ -620,12 +620,24 @@ def test_what_does_not_pay_is_asked_for_ever_more_seldom_until_it_does():
         return num
 
     while worth.asks(1):
-        worth.record(1, 0.0, 1.0)
+        worth.record(1, 0.0, 1.0, 1000.0)
     pauses = []
     for saved in (0.0, 0.0, 0.0, 0.0, 1.5, 0.0):
         pauses.append(pause() + 1 if not pauses else pause())
-        worth.record(1, saved, 1.0)
+        worth.record(1, saved, 1.0, 1000.0)
     assert pauses == [8, 16, 32, 32, 32, 8]
+
+
+def test_what_takes_long_is_asked_for_in_vain_for_a_small_share_of_the_time():
+    worth, plain, took, num_asked = FreeWorth(), 1.0, 0.3, 0
+    for _ in range(100):  # until it is learned
+        if worth.asks(32):
+            worth.record(32, 0.0, took, plain)
+    for _ in range(3000):
+        if worth.asks(32):
+            worth.record(32, 0.0, took, plain)
+            num_asked += 1
+    assert 0.004 < num_asked * took / (3000 * plain) < 0.0051
 
 
 def test_what_it_takes_to_propose_without_a_model_is_booked():

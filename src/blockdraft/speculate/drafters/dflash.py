@@ -238,7 +238,7 @@ class DFlashDrafter(LazyContext):
         """See Drafter.committed. Features wait until someone drafts behind them."""
         if features is None:
             return
-        with self.recorder.phase("capture"):
+        with self._capturing():
             self.contexts.keep(row.sequence.key, row.sequence.num_cached, features)
         self._extend(row, features.shape[0])
 

@@ -88,7 +88,7 @@ class Eagle3Drafter(LazyContext):
         """See Drafter.committed. Pairs wait until someone drafts behind them."""
         if features is None:
             return
-        with self.recorder.phase("capture"):
+        with self._capturing():
             sequence = row.sequence
             self.contexts.keep_pairs(sequence.key, sequence.num_cached, token_ids, features)
         self._extend(row, len(token_ids))
