@@ -14,8 +14,11 @@ _FIRST_WORTH = 2.0
 _SELDOM, _MOST_SELDOM = 8, 32
 """Where it does not pay, one step of so many asks, since texts change; of twice as many each time
 that it saves less than it takes once more."""
-_SHARE = 1 / 200
-"""Nor does asking in vain take more of the time than this: in a crowd it takes long."""
+_SHARE, _LONGEST_PAUSE = 1 / 200, 128
+"""Nor does asking in vain take more of the time than this, as it would in a crowd, where it takes
+long; but one step of so many asks in any case."""
+_OUTLIER = 4.0
+"""Asking counts as at most so many plain steps: a machine that stood still tells nothing."""
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class FreeWorth:
 
         plain: of a step that drafts nothing.
         """
-        key = num_sequences.bit_length()
+        key, took = num_sequences.bit_length(), min(took, _OUTLIER * plain)
         balance = self._balances.setdefault(key, _Balance(_FIRST_WORTH * took, took))
         did_pay = balance.pays
         balance.saved += (saved - balance.saved) / _MEMORY
@@ -62,4 +65,4 @@ class FreeWorth:
         balance.num_since = 0
         no_change = not did_pay and saved < took
         pause = min(2 * balance.pause, _MOST_SELDOM) if no_change else _SELDOM
-        balance.pause = max(pause, ceil(took / (_SHARE * plain)))
+        balance.pause = max(pause, min(ceil(took / (_SHARE * plain)), _LONGEST_PAUSE))

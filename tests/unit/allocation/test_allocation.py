@@ -628,6 +628,18 @@ def test_what_does_not_pay_is_asked_for_ever_more_seldom_until_it_does():
     assert pauses == [8, 16, 32, 32, 32, 8]
 
 
+def test_a_machine_that_stood_still_keeps_nobody_from_being_asked():
+    worth, plain = FreeWorth(), 0.01
+    for _ in range(200):
+        worth.record(1, 0.004, 0.0005, plain)
+    worth.record(1, 0.004, 30.0, plain)
+    assert worth.asks(1)
+    hopeless = FreeWorth()
+    for _ in range(200):
+        hopeless.record(1, 0.0, 30.0, plain)
+    assert sum(hopeless.asks(1) for _ in range(1000)) > 500  # from the 128th on, as nobody answers
+
+
 def test_what_takes_long_is_asked_for_in_vain_for_a_small_share_of_the_time():
     worth, plain, took, num_asked = FreeWorth(), 1.0, 0.3, 0
     for _ in range(100):  # until it is learned
