@@ -59,10 +59,11 @@ class FreeWorth:
         """
         key, took = num_sequences.bit_length(), min(took, _OUTLIER * plain)
         balance = self._balances.setdefault(key, _Balance(_FIRST_WORTH * took, took))
-        did_pay = balance.pays
+        did_pay, pause = balance.pays, balance.pause
         balance.saved += (saved - balance.saved) / _MEMORY
         balance.took += (took - balance.took) / _MEMORY
         balance.num_since = 0
-        no_change = not did_pay and saved < took
-        pause = min(2 * balance.pause, _MOST_SELDOM) if no_change else _SELDOM
-        balance.pause = max(pause, min(ceil(took / (_SHARE * plain)), _LONGEST_PAUSE))
+        balance.pause = _SELDOM
+        if not did_pay and saved < took:
+            least = min(ceil(balance.took / (_SHARE * plain)), _LONGEST_PAUSE)
+            balance.pause = max(min(2 * pause, _MOST_SELDOM), least)

@@ -123,7 +123,7 @@ class AsyncEngine:
         self._samples = samples
         self._engine = samples.engine
         self._observer = observer
-        self._timer = PhaseTimer()
+        self._timer = PhaseTimer(measures=False)
         self._engine.timer = self._timer
         self._changed = threading.Condition()
         # Guarded by the condition.

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu.layer import NativeStack
@@ -13,7 +14,8 @@ from blockdraft.models.direct import RotationTable, direct_forward
 from blockdraft.models.fused import with_sign
 from blockdraft.models.packed_rows import PackedRows
 from blockdraft.models.paged import PagedTarget
-from tests.tiny import NUM_LAYERS, tiny_target
+from tests.tiny import NUM_LAYERS, VOCAB_SIZE, tiny_target
+from tests.torch_threads import threads
 from tests.unit.models.test_fused import MODELS, PACKED_DTYPES, make
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
@@ -50,6 +52,33 @@ def test_logits_and_features_are_those_of_transformers(
         expected = run(target)
     assert all(torch.equal(*pair) for pair in zip(direct, expected, strict=True))
     assert direct[1].shape == (len(IDS), len(layer_ids) * target.model.config.hidden_size)
+
+
+@pytest.mark.parametrize("in_int8", [False, True])
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+def test_threads_that_share_layers_make_the_bits_of_one(dtype: torch.dtype, in_int8: bool) -> None:
+    """Of a model wide enough for several, with rows few enough for norms of their own and more."""
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    torch.manual_seed(4)
+    model = LlamaForCausalLM(config).to(dtype).eval()
+    target = PagedTarget(model, Pages(20), layer_ids=(0, 2), kv_in_int8=in_int8)
+    with target.released_after():
+        if target._direct is None:
+            pytest.skip("no products by kernels on this CPU")
+        with threads(1):
+            expected = run(target)
+        for num in (2, 3):
+            with threads(num):
+                for split in ((33, 7), (6,) * 6 + (4,), (7,) * 5 + (5,), (1,) * 40):
+                    found = run(target, split)
+                    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 def test_outputs_at_wrong_places_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,16 +64,18 @@ struct LayerCall {
   }
 };
 
-// Turns queries and keys, and puts new keys and values where they belong.
+// Turns queries and keys, and puts new keys and values where they belong; those of rows that only
+// fill up a forward, which may share a slot, go nowhere.
 template <typename T, typename Pool>
 void rotate_and_write(const Rotation<T>& rotation, const Plan& plan, const Layer& layer,
                       const Pool& keys, const Pool& values) {
   const int64_t first_value = rotation.num_queries + layer.kv_heads;
-#pragma omp for schedule(static)
-  for (int64_t index = 0; index < first_value + layer.kv_heads; ++index)
+  const int64_t num_heads = first_value + layer.kv_heads, num_written = num_covered(plan);
+#pragma omp for collapse(2) schedule(static)
+  for (int64_t index = 0; index < num_heads; ++index)
     for (int64_t row = 0; row < plan.num_rows; ++row) {
       if (index < first_value) rotation.run(row, index);
-      if (index < rotation.num_queries) continue;
+      if (index < rotation.num_queries || row >= num_written) continue;
       const int64_t head = index - (index < first_value ? rotation.num_queries : first_value);
       (index < first_value ? keys : values)
           .write(head * layer.head_stride + plan.slots[row] * layer.head_dim,
