@@ -62,21 +62,15 @@ class NGramDrafter(ModelFree):
 
     def _query(self, row: Row, is_guessed: bool) -> NGramQuery:
         sample = row.sequence
+        features = self._features.get(sample.key) if is_guessed else None
         return NGramQuery(
             sample.key,
             sample.token_ids,
             self._noise(sample),
             row.num_draft_tokens,
             row.num_slots,
-            self._last_features(sample.key) if is_guessed else None,
+            None if features is None else _last(features),
         )
-
-    def _last_features(self, key: int) -> Tensor | None:
-        """Of a sequence's last cached token, as searches read them."""
-        features = self._features.get(key)
-        if features is None:
-            return None
-        return features[-1] if features.dtype in READ_DTYPES else features[-1].float()
 
     def _proposal(self, found: NGramPaths) -> Proposal:
         if not found.tokens:
@@ -95,9 +89,8 @@ class NGramDrafter(ModelFree):
         # Several rows would wait for each other; their heads are asked when they propose. Whoever
         # was not asked in this step may not be asked in the next one.
         if sample.key == self._alone and sample.finish_reason is None:
-            self._alone, last = None, self._last_features(sample.key)
-            assert last is not None
-            self._search.guess_ahead(sample.key, sample.token_ids, last)
+            self._alone = None
+            self._search.guess_ahead(sample.key, sample.token_ids, _last(features))
 
     def close(self, key: int) -> None:
         """See Drafter.close."""
@@ -117,3 +110,8 @@ class NGramDrafter(ModelFree):
             found = large_noise(stream, self._vocab_size)
             large = found.ids, found.noise
         return TokenNoise(stream.seed, stream.sample_index, stream.position, temperature, large)
+
+
+def _last(features: Tensor) -> Tensor:
+    """Those of the last token, as searches read them."""
+    return features[-1] if features.dtype in READ_DTYPES else features[-1].float()

@@ -20,7 +20,8 @@ class Task {
   Task& operator=(const Task&) = delete;
   ~Task() { finish(); }
 
-  // The worker may do it from now on. It does not if another one waits, or there is no worker.
+  // The worker may do it from now on; it was finished before, so that its argument could be changed.
+  // Nobody does it if another one waits, or there is no worker.
   void begin();
 
   // True if the worker has done it since it was begun last; after this it is not begun.
@@ -93,7 +94,6 @@ class Worker {
 };
 
 inline void Task::begin() {
-  finish();
   Worker* worker = Worker::only();
   is_done_.store(false, std::memory_order_relaxed);
   is_begun_ = worker != nullptr && worker->offer(this);
