@@ -3,9 +3,10 @@
     python tools/train_hydra.py DRAFTER ANSWERS [ANSWERS]... --states FOLDER --minutes 60
 
 Writes hydra_head.safetensors into the drafter's folder. First the target reads the answers: the
-outputs of two of the layers that the drafter reads, and its final states, are kept in --states, 3.5
-KB a token with a hidden size of 576. An interrupted run goes on where it was. Then the head learns,
-at each place of the answers, the target's distribution over the most frequent tokens.
+outputs of three of the layers that the drafter reads, and its final states, are kept in --states,
+4.6 KB a token with a hidden size of 576. An interrupted run goes on where it was. Then the head
+learns, at each place of the answers, the target's distribution over the most frequent tokens: with
+the features before that place, and with its own states in place of the last ones.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.hydra_head import HeadShape, HydraHead, read
+from blockdraft.models.hydra_head import HeadShape, HydraHead
 from blockdraft.models.loading import load_target_model
 from blockdraft.speculate.drafters.kinds import kind_of
 from blockdraft.train.features import FrozenTarget, StateCache
@@ -35,23 +36,25 @@ from blockdraft.train.support import check_plain_head
 MAX_TOKENS = 700
 """Of a prompt and its answer; longer ones are left out."""
 TEXTS_AT_ONCE = 512
-"""Answers whose places are shuffled together."""
+"""Answers that are ordered by length together, so that those of a batch are of like length."""
 TEXTS_OF_A_BATCH = 16
-"""Of like length; they are read together."""
-BATCH = 1024
-"""Places of a step."""
+"""Of a step."""
+WEIGHTS = (1.0, 0.8, 0.6)
+"""Of the losses one, two and three tokens ahead."""
 DROPOUT = 0.1
 """Of features."""
 RISE = 0.03
 """Of the run, in which the learning rate rises."""
 
 
-class Places:
-    """All places of the answers at which a head learns.
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Of texts, padded, each place a token from the second on: features before it [texts, places, K *
+D], the token [texts, places], the final state there [texts, places, D], and whether the head learns
+the target's choice behind it [texts, places], from the last token of the prompt on."""
 
-    A place is a token from the last of the prompt on. The head is given the features before it and
-    the token, and what is expected is the target's choice of the next one.
-    """
+
+class Places:
+    """The answers as a head reads them."""
 
     def __init__(
         self,
@@ -78,52 +81,46 @@ class Places:
         batch = collate([self._examples[index] for index in indices])
         return self._cache.get([[index] for index in indices], batch)
 
-    def batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
-        """Features [BATCH, K * D], the tokens behind them and the final states [BATCH, D] there.
-
-        Each place once.
-        """
+    def batches(self, generator: torch.Generator) -> Iterator[Batch]:
+        """Each text once, those of a batch of like length."""
         order = torch.randperm(len(self._examples), generator=generator).tolist()
         for first in range(0, len(order), TEXTS_AT_ONCE):
             chosen = sorted(
                 order[first : first + TEXTS_AT_ONCE], key=lambda index: len(self._examples[index])
             )
-            parts = [
-                part
-                for start in range(0, len(chosen), TEXTS_OF_A_BATCH)
-                for part in self._of(chosen[start : start + TEXTS_OF_A_BATCH])
-            ]
-            joined = [torch.cat(part) for part in zip(*parts, strict=True)]
-            for places in torch.split(torch.randperm(len(joined[0]), generator=generator), BATCH):
-                yield tuple(tensor[places] for tensor in joined)
+            starts = range(0, len(chosen), TEXTS_OF_A_BATCH)
+            for place in torch.randperm(len(starts), generator=generator).tolist():
+                yield self._batch(chosen[starts[place] : starts[place] + TEXTS_OF_A_BATCH])
 
-    def _of(self, indices: Sequence[int]) -> Iterator[tuple[Tensor, ...]]:
-        """Features, tokens and final states of each text."""
-        for index, states in zip(indices, self._states(indices), strict=True):
-            example = self._examples[index]
-            first, end = len(example.prompt_ids) - 1, len(example)
-            features, final = states[first - 1 : end - 1, : -self._size], states[first:end]
-            tokens = torch.tensor(example.token_ids[first:])
-            yield features, tokens, final[:, -self._size :]
+    def _batch(self, indices: Sequence[int]) -> Batch:
+        examples, states = [self._examples[index] for index in indices], self._states(indices)
+        num_places = states.shape[1] - 1
+        tokens = torch.zeros(len(examples), num_places, dtype=torch.long)
+        learns = torch.zeros(len(examples), num_places, dtype=torch.bool)
+        for row, example in enumerate(examples):
+            tokens[row, : len(example) - 1] = torch.tensor(example.token_ids[1:])
+            learns[row, len(example.prompt_ids) - 2 : len(example) - 1] = True
+        return states[:, :-1, : -self._size], tokens, states[:, 1:, -self._size :], learns
 
 
-def loss_of(
-    head: HydraHead, batch: tuple[Tensor, ...], embed_weight: Tensor, lm_head: Tensor
-) -> Tensor:
-    """Cross entropy with the target's distribution over the head's tokens."""
-    features, tokens, final = batch
+def losses_of(head: HydraHead, batch: Batch, embed_weight: Tensor, lm_head: Tensor) -> list[Tensor]:
+    """Cross entropies with the target's distribution over the head's tokens, by tokens ahead."""
+    features, tokens, final, learns = batch
     with torch.no_grad():
-        expected = torch.softmax((final.to(lm_head.dtype) @ lm_head.T).float(), -1)
+        expected = torch.softmax((final[learns].to(lm_head.dtype) @ lm_head.T).float(), -1)
     features = torch.nn.functional.dropout(features.float(), DROPOUT)
-    hidden = read(head, features, embed_weight[tokens].float())
-    logits = torch.nn.functional.linear(hidden.to(lm_head.dtype), lm_head).float() + head.bias
-    return -(expected * torch.log_softmax(logits, -1)).sum(-1).mean()
+    found = []
+    for hidden in head(features, embed_weight[tokens].float(), len(WEIGHTS)):
+        read = hidden[learns].to(lm_head.dtype)
+        logits = torch.nn.functional.linear(read, lm_head).float() + head.bias
+        found.append(-(expected * torch.log_softmax(logits, -1)).sum(-1).mean())
+    return found
 
 
 def train(
     head: HydraHead, places: Places, target: FrozenTarget, minutes: float, lr: float
 ) -> list[float]:
-    """Train for so long; returns the losses."""
+    """Train for so long; returns the losses one token ahead."""
     lm_head = target.lm_head_weight[head.token_ids]
     matrices = [own for name, own in head.named_parameters() if name.endswith(".weight")]
     vectors = [own for name, own in head.named_parameters() if not name.endswith(".weight")]
@@ -143,11 +140,12 @@ def train(
                 group["lr"] = lr * falling * min(1.0, 0.02 + share / RISE)
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16):
-                loss = loss_of(head, batch, target.embed_weight, lm_head)
+                own = losses_of(head, batch, target.embed_weight, lm_head)
+            loss = torch.stack([w * one for w, one in zip(WEIGHTS, own, strict=True)]).sum()
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimizer.step()
-            losses.append(loss.item())
+            losses.append(own[0].item())
             if len(losses) % 100 == 0:
                 print(f"{len(losses)} steps, loss {sum(losses[-100:]) / 100:.3f}", flush=True)
 
@@ -168,8 +166,8 @@ def new_head(
     return head
 
 
-def _two_layers(drafter: Path) -> list[int]:
-    """A middle one and the last of those that a DFlash drafter reads.
+def _some_layers(drafter: Path) -> list[int]:
+    """The second, the middle one and the last of those that a DFlash drafter reads.
 
     Raises:
         ConfigError: it is of another kind, or reads none.
@@ -180,7 +178,7 @@ def _two_layers(drafter: Path) -> list[int]:
     own = DraftConfig.from_dict(config).target_layer_ids
     if not own:
         raise ConfigError(f"{drafter} reads no features of the target; no head can stand beside it")
-    return [own[len(own) // 2], own[-1]]
+    return sorted({own[min(1, len(own) - 1)], own[len(own) // 2], own[-1]})
 
 
 def main() -> None:
@@ -198,11 +196,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="answers to learn from, drawn at random")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--layers", type=int, nargs="+", help="default: two of the drafter's")
+    parser.add_argument("--layers", type=int, nargs="+", help="default: three of the drafter's")
     parser.add_argument("--num-tokens", type=int, default=8192, help="that are guessed")
     parser.add_argument("--inner-size", type=int, default=1152)
     args = parser.parse_args()
-    layers = args.layers or _two_layers(args.drafter)
+    layers = args.layers or _some_layers(args.drafter)
     folder = resolve_model(args.target)
     model = load_target_model(folder, torch.bfloat16, "cpu")
     check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")

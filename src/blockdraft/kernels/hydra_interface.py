@@ -1,4 +1,4 @@
-"""What kernels need of a Hydra head, to guess the next token inside a search of n-grams."""
+"""What kernels need of a Hydra head, to guess tokens inside a search of n-grams."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,12 @@ class HydraLayers:
     D: hidden size of the target, V: its vocabulary, K: layers whose outputs are read.
 
     join: [K * D + D -> D], from normed features and the normed embedding of the token behind them.
-    gate_up: [D -> 2 * inner], the gates first. down: [inner -> D]. score: [D -> n], of the tokens
-    that are guessed. feature_norms: [K, D]. embedding_norm, norm, last_norm: [D]. eps: of norms.
+    join_on: [2 * D -> D], from the normed state before and the normed embedding. heads: [D ->
+    (num_heads + 2 * num_keys) * head_dim], queries, keys and values of attention. out: [num_heads *
+    head_dim -> D]. gate_up: [D -> 2 * inner], the gates first. down: [inner -> D]. score: [D -> n],
+    of the tokens that are guessed. feature_norms: [K, D]. embedding_norm, state_norm, next_norm (of
+    the embedding that is joined to a state), attention_norm, norm, last_norm: [D]. eps: of norms.
+    frequencies: [head_dim / 2], of rotations. window: places that are looked back at.
     covered: of the target's choices, the share that the tokens have which are guessed.
     feature_layers: of the target, whose outputs features are, one behind the other. read_places:
     [K], int64: which of these are read. embedding: [V, D], float32 or bfloat16. token_ids: [n],
@@ -26,13 +30,24 @@ class HydraLayers:
     """
 
     join: Linear
+    join_on: Linear
+    heads: Linear
+    out: Linear
     gate_up: Linear
     down: Linear
     score: Linear
     feature_norms: Tensor
     embedding_norm: Tensor
+    state_norm: Tensor
+    next_norm: Tensor
+    attention_norm: Tensor
     norm: Tensor
     last_norm: Tensor
+    frequencies: Tensor
+    num_heads: int
+    num_keys: int
+    head_dim: int
+    window: int
     eps: float
     covered: float
     feature_layers: tuple[int, ...]

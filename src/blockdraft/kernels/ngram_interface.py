@@ -40,7 +40,9 @@ class NGramRules:
     most_noise: what is added to the logarithm of a share at most. max_read: tokens of a new text
     that are counted, its last ones. max_remembered: successors of a context in the text that count.
     guess_weight: of a Hydra head beside the table. num_guesses: of the most probable ones.
-    guess_temperature: the lowest that its logits are divided by.
+    guess_temperature: the lowest that its logits are divided by. guess_depth: tokens ahead that it
+    guesses at most. num_guessed_on: paths of a length behind which it guesses, the most probable
+    ones. least_guessed_on: probability of such a path.
     """
 
     parts: Sequence[NGramPart]
@@ -56,6 +58,9 @@ class NGramRules:
     guess_weight: float
     num_guesses: int
     guess_temperature: float
+    guess_depth: int
+    num_guessed_on: int
+    least_guessed_on: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,8 +92,8 @@ class NGramQuery:
     """A text whose most probable paths are wanted, `num_nodes` nodes at most.
 
     key: names the text, which only ever grows: what is new of it is counted first. noise: of the
-    first token; None if nothing but probability decides. features: of the last token but one, as
-    `HydraLayers` has them, of READ_DTYPES; without, a Hydra head does not guess.
+    first token; None if nothing but probability decides. features: [rows, values] of the tokens
+    before the last ones, as `HydraLayers` has them, of READ_DTYPES; without, no head guesses.
     """
 
     key: int

@@ -15,14 +15,23 @@ from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery, TokenNoise
 from blockdraft.models.hydra_head import EPS, HEAD_NAME, HeadShape, HydraHead
-from blockdraft.speculate.drafters.guesses import LEAST_TEMPERATURE, WEIGHT, guess
-from blockdraft.speculate.drafters.ngram_search import PlainSearch, ngram_search, rules_for
+from blockdraft.speculate.drafters import ngram_search as search_module
+from blockdraft.speculate.drafters.guesses import DEPTH, LEAST_TEMPERATURE, WEIGHT, HeadReader
+from blockdraft.speculate.drafters.ngram_search import (
+    LEAST_PROBABILITY,
+    PlainSearch,
+    ngram_search,
+    rules_for,
+)
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from tests.unit.speculate.test_ngram_search import noise_with_large, paths, text_of
 
 SIZE, INNER, VOCAB_SIZE, LAYERS = 48, 36, 300, (1, 4)
 FEATURE_LAYERS = (4, 2, 1)
-SHAPE = HeadShape(SIZE, INNER, LAYERS, covered=0.9)
+CLEARLY = 1.01 * LEAST_PROBABILITY
+WINDOW = 24
+ATTENTION = {"num_heads": 4, "num_keys": 2, "head_dim": 16, "window": WINDOW}
+SHAPE = HeadShape(SIZE, INNER, LAYERS, 0.9, **ATTENTION)
 
 needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels on this machine")
 
@@ -57,8 +66,9 @@ def layers_of(head: HydraHead, dtype: torch.dtype = torch.float32) -> HydraLayer
     return head.layers(*ends(dtype), FEATURE_LAYERS)
 
 
-def features(seed: int) -> torch.Tensor:
-    return torch.randn(len(FEATURE_LAYERS) * SIZE, generator=torch.Generator().manual_seed(seed))
+def features(seed: int, num_rows: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, len(FEATURE_LAYERS) * SIZE, generator=generator)
 
 
 def small_table() -> NGramTable:
@@ -68,10 +78,11 @@ def small_table() -> NGramTable:
 
 def assert_close(found: NGramPaths, expected: NGramPaths) -> None:
     """The same paths, but for those that are as good as equal or hardly likely enough."""
-    known = dict(zip(_paths(expected), expected.probabilities, strict=True))
-    for path, probability in zip(_paths(found), found.probabilities, strict=True):
-        assert known[path] == pytest.approx(probability, rel=2e-3)
-    assert len(found.tokens) == len(expected.tokens)
+    one, other = (
+        {path: p for path, p in zip(_paths(own), own.probabilities, strict=True) if p > CLEARLY}
+        for own in (found, expected)
+    )
+    assert one == pytest.approx(other, rel=2e-3)
 
 
 def _paths(found: NGramPaths) -> list[tuple[int, ...]]:
@@ -94,9 +105,13 @@ def test_kernels_guess_the_same(temperature: float | None, dtype: torch.dtype) -
         noise = None
         if temperature is not None:
             noise = noise_with_large(draw, list(range(20)), len(text), temperature)
-        own = features(key).to(dtype)
-        found = paths(kernels, key, text, noise, 40, 3, own)
-        assert_close(found, paths(plain, key, text, noise, 40, 3, own))
+        for step in range(6):
+            # Some features are missing between these and those before, as behind a crowd.
+            num_rows = len(text) if step == 0 else draw.choice([1, 2, 3])
+            own = features(100 * key + step, num_rows).to(dtype)
+            found = paths(kernels, key, text, noise, 40, 5, own)
+            assert_close(found, paths(plain, key, text, noise, 40, 5, own))
+            text += text_of(draw, draw.choice([1, 2, 3, 5]), 6)
         without = paths(kernels, key, text, noise, 40, 3)
         assert_close(without, paths(PlainSearch(table), key, text, noise, 40, 3))
         num_changed += found.tokens != without.tokens
@@ -130,7 +145,7 @@ def test_what_was_guessed_ahead_is_what_would_be_guessed(dtype: torch.dtype) -> 
     assert later is not None
     text = text_of(draw, 20, 6)
     for seed in range(60):
-        own = features(seed).to(dtype)
+        own = features(seed, 1 + (seed - 1) % 3 if seed else len(text)).to(dtype)
         noise = TokenNoise(seed, 0, len(text), draw.choice([0.7, 0.8, 1.0]))
         ahead.guess_ahead(0, text, own)
         if draw.random() < 0.5:
@@ -161,18 +176,23 @@ def test_a_guess_ahead_is_used_for_its_own_text_only() -> None:
         found.append(paths(search, 0, text, None, 40, 1, features(1)))
     assert paths(search, 0, text, None, 40, 1, features(1)) == second  # not a second time
 
+    # Behind a longer text its features stand in the memory, if they were read, and nothing else.
     search.guess_ahead(0, text, features(0))
     sleep(0.01)
-    text = [*text, 3]
-    expected = paths(other, 0, text, None, 40, 1, features(1))
-    assert paths(search, 0, text, None, 40, 1, features(1)) == expected
+    longer = [*text, 3]
+    expected = [paths(other, 0, longer, None, 40, 1, features(1))]
+    paths(other, 1, text, None, 40, 1, features(0))
+    expected.append(paths(other, 1, longer, None, 40, 1, features(1)))
+    assert paths(search, 0, longer, None, 40, 1, features(1)) in expected
 
 
 @needs_kernels
 @pytest.mark.usefixtures("two_threads")
 def test_texts_may_end_while_they_are_guessed() -> None:
     """And the search with them: what is read meanwhile must stay."""
-    head = HydraHead(HeadShape(SIZE, 200_000, LAYERS, 0.9), torch.arange(0, VOCAB_SIZE, 2))
+    head = HydraHead(
+        HeadShape(SIZE, 200_000, LAYERS, 0.9, **ATTENTION), torch.arange(0, VOCAB_SIZE, 2)
+    )
     search = native_ngrams(rules_for(small_table()), layers_of(head))
     del head
     assert search is not None
@@ -193,21 +213,25 @@ def test_features_that_do_not_fit_are_refused() -> None:
     search = native_ngrams(rules_for(small_table()), layers_of(random_head()))
     assert search is not None
     with pytest.raises(ValueError, match=r"3 features in torch\.float32, not 144"):
-        paths(search, 0, [1, 2, 3], None, 4, 4, torch.zeros(3))
+        paths(search, 0, [1, 2, 3], None, 4, 4, torch.zeros(1, 3))
     with pytest.raises(ValueError, match=r"144 features in torch\.float64"):
-        paths(search, 0, [1, 2, 3], None, 4, 4, torch.zeros(144).double())
+        paths(search, 0, [1, 2, 3], None, 4, 4, torch.zeros(1, 144).double())
     with pytest.raises(ValueError, match="do not lie one behind another"):
-        paths(search, 0, [1, 2, 3], None, 4, 4, torch.zeros(288)[::2])
-    with pytest.raises(ValueError, match="token 300 of 300"):
-        paths(search, 0, [1, 2, 300], None, 4, 4, features(0))
-    paths(search, 0, [1, 2, 3], None, 4, 4, features(0))
+        paths(search, 0, [1, 2, 3], None, 4, 4, torch.zeros(1, 288)[:, ::2])
+    for wrong in (torch.zeros(144), torch.zeros(0, 144), torch.zeros(4, 144)):
+        with pytest.raises(ValueError, match="before 3 tokens"):
+            paths(search, 0, [1, 2, 3], None, 4, 4, wrong)
+    for text in ([1, 2, 300], [1, 300, 3]):
+        with pytest.raises(ValueError, match="token 300 of 300"):
+            paths(search, 0, text, None, 4, 4, features(0, 2))
+    paths(search, 0, [1, 300, 3], None, 4, 4, features(0))
     with pytest.raises(ValueError, match="token 300 of 300"):
         search.guess_ahead(0, [1, 2, 3, 300], features(0))
 
 
 @needs_kernels
 def test_kernels_leave_out_a_head_that_they_cannot_run(caplog: pytest.LogCaptureFixture) -> None:
-    odd = HydraHead(HeadShape(SIZE, 35, LAYERS, 0.9), torch.arange(4))
+    odd = HydraHead(HeadShape(SIZE, 35, LAYERS, 0.9, **ATTENTION), torch.arange(4))
     table = small_table()
     search = native_ngrams(rules_for(table), layers_of(odd))
     assert search is not None
@@ -219,40 +243,122 @@ def test_kernels_leave_out_a_head_that_they_cannot_run(caplog: pytest.LogCapture
     assert found == paths(without, 0, text, None, 8, 4)
 
 
+def says(head: HydraHead, x: torch.Tensor, before: list[torch.Tensor], place: int) -> torch.Tensor:
+    """The state of a place, from what was joined there; `before` has the places that it sees.
+
+    One head at a time, in the order of the formulas.
+    """
+    dim, num_heads, num_keys = SHAPE.head_dim, SHAPE.num_heads, SHAPE.num_keys
+
+    def turned(own: torch.Tensor, at: int) -> torch.Tensor:
+        parts = torch.complex(own[: dim // 2], own[dim // 2 :])
+        angles = at * 10_000.0 ** (-torch.arange(0, dim, 2) / dim)
+        parts = parts * torch.polar(torch.ones(dim // 2), angles)
+        return torch.cat((parts.real, parts.imag))
+
+    seen = [(place - len(before) + at, own) for at, own in enumerate((*before, x))]
+    split = [
+        (at, (head.heads.weight @ rms(own, head.attention_norm)).view(-1, dim)) for at, own in seen
+    ]
+    found = []
+    for index in range(num_heads):
+        other = num_heads + index // (num_heads // num_keys)
+        query = turned(split[-1][1][index], place)
+        scores = torch.stack([query @ turned(own[other], at) for at, own in split]) / dim**0.5
+        found.append(
+            sum(
+                w * own[other + num_keys]
+                for w, (_, own) in zip(scores.softmax(0), split, strict=True)
+            )
+        )
+    x = x + head.out.weight @ torch.cat(found)
+    gates, values = (head.gate_up.weight @ rms(x, head.norm)).chunk(2)
+    return x + head.down.weight @ (torch.nn.functional.silu(gates) * values)
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x / (x.square().mean() + EPS).sqrt() * weight
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 0.9, 1.0, 2.0])
 def test_a_guess_is_the_softmax_of_the_targets_head(temperature: float) -> None:
+    """Behind a text, and behind a token more."""
     head, (embedding, lm_head) = random_head(), ends(torch.float32)
-    own, anchor = features(3), 17
-
-    def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x / (x.square().mean() + EPS).sqrt() * weight
-
-    by_layer = zip(own.view(3, -1)[[2, 0]], head.feature_norms, strict=True)
-    parts = [normed(x, weight) for x, weight in by_layer]
-    x = head.join.weight @ torch.cat((*parts, normed(embedding[anchor], head.embedding_norm)))
-    gates, values = (head.gate_up.weight @ normed(x, head.norm)).chunk(2)
-    x = x + head.down.weight @ (torch.nn.functional.silu(gates) * values)
-    logits = lm_head[head.token_ids] @ normed(x, head.last_norm) + head.bias
+    own, text = features(3, 4), [5, 8, 17, 4]
+    joined = [
+        head.join.weight
+        @ torch.cat(
+            (
+                *(
+                    rms(row.view(3, -1)[k], w)
+                    for k, w in zip((2, 0), head.feature_norms, strict=True)
+                ),
+                rms(embedding[token], head.embedding_norm),
+            )
+        )
+        for row, token in zip(own, text, strict=True)
+    ]
+    state = says(head, joined[-1], joined[:-1], 3)
+    on = head.join_on.weight @ torch.cat(
+        (rms(state, head.state_norm), rms(embedding[9], head.next_norm))
+    )
+    reader = HeadReader(layers_of(head))
+    end = reader.read(own, text)
+    thoughts = end, reader.read_on(end, 9)
     divisor = min(1.0, max(LEAST_TEMPERATURE, temperature))
-    expected = SHAPE.covered * torch.softmax(logits / divisor, -1)
-    found = guess(layers_of(head), own, anchor, temperature)
-    assert found is not None
-    # The layers at work are in int8.
-    difference = np.log(found) - expected.detach().log().numpy()
-    assert np.abs(difference).max() < 0.2
-    assert np.abs(difference).mean() < 0.05
+    for thought, right in zip(thoughts, (state, says(head, on, joined, 4)), strict=True):
+        logits = lm_head[head.token_ids] @ rms(right, head.last_norm) + head.bias
+        expected = SHAPE.covered * torch.softmax(logits / divisor, -1)
+        found = reader.guess(thought, temperature)
+        assert found is not None
+        # The layers at work are in int8.
+        difference = np.log(found) - expected.detach().log().numpy()
+        assert np.abs(difference).max() < 0.4
+        assert np.abs(difference).mean() < 0.1
 
 
-def test_a_head_that_is_sure_is_heard_at_the_first_place_only() -> None:
+def test_a_head_that_is_sure_is_heard_as_far_as_it_was_trained_for() -> None:
     head = random_head()
     with torch.no_grad():
         head.bias[11] += 60.0
     search = ngram_search(NGramTable([]), layers_of(head))
-    found = paths(search, 0, [1, 2, 3], None, 8, 4, features(0))
-    assert found.tokens == (22,)
+    found = paths(search, 0, [1, 2, 3], None, 8, 9, features(0))
+    assert found.tokens == (22,) * DEPTH
     # Beside a head that covers it all an empty table has nothing, and its share stays open.
-    assert found.probabilities[0] == pytest.approx(WEIGHT * SHAPE.covered, rel=1e-3)
+    share = WEIGHT * SHAPE.covered
+    assert found.probabilities == pytest.approx(
+        [share**depth for depth in range(1, DEPTH + 1)], rel=1e-3
+    )
     assert not paths(search, 1, [1, 2, 3], None, 8, 4).tokens
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize(
+    ("limits", "lengths"),
+    [
+        ({}, [1, 1, 2, 2, 2, 2]),
+        ({"NUM_GUESSED_ON": 1}, [1, 1, 2, 2]),
+        ({"LEAST_GUESSED_ON": 0.5}, [1, 1]),
+        ({"DEPTH": 1}, [1, 1]),
+    ],
+)
+def test_a_head_goes_on_behind_likely_paths_only(
+    limits: dict[str, float], lengths: list[int], is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a table that knows nothing, what is found further on is the head's."""
+    head = random_head()
+    with torch.no_grad():
+        head.last_norm.zero_()
+        head.bias[[11, 40]] += 30.0  # half each: paths have 0.36, 0.13 and 0.05
+    for name, value in limits.items():
+        monkeypatch.setattr(search_module, name, value)
+    layers, table = layers_of(head), NGramTable([])
+    search = native_ngrams(rules_for(table), layers) if is_native else PlainSearch(table, layers)
+    if search is None:
+        pytest.skip("no kernels on this machine")
+    found = _paths(paths(search, 0, [1, 2, 3], None, 40, 9, features(0)))
+    assert sorted(map(len, found)) == lengths
+    assert set(sum(found, ())) == {22, 80}
 
 
 def test_kept_in_a_file(tmp_path: Path) -> None:
@@ -301,7 +407,7 @@ def test_noise_decides_between_guesses() -> None:
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_features_that_are_no_numbers_guess_nothing(broken: float) -> None:
     table, layers, own = small_table(), layers_of(random_head()), features(0)
-    own[2 * SIZE + 5] = broken
+    own[0, 2 * SIZE + 5] = broken
     text = text_of(random.Random(1), 30, 6)
     for search in (ngram_search(table, layers), PlainSearch(table, layers)):
         found = paths(search, 0, text, None, 8, 1, own)

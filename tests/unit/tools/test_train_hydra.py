@@ -8,7 +8,7 @@ import torch
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.store import Example
-from blockdraft.models.hydra_head import HydraHead
+from blockdraft.models.hydra_head import HeadShape, HydraHead
 from blockdraft.train.features import FrozenTarget
 from tests.tiny import (
     HIDDEN_SIZE,
@@ -37,22 +37,44 @@ def examples(number: int) -> list[Example]:
     return found
 
 
-def test_a_place_is_a_token_the_features_before_it_and_the_state_behind_it(
+def test_a_place_is_a_token_the_features_before_it_and_the_state_there(
     target: FrozenTarget, tmp_path: Path
 ) -> None:
-    (example,) = examples(1)
-    places = train_hydra.Places(target, [example], tmp_path, "target")
-    ((features, tokens, final),) = places.batches(torch.Generator())
-    assert sorted(tokens.tolist()) == sorted(example.token_ids[3:])
-    states = target.states(torch.tensor([example.token_ids]))[0]
-    for own, token, last in zip(features, tokens.tolist(), final, strict=True):
-        place = next(
-            place
-            for place in range(3, len(example.token_ids))
-            if torch.equal(states[place, -HIDDEN_SIZE:], last)
+    texts = examples(2)
+    places = train_hydra.Places(target, texts, tmp_path, "target")
+    ((features, tokens, final, learns),) = places.batches(torch.Generator())
+    for example in texts:
+        num = len(example.token_ids) - 1
+        row = next(
+            row for row in range(2) if tokens[row, :num].tolist() == list(example.token_ids[1:])
         )
-        assert example.token_ids[place] == token
-        assert torch.equal(states[place - 1, :-HIDDEN_SIZE], own)
+        states = target.states(torch.tensor([example.token_ids]))[0]
+        assert features[row, :num].allclose(states[:-1, :-HIDDEN_SIZE], atol=1e-5)
+        assert final[row, :num].allclose(states[1:, -HIDDEN_SIZE:], atol=1e-5)
+        # From the prompt's last token on, behind which the first choice stands.
+        first = len(example.prompt_ids) - 2
+        assert learns[row].nonzero()[:, 0].tolist() == list(range(first, num))
+
+
+def test_a_head_looks_back_at_its_window_only_and_further_ahead_knows_less() -> None:
+    torch.manual_seed(0)
+    shape = HeadShape(24, 32, (0, 1), 0.9, num_heads=4, num_keys=2, head_dim=8, window=5)
+    head = HydraHead(shape, torch.arange(8))
+    features, embeddings = torch.randn(1, 12, 48), torch.randn(1, 12, 24)
+    before = head(features, embeddings, 3)
+
+    def changed(place: int, *, of_features: bool) -> list[list[int]]:
+        """The places that change at each depth with what is read at one."""
+        own = features.clone(), embeddings.clone()
+        own[0 if of_features else 1][0, place] += 1.0
+        after = head(*own, 3)
+        return [
+            (one - other).abs().amax(-1)[0].gt(1e-6).nonzero()[:, 0].tolist()
+            for one, other in zip(before, after, strict=True)
+        ]
+
+    assert changed(4, of_features=True) == [[4, 5, 6, 7, 8], [5, 6, 7, 8, 9], [6, 7, 8, 9, 10]]
+    assert [own[0] for own in changed(4, of_features=False)] == [4, 4, 4]
 
 
 def test_it_learns_and_goes_on(target: FrozenTarget, tmp_path: Path) -> None:
@@ -66,8 +88,7 @@ def test_it_learns_and_goes_on(target: FrozenTarget, tmp_path: Path) -> None:
     assert sum(len(call.args[0]) for call in states.call_args_list) == 20
     head = train_hydra.new_head(target, texts, 40, 32)
     counts = head.bias.detach().exp()
-    with patch.object(train_hydra, "BATCH", 64):
-        losses = train_hydra.train(head, again, target, minutes=0.05, lr=1e-2)
+    losses = train_hydra.train(head, again, target, minutes=0.1, lr=1e-2)
     assert losses[-1] < losses[0] - 0.1
     head.save(tmp_path)
     found = HydraHead.load(tmp_path, HIDDEN_SIZE, VOCAB_SIZE)
@@ -77,19 +98,19 @@ def test_it_learns_and_goes_on(target: FrozenTarget, tmp_path: Path) -> None:
     assert float(counts.sum()) == pytest.approx(found.shape.covered, rel=1e-3)
 
 
-def test_every_place_comes_once(target: FrozenTarget, tmp_path: Path) -> None:
+def test_every_text_comes_once(target: FrozenTarget, tmp_path: Path) -> None:
     texts = examples(23)
     places = train_hydra.Places(target, texts, tmp_path, "target")
-    with patch.multiple(train_hydra, TEXTS_AT_ONCE=7, TEXTS_OF_A_BATCH=3, BATCH=11):
+    with patch.multiple(train_hydra, TEXTS_AT_ONCE=7, TEXTS_OF_A_BATCH=3):
         batches = list(places.batches(torch.Generator()))
-    assert {len(own) for batch in batches for own in batch} <= set(range(1, 12))
-    tokens = torch.cat([batch[1] for batch in batches]).tolist()
+    assert {len(own) for batch in batches for own in batch} <= {1, 2, 3}
+    tokens = torch.cat([batch[1][batch[3]] for batch in batches]).tolist()
     assert sorted(tokens) == sorted(token for text in texts for token in text.token_ids[3:])
 
 
 def test_what_cannot_be_trained_on_is_refused(tmp_path: Path) -> None:
     folder = tiny_drafter_folder(tmp_path)
-    assert train_hydra._two_layers(folder) == [LAYER_IDS[1], LAYER_IDS[2]]
+    assert train_hydra._some_layers(folder) == [LAYER_IDS[1], LAYER_IDS[2]]
     edit_json(folder / "config.json", architectures=["LlamaForCausalLMEagle3"])
     with pytest.raises(ConfigError, match="is no DFlash drafter; give --layers"):
-        train_hydra._two_layers(folder)
+        train_hydra._some_layers(folder)

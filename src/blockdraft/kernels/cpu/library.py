@@ -39,7 +39,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "words_below": [*[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT, ctypes.c_uint64, _COUNT],
     "text_new": [],
     "text_delete": [_ADDRESS],
-    "guess_ahead": [*[_ADDRESS] * 3, _FLAG, _COUNT, _COUNT],
+    "guess_ahead": [*[_ADDRESS] * 3, _FLAG, _COUNT, _ADDRESS, _COUNT],
     "ngrams": [*[_ADDRESS] * 2, _COUNT, _COUNT],
 }  # fmt: skip
 """As declared in the sources."""
@@ -253,17 +253,29 @@ class HydraHead(ctypes.Structure):
 
     _fields_ = (
         ("join", Product),
+        ("join_on", Product),
+        ("heads", Product),
+        ("out", Product),
         ("gate_up", Product),
         ("down", Product),
         ("score", Product),
         ("feature_norms", ctypes.c_void_p),
         ("embedding_norm", ctypes.c_void_p),
+        ("state_norm", ctypes.c_void_p),
+        ("next_norm", ctypes.c_void_p),
+        ("attention_norm", ctypes.c_void_p),
         ("norm", ctypes.c_void_p),
         ("last_norm", ctypes.c_void_p),
+        ("frequencies", ctypes.c_void_p),
+        ("num_heads", ctypes.c_int64),
+        ("num_keys", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("window", ctypes.c_int64),
         ("embedding", ctypes.c_void_p),
         ("embedding_is_bfloat16", ctypes.c_int64),
         ("read_places", ctypes.c_void_p),
         ("num_features", ctypes.c_int64),
+        ("num_values", ctypes.c_int64),
         ("num_tokens", ctypes.c_int64),
         ("token_ids", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
@@ -303,6 +315,9 @@ class Rules(ctypes.Structure):
         ("guess_weight", ctypes.c_double),
         ("num_guesses", ctypes.c_int64),
         ("guess_temperature", ctypes.c_double),
+        ("guess_depth", ctypes.c_int64),
+        ("num_guessed_on", ctypes.c_int64),
+        ("least_guessed_on", ctypes.c_double),
     )
 
 
@@ -322,6 +337,7 @@ class Features(ctypes.Structure):
     _fields_ = (
         ("values", ctypes.c_void_p),
         ("is_bfloat16", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
     )
 
 

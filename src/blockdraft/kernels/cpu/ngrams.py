@@ -15,6 +15,7 @@ from blockdraft.kernels.cpu.library import Library
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_sizes
 from blockdraft.kernels.cpu.products import NativeProduct
 from blockdraft.kernels.hydra_interface import HydraLayers
+from blockdraft.kernels.interface import Linear
 from blockdraft.kernels.ngram_interface import (
     READ_DTYPES,
     NGramPart,
@@ -26,6 +27,8 @@ from blockdraft.kernels.ngram_interface import (
 
 LONGEST = 3
 """`kLongest` of ngrams.cpp."""
+NUM_LANES, MOST_HEAD_DIM = 16, 256
+"""`kLanes` of lanes.h and `kMostDim` of hydra_head.h."""
 NUM_LEVELS = 256
 
 _NO_NOISE = TokenNoise(0, 0, 0, 0.0)
@@ -71,6 +74,9 @@ class NativeNGrams:
             rules.guess_weight,
             rules.num_guesses,
             rules.guess_temperature,
+            rules.guess_depth,
+            rules.num_guessed_on,
+            rules.least_guessed_on,
         )
         self._rules_address = ctypes.addressof(self._rules)
 
@@ -100,22 +106,26 @@ class NativeNGrams:
         if self._head is None or text is None or torch.get_num_threads() == 1:
             return
         self._check(token_ids, features)
+        last = token_ids[-len(features) :]
         self._kernels.guess_ahead(
             self._rules_address, text.address, features.data_ptr(), IS_BFLOAT16[features.dtype],
-            token_ids[-1], len(token_ids),
+            len(features), (ctypes.c_int64 * len(last))(*last), len(token_ids),
         )  # fmt: skip
 
     def _check(self, token_ids: Sequence[int], features: Tensor | None) -> None:
-        """Raise a ValueError where features or the token behind them do not fit the head."""
+        """Raise a ValueError where features or the tokens behind them do not fit the head."""
         if self._layers is None or features is None:
             return
-        if not 0 <= token_ids[-1] < len(self._layers.places):
-            raise ValueError(f"token {token_ids[-1]} of {len(self._layers.places)}")
+        if features.dim() != 2 or not 0 < len(features) <= len(token_ids):
+            raise ValueError(f"features {tuple(features.shape)} before {len(token_ids)} tokens")
+        for token_id in token_ids[-len(features) :]:
+            if not 0 <= token_id < len(self._layers.places):
+                raise ValueError(f"token {token_id} of {len(self._layers.places)}")
         if not features.is_contiguous():
             raise ValueError("features do not lie one behind another")
-        if features.dtype not in READ_DTYPES or features.numel() != self._num_values:
+        if features.dtype not in READ_DTYPES or features.shape[1] != self._num_values:
             raise ValueError(
-                f"{features.numel()} features in {features.dtype}, not {self._num_values} in "
+                f"{features.shape[1]} features in {features.dtype}, not {self._num_values} in "
                 "float32 or bfloat16"
             )
 
@@ -133,22 +143,35 @@ class NativeNGrams:
 
 def takes_layers(layers: HydraLayers) -> bool:
     """True if kernels multiply with all layers of a Hydra head."""
-    own = (layers.join, layers.gate_up, layers.down, layers.score)
-    return all(isinstance(one, NativeProduct) and one.dtype == torch.float32 for one in own)
+    fits = layers.head_dim % NUM_LANES == 0 and layers.head_dim <= MOST_HEAD_DIM
+    return fits and all(
+        isinstance(one, NativeProduct) and one.dtype == torch.float32 for one in _products(layers)
+    )
+
+
+def _products(layers: HydraLayers) -> tuple[Linear, ...]:
+    """In the order in which the kernels know them."""
+    return (
+        *(layers.join, layers.join_on, layers.heads, layers.out),
+        *(layers.gate_up, layers.down, layers.score),
+    )
 
 
 def _head(layers: HydraLayers) -> native.HydraHead:
     """As the kernels know it; valid as long as the layers."""
-    products = [
-        cast(NativeProduct, one).struct
-        for one in (layers.join, layers.gate_up, layers.down, layers.score)
-    ]
+    products = [cast(NativeProduct, one).struct for one in _products(layers)]
     num_features, size = layers.feature_norms.shape
+    num_heads = layers.num_heads + 2 * layers.num_keys
     check_sizes(
         len(layers.read_places) == num_features
         and bool((layers.read_places >= 0).all())
         and bool((layers.read_places < len(layers.feature_layers)).all())
         and layers.join.shape == (size, (num_features + 1) * size)
+        and layers.join_on.shape == (size, 2 * size)
+        and layers.heads.shape == (num_heads * layers.head_dim, size)
+        and layers.out.shape == (size, layers.num_heads * layers.head_dim)
+        and layers.num_heads % layers.num_keys == 0 < layers.window
+        and layers.frequencies.shape == (layers.head_dim // 2,)
         and layers.gate_up.shape == (2 * layers.down.shape[1], size)
         and layers.down.shape[0] == layers.score.shape[1] == layers.embedding.shape[1] == size
         and len(layers.token_ids) == layers.score.shape[0]
@@ -158,12 +181,21 @@ def _head(layers: HydraLayers) -> native.HydraHead:
         *products,
         layers.feature_norms.data_ptr(),
         layers.embedding_norm.data_ptr(),
+        layers.state_norm.data_ptr(),
+        layers.next_norm.data_ptr(),
+        layers.attention_norm.data_ptr(),
         layers.norm.data_ptr(),
         layers.last_norm.data_ptr(),
+        layers.frequencies.data_ptr(),
+        layers.num_heads,
+        layers.num_keys,
+        layers.head_dim,
+        layers.window,
         layers.embedding.data_ptr(),
         IS_BFLOAT16[layers.embedding.dtype],
         layers.read_places.ctypes.data,
         num_features,
+        layers.num_values,
         len(layers.places),
         layers.token_ids.ctypes.data,
         layers.places.ctypes.data,
@@ -192,7 +224,8 @@ class _Text:
     def ask(self, query: NGramQuery) -> None:
         """Write down what is searched for; what the query holds must stay until it is found."""
         search, noise, num_tokens = self._search, query.noise or _NO_NOISE, len(query.token_ids)
-        begin = max(0, self.num_read - LONGEST)
+        num_rows = 0 if query.features is None else len(query.features)
+        begin = max(0, min(self.num_read - LONGEST, num_tokens - num_rows))
         own = query.token_ids[begin:]
         self._ids = (ctypes.c_int64 * len(own))(*own)
         search.token_ids = ctypes.addressof(self._ids)
@@ -205,7 +238,7 @@ class _Text:
             search.features = _NO_FEATURES
         else:
             is_bfloat16 = IS_BFLOAT16[query.features.dtype]
-            search.features = native.Features(query.features.data_ptr(), is_bfloat16)
+            search.features = native.Features(query.features.data_ptr(), is_bfloat16, num_rows)
         if query.num_nodes > len(self._tokens):
             self._make_room(query.num_nodes)
         search.num_nodes, search.max_depth = query.num_nodes, query.max_depth

@@ -3,13 +3,23 @@
 The kernels do the same inside their search of n-grams; this serves where there are none.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from blockdraft.kernels.hydra_interface import HydraLayers
-from blockdraft.models.hydra_head import read
+from blockdraft.models.hydra_head import (
+    joined,
+    joined_on,
+    logits_of,
+    rotation_of,
+    split_heads,
+    state_of,
+)
 from blockdraft.speculate.drafters.ngram_table import Shares
 
 WEIGHT = 0.8
@@ -18,23 +28,85 @@ NUM_GUESSES = 16
 """Tokens that are looked at whoever else names them, the most probable ones."""
 LEAST_TEMPERATURE = 0.7
 """Logits are divided by a request's temperature, but by no less, and never by more than 1."""
+DEPTH = 3
+"""Tokens ahead that are guessed; the released head was trained for so many."""
+NUM_GUESSED_ON = 4
+"""Paths of a length behind which is guessed."""
+LEAST_GUESSED_ON = 0.1
+"""Probability of such a path."""
 
 
-@torch.inference_mode()
-def guess(
-    layers: HydraLayers, features: Tensor, anchor: int, temperature: float
-) -> NDArray[np.float64] | None:
-    """Probabilities [n] of what follows the anchor, from the features before it.
+KeyValue = tuple[Tensor, Tensor]
+"""Of a place, [num_keys, head_dim] each."""
 
-    temperature: of the request, 0 for greedy. None where features are no numbers.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Thought:
+    """What a head made of a place: its state [D].
+
+    path: of the places from the end of the text on; none at the end.
     """
-    embedded = layers.embedding[[anchor]].float()
-    by_layer = features.float().view(len(layers.feature_layers), -1)
-    own = by_layer[torch.from_numpy(layers.read_places)].view(1, -1)
-    logits = layers.score(read(layers, own, embedded))[0].double()
-    sharpened = logits / min(1.0, max(LEAST_TEMPERATURE, temperature))
-    found: NDArray[np.float64] = (layers.covered * torch.softmax(sharpened, -1)).numpy()
-    return found if np.isfinite(found).all() else None
+
+    place: int
+    state: Tensor
+    path: tuple[KeyValue, ...] = ()
+
+
+class HeadReader:
+    """A head and what it has read of one text, place by place."""
+
+    def __init__(self, layers: HydraLayers) -> None:
+        self._layers = layers
+        self._read: dict[int, KeyValue] = {}
+
+    @torch.inference_mode()
+    def read(self, features: Tensor, token_ids: Sequence[int]) -> Thought:
+        """Read the features [rows, values] of the tokens before the last ones of a text."""
+        layers, num = self._layers, len(features)
+        by_layer = features.float().view(num, len(layers.feature_layers), -1)
+        own = by_layer[:, torch.from_numpy(layers.read_places)].flatten(1)
+        places = torch.arange(len(token_ids) - num, len(token_ids))
+        x = joined(layers, own, self._embedded(token_ids[-num:]))[None]
+        query, keys, values = split_heads(layers, x, rotation_of(places, layers.head_dim))
+        for row, place in enumerate(places.tolist()):
+            key_value = keys[0, :, row], values[0, :, row]
+            if all(bool(part.isfinite().all()) for part in key_value):
+                self._read[place] = key_value
+        last = len(token_ids) - 1
+        for place in [place for place in self._read if last - place >= layers.window]:
+            del self._read[place]
+        return self._thought(x[:, -1:], query[:, :, -1:], last, ())
+
+    @torch.inference_mode()
+    def read_on(self, before: Thought, token_id: int) -> Thought:
+        """Read one token behind what was thought, without features."""
+        layers, place = self._layers, before.place + 1
+        x = joined_on(layers, before.state[None], self._embedded([token_id]))[None]
+        rotation = rotation_of(torch.tensor([place]), layers.head_dim)
+        query, key, value = split_heads(layers, x, rotation)
+        return self._thought(x, query, place, (*before.path, (key[0, :, 0], value[0, :, 0])))
+
+    def _thought(self, x: Tensor, query: Tensor, place: int, path: tuple[KeyValue, ...]) -> Thought:
+        seen = [own for at, own in self._read.items() if place - at < self._layers.window]
+        seen += path
+        if not seen:  # nothing that was read is a number
+            return Thought(place, torch.full_like(x[0, 0], torch.nan), path)
+        keys, values = (torch.stack(parts, 1)[None] for parts in zip(*seen, strict=True))
+        return Thought(place, state_of(self._layers, x, query, keys, values, None)[0, 0], path)
+
+    def _embedded(self, token_ids: Sequence[int]) -> Tensor:
+        return self._layers.embedding[list(token_ids)].float()
+
+    @torch.inference_mode()
+    def guess(self, thought: Thought, temperature: float) -> NDArray[np.float64] | None:
+        """Probabilities [n] of what follows; temperature: of the request, 0 for greedy.
+
+        None where features are no numbers.
+        """
+        logits = logits_of(self._layers, thought.state[None])[0].double()
+        sharpened = logits / min(1.0, max(LEAST_TEMPERATURE, temperature))
+        found: NDArray[np.float64] = (self._layers.covered * torch.softmax(sharpened, -1)).numpy()
+        return found if np.isfinite(found).all() else None
 
 
 def mixed(layers: HydraLayers, guessed: NDArray[np.float64], known: Shares) -> Shares:

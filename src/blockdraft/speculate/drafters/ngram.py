@@ -52,6 +52,7 @@ class NGramDrafter(ModelFree):
         self._alone: int | None = None
         """The sequence that was asked for alone, until it is told what was committed."""
         self.feature_layers = () if layers is None else layers.feature_layers
+        self._window = 1 if layers is None else layers.window
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose: all rows in one search."""
@@ -69,7 +70,7 @@ class NGramDrafter(ModelFree):
             self._noise(sample),
             row.num_draft_tokens,
             row.num_slots,
-            None if features is None else _last(features),
+            features,
         )
 
     def _proposal(self, found: NGramPaths) -> Proposal:
@@ -79,18 +80,18 @@ class NGramDrafter(ModelFree):
         return Proposal(tree, found.probabilities, (self.kind,) * len(found.tokens))
 
     def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
-        """See Drafter.committed. Those of the last token count, behind which the anchor is."""
+        """See Drafter.committed. Behind each of these tokens stands the next one of the sample."""
         sample = row.sequence
         if not self.feature_layers or features is None:
             self._features.pop(sample.key, None)
             return
-        # All of a step's few: in a crowd the last of them may never be read.
-        self._features[sample.key] = held_alone(features[-1:] if row.is_prompt else features)
+        own = _readable(features[-self._window :])
+        self._features[sample.key] = own
         # Several rows would wait for each other; their heads are asked when they propose. Whoever
         # was not asked in this step may not be asked in the next one.
         if sample.key == self._alone and sample.finish_reason is None:
             self._alone = None
-            self._search.guess_ahead(sample.key, sample.token_ids, _last(features))
+            self._search.guess_ahead(sample.key, sample.token_ids, own)
 
     def close(self, key: int) -> None:
         """See Drafter.close."""
@@ -112,6 +113,6 @@ class NGramDrafter(ModelFree):
         return TokenNoise(stream.seed, stream.sample_index, stream.position, temperature, large)
 
 
-def _last(features: Tensor) -> Tensor:
-    """Those of the last token, as searches read them."""
-    return features[-1] if features.dtype in READ_DTYPES else features[-1].float()
+def _readable(features: Tensor) -> Tensor:
+    """As searches read them; of a large step only what is read stays."""
+    return held_alone(features if features.dtype in READ_DTYPES else features.float())

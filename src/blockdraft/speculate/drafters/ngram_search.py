@@ -21,10 +21,14 @@ from blockdraft.kernels.ngram_interface import (
     TokenNoise,
 )
 from blockdraft.speculate.drafters.guesses import (
+    DEPTH,
+    LEAST_GUESSED_ON,
     LEAST_TEMPERATURE,
+    NUM_GUESSED_ON,
     NUM_GUESSES,
     WEIGHT,
-    guess,
+    HeadReader,
+    Thought,
     mixed,
 )
 from blockdraft.speculate.drafters.ngram_table import (
@@ -69,16 +73,14 @@ class PlainSearch:
     def __init__(self, table: NGramTable, layers: HydraLayers | None = None) -> None:
         self._table, self._layers = table, layers
         self._texts: dict[int, OwnText] = {}
+        self._readers: dict[int, HeadReader] = {}
 
     def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
         """See NGramSearch.paths."""
         return [self._paths(query) for query in queries]
 
     def _paths(self, query: NGramQuery) -> NGramPaths:
-        noise, guessed = query.noise, None
-        if self._layers is not None and query.features is not None:
-            temperature = 0.0 if noise is None else noise.temperature
-            guessed = guess(self._layers, query.features, query.token_ids[-1], temperature)
+        noise, guesses = query.noise, self._guesses(query)
         text = self._texts.setdefault(query.key, OwnText())
         text.read(query.token_ids)
         ending = tuple(query.token_ids[-LONGEST:])
@@ -87,8 +89,8 @@ class PlainSearch:
         newest = [_Node(1.0, ROOT, ROOT, ())]
         for depth in range(query.max_depth):
             known = self._known(ending, newest, _ahead(noise, depth))
-            if depth == 0 and guessed is not None and self._layers is not None:
-                known = [mixed(self._layers, guessed, known[0])]
+            if guesses is not None:
+                known = guesses.mixed(newest, known)
             found += self._children(text, ending, newest, known, _ahead(noise, depth), len(found))
             # What is not among the best now never will be, nor what follows it.
             best = heapq.nsmallest(query.num_nodes, found, key=_by_probability)
@@ -101,6 +103,14 @@ class PlainSearch:
             tuple(places[node.parent] for node in best),
             tuple(node.probability for node in best),
         )
+
+    def _guesses(self, query: NGramQuery) -> "_Guesses | None":
+        if self._layers is None or query.features is None:
+            return None
+        reader = self._readers.setdefault(query.key, HeadReader(self._layers))
+        temperature = 0.0 if query.noise is None else query.noise.temperature
+        thought = reader.read(query.features, query.token_ids)
+        return _Guesses(self._layers, reader, temperature, thought)
 
     def _known(
         self, ending: tuple[int, ...], nodes: list[_Node], noise: TokenNoise | None
@@ -146,6 +156,45 @@ class PlainSearch:
     def close(self, key: int) -> None:
         """See NGramSearch.close."""
         self._texts.pop(key, None)
+        self._readers.pop(key, None)
+
+
+class _Guesses:
+    """What a head says behind a text and behind the likely paths that are searched there."""
+
+    def __init__(
+        self, layers: HydraLayers, reader: HeadReader, temperature: float, end: Thought
+    ) -> None:
+        self._layers, self._reader, self._temperature = layers, reader, temperature
+        self._thoughts = {ROOT: end}
+
+    def mixed(self, nodes: list[_Node], known: list[Shares]) -> list[Shares]:
+        """What is known behind nodes of one depth, the most probable first, with guesses."""
+        if nodes[0].path:
+            self._go_on(nodes)
+        found = []
+        for node, shares in zip(nodes, known, strict=True):
+            thought = self._thoughts.get(node.index)
+            guessed = None if thought is None else self._reader.guess(thought, self._temperature)
+            found.append(shares if guessed is None else mixed(self._layers, guessed, shares))
+            if guessed is None:
+                self._thoughts.pop(node.index, None)
+        return found
+
+    def _go_on(self, nodes: list[_Node]) -> None:
+        """Read the tokens of nodes whose parents were guessed behind."""
+        if len(nodes[0].path) >= DEPTH:
+            return
+        likely = [
+            node
+            for node in nodes
+            if node.parent in self._thoughts
+            and node.probability >= LEAST_GUESSED_ON
+            and node.path[-1] < len(self._layers.places)
+        ]
+        for node in likely[:NUM_GUESSED_ON]:
+            before = self._thoughts[node.parent]
+            self._thoughts[node.index] = self._reader.read_on(before, node.path[-1])
 
 
 def rules_for(table: NGramTable) -> NGramRules:
@@ -164,6 +213,9 @@ def rules_for(table: NGramTable) -> NGramRules:
         guess_weight=WEIGHT,
         num_guesses=NUM_GUESSES,
         guess_temperature=LEAST_TEMPERATURE,
+        guess_depth=DEPTH,
+        num_guessed_on=NUM_GUESSED_ON,
+        least_guessed_on=LEAST_GUESSED_ON,
     )
 
 

@@ -1,5 +1,5 @@
-// A Hydra head: guesses of the token behind the newest one. `models/hydra_head.py` says what it
-// computes, on rows in float32.
+// A Hydra head: guesses of the tokens behind a text. `models/hydra_head.py` says what it computes, on
+// rows in float32.
 
 #pragma once
 
@@ -15,80 +15,355 @@
 namespace blockdraft {
 
 struct HydraHead {
-  Product join, gate_up, down, score;
+  Product join, join_on, heads, out, gate_up, down, score;
   const float* feature_norms;  // [num_features, size]
   const float* embedding_norm;
+  const float* state_norm;
+  const float* next_norm;  // of the embedding that is joined to a state
+  const float* attention_norm;
   const float* norm;
   const float* last_norm;
+  const float* frequencies;  // [head_dim / 2], of rotations
+  int64_t num_heads;
+  int64_t num_keys;  // heads of keys, and of values
+  int64_t head_dim;
+  int64_t window;      // places that are looked back at
   const void* embedding;  // [num_tokens, size], of all tokens
   int64_t embedding_is_bfloat16;
   const int64_t* read_places;  // [num_features], of layers among the features of a token
   int64_t num_features;
+  int64_t num_values;  // features of a token, of all layers
   int64_t num_tokens;
   const int64_t* token_ids;  // [score.outputs], rising, that are guessed
   const int64_t* places;     // [num_tokens], of each among them or -1
   double covered;  // of the target's choices, the share of what is guessed
   float eps;
+
+  int64_t size() const { return down.outputs; }
+  int64_t num_all_heads() const { return num_heads + 2 * num_keys; }
 };
 
-// Outputs of layers of the target behind one token, one after another.
+// Outputs of layers of the target behind tokens, of each token one layer after another.
 struct Features {
   const void* values;  // null where nothing is known
   int64_t is_bfloat16;
+  int64_t num_rows;
 };
 
 constexpr int64_t kMostGuesses = 64;
+constexpr int64_t kNoPlace = -1;
 
-// What a head makes of one token and the features before it.
-class Reading {
+// Keys and values of the last places of a text. Keys lie dimension by dimension, so that a query
+// meets those of sixteen places at once.
+class Memory {
  public:
-  // Takes what is read; nothing of it need stay afterwards.
-  void take(const HydraHead& head, const Features& features, int64_t token) {
-    const int64_t size = head.down.outputs, inner = head.down.inputs;
-    const size_t num_values = static_cast<size_t>(head.join.inputs + 3 * size + 3 * inner +
-                                                  head.score.outputs);
-    if (room_.size() < num_values) room_.resize(num_values);
-    for (int64_t i = 0; i < head.num_features; ++i)
-      take_row(head, i, features.values, features.is_bfloat16, head.read_places[i],
-               head.feature_norms + i * size);
-    take_row(head, head.num_features, head.embedding, head.embedding_is_bfloat16, token,
-             head.embedding_norm);
+  void make_room(const HydraHead& head) {
+    if (!places_.empty()) return;
+    window_ = head.window;
+    stride_ = (window_ + kLanes - 1) / kLanes * kLanes;
+    const int64_t num_values = head.num_keys * head.head_dim * stride_;
+    keys_.resize(static_cast<size_t>(num_values));
+    values_.resize(static_cast<size_t>(num_values));
+    places_.assign(static_cast<size_t>(stride_), kNoPlace);
   }
 
-  // Of the token behind: [score.outputs], valid until the next token is taken.
-  float* logits(const HydraHead& head, int64_t num_threads) {
-    const int64_t size = head.down.outputs, inner = head.down.inputs;
-    float *inputs = room_.data(), *x = inputs + head.join.inputs, *normed = x + size;
-    float *read = normed + size, *gates = read + size, *gated = gates + 2 * inner;
-    float* logits = gated + inner;
-    (void)num_threads;
-#pragma omp parallel num_threads(num_threads)
-    {
-      multiply<float>(head.join, x, inputs, 1);
-      norm<float>(normed, nullptr, x, nullptr, head.norm, 1, size, head.eps, false);
-      multiply<float>(head.gate_up, gates, normed, 1);
-      gate<float>(gated, gates, 1, inner);
-      multiply<float>(head.down, normed, gated, 1);
-      norm<float>(read, x, normed, x, head.last_norm, 1, size, head.eps, false);
-      multiply<float>(head.score, logits, read, 1);
-    }
-    return logits;
+  // Keys and values of a place, [num_keys, head_dim] each; nothing where one is no number.
+  void put(const HydraHead& head, int64_t place, const float* keys, const float* values) {
+    const int64_t num = head.num_keys * head.head_dim, slot = place % window_;
+    const auto is_number = [](float x) { return std::isfinite(x); };
+    if (!std::all_of(keys, keys + num, is_number) || !std::all_of(values, values + num, is_number))
+      return;
+    for (int64_t i = 0; i < num; ++i) keys_[static_cast<size_t>(i * stride_ + slot)] = keys[i];
+    for (int64_t i = 0; i < num; i += head.head_dim)
+      std::copy_n(values + i, head.head_dim, values_.data() + i * stride_ + slot * head.head_dim);
+    places_[static_cast<size_t>(slot)] = place;
+    num_used_ = std::max(num_used_, slot + 1);
+  }
+
+  int64_t num_used() const { return num_used_; }
+  int64_t stride() const { return stride_; }
+  // Of a head, [head_dim, stride].
+  const float* keys(int64_t head, int64_t head_dim) const {
+    return keys_.data() + head * head_dim * stride_;
+  }
+  // [stride, head_dim].
+  const float* values(int64_t head, int64_t head_dim) const {
+    return values_.data() + head * head_dim * stride_;
+  }
+  bool is_seen_from(int64_t place, int64_t slot) const {
+    const int64_t own = places_[static_cast<size_t>(slot)];
+    return own != kNoPlace && own > place - window_ && own <= place;
   }
 
  private:
-  // Widens a row of some, norms it, and puts it down as the i-th of the inputs.
-  void take_row(const HydraHead& head, int64_t i, const void* rows, int64_t is_bfloat16,
-                int64_t row, const float* norm) {
-    const int64_t size = head.down.outputs;
-    float* to = room_.data() + i * size;
+  int64_t window_ = 0, stride_ = 0, num_used_ = 0;
+  std::vector<float> keys_, values_;
+  std::vector<int64_t> places_;  // of each slot
+};
+
+// A place that is read: its state, and its keys and values if they are in no memory.
+struct Thought {
+  int64_t place = 0;
+  std::vector<float> state;
+  std::vector<float> keys, values;
+  const Thought* before = nullptr;  // null where the memory goes on
+};
+
+// Rows of a head at work. Threads of a region call these together.
+class HeadRows {
+ public:
+  void make_room(const HydraHead& head, int64_t num_rows, int64_t num_inputs) {
+    const int64_t size = head.size(), inner = head.down.inputs;
+    const auto fit = [](std::vector<float>& values, int64_t num) {
+      if (static_cast<int64_t>(values.size()) < num) values.resize(static_cast<size_t>(num));
+    };
+    fit(inputs, num_rows * num_inputs);
+    fit(x, num_rows * size);
+    fit(normed, num_rows * size);
+    fit(heads, num_rows * head.num_all_heads() * head.head_dim);
+    fit(attended, num_rows * head.num_heads * head.head_dim);
+    fit(gates, num_rows * 2 * inner);
+    fit(gated, num_rows * inner);
+  }
+
+  // Rows that are joined already in `x` -> their turned queries and keys, and values.
+  void split_heads(const HydraHead& head, const std::vector<int64_t>& row_places) {
+    const int64_t num_rows = static_cast<int64_t>(row_places.size()), dim = head.head_dim;
+    norm<float>(normed.data(), nullptr, x.data(), nullptr, head.attention_norm, num_rows,
+                head.size(), head.eps, false);
+    multiply<float>(head.heads, heads.data(), normed.data(), num_rows);
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < num_rows; ++row) {
+      float cosine[kMostDim], sine[kMostDim];
+      for (int64_t i = 0; i < dim / 2; ++i) {
+        const float angle = static_cast<float>(row_places[static_cast<size_t>(row)]) *
+                            head.frequencies[i];
+        cosine[i] = cosine[i + dim / 2] = std::cos(angle);
+        sine[i + dim / 2] = std::sin(angle);
+        sine[i] = -sine[i + dim / 2];
+      }
+      float* own = row_heads(head, row);
+      for (int64_t i = 0; i < head.num_heads + head.num_keys; ++i)
+        rotate_head(own + i * dim, cosine, sine, dim / 2);
+    }
+  }
+
+  float* row_heads(const HydraHead& head, int64_t row) {
+    return heads.data() + row * head.num_all_heads() * head.head_dim;
+  }
+  const float* row_keys(const HydraHead& head, int64_t row) {
+    return row_heads(head, row) + head.num_heads * head.head_dim;
+  }
+  const float* row_values(const HydraHead& head, int64_t row) {
+    return row_keys(head, row) + head.num_keys * head.head_dim;
+  }
+
+  // What rows make of what they see: their states in `x`, and logits [rows, score.outputs].
+  // thoughts: the rows', in order, those of a text with their memory.
+  void finish(const HydraHead& head, const Memory& memory, int64_t first_row,
+              const std::vector<const Thought*>& thoughts, float* logits) {
+    const int64_t num_rows = static_cast<int64_t>(thoughts.size()), size = head.size();
+    const int64_t inner = head.down.inputs;
+    float* own = x.data() + first_row * size;
+#pragma omp for collapse(2) schedule(static)
+    for (int64_t row = 0; row < num_rows; ++row)
+      for (int64_t index = 0; index < head.num_heads; ++index)
+        attend(head, memory, *thoughts[static_cast<size_t>(row)], index,
+               row_heads(head, first_row + row) + index * head.head_dim,
+               attended.data() + (row * head.num_heads + index) * head.head_dim);
+    multiply<float>(head.out, normed.data(), attended.data(), num_rows);
+    norm<float>(normed.data(), own, normed.data(), own, head.norm, num_rows, size, head.eps, false);
+    multiply<float>(head.gate_up, gates.data(), normed.data(), num_rows);
+    gate<float>(gated.data(), gates.data(), num_rows, inner);
+    multiply<float>(head.down, normed.data(), gated.data(), num_rows);
+    norm<float>(normed.data(), own, normed.data(), own, head.last_norm, num_rows, size, head.eps,
+                false);
+    multiply<float>(head.score, logits, normed.data(), num_rows);
+  }
+
+  // Widens a row of some, norms it, and puts it down.
+  static void take_row(float* to, const void* rows, int64_t is_bfloat16, int64_t row,
+                       const float* norm, int64_t size, float eps) {
     if (is_bfloat16 != 0)
       widen_row(to, static_cast<const BFloat16*>(rows) + row * size, size);
     else
       widen_row(to, static_cast<const float*>(rows) + row * size, size);
-    norm_row(to, to, norm, size, head.eps, false);
+    norm_row(to, to, norm, size, eps, false);
   }
 
-  std::vector<float> room_;
+  std::vector<float> inputs, x, normed, heads, attended, gates, gated;
+
+  static constexpr int64_t kMostDim = 256;
+
+ private:
+  static float dot(const float* a, const float* b, int64_t num) {
+    Lanes total{};
+    for (int64_t i = 0; i < num; i += kLanes) total = multiply_add(load(a + i), load(b + i), total);
+    return sum(total);
+  }
+
+  // One query head of a row.
+  static void attend(const HydraHead& head, const Memory& memory, const Thought& thought,
+                     int64_t index, const float* query, float* to) {
+    static thread_local std::vector<float> kept;
+    const int64_t dim = head.head_dim, own_head = index / (head.num_heads / head.num_keys);
+    const int64_t num_slots = (memory.num_used() + kLanes - 1) / kLanes * kLanes;
+    int64_t num_path = 0;
+    for (const Thought* at = &thought; at != nullptr && !at->keys.empty(); at = at->before)
+      ++num_path;
+    const int64_t num = num_slots + (num_path + kLanes - 1) / kLanes * kLanes;
+    if (static_cast<int64_t>(kept.size()) < num) kept.resize(static_cast<size_t>(num));
+    float* weights = kept.data();
+    std::fill(weights, weights + num, -INFINITY);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    const float* keys = memory.keys(own_head, dim);
+    for (int64_t slot = 0; slot < num_slots; slot += kLanes) {
+      Lanes scores{};
+      for (int64_t i = 0; i < dim; ++i)
+        scores = multiply_add(all(query[i]), load(keys + i * memory.stride() + slot), scores);
+      store(weights + slot, scores * scale);
+    }
+    for (int64_t slot = 0; slot < num_slots; ++slot)
+      if (!memory.is_seen_from(thought.place, slot)) weights[slot] = -INFINITY;
+    int64_t step = num_slots;
+    for (const Thought* at = &thought; at != nullptr && !at->keys.empty(); at = at->before)
+      weights[step++] = scale * dot(query, at->keys.data() + own_head * dim, dim);
+    Lanes tops = all(-INFINITY), totals{};
+    for (int64_t i = 0; i < num; i += kLanes) tops = largest(tops, load(weights + i));
+    const float top = largest(tops);
+    if (!(top > -INFINITY)) {  // nothing is seen, or no number
+      std::fill(to, to + dim, top == -INFINITY ? 0.0f : top);
+      return;
+    }
+    for (int64_t i = 0; i < num; i += kLanes) {
+      const Lanes own = exponential(load(weights + i) - top);
+      store(weights + i, own);
+      totals = totals + own;
+    }
+    const float factor = 1.0f / sum(totals);
+    const float* values = memory.values(own_head, dim);
+    for (int64_t i = 0; i < dim; i += kLanes) {
+      Lanes found{};
+      for (int64_t slot = 0; slot < num_slots; ++slot)
+        found = multiply_add(all(weights[slot]), load(values + slot * dim + i), found);
+      step = num_slots;
+      for (const Thought* at = &thought; at != nullptr && !at->keys.empty(); at = at->before)
+        found = multiply_add(all(weights[step++]),
+                             load(at->values.data() + own_head * dim + i), found);
+      store(to + i, found * factor);
+    }
+  }
+};
+
+// What a head makes of the end of a text.
+class Reading {
+ public:
+  // Takes what is read, features of the tokens before the last ones; nothing of it need stay
+  // afterwards. num_tokens: of the text, whose last token is the last one.
+  void take(const HydraHead& head, Memory& memory, const Features& features,
+            const int64_t* last_tokens, int64_t num_tokens) {
+    const int64_t num = features.num_rows, size = head.size(), width = head.join.inputs;
+    memory.make_room(head);
+    rows_.make_room(head, num, width);
+    end_.state.resize(static_cast<size_t>(size));
+    if (logits_.empty()) logits_.resize(static_cast<size_t>(head.score.outputs));
+    places_.resize(static_cast<size_t>(num));
+    const int64_t num_layers = head.num_values / size;
+    for (int64_t row = 0; row < num; ++row) {
+      float* to = rows_.inputs.data() + row * width;
+      for (int64_t i = 0; i < head.num_features; ++i)
+        HeadRows::take_row(to + i * size, features.values, features.is_bfloat16,
+                           row * num_layers + head.read_places[i], head.feature_norms + i * size,
+                           size, head.eps);
+      HeadRows::take_row(to + head.num_features * size, head.embedding, head.embedding_is_bfloat16,
+                         last_tokens[row], head.embedding_norm, size, head.eps);
+      places_[static_cast<size_t>(row)] = num_tokens - num + row;
+    }
+  }
+
+  // Of the token behind: [score.outputs], until more is taken. Its places go to the memory.
+  float* logits(const HydraHead& head, Memory& memory, int64_t num_threads) {
+    const int64_t num = static_cast<int64_t>(places_.size()), size = head.size();
+    end_.place = places_.back();
+    const std::vector<const Thought*> last{&end_};
+    (void)num_threads;
+#pragma omp parallel num_threads(num_threads)
+    {
+      multiply<float>(head.join, rows_.x.data(), rows_.inputs.data(), num);
+      rows_.split_heads(head, places_);
+#pragma omp single
+      for (int64_t row = 0; row < num; ++row)
+        memory.put(head, places_[static_cast<size_t>(row)], rows_.row_keys(head, row),
+                   rows_.row_values(head, row));
+      rows_.finish(head, memory, num - 1, last, logits_.data());
+    }
+    const float* state = rows_.x.data() + (num - 1) * size;
+    std::copy_n(state, size, end_.state.data());
+    return logits_.data();
+  }
+
+  // What was read last.
+  const Thought& end() const { return end_; }
+
+ private:
+  HeadRows rows_;
+  std::vector<int64_t> places_;
+  std::vector<float> logits_;
+  Thought end_;
+};
+
+// Goes on from what was read, token by token of several paths.
+class ReadingOn {
+ public:
+  // One more token behind each of some thoughts, which must stay. Returns logits, [rows,
+  // score.outputs], until it is called again; the new thoughts are put behind `thoughts`.
+  float* read(const HydraHead& head, const Memory& memory,
+              const std::vector<const Thought*>& before, const std::vector<int64_t>& tokens,
+              std::vector<Thought*>& thoughts, int64_t num_threads) {
+    const int64_t num = static_cast<int64_t>(tokens.size()), size = head.size();
+    const int64_t num_own = head.num_keys * head.head_dim;
+    rows_.make_room(head, num, 2 * size);
+    logits_.resize(static_cast<size_t>(std::max<int64_t>(
+        static_cast<int64_t>(logits_.size()), num * head.score.outputs)));
+    std::vector<int64_t> places;
+    for (int64_t row = 0; row < num; ++row) {
+      const Thought& from = *before[static_cast<size_t>(row)];
+      float* to = rows_.inputs.data() + row * 2 * size;
+      norm_row(to, from.state.data(), head.state_norm, size, head.eps, false);
+      HeadRows::take_row(to + size, head.embedding, head.embedding_is_bfloat16,
+                         tokens[static_cast<size_t>(row)], head.next_norm, size, head.eps);
+      places.push_back(from.place + 1);
+      Thought& own = *thoughts[static_cast<size_t>(row)];
+      own.place = from.place + 1;
+      own.before = &from;
+      own.state.resize(static_cast<size_t>(size));
+      own.keys.resize(static_cast<size_t>(num_own));
+      own.values.resize(static_cast<size_t>(num_own));
+    }
+    const std::vector<const Thought*> seeing(thoughts.begin(), thoughts.end());
+    (void)num_threads;
+#pragma omp parallel num_threads(num_threads)
+    {
+      multiply<float>(head.join_on, rows_.x.data(), rows_.inputs.data(), num);
+      rows_.split_heads(head, places);
+#pragma omp single
+      for (int64_t row = 0; row < num; ++row) {
+        Thought& own = *thoughts[static_cast<size_t>(row)];
+        std::copy_n(rows_.row_keys(head, row), num_own, own.keys.data());
+        std::copy_n(rows_.row_values(head, row), num_own, own.values.data());
+      }
+      rows_.finish(head, memory, 0, seeing, logits_.data());
+    }
+    for (int64_t row = 0; row < num; ++row) {
+      const float* state = rows_.x.data() + row * size;
+      std::copy_n(state, size, thoughts[static_cast<size_t>(row)]->state.data());
+    }
+    return logits_.data();
+  }
+
+ private:
+  HeadRows rows_;
+  std::vector<float> logits_;
 };
 
 // What a head says of the token behind a text.
@@ -97,7 +372,7 @@ class Guess {
   // logits: of a reading, which this changes. temperature: that they are divided by. num_top: of
   // the most probable tokens, to be named.
   Guess(const HydraHead& head, float* logits, double temperature, int64_t num_top)
-      : head_(head),
+      : head_(&head),
         logits_(logits),
         num_top_(std::min({num_top, head.score.outputs, kMostGuesses})) {
     const float factor = static_cast<float>(1.0 / temperature);
@@ -112,17 +387,17 @@ class Guess {
   bool is_known() const { return std::isfinite(largest_) && std::isfinite(total_); }
 
   int64_t num_top() const { return num_top_; }
-  int64_t top(int64_t rank) const { return head_.token_ids[top_[rank]]; }
+  int64_t top(int64_t rank) const { return head_->token_ids[top_[rank]]; }
 
   // 0 of tokens that are not guessed.
   double probability(int64_t token) const {
-    const int64_t place = token < head_.num_tokens ? head_.places[token] : -1;
+    const int64_t place = token < head_->num_tokens ? head_->places[token] : -1;
     if (place < 0) return 0.0;
-    return head_.covered * std::exp(static_cast<double>(logits_[place]) - largest_) / total_;
+    return head_->covered * std::exp(static_cast<double>(logits_[place]) - largest_) / total_;
   }
 
  private:
-  const HydraHead& head_;
+  const HydraHead* head_;
   const float* logits_;
   int64_t num_top_;
   int64_t top_[kMostGuesses] = {};
@@ -132,11 +407,14 @@ class Guess {
 // A reading that the worker makes, while others decide what to do next.
 class ReadingAhead {
  public:
-  // Of a text with so many tokens, the last one of them given. The head must stay.
-  void begin(const HydraHead& head, const Features& features, int64_t token, int64_t num_tokens) {
+  // Of a text with so many tokens, the last ones of them given. Head and memory must stay, and
+  // nobody else uses the memory before the logits are asked for.
+  void begin(const HydraHead& head, Memory& memory, const Features& features,
+             const int64_t* last_tokens, int64_t num_tokens) {
     task_.finish();
-    reading_.take(head, features, token);
+    reading_.take(head, memory, features, last_tokens, num_tokens);
     head_ = &head;
+    memory_ = &memory;
     num_tokens_ = num_tokens;
     task_.begin();
   }
@@ -147,11 +425,14 @@ class ReadingAhead {
     return is_done && num_tokens == num_tokens_ ? logits_ : nullptr;
   }
 
+  const Thought& end() const { return reading_.end(); }
+
  private:
-  void run() noexcept { logits_ = reading_.logits(*head_, 1); }
+  void run() noexcept { logits_ = reading_.logits(*head_, *memory_, 1); }
 
   Reading reading_;
   const HydraHead* head_ = nullptr;
+  Memory* memory_ = nullptr;
   int64_t num_tokens_ = 0;
   float* logits_ = nullptr;
   // The last one: it ends before what it works with.

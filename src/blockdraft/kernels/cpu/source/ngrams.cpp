@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
 #include <memory>
 #include <new>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -46,6 +46,9 @@ struct Rules {
   double guess_weight;     // beside the table
   int64_t num_guesses;     // the most probable ones, looked at whoever else names them
   double guess_temperature;  // the lowest that guesses are sharpened to
+  int64_t guess_depth;       // tokens ahead that are guessed at most
+  int64_t num_guessed_on;    // paths of a length behind which is guessed, the most probable ones
+  double least_guessed_on;   // probability of such a path
 };
 
 // The tokens with the largest noise of a place, rising; or none.
@@ -63,7 +66,7 @@ struct Search {
   Stream stream;  // of the first token that is searched
   double temperature;
   Large large;  // of the first place
-  Features features;  // of the last token but one; without, nothing is guessed
+  Features features;  // of the tokens before the last ones; without, nothing is guessed
   int64_t num_nodes;
   int64_t max_depth;
   int64_t* tokens;  // [num_nodes] each of what is found
@@ -239,6 +242,7 @@ struct Node {
 // What followed what in one text, and what a head makes of its end.
 struct Text {
   Tokens tokens;
+  Memory memory;  // of the head
   std::unique_ptr<ReadingAhead> ahead;  // none before the first is begun
   std::unordered_map<Context, std::vector<int64_t>, ContextHash> followed;
 
@@ -410,36 +414,92 @@ bool is_better(const Node& one, const Node& other) {
   return one.index < other.index;
 }
 
-std::optional<Guess> guess_of(const Rules& rules, Text& text, const Search& search,
-                              int64_t num_threads) {
-  if (rules.guesser == nullptr || search.features.values == nullptr) return std::nullopt;
-  float* logits = text.ahead == nullptr ? nullptr : text.ahead->logits(search.num_text);
-  if (logits == nullptr) {
-    static thread_local Reading reading;
-    reading.take(*rules.guesser, search.features, search.token_ids[search.num_tokens - 1]);
-    logits = reading.logits(*rules.guesser, num_threads);
+// What a head says behind a text and behind the paths that are searched there.
+class Guesses {
+ public:
+  Guesses(const Rules& rules, Text& text, const Search& search, int64_t num_threads)
+      : rules_(rules), text_(text), num_threads_(num_threads) {
+    // Greedy requests have none, and what is likely is likelier still at low temperatures.
+    temperature_ = std::clamp(search.temperature, rules.guess_temperature, 1.0);
+    if (rules.guesser == nullptr || search.features.values == nullptr) return;
+    float* logits = text.ahead == nullptr ? nullptr : text.ahead->logits(search.num_text);
+    if (logits != nullptr) {
+      end_ = &text.ahead->end();
+    } else {
+      static thread_local Reading reading;
+      reading.take(*rules.guesser, text.memory, search.features,
+                   search.token_ids + search.num_tokens - search.features.num_rows,
+                   search.num_text);
+      logits = reading.logits(*rules.guesser, text.memory, num_threads);
+      end_ = &reading.end();
+    }
+    add(-1, *end_, logits);
   }
-  // Greedy requests have none, and what is likely is likelier still at low temperatures.
-  const double temperature = std::clamp(search.temperature, rules.guess_temperature, 1.0);
-  std::optional<Guess> guess(std::in_place, *rules.guesser, logits, temperature,
-                             rules.num_guesses);
-  return guess->is_known() ? guess : std::nullopt;
-}
+
+  // Guesses behind the likely ones of these nodes, all of one depth.
+  void go_on(const std::vector<Node>& nodes) {
+    static thread_local ReadingOn reading;
+    known_.clear();  // of parents
+    if (thoughts_.empty() || nodes.empty() || nodes[0].depth >= rules_.guess_depth) return;
+    std::vector<const Thought*> before;
+    std::vector<int64_t> tokens, indices;
+    for (const Node& node : nodes) {
+      const auto parent = thoughts_.find(node.parent);
+      const bool is_taken = static_cast<int64_t>(tokens.size()) < rules_.num_guessed_on &&
+                            node.probability >= rules_.least_guessed_on &&
+                            node.token < rules_.guesser->num_tokens;
+      if (parent == thoughts_.end() || !is_taken) continue;
+      before.push_back(parent->second);
+      tokens.push_back(node.token);
+      indices.push_back(node.index);
+    }
+    if (tokens.empty()) return;
+    std::vector<Thought*> read;
+    for (size_t i = 0; i < tokens.size(); ++i) read.push_back(&kept_.emplace_back());
+    float* logits =
+        reading.read(*rules_.guesser, text_.memory, before, tokens, read, num_threads_);
+    for (size_t i = 0; i < tokens.size(); ++i)
+      add(indices[i], *read[i], logits + static_cast<int64_t>(i) * rules_.guesser->score.outputs);
+  }
+
+  // Behind a node, -1: behind the text; null where nothing is guessed.
+  const Guess* behind(int64_t index) const {
+    const auto found = known_.find(index);
+    return found == known_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  void add(int64_t index, const Thought& thought, float* logits) {
+    const Guess guess(*rules_.guesser, logits, temperature_, rules_.num_guesses);
+    if (!guess.is_known()) return;
+    known_.emplace(index, guess);
+    thoughts_.emplace(index, &thought);
+  }
+
+  const Rules& rules_;
+  Text& text_;
+  int64_t num_threads_;
+  double temperature_;
+  const Thought* end_ = nullptr;
+  std::deque<Thought> kept_;
+  std::unordered_map<int64_t, const Thought*> thoughts_;
+  std::unordered_map<int64_t, Guess> known_;
+};
 
 std::vector<Node> best_paths(const Rules& rules, Text& text, const Search& search,
                              int64_t num_threads) {
   static thread_local Scratch scratch;
   std::vector<Node> best;
   std::vector<Node> newest{{1.0, -1, -1, 0, Text::ending(search, search.num_tokens), 0}};
-  const std::optional<Guess> guess = guess_of(rules, text, search, num_threads);
+  Guesses guesses(rules, text, search, num_threads);
   int64_t num_found = 0;
   for (int64_t depth = 0; depth < search.max_depth && !newest.empty(); ++depth) {
     const Large none{nullptr, nullptr, 0};
     const Large& large = depth == 0 ? search.large : none;
     const MarkedLarge marked(scratch.large, large);
     for (const Node& node : newest) {
-      const Guess* guessed = depth == 0 && guess ? &*guess : nullptr;
-      Shares shares = successors(rules, text, node.context, scratch, large, guessed);
+      Shares shares =
+          successors(rules, text, node.context, scratch, large, guesses.behind(node.index));
       if (search.temperature > 0.0) weigh(rules, search, scratch.large, large, depth, shares);
       std::stable_sort(shares.all.begin(), shares.all.end(),
                        [](const Share& a, const Share& b) { return a.value > b.value; });
@@ -458,6 +518,7 @@ std::vector<Node> best_paths(const Rules& rules, Text& text, const Search& searc
     newest.clear();
     for (const Node& node : best)
       if (node.depth == depth + 1) newest.push_back(node);
+    if (depth + 1 < search.max_depth) guesses.go_on(newest);
   }
   return best;
 }
@@ -491,16 +552,17 @@ void* blockdraft_text_new() { return new (std::nothrow) blockdraft::Text; }
 
 void blockdraft_text_delete(void* text) { delete static_cast<blockdraft::Text*>(text); }
 
-// Begins to guess behind a text of so many tokens, from the features of the last one but one;
-// whoever searches there need not wait so long.
+// Begins to guess behind a text of so many tokens, from the features of the tokens before the last
+// ones, which are given; whoever searches there need not wait so long.
 void blockdraft_guess_ahead(const void* rules, void* text, const void* features, int is_bfloat16,
-                            int64_t last_token, int64_t num_tokens) {
+                            int64_t num_rows, const int64_t* last_tokens, int64_t num_tokens) {
   using namespace blockdraft;
-  std::unique_ptr<ReadingAhead>& ahead = static_cast<Text*>(text)->ahead;
+  Text& own = *static_cast<Text*>(text);
+  std::unique_ptr<ReadingAhead>& ahead = own.ahead;
   try {
     if (ahead == nullptr) ahead = std::make_unique<ReadingAhead>();
-    ahead->begin(*static_cast<const Rules*>(rules)->guesser, {features, is_bfloat16}, last_token,
-                 num_tokens);
+    ahead->begin(*static_cast<const Rules*>(rules)->guesser, own.memory,
+                 {features, is_bfloat16, num_rows}, last_tokens, num_tokens);
   } catch (const std::bad_alloc&) {
     ahead = nullptr;
   }
