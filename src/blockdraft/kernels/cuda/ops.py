@@ -148,9 +148,7 @@ class Seen:
     bias: Tensor | None = None
 
 
-def attention(
-    query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scoring: Scoring
-) -> Tensor:
+def attention(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scoring: Scoring) -> Tensor:
     """query: [heads, rows, head_dim]; keys, values: [kv_heads, slots, head_dim], of one layout.
 
     Returns [rows, heads, head_dim]; zeros for a row that sees nothing.

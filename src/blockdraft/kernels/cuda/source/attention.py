@@ -56,6 +56,7 @@ def _add_tile(
     bias,
     scale,
     softcap,
+    FILLED_GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     FILLED_DIM: tl.constexpr,
     TILE: tl.constexpr,
@@ -66,7 +67,6 @@ def _add_tile(
     INTERPRETED: tl.constexpr,
 ):
     """The sums with TILE more keys, from position `start` on."""
-    FILLED_GROUP: tl.constexpr = own.shape[0]
     dims, in_tile = tl.arange(0, FILLED_DIM), tl.arange(0, TILE)
     is_dim = dims < HEAD_DIM
     positions = start + in_tile
@@ -127,6 +127,7 @@ def _part(
     bias,
     scale,
     softcap,
+    FILLED_GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     FILLED_DIM: tl.constexpr,
     TILE: tl.constexpr,
@@ -136,7 +137,6 @@ def _part(
     INTERPRETED: tl.constexpr,
 ):
     """The sums over the keys from `begin` to `part_end`: largest score, weights, and values."""
-    FILLED_GROUP: tl.constexpr = own.shape[0]
     top = tl.full((FILLED_GROUP,), -float("inf"), tl.float32)
     total = tl.zeros((FILLED_GROUP,), tl.float32)
     sums = tl.zeros((FILLED_GROUP, FILLED_DIM), tl.float32)
@@ -148,14 +148,16 @@ def _part(
         top, total, sums = _add_tile(
             top, total, sums, start, own, keys, values, first, end,
             pages, path_start, path, bias, scale, softcap,
-            HEAD_DIM, FILLED_DIM, TILE, HAS_PAGES, False, HAS_BIAS, HAS_SOFTCAP, INTERPRETED,
+            FILLED_GROUP, HEAD_DIM, FILLED_DIM, TILE,
+            HAS_PAGES, False, HAS_BIAS, HAS_SOFTCAP, INTERPRETED,
         )  # fmt: skip
     if HAS_PAGES:
         for start in range(middle, part_end, TILE):
             top, total, sums = _add_tile(
                 top, total, sums, start, own, keys, values, first, end,
                 pages, path_start, path, bias, scale, softcap,
-                HEAD_DIM, FILLED_DIM, TILE, HAS_PAGES, True, HAS_BIAS, HAS_SOFTCAP, INTERPRETED,
+                FILLED_GROUP, HEAD_DIM, FILLED_DIM, TILE,
+                HAS_PAGES, True, HAS_BIAS, HAS_SOFTCAP, INTERPRETED,
             )  # fmt: skip
     return top, total, sums
 
@@ -283,7 +285,7 @@ def attention_kernel(
         first, end = _seen_through(bias, first, end, TILE)
     begin, size, num_parts = _parts(first, end, TILE, LEAST_TILES, MAX_PARTS)
     part = tl.program_id(2)
-    if IS_SPLIT:
+    if IS_SPLIT:  # noqa: SIM102 - settled when it is compiled, the other one when it runs
         if part >= num_parts:
             return
     pages, path_start, path = page_ids, end, path_slots
@@ -306,7 +308,8 @@ def attention_kernel(
         top, total, sums = _part(
             begin, tl.minimum(end, begin + size), own, keys, values, first, end,
             pages, path_start, path, bias, scale, softcap,
-            HEAD_DIM, FILLED_DIM, TILE, HAS_PAGES, HAS_BIAS, HAS_SOFTCAP, INTERPRETED,
+            FILLED_GROUP, HEAD_DIM, FILLED_DIM, TILE,
+            HAS_PAGES, HAS_BIAS, HAS_SOFTCAP, INTERPRETED,
         )  # fmt: skip
         places = places * MAX_PARTS + part
         tl.store(tops + places, top, mask=is_member)
@@ -324,7 +327,8 @@ def attention_kernel(
             part_top, part_total, own_sums = _part(
                 part_begin, tl.minimum(end, part_begin + size), own, keys, values, first, end,
                 pages, path_start, path, bias, scale, softcap,
-                HEAD_DIM, FILLED_DIM, TILE, HAS_PAGES, HAS_BIAS, HAS_SOFTCAP, INTERPRETED,
+                FILLED_GROUP, HEAD_DIM, FILLED_DIM, TILE,
+                HAS_PAGES, HAS_BIAS, HAS_SOFTCAP, INTERPRETED,
             )  # fmt: skip
             top, total, sums = _merged(top, total, sums, part_top, part_total, own_sums)
         _finish(
@@ -364,7 +368,7 @@ def merge_kernel(
     top = tl.full((FILLED_GROUP,), -float("inf"), tl.float32)
     total = tl.zeros((FILLED_GROUP,), tl.float32)
     sums = tl.zeros((FILLED_GROUP, FILLED_DIM), tl.float32)
-    for part in range(0, num_parts):
+    for part in range(num_parts):
         at = places * MAX_PARTS + part
         part_top = tl.load(tops + at, mask=is_member, other=-float("inf"))
         part_total = tl.load(totals + at, mask=is_member, other=0.0)
