@@ -195,7 +195,7 @@ def no_scale(query, keys, values, seen, scoring):
             attends_otherwise(2, MAX_PARTS=2),
             "attention over pages, heads of 24: 1 rows have other bits",
         ),
-        # Many rows in one part, few ones in several.
+        # Few rows in longer parts than many: another program, and another partition.
         (
             over_pages,
             "attention",

@@ -173,7 +173,8 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scoring: 
     read = (nothing,) * 3 if tables is None else (tables.rows, tables.page_ids, tables.path_slots)
     # With a bias a program finds the row's range by itself, and others would not know its parts.
     is_split = num_rows <= FEW_ROWS and seen.bias is None
-    scratch = _scratch(output) if is_split else (nothing,) * 3
+    # Else never looked at, but aligned: Triton compiles another binary for what is not.
+    scratch = _scratch(output) if is_split else (output,) * 3
     parts = {"TILE": TILE, "LEAST_TILES": LEAST_TILES, "MAX_PARTS": MAX_PARTS}
     sizes = parts | {
         "GROUP": group, "FILLED_GROUP": power_of_two(group),

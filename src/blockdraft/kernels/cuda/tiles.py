@@ -60,7 +60,7 @@ BY_ROWS = {
 }
 """Up to so many rows these tiles, the largest first: the first one that keeps a card busy."""
 BUSY = 96
-"""Programs. Of a larger tile a card of 132 processors computes no fewer at a time."""
+"""Programs that keep a card of 132 processors busy. With fewer, smaller tiles were faster."""
 SHORT = 64
 """Inputs of a tile where a weight's inputs are no multiple of the tile's."""
 SMALLEST_SHARED = 99 * 1024
