@@ -1,6 +1,7 @@
 """The parts in the order of their value, and how long each may take."""
 
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -8,7 +9,8 @@ class Part:
     """A part; `module` has a function `run(settings, notes)`.
 
     seconds: its limit; None: all that is left of the call. With less than least_seconds it is not
-    begun. grace_seconds: between the request to end and the end.
+    begun. grace_seconds: between the request to end and the end. has_cpu_kernels: as a deployment
+    has them, for what a step computes beside the card.
     """
 
     name: str
@@ -17,8 +19,10 @@ class Part:
     seconds: float | None
     least_seconds: float = 5.0
     grace_seconds: float = 3.0
+    has_cpu_kernels: bool = False
 
 
+_with_kernels = partial(Part, has_cpu_kernels=True)
 PARTS = (
     Part(
         "environment",
@@ -30,12 +34,15 @@ PARTS = (
     Part("triton", "The Triton kernels against torch's operations", "gpucheck.triton_kernels", 150),
     Part("rows", "Which operations keep a row's bits", "gpucheck.rows", 180),
     Part("forwards", "Which rules keep a row's bits in whole forwards", "gpucheck.forwards", 120),
-    Part("models", "The pair that the rest is measured with", "gpucheck.models", 150),
-    Part("proof", "The load check, and the proof of the pair", "gpucheck.exactness", 300),
-    Part("speed", "Plain, drafted, transformers", "gpucheck.speed", 240),
-    Part("ledger", "Where the time of a step goes", "gpucheck.step_ledger", 90),
+    # It compiles the kernels for the CPU, so that this is nobody's time.
+    _with_kernels("models", "The pair that the rest is measured with", "gpucheck.models", 150),
+    _with_kernels("proof", "The load check, and the proof of the pair", "gpucheck.exactness", 300),
+    _with_kernels("speed", "Plain, drafted, transformers", "gpucheck.speed", 240),
+    _with_kernels("ledger", "Where the time of a step goes", "gpucheck.step_ledger", 90),
     Part("steps", "How long a training step takes", "gpucheck.train_speed", 180),
-    Part("training", "Training from the committed answers", "gpucheck.training", None, 120, 30),
+    _with_kernels(
+        "training", "Training from the committed answers", "gpucheck.training", None, 120, 30
+    ),
 )
 
 

@@ -84,7 +84,7 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
-                env=_environment(self._work),
+                env=self._environment(part),
                 start_new_session=True,  # so that a signal reaches what the part started, too
             )
             code = _wait(process, limit, min(part.grace_seconds, limit / 2))
@@ -97,6 +97,27 @@ class Runner:
         state = {"status": status, "seconds": round(monotonic() - begin, 1), "limit": round(limit)}
         write_whole(state_path(self._work, part.name), json.dumps(state))
         logger.info("%s: %s after %.0f s", part.name, status, state["seconds"])
+
+    def _environment(self, part: Part) -> dict[str, str]:
+        paths = [
+            str(ROOT / "src"),
+            str(ROOT / "tools"),
+            str(ROOT),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+        own = {
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "PYTHONUNBUFFERED": "1",
+            "BLOCKDRAFT_REMEMBER": "off",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if not part.has_cpu_kernels or self._settings.is_rehearsal:  # they take a minute to compile
+            own["BLOCKDRAFT_KERNELS"] = "off"
+        cache = self._work / "cache"
+        if cache.exists():
+            own["BLOCKDRAFT_CACHE"] = str(cache)
+        return os.environ | own
 
 
 def state_path(work: Path, name: str) -> Path:
@@ -132,20 +153,3 @@ def _wait(process: "subprocess.Popen[bytes]", limit: float, grace: float) -> int
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-
-
-def _environment(work: Path) -> dict[str, str]:
-    paths = [str(ROOT / "src"), str(ROOT / "tools"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    own = {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "PYTHONUNBUFFERED": "1",
-        # Kernels for CPUs take a minute to compile, and nothing of a GPU's speed.
-        "BLOCKDRAFT_KERNELS": "off",
-        "BLOCKDRAFT_REMEMBER": "off",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    cache = work / "cache"
-    if cache.exists():
-        own["BLOCKDRAFT_CACHE"] = str(cache)
-    return os.environ | own

@@ -21,8 +21,8 @@ from gpucheck.rows import ALL_DTYPES, TIMED_ROWS
 from gpucheck.settings import ModelSize, Settings
 
 TILE_ROWS = (16, 32, 64, 128)
-"""Rows of a product's tile: the kernels have one number for each precision, not measured yet."""
-CONTEXTS = ((1, 1, 512), (1, 8, 2048), (32, 1, 512), (32, 8, 512))
+"""Rows of a product's tile, of precisions that have one tile for any number of rows."""
+CONTEXTS = ((1, 1, 512), (1, 8, 2048), (1, 1, 8192), (32, 1, 512), (32, 8, 512))
 """Sequences, rows of each, and keys before them."""
 SKIPPED = "there is no card; the kernels' tests run in Triton's interpreter (make test-all)"
 
@@ -96,13 +96,17 @@ def _noted(notes: Notes, name: str, model: str, what: str) -> Iterator[None]:
 def _tiles(
     settings: Settings, notes: Notes, place: tuple[str, str, str], weight: Tensor, rows: Tensor
 ) -> None:
-    """Milliseconds of a product with other tiles than the one that the kernels have."""
-    from blockdraft.kernels.cuda.ops import TILES, product
+    """Milliseconds of a product with other tiles than those that the kernels have."""
+    from blockdraft.kernels.cuda.ops import product
+    from blockdraft.kernels.cuda.tiles import BY_ROWS, ONE
 
-    for num_rows in TILE_ROWS:
-        tile = replace(TILES[weight.dtype], rows=num_rows)
+    one = ONE[weight.dtype]
+    tiles = {f"tile of {num_rows}": replace(one, rows=num_rows) for num_rows in TILE_ROWS}
+    if weight.dtype in BY_ROWS:
+        tiles = {"one tile": one}
+    for named, tile in tiles.items():
         for number in TIMED_ROWS:
-            way = f"tile of {num_rows}, {number} rows"
+            way = f"{named}, {number} rows"
             try:
                 own = partial(product, rows[:number].contiguous(), weight, None, tile)
                 found: object = round(1e3 * seconds_of(own, settings.device), 4)

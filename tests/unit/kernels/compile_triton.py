@@ -1,6 +1,7 @@
-"""Compiles the Triton kernels for a card that need not be there: `compile_triton.py CAPABILITY`.
+"""Compiles the Triton kernels for a card that need not be there.
 
-Writes a line for each: name, precision, bytes of shared memory.
+`compile_triton.py CAPABILITY BYTES`, of shared memory that a program may have there. Writes a line
+for each: name, precision, bytes that it takes.
 """
 
 import sys
@@ -11,16 +12,27 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from blockdraft.kernels.cuda.ops import GATE_VALUES, TILES
-from blockdraft.kernels.cuda.source.attention import attention_kernel
+from blockdraft.kernels.cuda.ops import ATTENTION_OPTIONS, GATE_VALUES, LEAST_TILES, MAX_PARTS
+from blockdraft.kernels.cuda.source.attention import attention_kernel, merge_kernel
 from blockdraft.kernels.cuda.source.linear import linear_kernel
 from blockdraft.kernels.cuda.source.rows import gate_kernel, norm_kernel, rotation_kernel
+from blockdraft.kernels.cuda.tiles import BY_ROWS, ONE, SHORT, Tile
 from blockdraft.kernels.interface import TILE
 
 TABLES = {"rows", "ranges", "page_ids", "path_slots"}
 WHOLE = {"num_rows", "query_row_step", "query_head_step", "num_slots", "bias_row_step"}
 REAL = {"eps", "query_eps", "key_eps", "scale", "softcap"}
-WIDE = {"bias", "sinks"}
+WIDE = {"bias", "sinks", "tops", "totals", "part_sums"}
+HEADS = {
+    "GROUP": 3,
+    "FILLED_GROUP": 16,
+    "HEAD_DIM": 128,
+    "FILLED_DIM": 128,
+    "TILE": TILE,
+    "LEAST_TILES": LEAST_TILES,
+    "MAX_PARTS": MAX_PARTS,
+    "HAS_SINKS": True,
+}
 SIZES: dict[str, dict[str, Any]] = {
     "linear_kernel": {"NUM_OUTPUTS": 960, "NUM_INPUTS": 576, "HAS_BIAS": True},
     "norm_kernel": {"SIZE": 576, "FILLED": 1024, "HAS_RESIDUAL": True, "ROUNDS_FIRST": True},
@@ -34,55 +46,84 @@ SIZES: dict[str, dict[str, Any]] = {
         "ROUNDS_FIRST": True,
     },
     "gate_kernel": {"SIZE": 1536, "VALUES": GATE_VALUES},
-    "attention_kernel": {
-        "GROUP": 3,
-        "FILLED_GROUP": 16,
-        "HEAD_DIM": 128,
-        "FILLED_DIM": 128,
-        "TILE": TILE,
-        "HAS_PAGES": True,
-        "HAS_BIAS": False,
-        "HAS_SOFTCAP": True,
-        "HAS_SINKS": True,
-    },
+    "attention_kernel": HEADS | {"HAS_PAGES": True, "HAS_BIAS": False, "HAS_SOFTCAP": True},
+    "merge_kernel": HEADS,
 }
-KERNELS = (linear_kernel, norm_kernel, rotation_kernel, gate_kernel, attention_kernel)
+KERNELS = (
+    linear_kernel,
+    norm_kernel,
+    rotation_kernel,
+    gate_kernel,
+    attention_kernel,
+    merge_kernel,
+)
 
 
-def compile_for(capability: int) -> None:
+def compile_for(capability: int, shared: int) -> None:
     """All kernels in both precisions, as `ops` asks for them."""
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
-        tile = TILES[dtype]
         for kernel in KERNELS:
-            kind = kernel.fn.__name__
-            sizes = SIZES[kind] | {"INTERPRETED": False}
-            if kind == "linear_kernel":
-                sizes |= {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "INPUTS": tile.inputs}
-            types = {
-                own: _type(kind, own, name) if own not in sizes else "constexpr"
-                for own in kernel.arg_names
-            }
-            for param in kernel.params:
-                if types[param.name] == "i32" or param.name in TABLES | {"sinks"}:
-                    # Else a number of rows, or where a table begins, would choose the binary.
-                    assert param.do_not_specialize, (kind, param.name)
-            places = {own: place for place, own in enumerate(kernel.arg_names)}
-            source = ASTSource(
-                kernel,
-                signature=types,
-                constexprs={(places[own],): value for own, value in sizes.items()},
-                attrs={
-                    (places[own],): [["tt.divisibility", 16]]
-                    for own, kept in types.items()
-                    if kept == f"*{name}"
-                },
-            )
-            compiled = compile_kernel(
-                source,
-                target=GPUTarget("cuda", capability, 32),
-                options={"enable_fp_fusion": False},
-            )
-            sys.stdout.write(f"compiled {kind} {name} {compiled.metadata.shared}\n")
+            for sizes, options in _forms(kernel.fn.__name__, dtype, shared):
+                _compile(kernel, name, sizes, options, capability)
+
+
+def _forms(
+    kind: str, dtype: torch.dtype, shared: int
+) -> list[tuple[dict[str, Any], dict[str, int]]]:
+    """Constants and options of each form that a kernel has."""
+    sizes: dict[str, Any] = SIZES[kind] | {"INTERPRETED": False}
+    if kind == "linear_kernel":
+        own = [
+            (tile.within(shared, dtype.itemsize), num_inputs)
+            for _, tiles in BY_ROWS.get(dtype, ())
+            for tile in tiles
+            for num_inputs in (2048, 2048 + SHORT)
+        ]
+        return [_of_tile(tile, sizes, num_inputs) for tile, num_inputs in [*own, (ONE[dtype], 576)]]
+    if kind == "attention_kernel":
+        beside = {"HAS_PAGES": False, "HAS_BIAS": True, "IS_SPLIT": False}
+        forms = [{"IS_SPLIT": True}, {"IS_SPLIT": False}, beside]
+        return [(sizes | own, ATTENTION_OPTIONS) for own in forms]
+    return [(sizes, {})]
+
+
+def _of_tile(
+    tile: Tile, sizes: dict[str, Any], num_inputs: int
+) -> tuple[dict[str, Any], dict[str, int]]:
+    inputs = tile.inputs if num_inputs % tile.inputs == 0 else SHORT
+    own = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "INPUTS": inputs}
+    own |= {"OUTPUTS_FIRST": tile.outputs_first, "NUM_INPUTS": num_inputs}
+    return sizes | own, {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+
+
+def _compile(
+    kernel: Any, name: str, sizes: dict[str, Any], options: dict[str, int], capability: int
+) -> None:
+    kind = kernel.fn.__name__
+    types = {
+        own: _type(kind, own, name) if own not in sizes else "constexpr" for own in kernel.arg_names
+    }
+    for param in kernel.params:
+        if types[param.name] == "i32" or param.name in TABLES | {"sinks"}:
+            # Else a number of rows, or where a table begins, would choose the binary.
+            assert param.do_not_specialize, (kind, param.name)
+    places = {own: place for place, own in enumerate(kernel.arg_names)}
+    source = ASTSource(
+        kernel,
+        signature=types,
+        constexprs={(places[own],): value for own, value in sizes.items()},
+        attrs={
+            (places[own],): [["tt.divisibility", 16]]
+            for own, kept in types.items()
+            if kept == f"*{name}"
+        },
+    )
+    compiled = compile_kernel(
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options={"enable_fp_fusion": False} | options,
+    )
+    sys.stdout.write(f"compiled {kind} {name} {compiled.metadata.shared}\n")
 
 
 def _type(kind: str, name: str, dtype: str) -> str:
@@ -92,8 +133,9 @@ def _type(kind: str, name: str, dtype: str) -> str:
         return "fp32"
     if name in TABLES:
         return "*i64"
-    return "*fp32" if kind == "attention_kernel" and name in WIDE else f"*{dtype}"
+    is_wide = name in WIDE and kind in ("attention_kernel", "merge_kernel")
+    return "*fp32" if is_wide else f"*{dtype}"
 
 
 if __name__ == "__main__":
-    compile_for(int(sys.argv[1]))
+    compile_for(int(sys.argv[1]), int(sys.argv[2]))

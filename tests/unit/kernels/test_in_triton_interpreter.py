@@ -14,8 +14,8 @@ from tests import triton_interpreter
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(__file__).parent
-MOST_SHARED = 99 * 1024
-"""Bytes of a program: what the smallest of the cards below offers it."""
+SHARED = {"80": 163 * 1024, "90": 227 * 1024, "120": 99 * 1024}
+"""Bytes that a program may have on an A100, an H100 and a card for desktops."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,10 +52,13 @@ def test_kernels_in_the_interpreter(tests):
     assert " skipped" not in said
 
 
-@pytest.mark.parametrize("capability", ["80", "90", "120"])
+@pytest.mark.parametrize("capability", SHARED)
 def test_kernels_compile_for_cards(capability, tmp_path):
-    """An A100, an H100 and a card for desktops; nothing is said about what they would compute."""
-    said = run(str(FOLDER / "compile_triton.py"), capability, TRITON_CACHE_DIR=str(tmp_path))
+    """Nothing is said about what they would compute."""
+    most = SHARED[capability]
+    said = run(
+        *(str(FOLDER / "compile_triton.py"), capability, str(most)), TRITON_CACHE_DIR=str(tmp_path)
+    )
     compiled = [line.split() for line in said.splitlines() if line.startswith("compiled")]
-    assert len(compiled) == 10
-    assert all(int(shared) <= MOST_SHARED for *_, shared in compiled)
+    assert len(compiled) == 30
+    assert all(int(shared) <= most for *_, shared in compiled)

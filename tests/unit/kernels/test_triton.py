@@ -42,19 +42,31 @@ from triton.runtime.errors import OutOfResources
 
 from blockdraft.kernels.cuda import attention as over_pages
 from blockdraft.kernels.cuda import backend as triton_backend
-from blockdraft.kernels.cuda import check, choice, ops
+from blockdraft.kernels.cuda import check, choice, ops, tiles
 
 DTYPES = (torch.float32, torch.bfloat16)
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 16
 NUM_PAGES = 6
 SCORING = Scoring(0.25)
+CHECKED_ROWS, CHECKED_PRODUCTS = check.NUMS_ROWS, check.PRODUCTS
 
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
-    """An interpreter takes milliseconds for each row."""
+    """An interpreter takes milliseconds for each row, and for each tile of keys."""
     monkeypatch.setattr(check, "NUMS_ROWS", (1, 2, 17, 18))
     monkeypatch.setattr(check, "PLACES", (0, 13))
+    monkeypatch.setattr(check, "PRODUCTS", ((70, 144, 1),))
+    monkeypatch.setattr(check, "NUM_PAGES", 5)
+    monkeypatch.setattr(check, "WINDOW", 130)
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Of attention: a row of some hundred keys has several."""
+    monkeypatch.setattr(ops, "LEAST_TILES", 1)
+    monkeypatch.setattr(ops, "MAX_PARTS", 3)
+    monkeypatch.setattr(ops, "FEW_ROWS", 17)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -71,20 +83,73 @@ def test_a_row_of_a_product_has_its_bits_among_1_to_64(dtype):
         assert torch.equal(linear(x[first:]), expected[first:]), num_rows
 
 
-def test_operations_pass_the_check_of_the_card():
-    assert check.first_fault(triton_on_cpu(torch.float32), torch.float32, "cpu") is None
+def all_tiles(dtype: torch.dtype) -> list[tiles.Tile]:
+    by_rows = tiles.BY_ROWS.get(dtype, ())
+    return list(dict.fromkeys(tile for _, own in by_rows for tile in own))
 
 
-def test_attention_passes_the_check_of_the_card():
-    assert triton_on_cpu(torch.float32).attends_over(24)
-    assert not triton_on_cpu(torch.float32).attends_over(512)
+@pytest.mark.parametrize("num_inputs", [128, 150])
+@pytest.mark.parametrize("num_rows", [3, 20, 130])
+def test_a_row_of_a_product_has_its_bits_in_all_tiles(num_rows, num_inputs):
+    dtype = torch.bfloat16
+    weight, bias = draw(70, num_inputs, dtype=dtype), draw(70, dtype=dtype, seed=2)
+    x = draw(num_rows, num_inputs, dtype=dtype, seed=1)
+    expected = ops.product(x, weight, bias, tiles.ONE[dtype])
+    torch.testing.assert_close(expected, torch.nn.functional.linear(x, weight, bias))
+    for tile in all_tiles(dtype):
+        assert torch.equal(ops.product(x, weight, bias, tile), expected), tile
 
 
-def tile_by_rows(x: Tensor, *args: object) -> Tensor:
-    """As libraries choose: fewer rows are summed in longer pieces."""
-    *weights, tile = args
-    inputs = 64 if x.numel() < 4 * x.shape[-1] else tile.inputs
-    return ops.product(x, *weights, replace(tile, inputs=inputs))
+def test_the_tiles_of_a_product():
+    own = tiles.Tiles(torch.bfloat16, "cpu")
+    assert own.are_many
+    few, middle, many = own.tile(16, 960, 256), own.tile(17, 960, 256), own.tile(65, 960, 256)
+    assert (few.rows, middle.rows, many.rows) == (16, 32, 64)
+    assert own.tile(16, 50_000, 256).outputs > few.outputs
+    assert own.tile(65, 50_000, 256).rows > many.rows
+    assert own.tile(16, 960, 576) == replace(few, inputs=tiles.SHORT)
+    for one in (tiles.Tiles(torch.bfloat16, "cpu", one=True), tiles.Tiles(torch.float32, "cpu")):
+        assert not one.are_many
+        assert one.tile(1, 960, 576) == one.tile(500, 50_000, 2048)
+
+
+def test_a_tile_has_as_many_stages_as_fit():
+    tile = tiles.Tile(16, 64, 128, num_stages=6)
+    assert tile.within(227 * 1024, 2) == tile.within(100 * 1024, 2) == tile
+    assert tile.within(99 * 1024, 2) == replace(tile, num_stages=5)
+    assert tile.within(1024, 2) == replace(tile, num_stages=2)
+
+
+def test_the_check_of_the_card_has_all_tiles():
+    own = tiles.Tiles(torch.bfloat16, "cpu")
+    found = {
+        own.tile(num_rows, num_outputs * repeated, num_inputs)
+        for num_rows in CHECKED_ROWS
+        for num_outputs, num_inputs, repeated in CHECKED_PRODUCTS
+    }
+    table = {tile.within(tiles.SMALLEST_SHARED, 2) for tile in all_tiles(torch.bfloat16)}
+    assert found == table | {replace(tile, inputs=tiles.SHORT) for tile in table}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_operations_pass_the_check_of_the_card(dtype):
+    assert check.first_fault(triton_on_cpu(dtype), dtype, "cpu") is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_passes_the_check_of_the_card(small_parts, dtype):
+    assert triton_on_cpu(dtype).attends_over(24)
+    assert not triton_on_cpu(dtype).attends_over(512)
+
+
+def sum_by_rows(x: Tensor, *args: object) -> Tensor:
+    """As libraries choose: with few rows a sum is split."""
+    weight, bias, tile = args
+    if x.numel() >= 4 * x.shape[-1]:
+        return ops.product(x, weight, bias, tile)
+    half = x.shape[-1] // 2
+    first = ops.product(x[..., :half], weight[:, :half], None, tile)
+    return first + ops.product(x[..., half:], weight[:, half:], bias, tile)
 
 
 def norm_by_rows(x: Tensor, norm: object) -> Tensor:
@@ -95,9 +160,16 @@ def norm_by_rows(x: Tensor, norm: object) -> Tensor:
     return (norm.weight * (x * torch.rsqrt(variance + norm.eps))).to(x.dtype)
 
 
-def keys_by_rows(query: Tensor, *args: object) -> Tensor:
-    """With few rows keys are taken in smaller tiles, as where they are split."""
-    return ops.attention(query, *args, tile=16 if query.shape[1] < 4 else 64)
+def attends_otherwise(num_few: int, **changes: int) -> Callable[..., Tensor]:
+    """Attention that is computed otherwise for a few rows."""
+
+    def attend(query: Tensor, *args: object) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in changes.items() if query.shape[1] <= num_few else ():
+                patch.setattr(ops, name, value)
+            return ops.attention(query, *args)
+
+    return attend
 
 
 def no_scale(query, keys, values, seen, scoring):
@@ -105,17 +177,36 @@ def no_scale(query, keys, values, seen, scoring):
 
 
 @pytest.mark.parametrize(
-    ("name", "fault", "found"),
+    ("module", "name", "fault", "found"),
     [
-        ("product", tile_by_rows, "a product: 1 rows have other bits"),
-        ("rms_norm", norm_by_rows, "a norm: 1 rows have other bits"),
-        ("gated_silu", lambda x: ops.gated_silu(x).neg(), "a gate differs from torch's"),
-        ("attention", keys_by_rows, "attention over heads of 24: 1 rows have other bits"),
-        ("attention", no_scale, "attention over heads of 24 differs from torch's"),
+        (triton_backend, "product", sum_by_rows, "a product: 1 rows have other bits"),
+        (triton_backend, "rms_norm", norm_by_rows, "a norm: 1 rows have other bits"),
+        (triton_backend, "gated_silu", lambda x: ops.gated_silu(x).neg(), "a gate differs from"),
+        (
+            triton_backend,
+            "attention",
+            attends_otherwise(2, TILE=16),
+            "attention over heads of 24: 1 rows have other bits",
+        ),
+        (triton_backend, "attention", no_scale, "attention over heads of 24 differs from torch's"),
+        (
+            over_pages,
+            "attention",
+            attends_otherwise(2, MAX_PARTS=2),
+            "attention over pages, heads of 24: 1 rows have other bits",
+        ),
+        # Few rows in longer parts than many: another program, and another partition.
+        (
+            over_pages,
+            "attention",
+            attends_otherwise(17, LEAST_TILES=2),
+            "attention over pages, heads of 24: 1 rows have other bits",
+        ),
+        (over_pages, "attention", no_scale, "attention over pages, heads of 24 differs from"),
     ],
 )
-def test_the_check_of_the_card_finds(monkeypatch, caplog, name, fault, found):
-    monkeypatch.setattr(triton_backend, name, fault)
+def test_the_check_of_the_card_finds(monkeypatch, caplog, small_parts, module, name, fault, found):
+    monkeypatch.setattr(module, name, fault)
     backend = triton_on_cpu(torch.float32)
     if name == "attention":
         assert not backend.attends_over(24)
@@ -224,6 +315,97 @@ def test_keys_of_a_path_count_as_if_in_their_places():
     assert torch.equal(trees.run(backend, [2], ATTENTIONS[0], rest=torch.nan)[0], branch)
 
 
+class Long:
+    """Rows that see up to 450 keys in pages, one of them through the slots of a path."""
+
+    HEADS, KV_HEADS, HEAD_DIM, NUM_PAGES = 4, 2, 24, 9
+    PAGES = (7, 2, 5, 1, 8, 4, 3)
+    RANGES = ((0, 448), (0, 447), (130, 448), (0, 64), (63, 129), (0, 1), (5, 5), (9, 3), (0, 300))
+    PATH_START = 200
+    """Of the last row."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        shape = self.KV_HEADS, self.NUM_PAGES * PAGE_SIZE, self.HEAD_DIM
+        self.keys = 3 * draw(*shape, dtype=dtype, seed=1)
+        self.values = draw(*shape, dtype=dtype, seed=2)
+        self.query = draw(self.HEADS, len(self.RANGES), self.HEAD_DIM, dtype=dtype)
+        slots = torch.arange(shape[1]).view(-1, PAGE_SIZE)[list(self.PAGES)].flatten()
+        own = slots.clone()
+        # Two pages that are in no table, keys of the path in another order.
+        free = torch.cat((torch.arange(64), torch.arange(6 * 64, 7 * 64)))
+        own[self.PATH_START : 300] = free[: 300 - self.PATH_START].flip(0)
+        self.slots = [slots] * (len(self.RANGES) - 1) + [own]
+        self.path = own[self.PATH_START : 300]
+
+    def attend(self, rows: list[int], scoring: Scoring, rest: float | None = None) -> Tensor:
+        """[rows, heads, head_dim]; rest: what is written where none of them looks."""
+        keys, values = self.keys, self.values
+        ranges = torch.tensor([self.RANGES[row] for row in rows])
+        if rest is not None:
+            seen = torch.cat([self.slots[r][slice(*self.RANGES[r])] for r in rows])
+            hidden = torch.ones(keys.shape[1], dtype=torch.bool)
+            hidden[seen] = False
+            keys, values = (kept.clone() for kept in (keys, values))
+            keys[:, hidden] = values[:, hidden] = rest
+        last = len(self.RANGES) - 1
+        table = [(0, self.PATH_START if row == last else self.RANGES[row][1], 0) for row in rows]
+        tables = ops.PagedTables(torch.tensor(table).flatten(), torch.tensor(self.PAGES), self.path)
+        return ops.attention(self.query[:, rows], keys, values, ops.Seen(ranges, tables), scoring)
+
+    def expected(self, backend: Backend, row: int, scoring: Scoring) -> Tensor:
+        """A row's, with the keys that it sees side by side in their places, the others hidden."""
+        first, end = self.RANGES[row]
+        bias = torch.full((1, 1, 448), -torch.inf)
+        bias[..., first:end] = 0.0
+        keys, values = (kept[:, self.slots[row]] for kept in (self.keys, self.values))
+        return backend.attend(self.query[:, row : row + 1], keys, values, bias, scoring)[0]
+
+
+LONG_SCORINGS = (
+    Scoring(0.2),
+    Scoring(0.3, softcap=3.0, sinks=torch.tensor([0.5, -0.5, 1.0, 0.0])),
+)
+
+
+@pytest.mark.parametrize("scoring", LONG_SCORINGS, ids=("plain", "soft cap, sinks"))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_keys_in_parts(monkeypatch, small_parts, dtype, scoring):
+    """Torch's values; and the same bits by a program for each part and by one for all."""
+    long, all_rows = Long(dtype), list(range(len(Long.RANGES)))
+    found = long.attend(all_rows, scoring)
+    monkeypatch.setattr(ops, "FEW_ROWS", 0)
+    assert torch.equal(long.attend(all_rows, scoring), found)
+    monkeypatch.undo()
+    for row, (first, end) in enumerate(Long.RANGES):
+        expected = torch.zeros_like(found[row])
+        if first < end:
+            expected = long.expected(TorchBackend(dtype), row, scoring)
+        within = (32 if dtype == torch.float32 else 8) * torch.finfo(dtype).eps
+        torch.testing.assert_close(found[row], expected, rtol=0, atol=within)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_few", [0, 17])
+def test_a_row_in_parts_alone_and_without_pages(monkeypatch, small_parts, dtype, num_few):
+    monkeypatch.setattr(ops, "FEW_ROWS", num_few)
+    long, scoring = Long(dtype), LONG_SCORINGS[1]
+    found = long.attend(list(range(len(Long.RANGES))), scoring)
+    for row in range(len(Long.RANGES)):
+        alone = long.attend([row], scoring, rest=torch.nan)[0]
+        assert torch.equal(alone, found[row]), row
+        beside = long.expected(triton_on_cpu(dtype), row, scoring)
+        assert torch.equal(beside, found[row]), row
+
+
+def test_up_to_256_keys_are_one_part(monkeypatch):
+    """So nothing is rounded once more than in one go."""
+    long = Long(torch.float32)
+    rows = [row for row, (_, end) in enumerate(Long.RANGES) if end <= 4 * PAGE_SIZE]
+    found = long.attend(rows, SCORING)
+    monkeypatch.setattr(ops, "LEAST_TILES", 100)
+    assert torch.equal(long.attend(rows, SCORING), found)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tiles_that_a_row_does_not_see(dtype):
     """The first one, the last one, or all of them: hidden by a bias, they are as if not there."""
@@ -289,6 +471,50 @@ def test_no_program_is_compiled_for_a_number_of_rows(monkeypatch):
         assert compiled_for(monkeypatch, num_rows) == expected, num_rows
 
 
+def over_pages_compiled_for(monkeypatch, num_rows: int, num_keys: int) -> list[tuple[object, ...]]:
+    """Likewise of attention over pages, and the programs of each launch."""
+    launches = []
+
+    class Recorded:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getitem__(self, grid):
+            return lambda *values, **constants: launches.append(
+                (self._name, grid, sorted(constants.items()))
+            )
+
+    ranges = torch.tensor([[0, num_keys]]).expand(num_rows, 2)
+    tables = ops.PagedTables(*(torch.zeros(3 * num_rows, dtype=torch.int64) for _ in range(3)))
+    key = draw(1, 640, 16)
+    with monkeypatch.context() as patch:
+        for name in ("attention_kernel", "merge_kernel"):
+            patch.setattr(ops, name, Recorded(name))
+        ops.attention(draw(2, num_rows, 16), key, key, ops.Seen(ranges, tables), SCORING)
+    return launches
+
+
+def test_only_the_number_of_rows_decides_whether_keys_are_split(monkeypatch):
+    """So a graph holds for any number of keys, and there are two binaries."""
+    compiled = {
+        num_rows: over_pages_compiled_for(monkeypatch, num_rows, 600)
+        for num_rows in (1, 2, 16, 64, 65, 300)
+    }
+    for num_rows, launches in compiled.items():
+        assert over_pages_compiled_for(monkeypatch, num_rows, 1) == launches
+        is_few = num_rows <= ops.FEW_ROWS
+        names = ["attention_kernel", *(["merge_kernel"] if is_few else [])]
+        assert [name for name, *_ in launches] == names
+        assert launches[0][1] == (num_rows, 1, ops.MAX_PARTS if is_few else 1)
+        other = compiled[1 if is_few else 300]
+        assert [own[2] for own in launches] == [own[2] for own in other]
+    few, many = (dict(compiled[num_rows][0][2]) for num_rows in (1, 300))
+    assert few.pop("IS_SPLIT")
+    assert not many.pop("IS_SPLIT")
+    assert few == many
+    assert max(static_forward.SHAPES) == ops.FEW_ROWS
+
+
 def tile_of_rows(x: Tensor, *args: object) -> Tensor:
     """Few rows in a smaller tile: less is computed for nothing."""
     *weights, tile = args
@@ -316,11 +542,15 @@ def guarded(tensor: Tensor) -> Tensor:
 
 GUARDED: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
     "product": lambda g: ops.product(
-        g(draw(3, 37)), g(draw(19, 37, seed=1)), g(draw(19, seed=2)), ops.TILES[torch.float32]
+        g(draw(3, 37)), g(draw(19, 37, seed=1)), g(draw(19, seed=2)), tiles.ONE[torch.float32]
     ),
     "norm": lambda g: ops.rms_norm(g(draw(3, 37)), Norm(g(draw(37, seed=1)), 1e-5, True)),
     "rotation": lambda g: ops.rotated_heads(
         g(draw(2, 4, 24)), 3, 2, (g(draw(2, 24, seed=1)), g(draw(2, 24, seed=2))), None
+    ),
+    "product, outputs first": lambda g: ops.product(
+        *(g(draw(3, 37)), g(draw(19, 37, seed=1)), g(draw(19, seed=2))),
+        tiles.Tile(16, 32, 32, outputs_first=True),
     ),
     "gate": lambda g: ops.gated_silu(g(draw(2, 38))),
     "attention": lambda g: ops.attention(
@@ -328,6 +558,13 @@ GUARDED: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
         g(draw(1, 70, 24, seed=1)),
         g(draw(1, 70, 24, seed=2)),
         ops.Seen(torch.tensor([[0, 70], [3, 69]]), bias=g(draw(2, 70, seed=3))),
+        SCORING,
+    ),
+    "attention, split": lambda g: ops.attention(
+        g(draw(3, 2, 24)),
+        g(draw(1, 300, 24, seed=1)),
+        g(draw(1, 300, 24, seed=2)),
+        ops.Seen(torch.tensor([[0, 300], [3, 299]])),
         SCORING,
     ),
 }
@@ -342,7 +579,7 @@ def test_nothing_is_read_outside_of_a_tensor(name):
 
 
 def test_tensors_that_do_not_fit_are_refused():
-    x, weight, tile = draw(2, 8), draw(4, 8), ops.TILES[torch.float32]
+    x, weight, tile = draw(2, 8), draw(4, 8), tiles.ONE[torch.float32]
     with pytest.raises(RuntimeError, match="sizes"):
         ops.product(x, draw(4, 9), None, tile)
     with pytest.raises(RuntimeError, match=r"expected torch\.float32 on cpu"):
@@ -360,6 +597,8 @@ def make_small(monkeypatch):
     monkeypatch.setattr("blockdraft.kernels.backends.cpu_backend", triton_on_cpu)
     # What the other tests have checked.
     monkeypatch.setattr(triton_backend.TritonBackend, "_may_attend", lambda *own: True)
+    # Each is a program of its own, also where it has no key.
+    monkeypatch.setattr(ops, "MAX_PARTS", 2)
 
     def make():
         model = tiny_target("qwen3", num_hidden_layers=1, max_position_embeddings=32)
@@ -385,7 +624,7 @@ def test_a_model_computes_with_the_kernels(small_target):
 
 
 def test_a_model_with_a_fault_is_refused(small_target, monkeypatch):
-    monkeypatch.setattr(triton_backend, "product", tile_by_rows)
+    monkeypatch.setattr(triton_backend, "product", sum_by_rows)
     with pytest.raises(RowsDepend, match="change with the number of rows"):
         small_target.check_row_invariance(splits=((9,), (1,) * 9))
 
@@ -444,6 +683,7 @@ def test_a_pretended_card(monkeypatch):
     monkeypatch.setattr(choice, "_choices", {})
     monkeypatch.setattr(check, "NUMS_ROWS", (1, 3))
     monkeypatch.setattr(check, "PLACES", (0,))
+    monkeypatch.setattr(ops, "MAX_PARTS", 2)
     model = tiny_target("qwen3", num_hidden_layers=1, max_position_embeddings=32)
     drafter = tiny_drafter(
         block_size=4,

@@ -20,10 +20,11 @@ FLOAT32 = torch.float32
 class Kernels(TorchBackend):
     """Stands for the backend of a card; knows heads of 64 only."""
 
-    known = frozenset({FLOAT32})
+    known = frozenset({FLOAT32, torch.bfloat16})
 
-    def __init__(self, dtype: torch.dtype, device: object) -> None:
+    def __init__(self, dtype: torch.dtype, device: object, *, one_tile: bool = False) -> None:
         super().__init__(dtype)
+        self.has_many_tiles = dtype == torch.bfloat16 and not one_tile
 
     def attends_over(self, head_dim: int) -> bool:
         return head_dim == 64
@@ -34,10 +35,12 @@ def card(monkeypatch):
     """A machine that has Triton, and kernels whose check finds what `fault` says."""
     monkeypatch.setattr(choice, "_choices", {})
     monkeypatch.delenv(choice.SWITCH, raising=False)
-    own = SimpleNamespace(fault=None, num_checks=0)
+    own = SimpleNamespace(fault=None, many_fail=False, num_checks=0)
 
-    def first_fault(*arguments: object) -> str | None:
+    def first_fault(backend: Kernels, *arguments: object) -> str | None:
         own.num_checks += 1
+        if backend.has_many_tiles and own.many_fail:
+            raise RuntimeError("OutOfResources: shared memory")
         if isinstance(own.fault, Exception):
             raise own.fault
         return own.fault
@@ -73,6 +76,23 @@ def test_kernels_that_fail_it_are_not(card, caplog, fault, said):
     assert said in caplog.text
     assert kind() is TorchBackend
     assert card.num_checks == 1
+
+
+def test_where_many_tiles_fail_there_is_one(card, caplog):
+    card.many_fail = True
+    backend = backends.backend_for(torch.bfloat16, "cuda")
+    assert type(backend) is Kernels
+    assert not backend.has_many_tiles
+    assert "one tile for any number of rows on cuda: RuntimeError: OutOfResources" in caplog.text
+    assert backends.card_kernels(torch.bfloat16, "cuda") == (True, "")
+    assert card.num_checks == 2
+
+
+def test_where_one_tile_fails_too_there_is_none(card):
+    card.fault = "a norm differs"
+    assert kind(torch.bfloat16) is TorchBackend
+    assert backends.card_kernels(torch.bfloat16, "cuda") == (False, "a norm differs")
+    assert card.num_checks == 2
 
 
 def test_without_triton_cards_use_torch(monkeypatch, caplog):

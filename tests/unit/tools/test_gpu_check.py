@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from gpucheck import command, report, rows, training, triton_kernels, weights
+from gpucheck.gpu_tests import outcome_of
 from gpucheck.notes import Notes, notes_path, read_notes
 from gpucheck.parts import PARTS, Part
 from gpucheck.private import Scrubber
@@ -126,6 +127,34 @@ def interrupted(monkeypatch) -> Callable[[], list[subprocess.Popen]]:
         return started
 
     return begin
+
+
+def test_kernels_for_the_cpu_are_there_when_somebody_counts_time(tmp_path):
+    """As a deployment has them; a rehearsal, and parts that need none, do not wait for them."""
+
+    def are_off(part, **settings):
+        environment = Runner(tmp_path, Settings(**settings))._environment(part)
+        return environment.get("BLOCKDRAFT_KERNELS") == "off"
+
+    having = [part.name for part in PARTS if not are_off(part)]
+    assert having == ["models", "proof", "speed", "ledger", "training"]
+    assert all(are_off(part, is_rehearsal=True) for part in PARTS)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "tests/a/test_gpu.py::test_b[x-torch.float32] PASSED [  5%]",
+            ("test_b[x-torch.float32]", "passed"),
+        ),
+        ("[gw3] [ 57%] FAILED tests/a/test_gpu.py::test_b[x-1.0] \n", ("test_b[x-1.0]", "failed")),
+        ("[gw3] node down: Not properly terminated", None),
+        ("tests/a/test_gpu.py::test_b ", None),
+    ],
+)
+def test_outcomes_of_tests_in_one_process_or_many(line, found):
+    assert outcome_of(line) == found
 
 
 def test_an_interrupted_call_leaves_no_part_behind(parts, run, tmp_path, interrupted):

@@ -1,7 +1,7 @@
 """A CUDA device with Triton kernels; see `kernels.interface.Backend`.
 
-Every row has the bits that it has alone: a program computes one row, or one tile of rows whose
-size never changes. What the kernels do not know is left to torch's operations, which promise
+Every row has the bits that it has alone: a program computes one row, or a tile of rows that has the
+bits of all others. What the kernels do not know is left to torch's operations, which promise
 nothing on a card; the check of a load says whether a model holds.
 """
 
@@ -16,7 +16,6 @@ from blockdraft.kernels.cuda.attention import RowTables
 from blockdraft.kernels.cuda.check import attention_fault
 from blockdraft.kernels.cuda.ops import (
     MAX_HEAD_DIM,
-    TILES,
     Seen,
     add_rms_norm,
     attention,
@@ -26,6 +25,7 @@ from blockdraft.kernels.cuda.ops import (
     rms_norm,
     rotated_heads,
 )
+from blockdraft.kernels.cuda.tiles import ONE, Tiles
 from blockdraft.kernels.interface import (
     TILE,
     AnyWeight,
@@ -45,32 +45,43 @@ logger = logging.getLogger(__name__)
 
 
 class TritonLinear:
-    """A linear layer in tiles of one size; see Linear. The weight is not copied."""
+    """A linear layer in tiles; see Linear. The weight is not copied."""
 
     keeps_rows = True
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, tiles: Tiles) -> None:
         self.shape, self.dtype = weight.shape, weight.dtype
         # A tensor of its own: whoever frees the model's weight must not empty this one.
         self._weight = packed(weight.detach())
         self._bias = None if bias is None else packed(bias.detach())
-        self._tile = TILES[self.dtype]
+        self._tiles = tiles
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
-        return product(x, self._weight, self._bias, self._tile)
+        num_outputs, num_inputs = self.shape
+        tile = self._tiles.tile(x.numel() // num_inputs, num_outputs, num_inputs)
+        return product(x, self._weight, self._bias, tile)
 
 
 class TritonBackend(TorchBackend):
     """See the module."""
 
-    known: ClassVar[frozenset[torch.dtype]] = frozenset(TILES)
+    known: ClassVar[frozenset[torch.dtype]] = frozenset(ONE)
     """The precisions that there are kernels for."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device | str, *, one_tile: bool = False
+    ) -> None:
+        """one_tile: a product has the same tile for any number of rows."""
         super().__init__(dtype)
         self._device = device
+        self._tiles = Tiles(dtype, device, one=one_tile)
         self._attends: dict[int, bool] = {}
+
+    @property
+    def has_many_tiles(self) -> bool:
+        """Whether products of few rows have other tiles than those of many."""
+        return self._tiles.are_many
 
     @property
     def packs(self) -> bool:
@@ -117,7 +128,9 @@ class TritonBackend(TorchBackend):
         """See Backend.linear."""
         if not isinstance(weight, Tensor):
             return super().linear(weight, bias)
-        return TritonLinear(weight, bias)
+        is_own = weight.dtype == self.dtype
+        tiles = self._tiles if is_own else Tiles(weight.dtype, self._device, one=True)
+        return TritonLinear(weight, bias, tiles)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """See Backend.norm."""

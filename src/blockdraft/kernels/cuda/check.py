@@ -9,13 +9,19 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from blockdraft.kernels.interface import TILE, Backend, Norm, Scoring
+from blockdraft.kernels.interface import TILE, Backend, Norm, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
 
-NUMS_ROWS = (1, 2, 5, 16, 17, 40, 64)
-"""Around the sizes of tiles."""
-SIZE, INNER, NUM_OUTPUTS, HEADS, KV_HEADS = 144, 80, 200, 6, 2
+NUMS_ROWS = (1, 2, 5, 8, 16, 17, 32, 33, 64, 65, 200)
+"""Around those that choose other tiles of a product, or another way to attend."""
+SIZE, INNER, HEADS, KV_HEADS = 144, 80, 6, 2
+PRODUCTS = ((200, 2048, 1), (200, 2064, 1), (200, 2048, 62), (200, 2064, 62))
+"""Outputs, inputs, and how often the weight is repeated: sums are long, whole tiles of inputs or
+not, and few outputs have other tiles than many."""
 NUM_KEYS = 2 * TILE + 9
+NUM_PAGES = 67
+"""Of the longest row: of its keys the parts are longer than the shortest ones."""
+WINDOW = 21 * TILE
 PLACES = (0, 13, 63)
 """Of the rows that are computed in company."""
 MOST_UNITS = 64
@@ -64,8 +70,16 @@ def _first(
 def _operations(dtype: torch.dtype, device: torch.device | str) -> Iterator[tuple[str, Compute]]:
     draw = _Draw(dtype, device)
     x, residual, gate_up = draw(SIZE), draw(SIZE), draw(2 * INNER)
-    weight, bias = draw.weight(NUM_OUTPUTS, SIZE), draw.weight(NUM_OUTPUTS)
-    yield "a product", lambda by, rows: by.linear(weight, bias)(x[rows])
+    for num_outputs, num_inputs, repeated in PRODUCTS:
+        rows, bias = draw(num_inputs), draw.weight(num_outputs * repeated)
+        weight = draw.weight(num_outputs, num_inputs).repeat(repeated, 1)
+
+        def multiplied(
+            by: Backend, own: Tensor, x: Tensor = rows, weight: Tensor = weight, b: Tensor = bias
+        ) -> Tensor:
+            return by.linear(weight, b)(x[own])
+
+        yield "a product", multiplied
     for rounds_first in (True, False):
         norm = Norm(draw.weight(SIZE), 1e-5, rounds_first)
 
@@ -108,6 +122,56 @@ def _attentions(
             return by.attend(query[:, rows], key, value, bias[:, rows], scoring).flatten(1)
 
         yield f"attention over heads of {head_dim}", attended
+    pages = _OnePool(draw.weight(2, KV_HEADS, NUM_PAGES, TILE, head_dim))
+    for window in (None, WINDOW):
+
+        def over_pages(by: Backend, rows: Tensor, window: int | None = window) -> Tensor:
+            return _over_pages(by, pages, query[:, rows], rows, Scoring(head_dim**-0.5), window)
+
+        yield f"attention over pages, heads of {head_dim}", over_pages
+
+
+class _OnePool:
+    """Pages of one layer that hold what they should already; see KVPages."""
+
+    def __init__(self, pool: Tensor) -> None:
+        self.pools, self.scales = (pool,), (None,)
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Nothing: it is there."""
+
+    def gather(
+        self, layer: int, page_ids: Tensor, moves: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Nobody asks."""
+        raise NotImplementedError
+
+
+def _over_pages(
+    by: Backend, pages: _OnePool, query: Tensor, rows: Tensor, scoring: Scoring, window: int | None
+) -> Tensor:
+    """Rows at positions far from each other, each a sequence of its own in the same pages.
+
+    An odd number of them find their last keys by the slots of a path, which are the same keys: so
+    a branch of a tree has the bits of a plain row.
+    """
+    pool, num_keys = pages.pools[0], NUM_PAGES * TILE
+    ends = num_keys - (rows * 61) % num_keys
+    firsts = torch.zeros_like(ends) if window is None else (ends - window).clamp_min(0)
+    if not by.reads_pages:
+        keys, values = pool.flatten(2, 3)
+        positions = torch.arange(num_keys, device=pool.device)
+        is_seen = (positions >= firsts[:, None]) & (positions < ends[:, None])
+        bias = torch.zeros(is_seen.shape, device=pool.device).masked_fill_(~is_seen, -torch.inf)
+        return by.attend(query, keys, values, bias[None], scoring).flatten(1)
+    path = len(rows) % 2 * (TILE + 5)
+    spans = [
+        Span(row, 1, end - 1, end, range(NUM_PAGES), range(max(0, end - path), end))
+        for row, end in enumerate(ends.tolist())
+    ]
+    own = by.paged_rows(spans, ends - 1, 1).seeing(torch.stack((firsts, ends), dim=1))
+    key, value = pool.flatten(2, 3)[:, :, ends - 1]
+    return own.attend(pages, 0, query, key, value, scoring).flatten(1)
 
 
 class _Draw:

@@ -74,19 +74,37 @@ def _is_off() -> bool:
 def _tried(dtype: torch.dtype, device: torch.device | str) -> _Choice:
     if find_spec("triton") is None:
         return _Choice(None, "triton is not installed")
-    # Not before: importing it takes a while, and machines without a card do without.
-    try:
-        from blockdraft.kernels.cuda.backend import TritonBackend
-        from blockdraft.kernels.cuda.check import first_fault
-
-        if dtype not in TritonBackend.known:
-            return _Choice(None, f"there are none for {dtype}")
-        backend = TritonBackend(dtype, device)
-        fault = first_fault(backend, dtype, device)
     # Whatever keeps Triton from compiling or a card from running it: models run without.
+    try:
+        backend, fault = _checked(dtype, device)
     except Exception as error:
-        fault = f"{type(error).__name__}: {error}".split("\n")[0]
-    if fault is not None:
+        backend, fault = None, _told(error)
+    if fault:
         logger.warning("no Triton kernels on %s: %s", device, fault)
-        return _Choice(None, fault)
-    return _Choice(backend)
+    return _Choice(backend, fault)
+
+
+def _checked(dtype: torch.dtype, device: torch.device | str) -> tuple[Backend | None, str]:
+    """A backend that passes its check, or None and what the last one failed by."""
+    # Not before: importing it takes a while, and machines without a card do without.
+    from blockdraft.kernels.cuda.backend import TritonBackend
+    from blockdraft.kernels.cuda.check import first_fault
+
+    if dtype not in TritonBackend.known:
+        return None, f"there are none for {dtype}"
+    backend = TritonBackend(dtype, device)
+    if backend.has_many_tiles:
+        try:
+            fault = first_fault(backend, dtype, device)
+        except Exception as error:  # no room for a large tile, for instance
+            fault = _told(error)
+        if fault is None:
+            return backend, ""
+        logger.warning("one tile for any number of rows on %s: %s", device, fault)
+        backend = TritonBackend(dtype, device, one_tile=True)
+    fault = first_fault(backend, dtype, device)
+    return (backend, "") if fault is None else (None, fault)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0]

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from blockdraft.kernels.cuda.source import INTERPRETED, TritonError
-from blockdraft.kernels.cuda.source.attention import attention_kernel
+from blockdraft.kernels.cuda.source.attention import attention_kernel, merge_kernel
 from blockdraft.kernels.cuda.source.linear import linear_kernel
 from blockdraft.kernels.cuda.source.rows import gate_kernel, norm_kernel, rotation_kernel
+from blockdraft.kernels.cuda.tiles import ONE, Tile
 from blockdraft.kernels.interface import TILE, Norm, PagedTables, Rotation, Scoring
 
 LEAST = 16
@@ -21,25 +22,19 @@ GATE_VALUES = 1024
 MAX_HEAD_DIM = 256
 MAX_NORM_SIZE = 2**16
 """A program holds a whole row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Of a product: rows and outputs of a program, inputs that are summed at a time."""
-
-    rows: int
-    outputs: int
-    inputs: int
-
+LEAST_TILES = 4
+"""Tiles of keys in a part of attention: a shorter one costs more than it saves."""
+MAX_PARTS = 16
+"""Parts of a row's keys."""
+FEW_ROWS = 64
+"""Up to so many rows each part of their keys has a program of its own: else most of a card would be
+idle. These are the rows that are captured as graphs, so the grid is that of the longest keys."""
+ATTENTION_OPTIONS = {"num_warps": 4, "num_stages": 2}
+"""More stages take more of a processor's memory, and with it the place of other programs."""
 
 _COMPILED = {"INTERPRETED": INTERPRETED, "enable_fp_fusion": False}
 """Products and sums that the kernels write apart stay apart: each rounds, whatever Triton does by
 default."""
-TILES = {
-    torch.bfloat16: Tile(rows=32, outputs=64, inputs=64),
-    torch.float32: Tile(rows=16, outputs=64, inputs=32),
-}
-"""One for each precision, whatever the number of rows. Not measured on a card."""
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
@@ -54,10 +49,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tenso
         return output
     # Programs of the same outputs follow each other, so that a weight is read from memory once.
     with launching(x):
-        linear_kernel[_parts(num_rows, tile.rows), _parts(num_outputs, tile.outputs)](
+        linear_kernel[tile.grid(num_rows, num_outputs)](
             output, x, weight, weight if bias is None else bias, num_rows,
             NUM_OUTPUTS=num_outputs, NUM_INPUTS=num_inputs, HAS_BIAS=bias is not None,
-            ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, **_COMPILED,
+            ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
+            OUTPUTS_FIRST=tile.outputs_first,
+            num_warps=tile.num_warps, num_stages=tile.num_stages, **_COMPILED,
         )  # fmt: skip
     return output
 
@@ -132,7 +129,7 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     output = gate_up.new_empty((*gate_up.shape[:-1], size))
     if output.numel():
         with launching(gate_up):
-            gate_kernel[output.numel() // size, _parts(size, GATE_VALUES)](
+            gate_kernel[output.numel() // size, -(-size // GATE_VALUES)](
                 output, gate_up, SIZE=size, VALUES=GATE_VALUES, **_COMPILED,
             )  # fmt: skip
     return output
@@ -151,9 +148,7 @@ class Seen:
     bias: Tensor | None = None
 
 
-def attention(
-    query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scoring: Scoring, tile: int = TILE
-) -> Tensor:
+def attention(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scoring: Scoring) -> Tensor:
     """query: [heads, rows, head_dim]; keys, values: [kv_heads, slots, head_dim], of one layout.
 
     Returns [rows, heads, head_dim]; zeros for a row that sees nothing.
@@ -164,7 +159,7 @@ def attention(
     check_sizes(keys.shape == values.shape and keys.shape[-1] == head_dim <= MAX_HEAD_DIM)
     check_sizes(num_heads % kv_heads == 0 and seen.ranges.shape == (num_rows, 2))
     tables = seen.tables
-    check_sizes(tables is None or (tile == TILE and tables.rows.numel() == 3 * num_rows))
+    check_sizes(tables is None or tables.rows.numel() == 3 * num_rows)
     keys, values = packed(keys), packed(values)
     if query.stride(2) != 1 or any(step % head_dim for step in query.stride()[:2]):
         query = query.contiguous()
@@ -176,18 +171,36 @@ def attention(
     check_sizes(sinks is None or (sinks.shape == (num_heads,) and sinks.device == query.device))
     nothing, group = seen.ranges, num_heads // kv_heads
     read = (nothing,) * 3 if tables is None else (tables.rows, tables.page_ids, tables.path_slots)
+    # With a bias a program finds the row's range by itself, and others would not know its parts.
+    is_split = num_rows <= FEW_ROWS and seen.bias is None
+    # Else never looked at, but aligned: Triton compiles another binary for what is not.
+    scratch = _scratch(output) if is_split else (output,) * 3
+    parts = {"TILE": TILE, "LEAST_TILES": LEAST_TILES, "MAX_PARTS": MAX_PARTS}
+    sizes = parts | {
+        "GROUP": group, "FILLED_GROUP": power_of_two(group),
+        "HEAD_DIM": head_dim, "FILLED_DIM": power_of_two(head_dim), "HAS_SINKS": sinks is not None,
+    }  # fmt: skip
     with launching(query):
-        attention_kernel[num_rows, kv_heads](
-            output, query, keys, values,
+        attention_kernel[num_rows, kv_heads, MAX_PARTS if is_split else 1](
+            output, *scratch, query, keys, values,
             seen.ranges, *read, _or(seen.bias, nothing), _or(sinks, nothing),
             query.stride(1) // head_dim, query.stride(0) // head_dim, num_slots,
             0 if seen.bias is None else seen.bias.stride(0), scoring.scale, scoring.softcap or 1.0,
-            GROUP=group, FILLED_GROUP=power_of_two(group), HEAD_DIM=head_dim,
-            FILLED_DIM=power_of_two(head_dim), TILE=tile,
-            HAS_PAGES=tables is not None, HAS_BIAS=seen.bias is not None,
-            HAS_SOFTCAP=scoring.softcap is not None, HAS_SINKS=sinks is not None, **_COMPILED,
+            IS_SPLIT=is_split, HAS_PAGES=tables is not None, HAS_BIAS=seen.bias is not None,
+            HAS_SOFTCAP=scoring.softcap is not None, **sizes, **ATTENTION_OPTIONS, **_COMPILED,
         )  # fmt: skip
+        if is_split:
+            merge_kernel[num_rows, kv_heads](
+                output, *scratch, seen.ranges, _or(sinks, nothing), **sizes, **_COMPILED
+            )
     return output
+
+
+def _scratch(output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For what the parts of each row's keys come to; see `attention_kernel`."""
+    num_rows, num_heads, head_dim = output.shape
+    sums = output.new_empty((num_rows, num_heads, MAX_PARTS, head_dim), dtype=torch.float32)
+    return sums.new_empty(sums.shape[:-1]), sums.new_empty(sums.shape[:-1]), sums
 
 
 @contextmanager
@@ -219,17 +232,13 @@ def power_of_two(number: int) -> int:
     return max(LEAST, 1 << (number - 1).bit_length())
 
 
-def _parts(number: int, size: int) -> int:
-    return -(-number // size)
-
-
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor
 
 
 def check_alike(tensor: Tensor, *others: Tensor) -> None:
     """Raises RuntimeError if there are no kernels for a tensor, or others are not like it."""
-    if tensor.dtype not in TILES:
+    if tensor.dtype not in ONE:
         raise RuntimeError(f"there are no Triton kernels for {tensor.dtype}")
     for other in others:
         if other.dtype != tensor.dtype or other.device != tensor.device:
