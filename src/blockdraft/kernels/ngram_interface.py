@@ -28,15 +28,27 @@ class NGramPart:
     levels: NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True)
+class OwnTextBelief:
+    """How far a text is believed about what follows in it.
+
+    known_token: so many times as probable is a successor that the text holds. priors: so many
+    observations is the shorter context worth, for contexts of one token, two, and three.
+    """
+
+    known_token: float
+    priors: tuple[float, float, float]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NGramRules:
     """What a search of n-grams goes by.
 
     parts: of the table, contexts of one token first; none or three. frequencies: [tokens], the
     level of each token whatever stands before it. probabilities: [256], of the levels. head: the
-    successors of a context that are looked at, whatever their noise. known_token: so many times as
-    probable is a successor that the text holds. priors: so many observations is the shorter context
-    worth, for contexts of one token, two, and three. least_probability: of what is found.
+    successors of a context that are looked at, whatever their noise. beside_table, beside_guess:
+    what is believed of the text itself where only a table knows more, and where a head has guessed,
+    which has seen the text too. least_probability: of what is found.
     most_noise: what is added to the logarithm of a share at most. max_read: tokens of a new text
     that are counted, its last ones. max_remembered: successors of a context in the text that count.
     guess_weight: of a Hydra head beside the table. num_guesses: of the most probable ones.
@@ -49,8 +61,8 @@ class NGramRules:
     frequencies: NDArray[np.uint8]
     probabilities: NDArray[np.float64]
     head: int
-    known_token: float
-    priors: tuple[float, float, float]
+    beside_table: OwnTextBelief
+    beside_guess: OwnTextBelief
     least_probability: float
     most_noise: float
     max_read: int

@@ -36,7 +36,10 @@ HEAD_NAME = "hydra_head.safetensors"
 EPS = 1e-6
 ROTATION_BASE = 10_000.0
 
-_SHAPE = "shape"
+MOST_LEVEL = 127
+"""The largest number that a matrix is kept in; a scale for each output goes with it."""
+
+_SHAPE, _MATRIX, _SCALES = "shape", ".weight", ".scales"
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,17 @@ class HydraHead(nn.Module):
         )
 
     def save(self, folder: Path) -> None:
-        """Write HEAD_NAME into a drafter's folder, in bfloat16."""
-        tensors = {name: value.detach().bfloat16() for name, value in self.state_dict().items()}
+        """Write HEAD_NAME into a drafter's folder: matrices in int8, as kernels use them."""
+        tensors = {}
+        for name, value in self.state_dict().items():
+            if name.endswith(_MATRIX):
+                scales = (value.abs().amax(1) / MOST_LEVEL).clamp_min(
+                    torch.finfo(torch.float32).tiny
+                )
+                tensors[name] = (value / scales[:, None]).round().to(torch.int8)
+                tensors[name + _SCALES] = scales
+            else:
+                tensors[name] = value.bfloat16()
         tensors["token_ids"] = self.token_ids.int()
         shape = asdict(self.shape)
         del shape["hidden_size"]  # the target's
@@ -180,6 +192,8 @@ class HydraHead(nn.Module):
                 shape = json.loads(file.metadata()[_SHAPE])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             token_ids = tensors.pop("token_ids").long()
+            for name in [name for name in tensors if name.endswith(_MATRIX)]:
+                tensors[name] = tensors[name] * tensors.pop(name + _SCALES)[:, None]
             shape["target_layer_ids"] = tuple(shape["target_layer_ids"])
             head = cls(HeadShape(hidden_size, **shape), token_ids)
             head.load_state_dict({name: value.float() for name, value in tensors.items()})

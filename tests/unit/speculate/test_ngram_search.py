@@ -224,4 +224,4 @@ def test_what_does_not_fit_the_kernels_is_refused() -> None:
 def test_without_kernels_the_plain_search_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "native_ngrams", lambda rules, layers: None)
     assert isinstance(ngram_search(NGramTable([])), PlainSearch)
-    assert len(module.PRIORS) == LONGEST
+    assert len(module.BESIDE_TABLE.priors) == LONGEST

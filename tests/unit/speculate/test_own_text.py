@@ -11,7 +11,12 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.speculate.drafters.ngram import NGramDrafter
 from blockdraft.speculate.drafters.ngram_table import NGramTable
-from blockdraft.speculate.drafters.own_text import MAX_READ, MAX_REMEMBERED, OwnText
+from blockdraft.speculate.drafters.own_text import (
+    BESIDE_GUESS,
+    MAX_READ,
+    MAX_REMEMBERED,
+    OwnText,
+)
 
 VOCAB_SIZE = 1_000
 PRIORS = {1: 8, 2: 4, 3: 2}
@@ -94,3 +99,12 @@ def test_what_the_text_holds_comes_before_what_the_table_prefers() -> None:
     drafter = NGramDrafter(NGramTable.count(texts), VOCAB_SIZE)
     assert propose(drafter, sequence_of([5, 7])).tree.tokens[0] == 1
     assert propose(drafter, sequence_of([2, 7], 1)).tree.tokens[0] == 2
+
+
+def test_beside_a_guess_a_text_is_believed_less() -> None:
+    text = OwnText()
+    text.read([1, 2, 1, 2, 1])
+    known = {2: 0.1, 3: 0.8}
+    alone, beside = text.mixed((1,), known), text.mixed((1,), known, BESIDE_GUESS)
+    assert alone[2] > beside[2] > known[2]
+    assert alone[3] < beside[3] < known[3]

@@ -297,6 +297,15 @@ class TablePart(ctypes.Structure):
     )
 
 
+class Belief(ctypes.Structure):
+    """`Belief` of ngrams.cpp."""
+
+    _fields_ = (
+        ("known_token", ctypes.c_double),
+        ("priors", ctypes.c_double * 3),
+    )
+
+
 class Rules(ctypes.Structure):
     """`Rules` of ngrams.cpp."""
 
@@ -306,8 +315,8 @@ class Rules(ctypes.Structure):
         ("num_frequencies", ctypes.c_int64),
         ("probabilities", ctypes.c_void_p),
         ("head", ctypes.c_int64),
-        ("known_token", ctypes.c_double),
-        ("priors", ctypes.c_double * 3),
+        ("beside_table", Belief),
+        ("beside_guess", Belief),
         ("least_probability", ctypes.c_double),
         ("most_noise", ctypes.c_double),
         ("max_remembered", ctypes.c_int64),

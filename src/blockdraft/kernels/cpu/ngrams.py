@@ -22,6 +22,7 @@ from blockdraft.kernels.ngram_interface import (
     NGramPaths,
     NGramQuery,
     NGramRules,
+    OwnTextBelief,
     TokenNoise,
 )
 
@@ -65,8 +66,8 @@ class NativeNGrams:
             len(self._levels),
             self._probabilities.ctypes.data,
             rules.head,
-            rules.known_token,
-            (ctypes.c_double * LONGEST)(*rules.priors),
+            _belief(rules.beside_table),
+            _belief(rules.beside_guess),
             rules.least_probability,
             rules.most_noise,
             rules.max_remembered,
@@ -263,6 +264,10 @@ class _Text:
             tuple(self._parents[:num]),
             tuple(self._probabilities[:num]),
         )
+
+
+def _belief(belief: OwnTextBelief) -> native.Belief:
+    return native.Belief(belief.known_token, (ctypes.c_double * LONGEST)(*belief.priors))
 
 
 def _plain(part: NGramPart) -> NGramPart:

@@ -18,6 +18,7 @@ from blockdraft.kernels.ngram_interface import (
     NGramQuery,
     NGramRules,
     NGramSearch,
+    OwnTextBelief,
     TokenNoise,
 )
 from blockdraft.speculate.drafters.guesses import (
@@ -39,10 +40,10 @@ from blockdraft.speculate.drafters.ngram_table import (
     Shares,
 )
 from blockdraft.speculate.drafters.own_text import (
-    KNOWN_TOKEN,
+    BESIDE_GUESS,
+    BESIDE_TABLE,
     MAX_READ,
     MAX_REMEMBERED,
-    PRIORS,
     OwnText,
 )
 from blockdraft.speculate.sampler.noise import noise_at
@@ -89,9 +90,14 @@ class PlainSearch:
         newest = [_Node(1.0, ROOT, ROOT, ())]
         for depth in range(query.max_depth):
             known = self._known(ending, newest, _ahead(noise, depth))
+            beliefs = [BESIDE_TABLE] * len(newest)
             if guesses is not None:
-                known = guesses.mixed(newest, known)
-            found += self._children(text, ending, newest, known, _ahead(noise, depth), len(found))
+                known, beliefs = guesses.mixed(newest, known)
+            successors = [
+                text.mixed((*ending, *node.path)[-LONGEST:], shares, belief)
+                for node, shares, belief in zip(newest, known, beliefs, strict=True)
+            ]
+            found += self._children(newest, successors, _ahead(noise, depth), len(found))
             # What is not among the best now never will be, nor what follows it.
             best = heapq.nsmallest(query.num_nodes, found, key=_by_probability)
             newest = [node for node in best if len(node.path) == depth + 1]
@@ -122,10 +128,8 @@ class PlainSearch:
 
     def _children(
         self,
-        text: OwnText,
-        ending: tuple[int, ...],
         nodes: list[_Node],
-        known: list[Shares],
+        successors: list[Shares],
         noise: TokenNoise | None,
         num_found: int,
     ) -> list[_Node]:
@@ -133,10 +137,6 @@ class PlainSearch:
 
         noise: there. num_found: nodes that were found before.
         """
-        successors = [
-            text.mixed((*ending, *node.path)[-LONGEST:], shares)
-            for node, shares in zip(nodes, known, strict=True)
-        ]
         if noise is not None:
             successors = _with_noise(successors, noise)
         children: list[_Node] = []
@@ -168,18 +168,24 @@ class _Guesses:
         self._layers, self._reader, self._temperature = layers, reader, temperature
         self._thoughts = {ROOT: end}
 
-    def mixed(self, nodes: list[_Node], known: list[Shares]) -> list[Shares]:
-        """What is known behind nodes of one depth, the most probable first, with guesses."""
+    def mixed(
+        self, nodes: list[_Node], known: list[Shares]
+    ) -> tuple[list[Shares], list[OwnTextBelief]]:
+        """What is known behind nodes of one depth, the most probable first, with guesses.
+
+        And how far the text is believed beside it.
+        """
         if nodes[0].path:
             self._go_on(nodes)
-        found = []
+        found, beliefs = [], []
         for node, shares in zip(nodes, known, strict=True):
             thought = self._thoughts.get(node.index)
             guessed = None if thought is None else self._reader.guess(thought, self._temperature)
             found.append(shares if guessed is None else mixed(self._layers, guessed, shares))
+            beliefs.append(BESIDE_TABLE if guessed is None else BESIDE_GUESS)
             if guessed is None:
                 self._thoughts.pop(node.index, None)
-        return found
+        return found, beliefs
 
     def _go_on(self, nodes: list[_Node]) -> None:
         """Read the tokens of nodes whose parents were guessed behind."""
@@ -204,8 +210,8 @@ def rules_for(table: NGramTable) -> NGramRules:
         frequencies=table.frequencies,
         probabilities=PROBABILITIES,
         head=HEAD,
-        known_token=KNOWN_TOKEN,
-        priors=PRIORS,
+        beside_table=BESIDE_TABLE,
+        beside_guess=BESIDE_GUESS,
         least_probability=LEAST_PROBABILITY,
         most_noise=MOST_NOISE,
         max_read=MAX_READ,

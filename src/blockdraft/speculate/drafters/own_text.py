@@ -8,6 +8,7 @@ Dirichlet prior (MacKay and Peto, "A hierarchical Dirichlet language model", 199
 
 from collections.abc import Sequence
 
+from blockdraft.kernels.ngram_interface import OwnTextBelief
 from blockdraft.speculate.drafters.ngram_table import LONGEST, Shares
 
 MAX_READ = 8_192
@@ -15,10 +16,9 @@ MAX_READ = 8_192
 MAX_REMEMBERED = 32
 """Successors of a context that count, the last ones."""
 
-KNOWN_TOKEN = 3.0
-"""So many times as probable is a successor that the text already holds."""
-PRIORS = (8.0, 4.0, 2.0)
-"""So many observations is the shorter context worth, for contexts of one token, two, and three."""
+BESIDE_TABLE = OwnTextBelief(known_token=3.0, priors=(8.0, 4.0, 2.0))
+BESIDE_GUESS = OwnTextBelief(known_token=1.5, priors=(32.0, 16.0, 8.0))
+"""A head that has looked back at the text knows most of what its n-grams say."""
 
 
 class OwnText:
@@ -42,13 +42,15 @@ class OwnText:
                     del followed[0]
         self._num_read = len(token_ids)
 
-    def mixed(self, ending: tuple[int, ...], known: Shares) -> Shares:
+    def mixed(
+        self, ending: tuple[int, ...], known: Shares, belief: OwnTextBelief = BESIDE_TABLE
+    ) -> Shares:
         """Probabilities of the next token behind a text that ends so.
 
-        known: what a table says of it.
+        known: what others say of it, beside whom the text is believed so far.
         """
-        found = self._favored(known)
-        for length, prior in zip(range(1, len(ending) + 1), PRIORS, strict=False):
+        found = self._favored(known, belief.known_token)
+        for length, prior in zip(range(1, len(ending) + 1), belief.priors, strict=False):
             followed = self._followed.get(ending[-length:])
             if followed is None:  # nor did anything follow a longer context
                 break
@@ -59,10 +61,10 @@ class OwnText:
                 found[token_id] = found.get(token_id, 0.0) + 1 / total
         return found
 
-    def _favored(self, known: Shares) -> Shares:
+    def _favored(self, known: Shares, known_token: float) -> Shares:
         """The same successors; those that the text holds are more probable, all others less."""
         weights = {
-            token_id: share * (KNOWN_TOKEN if token_id in self._tokens else 1.0)
+            token_id: share * (known_token if token_id in self._tokens else 1.0)
             for token_id, share in known.items()
         }
         total = sum(weights.values()) + max(0.0, 1.0 - sum(known.values()))

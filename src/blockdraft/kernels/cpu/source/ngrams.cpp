@@ -31,14 +31,20 @@ struct TablePart {
   const uint8_t* levels;
 };
 
+// How far a text is believed about what follows in it.
+struct Belief {
+  double known_token;       // so many times as probable is what the text already holds
+  double priors[kLongest];  // observations that the shorter context is worth
+};
+
 struct Rules {
   TablePart parts[kLongest];
   const uint8_t* frequencies;  // [num_frequencies], levels of tokens whatever stands before them
   int64_t num_frequencies;
   const double* probabilities;  // [256], of levels
   int64_t head;                 // successors that are looked at whatever their noise
-  double known_token;           // so many times as probable is what the text already holds
-  double priors[kLongest];      // observations that the shorter context is worth
+  Belief beside_table;
+  Belief beside_guess;          // which has seen the text too
   double least_probability;
   double most_noise;
   int64_t max_remembered;  // successors of a context in the text that count, the last ones
@@ -353,10 +359,10 @@ void mix_guess(const Rules& rules, const Guess& guess, Shares& shares, Sum& sum)
 }
 
 // Those that the text holds are more probable, all others less.
-void favor(const Rules& rules, const Text& text, Shares& shares) {
+void favor(const Belief& belief, const Text& text, Shares& shares) {
   const double rest = std::max(0.0, 1.0 - shares.total());
   for (Share& share : shares.all)
-    if (text.tokens.holds(share.token)) share.value *= rules.known_token;
+    if (text.tokens.holds(share.token)) share.value *= belief.known_token;
   const double total = shares.total() + rest;
   for (Share& share : shares.all) share.value /= total;
 }
@@ -367,11 +373,12 @@ Shares successors(const Rules& rules, const Text& text, const Context& context, 
   Sum sum(scratch.places, found);
   add_table(rules, context, scratch.large, others, found, sum);
   if (guess != nullptr) mix_guess(rules, *guess, found, sum);
-  favor(rules, text, found);
+  const Belief& belief = guess == nullptr ? rules.beside_table : rules.beside_guess;
+  favor(belief, text, found);
   for (int length = 1; length <= length_of(context); ++length) {
     const auto known = text.followed.find(shorter(context, length));
     if (known == text.followed.end()) break;  // nor did anything follow a longer context
-    const double prior = rules.priors[length - 1];
+    const double prior = belief.priors[length - 1];
     const double total = static_cast<double>(known->second.size()) + prior;
     for (Share& share : found.all) share.value *= prior / total;
     for (const int64_t token : known->second) sum.add(token, 1.0 / total);
