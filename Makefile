@@ -59,7 +59,8 @@ asan: env
 	  tests/unit/kernels/test_recurrence.py tests/parity/test_recurrent_kernels.py \
 	  tests/unit/models/test_head_sizes.py tests/unit/models/test_fused.py \
 	  tests/unit/models/test_draft_kernels.py tests/unit/kernels/test_backends.py \
-	  tests/unit/models/test_packed.py tests/unit/models/test_direct.py
+	  tests/unit/models/test_packed.py tests/unit/models/test_direct.py \
+	  tests/unit/speculate/test_ngram_search.py tests/unit/speculate/test_hydra.py
 
 check: env
 	$(BIN)/ruff check

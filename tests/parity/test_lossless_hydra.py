@@ -21,7 +21,8 @@ from blockdraft.engine import load as load_module
 from blockdraft.engine.engine import Engine
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery
 from blockdraft.models.hydra_head import HeadShape, HydraHead
-from blockdraft.speculate.drafters.ngram import GUESSED_ROWS, NGramDrafter
+from blockdraft.speculate.drafters.guesses import DEPTH
+from blockdraft.speculate.drafters.ngram import GUESSED_ROWS, MOST_WAITING, NGramDrafter
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from tests.crowd import Request, run_alone, run_crowd
 from tests.parity.checks import generate, generate_plain
@@ -36,8 +37,10 @@ from tests.tiny import (
     tiny_target,
     tiny_target_folder,
 )
+from tools.train_hydra import WEIGHTS
 
 OWN_LAYERS = LAYER_IDS[:2]
+WINDOW = 5
 PROMPT = (5, 3, 8, 8, 1, 4)
 PARAMS = {
     "greedy": SamplingParams(max_tokens=30, logprobs=1),
@@ -48,36 +51,39 @@ PARAMS = {
 }
 
 
-def random_head(layer_ids: Sequence[int] = OWN_LAYERS) -> HydraHead:
+def random_head(layer_ids: Sequence[int] = OWN_LAYERS, sure: float = 0.1) -> HydraHead:
+    """By default not sure enough of anything to drown what a table says."""
     torch.manual_seed(2)
-    shape = HeadShape(HIDDEN_SIZE, 40, tuple(layer_ids), covered=0.9)
+    shape = HeadShape(HIDDEN_SIZE, 40, tuple(layer_ids), covered=0.9, window=WINDOW)
     head = HydraHead(shape, torch.arange(1, VOCAB_SIZE, 2))
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+        head.last_norm.mul_(sure)
     return head
 
 
-def ngram_drafter(model: Any, texts: Sequence[Sequence[int]]) -> NGramDrafter:
+def ngram_drafter(model: Any, texts: Sequence[Sequence[int]], sure: float = 0.1) -> NGramDrafter:
     """With a head, and a table of what will be said."""
-    head = random_head()
+    head = random_head(sure=sure)
     ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     table = NGramTable.count((text, 1) for text in texts for _ in range(2))
     return NGramDrafter(table, VOCAB_SIZE, head.layers(*ends, LAYER_IDS))
 
 
 def check_features(engine: Engine, drafter: NGramDrafter) -> int:
-    """What is kept of each sequence is what the target says of its last cached token."""
+    """What waits of each sequence is what the target says of its last cached tokens."""
     num_checked, model = 0, tiny_target()
-    for key, kept in drafter._features.items():
+    for key, waiting in drafter._waiting.items():
         sequence = engine.progress[key].sequence
         ids = torch.tensor([sequence.token_ids[: sequence.num_cached]])
         with torch.inference_mode():
             states = model(ids, output_hidden_states=True).hidden_states
-        expected = torch.stack([states[layer + 1][0, -1] for layer in OWN_LAYERS])
-        found = kept[-1].view(len(LAYER_IDS), -1)[: len(OWN_LAYERS)]
+        joined = drafter._joined(waiting)
+        expected = torch.stack([states[layer + 1][0] for layer in OWN_LAYERS], 1)[-len(joined) :]
+        found = joined.view(len(joined), len(LAYER_IDS), -1)[:, : len(OWN_LAYERS)]
         assert found.allclose(expected, atol=1e-4), "features of another token"
-        num_checked += 1
+        num_checked += len(joined)
     return num_checked
 
 
@@ -100,7 +106,7 @@ def test_output_is_that_of_plain_decoding(way: Way, name: str) -> None:
     assert found == plain
     assert found.acceptance.acceptance_length > 1.3
     assert sum(checks) > 3
-    assert not free._features  # forgotten with its sequence
+    assert not free._waiting  # forgotten with its sequence
 
 
 def test_a_crowd_is_as_everyone_alone_and_a_request_without_drafts_keeps_no_features() -> None:
@@ -123,7 +129,7 @@ def test_a_crowd_is_as_everyone_alone_and_a_request_without_drafts_keeps_no_feat
         make_dflash(target, tiny_drafter()),
         requests,
         free_drafters=[free],
-        after_step=lambda engine: seen.update(free._features),
+        after_step=lambda engine: seen.update(free._waiting),
     )
     assert crowd.answers == alone
     assert seen == set(crowd.keys[:-1])
@@ -189,11 +195,35 @@ def test_only_who_was_asked_alone_is_guessed_for_ahead() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_features_of_any_precision_are_read(dtype: torch.dtype) -> None:
-    free, row = ngram_drafter(tiny_target(), []), row_of(1)
+    free, row = ngram_drafter(tiny_target(), [], sure=1.0), row_of(1)
     free.committed(row, [3], torch.randn(1, len(LAYER_IDS) * HIDDEN_SIZE).to(dtype))
     query = free._query(row, is_guessed=True)
     assert query.features is not None
     assert free._search.paths([query])[0].tokens
+
+
+def test_features_wait_until_they_are_searched_with() -> None:
+    """Chunks of a prompt, and steps of a crowd; the oldest are given up."""
+    free, row = ngram_drafter(tiny_target(), []), row_of(1)
+    parts = torch.randn(20, 1, len(LAYER_IDS) * HIDDEN_SIZE)
+    row.sequence.token_ids += [1] * 40
+    for part in parts[:2]:
+        free.committed(row, [3], part)
+    query = free._query(row, is_guessed=True)
+    assert query.features is not None
+    assert torch.equal(query.features, parts[:2].flatten(0, 1))
+    free.propose([row])
+    assert free._query(row, is_guessed=True).features is None
+    for part in parts:
+        free.committed(row, [3], part)
+    assert len(free._waiting[1]) == MOST_WAITING
+    query = free._query(row, is_guessed=True)
+    assert query.features is not None
+    assert torch.equal(query.features, parts[-WINDOW:].flatten(0, 1))
+
+
+def test_the_released_head_is_trained_for_as_many_tokens_as_are_guessed() -> None:
+    assert len(WEIGHTS) == DEPTH
 
 
 def test_in_a_crowd_the_head_is_not_asked() -> None:

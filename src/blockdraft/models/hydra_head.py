@@ -37,7 +37,7 @@ EPS = 1e-6
 ROTATION_BASE = 10_000.0
 
 MOST_LEVEL = 127
-"""The largest number that a matrix is kept in; a scale for each output goes with it."""
+"""Matrices are kept as whole numbers of at most this size, with a scale for each output."""
 
 _SHAPE, _MATRIX, _SCALES = "shape", ".weight", ".scales"
 
@@ -59,6 +59,20 @@ class HeadShape:
     num_keys: int = 4
     head_dim: int = 64
     window: int = 256
+
+    def fault(self) -> str:
+        """What no head can have; empty if all is right."""
+        sizes = self.inner_size, self.num_heads, self.num_keys, self.head_dim, self.window
+        layers = self.target_layer_ids
+        if not all(type(size) is int and size >= 1 for size in sizes):
+            return "its sizes are no whole numbers above zero"
+        if not layers or not all(type(layer) is int and layer >= 0 for layer in layers):
+            return f"it reads the layers {layers}"
+        if self.num_heads % self.num_keys or self.head_dim % 2:
+            return f"{self.num_heads} heads of {self.head_dim} do not share {self.num_keys} keys"
+        if not 0.0 < self.covered <= 1.0:
+            return f"its tokens cover {self.covered} of the target's choices"
+        return ""
 
 
 class HydraHead(nn.Module):
@@ -195,7 +209,10 @@ class HydraHead(nn.Module):
             for name in [name for name in tensors if name.endswith(_MATRIX)]:
                 tensors[name] = tensors[name] * tensors.pop(name + _SCALES)[:, None]
             shape["target_layer_ids"] = tuple(shape["target_layer_ids"])
-            head = cls(HeadShape(hidden_size, **shape), token_ids)
+            sizes = HeadShape(hidden_size, **shape)
+            if fault := sizes.fault():
+                raise ValueError(fault)
+            head = cls(sizes, token_ids)
             head.load_state_dict({name: value.float() for name, value in tensors.items()})
             rises = bool((token_ids.diff() > 0).all())
             if not (len(token_ids) and rises and token_ids[0] >= 0 and token_ids[-1] < vocab_size):

@@ -1,12 +1,15 @@
 """Guesses of a Hydra head beside a table of n-grams: by kernels and without, and its file."""
 
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from blockdraft.core.errors import ModelError
@@ -14,7 +17,14 @@ from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery, TokenNoise
-from blockdraft.models.hydra_head import EPS, HEAD_NAME, MOST_LEVEL, HeadShape, HydraHead
+from blockdraft.models.hydra_head import (
+    EPS,
+    HEAD_NAME,
+    MOST_LEVEL,
+    HeadShape,
+    HydraHead,
+    logits_of,
+)
 from blockdraft.speculate.drafters import ngram_search as search_module
 from blockdraft.speculate.drafters.guesses import DEPTH, LEAST_TEMPERATURE, WEIGHT, HeadReader
 from blockdraft.speculate.drafters.ngram_search import (
@@ -129,7 +139,7 @@ def test_texts_are_guessed_together_as_alone() -> None:
     texts = [text_of(draw, 20 + key, 6) for key in range(9)]
     for num in (2, 9):
         queries = [
-            NGramQuery(key, text, None, 12, 3, features(key))
+            NGramQuery(key, text, None, 12, 3, features(key, len(text)))
             for key, text in enumerate(texts[:num])
         ]
         assert together.paths(queries) == [alone.paths([query])[0] for query in queries]
@@ -394,6 +404,16 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     broken.save(tmp_path)
     with pytest.raises(ModelError, match="some weights are no finite numbers"):
         HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
+    for wrong in (
+        {"window": 0}, {"num_keys": 0}, {"num_keys": 3}, {"head_dim": 15}, {"window": 24.0},
+        {"covered": np.nan}, {"target_layer_ids": ()},
+    ):  # fmt: skip
+        random_head().save(tmp_path)
+        with safe_open(path, "pt") as file:
+            told = json.loads(file.metadata()["shape"])
+        save_file(load_file(path), path, {"shape": json.dumps(told | wrong)})
+        with pytest.raises(ModelError, match="no Hydra head"):
+            HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
     save_file(load_file(path), path)  # without its shape
     with pytest.raises(ModelError, match="delete it to draft without"):
         HydraHead.load(tmp_path, SIZE, VOCAB_SIZE)
@@ -414,11 +434,69 @@ def test_noise_decides_between_guesses() -> None:
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_features_that_are_no_numbers_guess_nothing(broken: float) -> None:
-    table, layers, own = small_table(), layers_of(random_head()), features(0)
-    own[0, 2 * SIZE + 5] = broken
+@pytest.mark.parametrize("is_native", [True, False])
+def test_features_that_are_no_numbers_guess_nothing_and_harm_no_later_guess(
+    broken: float, is_native: bool
+) -> None:
+    table, layers, own = small_table(), layers_of(random_head()), features(0, 4)
+    own[1, 2 * SIZE + 5] = own[3, 7] = broken
     text = text_of(random.Random(1), 30, 6)
-    for search in (ngram_search(table, layers), PlainSearch(table, layers)):
-        found = paths(search, 0, text, None, 8, 1, own)
-        assert found == paths(search, 0, text, None, 8, 1)
-        assert found.tokens
+    search, other = (
+        ngram_search(table, layers) if is_native else PlainSearch(table, layers) for _ in range(2)
+    )
+    found = paths(search, 0, text, None, 8, 1, own)
+    assert found == paths(search, 1, text, None, 8, 1)
+    assert found.tokens
+    # As if those places had never been read.
+    for place in (0, 2):
+        paths(other, 0, text[: len(text) - 3 + place], None, 8, 1, own[place : place + 1])
+    longer = [*text, 3, 4]
+    assert_close(
+        paths(search, 0, longer, None, 40, 4, features(1, 1)),
+        paths(other, 0, longer, None, 40, 4, features(1, 1)),
+    )
+
+
+@needs_kernels
+def test_heads_of_different_sizes_may_work_side_by_side() -> None:
+    """What a thread keeps for one is too small for the next."""
+    texts, draw = [], random.Random(4)
+    for num_tokens, inner in ((4, 16), (150, 80), (20, 32)):
+        shape = HeadShape(SIZE, inner, LAYERS, 0.9, **ATTENTION)
+        head = HydraHead(shape, torch.arange(0, 2 * num_tokens, 2))
+        with torch.no_grad():
+            head.last_norm.zero_()
+            head.bias[3] += 40.0
+        search = native_ngrams(rules_for(NGramTable([])), layers_of(head))
+        assert search is not None
+        text = text_of(draw, 9, 6)
+        texts.append(paths(search, 0, text, None, 8, 5, features(1, len(text))).tokens)
+    assert texts == [(6,) * DEPTH] * 3
+
+
+@pytest.mark.parametrize("window", [1, 5, 40])
+def test_what_is_read_at_work_is_what_is_trained(window: int) -> None:
+    shape = HeadShape(SIZE, INNER, LAYERS, 0.9, **(ATTENTION | {"window": window}))
+    torch.manual_seed(3)
+    head = HydraHead(shape, torch.arange(0, VOCAB_SIZE, 2))
+    embedding, lm_head = ends(torch.float32)
+    layers = replace(
+        head.layers(embedding, lm_head, FEATURE_LAYERS),
+        **{
+            name: getattr(head, name)
+            for name in ("join", "join_on", "heads", "out", "gate_up", "down")
+        },
+        score=torch.nn.Identity(),
+    )
+    text, own = text_of(random.Random(9), 30, 6), features(5, 29)
+    read = own.view(29, 3, SIZE)[:, [2, 0]].reshape(1, 29, -1)
+    with torch.no_grad():
+        trained = head(read, embedding[text[1:]][None], DEPTH)
+    reader, at = HeadReader(layers), 0
+    for num in (7, 1, 3, 9, 1):
+        at += num
+        thought = reader.read(own[at - num : at], text[: at + 1])
+        for depth in range(DEPTH):
+            found = logits_of(layers, thought.state[None])[0]
+            assert found.allclose(trained[depth][0, at - 1 + depth], atol=1e-4)
+            thought = reader.read_on(thought, text[at + 1 + depth])

@@ -11,6 +11,7 @@ is asked in every step of a few rows, from what the target thought before the ne
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from blockdraft.core.plan import NOTHING, Proposal, Tree
@@ -28,6 +29,8 @@ from blockdraft.speculate.sampler.logits import Place
 from blockdraft.speculate.sampler.noise import large_noise
 
 MAX_NODES = 8
+MOST_WAITING = 16
+"""Parts of features that wait for a search of one text; older ones are given up."""
 GUESSED_ROWS = 4
 """With more rows a Hydra head is not asked: it takes its time for each, and candidates of a crowd
 are worth less. An estimate: crowds were not measured with it."""
@@ -48,7 +51,8 @@ class NGramDrafter(ModelFree):
         """
         self._search = ngram_search(table, layers)
         self._vocab_size = vocab_size
-        self._features: dict[int, Tensor] = {}
+        self._waiting: dict[int, list[Tensor]] = {}
+        """Features that no search has had yet: of the tokens before the last ones of a text."""
         self._alone: int | None = None
         """The sequence that was asked for alone, until it is told what was committed."""
         self.feature_layers = () if layers is None else layers.feature_layers
@@ -59,18 +63,21 @@ class NGramDrafter(ModelFree):
         is_guessed = len(rows) <= GUESSED_ROWS
         self._alone = rows[0].sequence.key if len(rows) == 1 else None
         found = self._search.paths([self._query(row, is_guessed) for row in rows])
+        if is_guessed:
+            for row in rows:
+                self._waiting.pop(row.sequence.key, None)  # they are read now
         return [self._proposal(own) for own in found]
 
     def _query(self, row: Row, is_guessed: bool) -> NGramQuery:
         sample = row.sequence
-        features = self._features.get(sample.key) if is_guessed else None
+        waiting = self._waiting.get(sample.key) if is_guessed else None
         return NGramQuery(
             sample.key,
             sample.token_ids,
             self._noise(sample),
             row.num_draft_tokens,
             row.num_slots,
-            features,
+            None if waiting is None else self._joined(waiting),
         )
 
     def _proposal(self, found: NGramPaths) -> Proposal:
@@ -80,23 +87,32 @@ class NGramDrafter(ModelFree):
         return Proposal(tree, found.probabilities, (self.kind,) * len(found.tokens))
 
     def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
-        """See Drafter.committed. Behind each of these tokens stands the next one of the sample."""
+        """See Drafter.committed.
+
+        The last token with features stands one before the end of the text when that is searched.
+        """
         sample = row.sequence
         if not self.feature_layers or features is None:
-            self._features.pop(sample.key, None)
+            self._waiting.pop(sample.key, None)
             return
-        own = _readable(features[-self._window :])
-        self._features[sample.key] = own
+        waiting = self._waiting.setdefault(sample.key, [])
+        waiting.append(_readable(features[-self._window :]))
+        # Chunks of a prompt are joined when they are read; a crowd's steps are never read, perhaps.
+        del waiting[:-MOST_WAITING]
         # Several rows would wait for each other; their heads are asked when they propose. Whoever
         # was not asked in this step may not be asked in the next one.
         if sample.key == self._alone and sample.finish_reason is None:
             self._alone = None
-            self._search.guess_ahead(sample.key, sample.token_ids, own)
+            self._search.guess_ahead(sample.key, sample.token_ids, self._joined(waiting))
 
     def close(self, key: int) -> None:
         """See Drafter.close."""
         self._search.close(key)
-        self._features.pop(key, None)
+        self._waiting.pop(key, None)
+
+    def _joined(self, waiting: list[Tensor]) -> Tensor:
+        """[rows, values], those that a head looks back at."""
+        return waiting[0] if len(waiting) == 1 else torch.cat(waiting)[-self._window :]
 
     def _noise(self, sample: Sample) -> TokenNoise | None:
         """What decides between tokens behind a sample's own; None where nothing does."""

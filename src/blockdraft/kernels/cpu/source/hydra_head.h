@@ -104,26 +104,30 @@ class Memory {
 // A place that is read: its state, and its keys and values if they are in no memory.
 struct Thought {
   int64_t place = 0;
+  int64_t num_path = 0;  // places in no memory, from the text's end to this one
   std::vector<float> state;
   std::vector<float> keys, values;
-  const Thought* before = nullptr;  // null where the memory goes on
+  const Thought* before = nullptr;  // of the path; the text's end at its begin
 };
 
 // Rows of a head at work. Threads of a region call these together.
 class HeadRows {
  public:
-  void make_room(const HydraHead& head, int64_t num_rows, int64_t num_inputs) {
+  // num_finished: of the rows, those that go on behind their keys and values. depth: of the longest
+  // path behind the text.
+  void make_room(const HydraHead& head, const Memory& memory, int64_t num_rows,
+                 int64_t num_inputs, int64_t num_finished, int64_t depth) {
     const int64_t size = head.size(), inner = head.down.inputs;
-    const auto fit = [](std::vector<float>& values, int64_t num) {
-      if (static_cast<int64_t>(values.size()) < num) values.resize(static_cast<size_t>(num));
-    };
+    weights_stride_ = memory.stride() + (depth + kLanes - 1) / kLanes * kLanes;
     fit(inputs, num_rows * num_inputs);
     fit(x, num_rows * size);
     fit(normed, num_rows * size);
     fit(heads, num_rows * head.num_all_heads() * head.head_dim);
-    fit(attended, num_rows * head.num_heads * head.head_dim);
-    fit(gates, num_rows * 2 * inner);
-    fit(gated, num_rows * inner);
+    fit(attended, num_finished * head.num_heads * head.head_dim);
+    fit(weights, num_finished * head.num_heads * weights_stride_);
+    fit(gates, num_finished * 2 * inner);
+    fit(gated, num_finished * inner);
+    fit(logits, num_finished * head.score.outputs);
   }
 
   // Rows that are joined already in `x` -> their turned queries and keys, and values.
@@ -158,18 +162,18 @@ class HeadRows {
     return row_keys(head, row) + head.num_keys * head.head_dim;
   }
 
-  // What rows make of what they see: their states in `x`, and logits [rows, score.outputs].
-  // thoughts: the rows', in order, those of a text with their memory.
+  // What the rows from `first_row` on make of what they see, the memory and the thoughts before
+  // them: their states in `x`, and `logits` [rows, score.outputs]. thoughts: one of each row.
   void finish(const HydraHead& head, const Memory& memory, int64_t first_row,
-              const std::vector<const Thought*>& thoughts, float* logits) {
-    const int64_t num_rows = static_cast<int64_t>(thoughts.size()), size = head.size();
-    const int64_t inner = head.down.inputs;
+              const Thought* const* thoughts, int64_t num_rows) {
+    const int64_t size = head.size(), inner = head.down.inputs;
     float* own = x.data() + first_row * size;
 #pragma omp for collapse(2) schedule(static)
     for (int64_t row = 0; row < num_rows; ++row)
       for (int64_t index = 0; index < head.num_heads; ++index)
-        attend(head, memory, *thoughts[static_cast<size_t>(row)], index,
+        attend(head, memory, *thoughts[row], index,
                row_heads(head, first_row + row) + index * head.head_dim,
+               weights.data() + (row * head.num_heads + index) * weights_stride_,
                attended.data() + (row * head.num_heads + index) * head.head_dim);
     multiply<float>(head.out, normed.data(), attended.data(), num_rows);
     norm<float>(normed.data(), own, normed.data(), own, head.norm, num_rows, size, head.eps, false);
@@ -178,7 +182,7 @@ class HeadRows {
     multiply<float>(head.down, normed.data(), gated.data(), num_rows);
     norm<float>(normed.data(), own, normed.data(), own, head.last_norm, num_rows, size, head.eps,
                 false);
-    multiply<float>(head.score, logits, normed.data(), num_rows);
+    multiply<float>(head.score, logits.data(), normed.data(), num_rows);
   }
 
   // Widens a row of some, norms it, and puts it down.
@@ -191,11 +195,17 @@ class HeadRows {
     norm_row(to, to, norm, size, eps, false);
   }
 
-  std::vector<float> inputs, x, normed, heads, attended, gates, gated;
+  std::vector<float> inputs, x, normed, heads, attended, weights, gates, gated, logits;
 
   static constexpr int64_t kMostDim = 256;
 
  private:
+  static void fit(std::vector<float>& values, int64_t num) {
+    if (static_cast<int64_t>(values.size()) < num) values.resize(static_cast<size_t>(num));
+  }
+
+  int64_t weights_stride_ = 0;
+
   static float dot(const float* a, const float* b, int64_t num) {
     Lanes total{};
     for (int64_t i = 0; i < num; i += kLanes) total = multiply_add(load(a + i), load(b + i), total);
@@ -204,17 +214,12 @@ class HeadRows {
 
   // One query head of a row.
   static void attend(const HydraHead& head, const Memory& memory, const Thought& thought,
-                     int64_t index, const float* query, float* to) {
-    static thread_local std::vector<float> kept;
+                     int64_t index, const float* query, float* weights, float* to) {
     const int64_t dim = head.head_dim, own_head = index / (head.num_heads / head.num_keys);
     const int64_t num_slots = (memory.num_used() + kLanes - 1) / kLanes * kLanes;
-    int64_t num_path = 0;
-    for (const Thought* at = &thought; at != nullptr && !at->keys.empty(); at = at->before)
-      ++num_path;
+    const int64_t num_path = thought.num_path;
     const int64_t num = num_slots + (num_path + kLanes - 1) / kLanes * kLanes;
-    if (static_cast<int64_t>(kept.size()) < num) kept.resize(static_cast<size_t>(num));
-    float* weights = kept.data();
-    std::fill(weights, weights + num, -INFINITY);
+    std::fill(weights + num_slots, weights + num, -INFINITY);
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
     const float* keys = memory.keys(own_head, dim);
     for (int64_t slot = 0; slot < num_slots; slot += kLanes) {
@@ -225,9 +230,9 @@ class HeadRows {
     }
     for (int64_t slot = 0; slot < num_slots; ++slot)
       if (!memory.is_seen_from(thought.place, slot)) weights[slot] = -INFINITY;
-    int64_t step = num_slots;
-    for (const Thought* at = &thought; at != nullptr && !at->keys.empty(); at = at->before)
-      weights[step++] = scale * dot(query, at->keys.data() + own_head * dim, dim);
+    const Thought* at = &thought;
+    for (int64_t step = 0; step < num_path; ++step, at = at->before)
+      weights[num_slots + step] = scale * dot(query, at->keys.data() + own_head * dim, dim);
     Lanes tops = all(-INFINITY), totals{};
     for (int64_t i = 0; i < num; i += kLanes) tops = largest(tops, load(weights + i));
     const float top = largest(tops);
@@ -246,9 +251,9 @@ class HeadRows {
       Lanes found{};
       for (int64_t slot = 0; slot < num_slots; ++slot)
         found = multiply_add(all(weights[slot]), load(values + slot * dim + i), found);
-      step = num_slots;
-      for (const Thought* at = &thought; at != nullptr && !at->keys.empty(); at = at->before)
-        found = multiply_add(all(weights[step++]),
+      at = &thought;
+      for (int64_t step = 0; step < num_path; ++step, at = at->before)
+        found = multiply_add(all(weights[num_slots + step]),
                              load(at->values.data() + own_head * dim + i), found);
       store(to + i, found * factor);
     }
@@ -264,9 +269,8 @@ class Reading {
             const int64_t* last_tokens, int64_t num_tokens) {
     const int64_t num = features.num_rows, size = head.size(), width = head.join.inputs;
     memory.make_room(head);
-    rows_.make_room(head, num, width);
+    rows_.make_room(head, memory, num, width, 1, 0);
     end_.state.resize(static_cast<size_t>(size));
-    if (logits_.empty()) logits_.resize(static_cast<size_t>(head.score.outputs));
     places_.resize(static_cast<size_t>(num));
     const int64_t num_layers = head.num_values / size;
     for (int64_t row = 0; row < num; ++row) {
@@ -285,7 +289,7 @@ class Reading {
   float* logits(const HydraHead& head, Memory& memory, int64_t num_threads) {
     const int64_t num = static_cast<int64_t>(places_.size()), size = head.size();
     end_.place = places_.back();
-    const std::vector<const Thought*> last{&end_};
+    const Thought* const last = &end_;
     (void)num_threads;
 #pragma omp parallel num_threads(num_threads)
     {
@@ -295,11 +299,11 @@ class Reading {
       for (int64_t row = 0; row < num; ++row)
         memory.put(head, places_[static_cast<size_t>(row)], rows_.row_keys(head, row),
                    rows_.row_values(head, row));
-      rows_.finish(head, memory, num - 1, last, logits_.data());
+      rows_.finish(head, memory, num - 1, &last, 1);
     }
     const float* state = rows_.x.data() + (num - 1) * size;
     std::copy_n(state, size, end_.state.data());
-    return logits_.data();
+    return rows_.logits.data();
   }
 
   // What was read last.
@@ -308,7 +312,6 @@ class Reading {
  private:
   HeadRows rows_;
   std::vector<int64_t> places_;
-  std::vector<float> logits_;
   Thought end_;
 };
 
@@ -316,16 +319,16 @@ class Reading {
 class ReadingOn {
  public:
   // One more token behind each of some thoughts, which must stay. Returns logits, [rows,
-  // score.outputs], until it is called again; the new thoughts are put behind `thoughts`.
+  // score.outputs], until it is called again; the new thoughts are put into `thoughts`.
   float* read(const HydraHead& head, const Memory& memory,
               const std::vector<const Thought*>& before, const std::vector<int64_t>& tokens,
               std::vector<Thought*>& thoughts, int64_t num_threads) {
     const int64_t num = static_cast<int64_t>(tokens.size()), size = head.size();
     const int64_t num_own = head.num_keys * head.head_dim;
-    rows_.make_room(head, num, 2 * size);
-    logits_.resize(static_cast<size_t>(std::max<int64_t>(
-        static_cast<int64_t>(logits_.size()), num * head.score.outputs)));
     std::vector<int64_t> places;
+    int64_t depth = 0;
+    for (const Thought* from : before) depth = std::max(depth, from->num_path + 1);
+    rows_.make_room(head, memory, num, 2 * size, num, depth);
     for (int64_t row = 0; row < num; ++row) {
       const Thought& from = *before[static_cast<size_t>(row)];
       float* to = rows_.inputs.data() + row * 2 * size;
@@ -335,6 +338,7 @@ class ReadingOn {
       places.push_back(from.place + 1);
       Thought& own = *thoughts[static_cast<size_t>(row)];
       own.place = from.place + 1;
+      own.num_path = from.num_path + 1;
       own.before = &from;
       own.state.resize(static_cast<size_t>(size));
       own.keys.resize(static_cast<size_t>(num_own));
@@ -352,18 +356,17 @@ class ReadingOn {
         std::copy_n(rows_.row_keys(head, row), num_own, own.keys.data());
         std::copy_n(rows_.row_values(head, row), num_own, own.values.data());
       }
-      rows_.finish(head, memory, 0, seeing, logits_.data());
+      rows_.finish(head, memory, 0, seeing.data(), num);
     }
     for (int64_t row = 0; row < num; ++row) {
       const float* state = rows_.x.data() + row * size;
       std::copy_n(state, size, thoughts[static_cast<size_t>(row)]->state.data());
     }
-    return logits_.data();
+    return rows_.logits.data();
   }
 
  private:
   HeadRows rows_;
-  std::vector<float> logits_;
 };
 
 // What a head says of the token behind a text.
@@ -393,7 +396,8 @@ class Guess {
   double probability(int64_t token) const {
     const int64_t place = token < head_->num_tokens ? head_->places[token] : -1;
     if (place < 0) return 0.0;
-    return head_->covered * std::exp(static_cast<double>(logits_[place]) - largest_) / total_;
+    const double share = std::exp(static_cast<double>(logits_[place]) - largest_) / total_;
+    return std::isfinite(share) ? head_->covered * share : 0.0;
   }
 
  private:
