@@ -470,7 +470,7 @@ def test_heads_of_different_sizes_may_work_side_by_side() -> None:
         search = native_ngrams(rules_for(NGramTable([])), layers_of(head))
         assert search is not None
         text = text_of(draw, 9, 6)
-        texts.append(paths(search, 0, text, None, 8, 5, features(1, len(text))).tokens)
+        texts.append(paths(search, 0, text, None, DEPTH, 5, features(1, len(text))).tokens)
     assert texts == [(6,) * DEPTH] * 3
 
 
