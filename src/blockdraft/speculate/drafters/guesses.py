@@ -22,7 +22,7 @@ from blockdraft.models.hydra_head import (
 )
 from blockdraft.speculate.drafters.ngram_table import Shares
 
-WEIGHT = 0.8
+WEIGHT = 0.9
 """Of the guesses beside what the table says."""
 NUM_GUESSES = 16
 """Tokens that are looked at whoever else names them, the most probable ones."""
