@@ -160,6 +160,7 @@ class Product(ctypes.Structure):
         ("scales", ctypes.c_void_p),
         ("group_bits", ctypes.c_int64),
         ("has_minimums", ctypes.c_int64),
+        ("is_read_again", ctypes.c_int64),
     )
 
 

@@ -160,7 +160,7 @@ def _products(layers: HydraLayers) -> tuple[Linear, ...]:
 
 def _head(layers: HydraLayers) -> native.HydraHead:
     """As the kernels know it; valid as long as the layers."""
-    products = [cast(NativeProduct, one).struct for one in _products(layers)]
+    products = [_read_again(cast(NativeProduct, one).struct) for one in _products(layers)]
     num_features, size = layers.feature_norms.shape
     num_heads = layers.num_heads + 2 * layers.num_keys
     check_sizes(
@@ -203,6 +203,13 @@ def _head(layers: HydraLayers) -> native.HydraHead:
         layers.covered,
         layers.eps,
     )
+
+
+def _read_again(product: native.Product) -> native.Product:
+    """A copy for weights that one step reads for each token ahead."""
+    own = native.Product.from_buffer_copy(product)
+    own.is_read_again = True
+    return own
 
 
 class _Text:

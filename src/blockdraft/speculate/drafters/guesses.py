@@ -30,9 +30,9 @@ LEAST_TEMPERATURE = 0.7
 """Logits are divided by a request's temperature, but by no less, and never by more than 1."""
 DEPTH = 3
 """Tokens ahead that are guessed; the released head was trained for so many."""
-NUM_GUESSED_ON = 4
+NUM_GUESSED_ON = 3
 """Paths of a length behind which is guessed."""
-LEAST_GUESSED_ON = 0.1
+LEAST_GUESSED_ON = 0.2
 """Probability of such a path."""
 
 

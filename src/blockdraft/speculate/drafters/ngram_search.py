@@ -49,7 +49,7 @@ from blockdraft.speculate.drafters.own_text import (
 from blockdraft.speculate.sampler.noise import noise_at
 from blockdraft.speculate.sampler.philox import Stream
 
-LEAST_PROBABILITY = 0.08
+LEAST_PROBABILITY = 0.05
 """A row of the target's forward is worth more elsewhere, or not computed at all."""
 MOST_NOISE = 300.0
 

@@ -16,6 +16,7 @@ struct Product {
   const float* scales;
   int64_t group_bits;     // of a number of weights in groups, see groups.h; 0 for other weights
   int64_t has_minimums;   // these have minimums beside their scales
+  int64_t is_read_again;  // within a pass of the target, so its weights may stay in the caches
 };
 
 // Up to 16 outputs of a row; none if `num_outputs` is not positive.

@@ -165,6 +165,9 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
     const Fetched of_next{panel + num_steps * (kBytes + block * bytes), bytes};
     if (P > 1 || num_blocks > kFetchingBlocks)
       multiply_block(block, FetchedLines<0, false>{}, of_next);
+    else if (num_blocks == 1 && product.is_read_again != 0)
+      multiply_block(block, FetchedLines<num_lines(kBytes), false>{},
+                     Fetched{panel + kFetchedAhead, kBytes});
     else if (num_blocks == 1)
       multiply_block(block, FetchedLines<num_lines(kBytes), true>{},
                      Fetched{panel + kFetchedAhead, kBytes});
