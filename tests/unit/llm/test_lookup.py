@@ -36,7 +36,9 @@ def test_lookup_beside_a_drafter_changes_no_answer(folders, plain, options, aske
         found = [one.completions[0] for one in llm.generate(PROMPTS, params(**asked))]
         assert [one.token_ids for one in found] == plain(asked)
     if not options.get("adaptive"):  # which verifies what pays on this machine
-        assert sum(one.acceptance.num_drafted_by("lookup") for one in found) > 0
+        # With many candidates n-grams of the text name the same tokens, and are more sure of them.
+        kinds = ("lookup", "ngram") if "num_draft_tokens" in options else ("lookup",)
+        assert sum(one.acceptance.num_drafted_by(kind) for one in found for kind in kinds) > 0
     assert llm.engine.proposer.failures.num_failures == 0
     assert_nothing_left(llm)
 
