@@ -1,7 +1,7 @@
 """Which tile a product is computed in: by its weight, and in bfloat16 by the number of rows, too.
 
 In bfloat16 all of these tiles have the same bits: a program sums over all inputs in order, and
-tensor cores add them in steps that no tile changes. That is so on the cards that were tried, and
+tensor cores add them in steps that no tile changes. That is so on the one card that was tried, and
 `check` finds out on the card at hand. In float32 nobody tried, so there is one tile.
 """
 

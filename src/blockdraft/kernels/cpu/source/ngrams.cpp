@@ -431,16 +431,15 @@ class Guesses {
     if (rules.guesser == nullptr || search.features.values == nullptr) return;
     float* logits = text.ahead == nullptr ? nullptr : text.ahead->logits(search.num_text);
     if (logits != nullptr) {
-      end_ = &text.ahead->end();
+      add(-1, text.ahead->end(), logits);
     } else {
       static thread_local Reading reading;
       reading.take(*rules.guesser, text.memory, search.features,
                    search.token_ids + search.num_tokens - search.features.num_rows,
                    search.num_text);
       logits = reading.logits(*rules.guesser, text.memory, num_threads);
-      end_ = &reading.end();
+      add(-1, reading.end(), logits);
     }
-    add(-1, *end_, logits);
   }
 
   // Guesses behind the likely ones of these nodes, all of one depth.
@@ -487,7 +486,6 @@ class Guesses {
   Text& text_;
   int64_t num_threads_;
   double temperature_;
-  const Thought* end_ = nullptr;
   std::deque<Thought> kept_;
   std::unordered_map<int64_t, const Thought*> thoughts_;
   std::unordered_map<int64_t, Guess> known_;
