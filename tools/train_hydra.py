@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.libraries import use_matrix_registers
 from blockdraft.data.dataset import collate, read_examples
 from blockdraft.data.identity import target_sha256
 from blockdraft.data.store import Example
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--num-tokens", type=int, default=8192, help="that are guessed")
     parser.add_argument("--inner-size", type=int, default=1152)
     args = parser.parse_args()
+    use_matrix_registers()
     layers = args.layers or _some_layers(args.drafter)
     folder = resolve_model(args.target)
     model = load_target_model(folder, torch.bfloat16, "cpu")

@@ -21,6 +21,7 @@ from blockdraft.core.errors import (
     RequestError,
 )
 from blockdraft.core.grammar import Grammar
+from blockdraft.core.libraries import keep_rows_invariant
 from blockdraft.core.receipt import Receipt
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.threads import bound_spin
@@ -51,6 +52,7 @@ __all__ = [  # noqa: RUF022 - plainly sorted
 ]
 
 bound_spin()
+keep_rows_invariant()
 
 _LAZY = {
     "Audit": "blockdraft.engine.audit",

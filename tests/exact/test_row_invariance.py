@@ -10,6 +10,7 @@ from blockdraft.models.exact import PROBE_SPLITS, Split
 from blockdraft.models.sequential import SequentialTarget
 from tests.exact.pair import load_target, new_target
 from tests.parity.targets import WAYS, Way
+from tests.stock_products import must_differ
 from tests.torch_threads import threads
 
 pytestmark = pytest.mark.model
@@ -70,6 +71,7 @@ def test_pages_change_no_bit(dtype: torch.dtype) -> None:
     assert torch.equal(found[0], found[2])
 
 
+@must_differ
 @pytest.mark.parametrize(
     ("dtype", "forced"),
     [(torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)],

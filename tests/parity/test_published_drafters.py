@@ -32,6 +32,7 @@ from tests.published import (
     shallow,
     write_published,
 )
+from tests.stock_products import KEEP_ROWS
 from tests.tiny import TINY_SIZES, VOCAB_SIZE
 from tests.train_runs import small_config
 
@@ -88,7 +89,7 @@ def test_it_loads_and_drafted_output_is_the_plain_one(name: str, tmp_path: Path)
         if "codebook" not in name
     )
     with target.released_after():
-        if case.target == "LongcatFlash":  # its experts are not of transformers' interface
+        if case.target == "LongcatFlash" and not KEEP_ROWS:  # its experts are not of transformers' interface
             with pytest.raises(ModelError, match=r"logits change .*; use --exact off"):
                 target.check_row_invariance()
             return

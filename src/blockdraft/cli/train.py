@@ -14,6 +14,7 @@ from blockdraft.cli.data import progress_printer
 from blockdraft.cli.output import print_json
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import folder_lock
+from blockdraft.core.libraries import use_matrix_registers
 
 if TYPE_CHECKING:
     from blockdraft.data.config import DataConfig
@@ -69,6 +70,7 @@ def train(
     if plan and init_only:
         raise ConfigError("--plan and --init-only exclude each other; leave one out")
     run = _read(arguments)
+    use_matrix_registers()
     rank, count = _launched()
     if plan:
         if rank == 0:

@@ -12,6 +12,7 @@ from blockdraft.kernels.torch.rules import ROW_RULES, row_rule
 from blockdraft.models.attention.exact import STOCK_ATTENTION
 from blockdraft.models.exact import PROBE_SPLITS, Split, border_probe, first_variant_split
 from blockdraft.models.sequential import SequentialTarget
+from tests.stock_products import must_differ
 from tests.tiny import KINDS, tiny_target
 
 LONG_SPLITS: tuple[Split, ...] = (
@@ -64,6 +65,7 @@ def test_the_self_test_passes_past_every_growth_of_the_cache(kind: str, dtype: t
         target.check_row_invariance(LONG_SPLITS)
 
 
+@must_differ
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_self_test_fails_on_stock_attention(kind: str) -> None:
     with SequentialTarget(tiny_target(kind, torch.float32)).released_after() as target:

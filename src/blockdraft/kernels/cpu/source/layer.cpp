@@ -153,9 +153,9 @@ void run_all(const std::vector<LayerCall>& calls, const T* cosine, const T* sine
 extern "C" {
 
 // The inputs that lie side by side in a packed weight, or 0 where other libraries multiply better:
-// on machines with narrower registers or with matrix registers, and where this build has one thread.
+// on machines with narrower registers, and where this build has one thread.
 int64_t blockdraft_product_step(int is_bfloat16) {
-#if defined(__AVX512F__) && defined(_OPENMP) && !defined(__AMX_BF16__)
+#if defined(__AVX512F__) && defined(_OPENMP)
   if (!is_bfloat16) return blockdraft::kStep<float>;
   return BLOCKDRAFT_HAS_PAIRS ? blockdraft::kStep<blockdraft::BFloat16> : 0;
 #elif BLOCKDRAFT_TWO_REGISTERS && defined(_OPENMP)

@@ -7,8 +7,11 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "groups.h"
 #include "int8.h"
+#include "matrices.h"
 #include "product.h"
 
 namespace blockdraft {
@@ -95,6 +98,17 @@ struct FetchedLines {
   }
 };
 
+// Whether what is read once is fetched past the caches. That helps on AMD's Zen 5; on Intel's Sapphire
+// Rapids a pass takes twice as long.
+inline bool fetches_past_caches() {
+#if defined(__x86_64__)
+  static const bool is_amd = __builtin_cpu_is("amd") != 0;
+  return is_amd;
+#else
+  return false;
+#endif
+}
+
 // Bytes of a panel that a step over the inputs reads.
 template <typename W, typename T>
 constexpr int64_t kRead = kPanel * kStep<T> * static_cast<int64_t>(sizeof(W));
@@ -157,6 +171,7 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
     });
   };
   constexpr int64_t kBytes = kRead<W, T>;
+  const bool is_once = product.is_read_again == 0 && fetches_past_caches();
   const char* panel = reinterpret_cast<const char*>(static_cast<const W*>(product.weight) +
                                                     first * product.inputs);
   const int64_t num_steps = product.inputs / kStep<T>;
@@ -165,11 +180,11 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
     const Fetched of_next{panel + num_steps * (kBytes + block * bytes), bytes};
     if (P > 1 || num_blocks > kFetchingBlocks)
       multiply_block(block, FetchedLines<0, false>{}, of_next);
-    else if (num_blocks == 1 && product.is_read_again != 0)
-      multiply_block(block, FetchedLines<num_lines(kBytes), false>{},
+    else if (num_blocks == 1 && is_once)
+      multiply_block(block, FetchedLines<num_lines(kBytes), true>{},
                      Fetched{panel + kFetchedAhead, kBytes});
     else if (num_blocks == 1)
-      multiply_block(block, FetchedLines<num_lines(kBytes), true>{},
+      multiply_block(block, FetchedLines<num_lines(kBytes), false>{},
                      Fetched{panel + kFetchedAhead, kBytes});
     else if (num_blocks == 2)
       multiply_block(block, FetchedLines<num_lines(kBytes / 2), false>{}, of_next);
@@ -209,6 +224,59 @@ void multiply_int8(const Product& product, T* output, const T* input, int64_t nu
 }
 #endif
 
+#if BLOCKDRAFT_HAS_MATRICES
+static_assert(kPanel == kMatrixOutputs && kStep<BFloat16> == 2, "panels are laid out for others");
+
+// In matrix registers, whatever the number of rows: their sums round otherwise than those of lanes.
+inline void multiply_in_matrices(const Product& product, BFloat16* output, const BFloat16* input,
+                                 int64_t num_rows) {
+  if (num_rows == 0) return;
+  const int64_t num_panels = (product.outputs + kPanel - 1) / kPanel;
+  const int64_t num_blocks = (num_rows + kMatrixRows - 1) / kMatrixRows;
+  const int64_t block_rows = (num_rows + num_blocks - 1) / num_blocks;
+  const int64_t panel_bytes = product.inputs / 2 * kPairBytes;
+  const BFloat16* bias = static_cast<const BFloat16*>(product.bias);
+  const int64_t num_passes = (num_blocks + 1) / 2;  // over a panel, each for two blocks
+  const MatrixRegisters registers(block_rows);
+  // Some rows of the last block but one may be made again, with the same bits.
+  const auto begin_of = [&](int64_t block) {
+    return std::min(block * block_rows, num_rows - block_rows);
+  };
+#pragma omp for schedule(static)
+  for (int64_t index = 0; index < num_panels; ++index) {
+    const char* panel = static_cast<const char*>(product.weight) + index * panel_bytes;
+    for (int64_t pass = 0; pass < num_passes; ++pass) {
+      Fetched fetched{panel + kFetchedAhead, kStepBytes};
+      if (num_passes > kFetchingBlocks)
+        fetched.bytes = 0;
+      else if (num_passes > 1)
+        fetched = {panel + panel_bytes + pass * panel_bytes / num_passes, kStepBytes / num_passes};
+      const auto fetch = [&] {
+        for (int64_t byte = 0; byte < fetched.bytes; byte += kCacheLine)
+          __builtin_prefetch(fetched.from + byte);
+        fetched.from += fetched.bytes;
+      };
+      const int64_t block = 2 * pass, num = std::min<int64_t>(2, num_blocks - block);
+      const int64_t begins[2] = {begin_of(block), begin_of(block + num - 1)};
+      const BFloat16* const blocks[2] = {input + begins[0] * product.inputs,
+                                         input + begins[1] * product.inputs};
+      alignas(kCacheLine) float sums[2][kMatrixRows][kPanel];
+      with_constant<2>(num, [&](auto count) {
+        multiply_matrices<count>(sums[0][0], blocks, block_rows, product.inputs, panel, fetch);
+      });
+      for (int64_t own = 0; own < num; ++own)
+        for (int64_t row = 0; row < block_rows; ++row)
+          for (int64_t place = 0; place < kPanel; place += kLanes) {
+            const int64_t first = index * kPanel + place;
+            put_sums(output + (begins[own] + row) * product.outputs + first,
+                     load(sums[own][row] + place), bias == nullptr ? nullptr : bias + first,
+                     product.outputs - first);
+          }
+    }
+  }
+}
+#endif
+
 // Shares its panels among the threads of the region that calls it.
 template <typename T>
 void multiply(const Product& product, void* output, const void* input, int64_t num_rows) {
@@ -219,6 +287,10 @@ void multiply(const Product& product, void* output, const void* input, int64_t n
 #endif
 #if BLOCKDRAFT_HAS_NUMBERS
   if (product.scales != nullptr) return multiply_int8(product, to, from, num_rows);
+#endif
+#if BLOCKDRAFT_HAS_MATRICES
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (has_matrices()) return multiply_in_matrices(product, to, from, num_rows);
 #endif
   const auto value = [](Lanes sum, int64_t, int64_t) { return sum; };
   const Operand<T, decltype(value)> rows{from, value};
