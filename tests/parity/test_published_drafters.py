@@ -89,7 +89,8 @@ def test_it_loads_and_drafted_output_is_the_plain_one(name: str, tmp_path: Path)
         if "codebook" not in name
     )
     with target.released_after():
-        if case.target == "LongcatFlash" and not KEEP_ROWS:  # its experts are not of transformers' interface
+        # Its experts are not of transformers' interface.
+        if case.target == "LongcatFlash" and not KEEP_ROWS:
             with pytest.raises(ModelError, match=r"logits change .*; use --exact off"):
                 target.check_row_invariance()
             return

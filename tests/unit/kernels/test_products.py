@@ -1,4 +1,4 @@
-"""Products of rows with packed weights: right at every shape, and a row has the same bits in any company."""
+"""Products with packed weights are right at every shape, and rows are the same in any company."""
 
 import pytest
 import torch
