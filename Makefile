@@ -54,7 +54,8 @@ asan: env
 	$(BIN)/python -c "from blockdraft.kernels.cpu.build import build; print(build())"
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	$(BIN)/python -m pytest -p no:faulthandler tests/unit/kernels/test_kernels.py \
-	  tests/unit/kernels/test_int8.py tests/unit/kernels/test_groups.py \
+	  tests/unit/kernels/test_products.py tests/unit/kernels/test_int8.py \
+	  tests/unit/kernels/test_groups.py \
 	  tests/unit/kernels/test_int8_pages.py \
 	  tests/unit/kernels/test_recurrence.py tests/parity/test_recurrent_kernels.py \
 	  tests/unit/models/test_head_sizes.py tests/unit/models/test_fused.py \
