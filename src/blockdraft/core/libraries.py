@@ -12,6 +12,7 @@ _CHOICES = {
     "MKL_CBWR": "AUTO,STRICT",  # float32 and float64: every row is added up alike
     "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",  # bfloat16: not in matrix registers (AMX)
 }
+_OLD_NAMES = {"DNNL_MAX_CPU_ISA": "ONEDNN_MAX_CPU_ISA"}
 _chosen = set[str]()
 """Not by the user."""
 
@@ -23,7 +24,8 @@ def keep_rows_invariant() -> None:
     afterwards.
     """
     if "Intel" in cpu_features():
-        _chosen.update(_CHOICES.keys() - os.environ.keys())
+        asked = os.environ.keys() | {_OLD_NAMES.get(name) for name in os.environ}
+        _chosen.update(_CHOICES.keys() - asked)
         os.environ.update({name: _CHOICES[name] for name in _chosen})
 
 

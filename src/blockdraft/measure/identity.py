@@ -28,8 +28,8 @@ _NEUTRAL = {
     *("shared_lookup", "ngrams", "max_concurrency", "prefill_chunk", "memory", "recheck"),
 }
 """Fields of LLMConfig on which no output depends; any other one counts."""
-_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
-"""Environment variables that keep libraries from instructions of the CPU."""
+_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables by which libraries choose instructions of the CPU, and orders of sums."""
 
 
 def hash_model(folder: Path) -> str:

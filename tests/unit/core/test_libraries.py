@@ -46,6 +46,11 @@ def test_what_the_user_has_set_stays(monkeypatch):
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
 
 
+def test_also_by_its_old_name(monkeypatch):
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
+    assert on(monkeypatch, INTEL) == ["AUTO,STRICT", None]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system names its CPU there")
 def test_importing_the_package_tells_them():
     script = (
