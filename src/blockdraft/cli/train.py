@@ -70,10 +70,10 @@ def train(
     if plan and init_only:
         raise ConfigError("--plan and --init-only exclude each other; leave one out")
     run = _read(arguments)
-    use_matrix_registers()
     rank, count = _launched()
     if plan:
         if rank == 0:
+            use_matrix_registers()
             _print_plan(run, as_json=as_json)
         return
     if init_only:
@@ -99,6 +99,7 @@ def _run(run: "RunFile", rank: int, num_processes: int) -> "TrainResult":
     try:
         if run.answers is not None:
             _write_answers(run, run.answers, num_processes)
+        use_matrix_registers()  # answers are exact, and would be refused with them
         return train_drafter(run.train)
     except KeyboardInterrupt as error:
         if rank == 0:

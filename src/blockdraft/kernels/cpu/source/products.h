@@ -227,6 +227,15 @@ void multiply_int8(const Product& product, T* output, const T* input, int64_t nu
 #if BLOCKDRAFT_HAS_MATRICES
 static_assert(kPanel == kMatrixOutputs && kStep<BFloat16> == 2, "panels are laid out for others");
 
+// Puts out a row's sums of the panel whose first output is `first`.
+inline void put_panel(const Product& product, BFloat16* output, int64_t row, const float* sums,
+                      int64_t first) {
+  const BFloat16* bias = static_cast<const BFloat16*>(product.bias);
+  for (int64_t place = first; place < first + kPanel; place += kLanes)
+    put_sums(output + row * product.outputs + place, load(sums + place - first),
+             bias == nullptr ? nullptr : bias + place, product.outputs - place);
+}
+
 // In matrix registers, whatever the number of rows: their sums round otherwise than those of lanes.
 inline void multiply_in_matrices(const Product& product, BFloat16* output, const BFloat16* input,
                                  int64_t num_rows) {
@@ -235,7 +244,6 @@ inline void multiply_in_matrices(const Product& product, BFloat16* output, const
   const int64_t num_blocks = (num_rows + kMatrixRows - 1) / kMatrixRows;
   const int64_t block_rows = (num_rows + num_blocks - 1) / num_blocks;
   const int64_t panel_bytes = product.inputs / 2 * kPairBytes;
-  const BFloat16* bias = static_cast<const BFloat16*>(product.bias);
   const int64_t num_passes = (num_blocks + 1) / 2;  // over a panel, each for two blocks
   const MatrixRegisters registers(block_rows);
   // Some rows of the last block but one may be made again, with the same bits.
@@ -266,12 +274,7 @@ inline void multiply_in_matrices(const Product& product, BFloat16* output, const
       });
       for (int64_t own = 0; own < num; ++own)
         for (int64_t row = 0; row < block_rows; ++row)
-          for (int64_t place = 0; place < kPanel; place += kLanes) {
-            const int64_t first = index * kPanel + place;
-            put_sums(output + (begins[own] + row) * product.outputs + first,
-                     load(sums[own][row] + place), bias == nullptr ? nullptr : bias + first,
-                     product.outputs - first);
-          }
+          put_panel(product, output, begins[own] + row, sums[own][row], index * kPanel);
     }
   }
 }
