@@ -6,7 +6,8 @@ Writes hydra_head.safetensors into the drafter's folder. First the target reads 
 outputs of three of the layers that the drafter reads, and its final states, are kept in --states,
 4.6 KB a token with a hidden size of 576. An interrupted run goes on where it was. Then the head
 learns, at each place of the answers, the target's distribution over the most frequent tokens: with
-the features before that place, and with its own states in place of the last ones.
+the features before that place, and with its own states in place of the last ones. It begins anew,
+or with --go-on from the head that the drafter has.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.hydra_head import HeadShape, HydraHead
+from blockdraft.models.hydra_head import HEAD_NAME, HeadShape, HydraHead
 from blockdraft.models.loading import load_target_model
 from blockdraft.speculate.drafters.kinds import kind_of
 from blockdraft.train.features import FrozenTarget, StateCache
@@ -182,6 +183,19 @@ def _some_layers(drafter: Path) -> list[int]:
     return sorted({own[min(1, len(own) - 1)], own[len(own) // 2], own[-1]})
 
 
+def _known_head(drafter: Path, embed_weight: Tensor) -> HydraHead:
+    """The one that the drafter has.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    vocab_size, hidden_size = embed_weight.shape
+    head = HydraHead.load(drafter, hidden_size, vocab_size)
+    if head is None:
+        raise ConfigError(f"{drafter} has no {HEAD_NAME} to go on from; train without --go-on")
+    return head.train()
+
+
 def main() -> None:
     """Read, train and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -197,15 +211,17 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="answers to learn from, drawn at random")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--go-on", action="store_true", help="from the head in the folder")
     parser.add_argument("--layers", type=int, nargs="+", help="default: three of the drafter's")
     parser.add_argument("--num-tokens", type=int, default=8192, help="that are guessed")
     parser.add_argument("--inner-size", type=int, default=1152)
     args = parser.parse_args()
     use_matrix_registers()
-    layers = args.layers or _some_layers(args.drafter)
     folder = resolve_model(args.target)
     model = load_target_model(folder, torch.bfloat16, "cpu")
     check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
+    known = _known_head(args.drafter, model.get_input_embeddings().weight) if args.go_on else None
+    layers = known.shape.target_layer_ids if known else args.layers or _some_layers(args.drafter)
     target = FrozenTarget(model, layers)
     examples = [
         example
@@ -218,7 +234,7 @@ def main() -> None:
         raise ConfigError(f"no answer holds at most {MAX_TOKENS} tokens; give shorter ones")
     places = Places(target, examples, args.states, target_sha256(folder))
     places.read()
-    head = new_head(target, examples, args.num_tokens, args.inner_size)
+    head = known or new_head(target, examples, args.num_tokens, args.inner_size)
     train(head, places, target, args.minutes, args.lr)
     head.save(args.drafter)
 

@@ -10,7 +10,7 @@ import pytest
 
 from blockdraft.kernels.cpu import build as build_module
 from blockdraft.kernels.cpu import library as library_module
-from blockdraft.kernels.cpu.build import COMPILE_FLAGS, SOURCES, NoKernels, build
+from blockdraft.kernels.cpu.build import COMPILE_FLAGS, EXTRA_FLAGS, SOURCES, NoKernels, build
 from blockdraft.kernels.cpu.library import SWITCH, Library, library
 
 Patch = pytest.MonkeyPatch
@@ -20,6 +20,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("BLOCKDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setenv(EXTRA_FLAGS, "-O0")  # a twentieth of the time
     return tmp_path / "kernels"
 
 

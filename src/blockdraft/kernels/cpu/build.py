@@ -8,12 +8,13 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
 
-from blockdraft.core.machine import cpu_features
+from blockdraft.core.machine import cpu_features, num_cpus
 from blockdraft.hub.cache_dir import cache_dir
 
 SOURCES = Path(__file__).parent / "source"
@@ -88,10 +89,14 @@ def _compile(library: Path, threads: Path | None) -> None:
         threads = None  # its OpenMP needs another runtime than torch's
     flags = [*_flags(), *(["-fopenmp"] if threads else [])]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        objects = []
-        for source in sorted(SOURCES.glob("*.cpp")):
-            objects.append(str(Path(folder, source.stem + ".o")))
-            _run([*compiler, *flags, "-c", str(source), "-o", objects[-1]])
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [str(Path(folder, source.stem + ".o")) for source in sources]
+        commands = [
+            [*compiler, *flags, "-c", str(source), "-o", made]
+            for source, made in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(num_cpus()) as compilers:
+            list(compilers.map(_run, commands))
         part = Path(folder, library.name)
         # torch's own runtime by its path, not -fopenmp: a second one would bring its own threads.
         runtime = [str(threads)] if threads else []
