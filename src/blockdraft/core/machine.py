@@ -122,14 +122,24 @@ def _left(folder: Path, limit: str, used: str, reclaimable: str) -> float | None
 
 def cpu_features() -> str:
     """What this CPU is and which instructions it has; as much as the system says."""
+    # x86 and Arm name them differently.
+    known = ("model name", "flags", "CPU part", "Features")
+    found = _first_core()
+    return "\n".join([platform.machine(), *(found[name] for name in known if name in found)])
+
+
+def cpu_vendor() -> str:
+    """Who made it, as it says itself, which no virtual machine renames; empty if unknown."""
+    return _first_core().get("vendor_id", "").partition(":")[2].strip()
+
+
+def _first_core() -> dict[str, str]:
+    """Lines of what Linux knows of it, by their names."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    # x86 and Arm name them differently; the first core stands for all.
-    known = ("model name", "flags", "CPU part", "Features")
-    found = {line.partition(":")[0].strip(): line for line in reversed(lines)}
-    return "\n".join([platform.machine(), *(found[name] for name in known if name in found)])
+    return {line.partition(":")[0].strip(): line for line in reversed(lines)}
 
 
 _V1_QUOTA = ("cpu.cfs_quota_us", "cpu.cfs_period_us")

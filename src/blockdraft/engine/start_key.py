@@ -13,7 +13,8 @@ from blockdraft.core.fingerprint import hash_files, sample_files
 from blockdraft.core.machine import cpu_features
 from blockdraft.core.remembered import digest
 from blockdraft.hub.cache_dir import cache_dir
-from blockdraft.kernels.backends import kernels_digest
+from blockdraft.kernels.backends import kernels_digest, uses_matrix_registers
+from blockdraft.kernels.torch.rules import product_bits
 from blockdraft.measure.provenance import cpu_name, versions
 
 _PACKAGE = Path(__file__).parents[1]
@@ -44,6 +45,8 @@ def start_key(
         "versions": versions(_PACKAGES) | {"python": platform.python_version()},
         "machine": _machine(device),
         "threads": torch.get_num_threads(),
+        "matrix_registers": uses_matrix_registers(),
+        "products_of_torch": product_bits(),
         "environment": {
             name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)
         },

@@ -122,11 +122,17 @@ def kernels_digest() -> str | None:
     return None if library() is None else build().stem
 
 
+def uses_matrix_registers() -> bool:
+    """Whether native products in bfloat16 run in them, whose sums round otherwise."""
+    kernels = library()
+    return kernels is not None and kernels.uses_matrices
+
+
 def describe_kernels(dtype: torch.dtype, device: torch.device | str) -> dict[str, Any]:
     """Whether native kernels run for models of this type on this device; compiler and flags if so.
 
     Plain values for JSON.
     """
     if not isinstance(backend_for(dtype, device), NativeBackend):
-        return {"used": False, "compiler": None, "flags": None}
-    return {"used": True, **made_with()}
+        return {"used": False, "compiler": None, "flags": None, "matrix_registers": False}
+    return {"used": True, **made_with(), "matrix_registers": uses_matrix_registers()}

@@ -6,6 +6,7 @@ from typing import Any
 
 from blockdraft.core.machine import cpu_features, free_memory_bytes, memory_bytes, num_cpus
 from blockdraft.hub.cache_dir import cache_dir
+from blockdraft.measure.identity import INSTRUCTION_VARIABLES
 from blockdraft.measure.provenance import cpu_name, git_commit, versions
 
 PACKAGES = (
@@ -19,7 +20,7 @@ VARIABLES = (
     *("BLOCKDRAFT_TRITON", "CXX"),
     *("BLOCKDRAFT_ENGINE_PYTHON", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT"),
     *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY"),
-    *("MKL_NUM_THREADS", "KMP_AFFINITY", "ONEDNN_MAX_CPU_ISA", "LD_PRELOAD"),
+    *("MKL_NUM_THREADS", "KMP_AFFINITY", "LD_PRELOAD", *INSTRUCTION_VARIABLES),
     *("CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONPATH"),
 )
 SECRETS = ("BLOCKDRAFT_API_KEY", "HF_TOKEN")

@@ -28,7 +28,12 @@ _NEUTRAL = {
     *("shared_lookup", "ngrams", "max_concurrency", "prefill_chunk", "memory", "recheck"),
 }
 """Fields of LLMConfig on which no output depends; any other one counts."""
-_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
+INSTRUCTION_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "ONEDNN_MAX_CPU_ISA",
+)
 """Environment variables by which libraries choose instructions of the CPU, and orders of sums."""
 
 
@@ -89,11 +94,12 @@ def describe_numbers(loaded: LoadedTarget) -> dict[str, Any]:
         "threads": loaded.num_threads,
         "cpu": cpu_name(),
         "cpu_features": hash_text(cpu_features())[:16],
-        **{name: os.environ.get(name) for name in _VARIABLES},
+        **{name: os.environ.get(name) for name in INSTRUCTION_VARIABLES},
         "gpu": torch.cuda.get_device_name(loaded.device) if is_cuda else None,
         "kernels": hash_kernels() if kernels["used"] else None,
         "compiler": kernels["compiler"],
         "flags": kernels["flags"],
+        "matrix_registers": kernels["matrix_registers"],
         "code": hash_code(),
         **versions(_PACKAGES),
     }

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from blockdraft.core.errors import ModelError
+from blockdraft.core.libraries import may_have_come_late
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.interface import RowRule
@@ -201,7 +202,8 @@ class TransformersTarget:
             remedies.insert(0, "float32")
         if self.device.type != "cpu":
             remedies.insert(0, "--device cpu")
-        return " or ".join(remedies)
+        late = ", or import blockdraft before torch multiplies" if may_have_come_late() else ""
+        return " or ".join(remedies) + late
 
     def release(self) -> None:
         """Give the model back as it was: no hooks, its own settings and training flags."""

@@ -7,22 +7,28 @@ import sys
 import pytest
 
 from blockdraft.core import libraries
-from blockdraft.core.libraries import keep_rows_invariant, use_matrix_registers
+from blockdraft.core.libraries import (
+    environment_for_others,
+    keep_rows_invariant,
+    may_have_come_late,
+    use_matrix_registers,
+)
+from blockdraft.core.machine import cpu_vendor
 
 NAMES = ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
-INTEL, AMD = "x86_64\nmodel name : Intel(R) Xeon(R)", "x86_64\nmodel name : AMD EPYC"
+INTEL, AMD = "GenuineIntel", "AuthenticAMD"
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "_chosen", set())
-    for name in NAMES:
+    monkeypatch.setattr(libraries, "_torch_was_first", False)
+    for name in (*NAMES, "BLOCKDRAFT_CHOSEN"):
         monkeypatch.setenv(name, "")  # so that it is put back
         del os.environ[name]
 
 
-def on(monkeypatch: pytest.MonkeyPatch, cpu: str) -> list[str | None]:
-    monkeypatch.setattr(libraries, "cpu_features", lambda: cpu)
+def on(monkeypatch: pytest.MonkeyPatch, vendor: str) -> list[str | None]:
+    monkeypatch.setattr(libraries, "cpu_vendor", lambda: vendor)
     keep_rows_invariant()
     return [os.environ.get(name) for name in NAMES]
 
@@ -51,11 +57,56 @@ def test_also_by_its_old_name(monkeypatch):
     assert on(monkeypatch, INTEL) == ["AUTO,STRICT", None]
 
 
+def test_empty_is_not_set(monkeypatch):
+    for name in (*NAMES, "DNNL_MAX_CPU_ISA"):
+        monkeypatch.setenv(name, "")
+    assert on(monkeypatch, INTEL) == ["AUTO,STRICT", "AVX512_CORE_BF16"]
+
+
+def test_other_engines_are_told_what_the_user_has_set_alone(monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    before = dict(os.environ)
+    assert on(monkeypatch, INTEL) == ["AVX2", "AVX512_CORE_BF16"]
+    assert environment_for_others() == before
+
+
+def test_training_in_a_child_takes_matrix_registers_too(monkeypatch):
+    on(monkeypatch, INTEL)
+    assert on(monkeypatch, INTEL) == ["AUTO,STRICT", "AVX512_CORE_BF16"]
+    use_matrix_registers()
+    assert [os.environ.get(name) for name in NAMES] == ["AUTO,STRICT", None]
+
+
+def test_torch_that_was_there_before_is_known(monkeypatch):
+    on(monkeypatch, AMD)
+    assert not may_have_come_late()
+    on(monkeypatch, INTEL)
+    assert may_have_come_late()
+
+
+def test_settings_that_came_late_are_known_by_torch_s_bits():
+    """What a start remembers must not be believed where the libraries did not look."""
+    product = "torch.nn.functional.linear(torch.ones(2, 64), torch.ones(64, 64))"
+    own = "from blockdraft.kernels.torch.rules import product_bits; print(product_bits())"
+    early, again, late = (
+        subprocess.run(
+            [sys.executable, "-c", f"{first}; {own}"],
+            env=environment_for_others(),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for first in ("import blockdraft", "import torch", f"import torch; {product}")
+    )
+    assert early == again
+    assert (early == late) == (cpu_vendor() != "GenuineIntel")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system names its CPU there")
 def test_importing_the_package_tells_them():
     script = (
-        "import blockdraft, os; from blockdraft.core.machine import cpu_features; "
-        f"print('Intel' in cpu_features(), [name in os.environ for name in {NAMES}])"
+        "import blockdraft, os; from blockdraft.core.machine import cpu_vendor; "
+        f"print('GenuineIntel' == cpu_vendor(), [name in os.environ for name in {NAMES}])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -1,19 +1,30 @@
 """Products with packed weights are right at every shape, and rows are the same in any company."""
 
+import ctypes
+import mmap
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
 
+from blockdraft.core.machine import cpu_features
 from blockdraft.kernels.cpu.library import Library, library
-from blockdraft.kernels.cpu.products import PackedProduct, packed_product
+from blockdraft.kernels.cpu.ops import IS_BFLOAT16
+from blockdraft.kernels.cpu.products import PackedProduct
 from tests.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+has_matrices = pytest.mark.skipif(
+    "amx_bf16" not in cpu_features() or sys.platform != "linux", reason="no matrix registers here"
+)
 
 INPUTS = (2, 30, 32, 34, 96, 130, 576)
 """Matrix registers take 32 at once; a rest is filled up."""
 OUTPUTS = (1, 47, 48, 49, 200)
 """Panels hold 48."""
+NUM_ROWS = 40
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -21,12 +32,21 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def packed(weight: Tensor, bias: Tensor | None = None) -> PackedProduct:
+    """Not `packed_product`, which gives a product that is wrong to torch."""
     kernels = library()
     assert isinstance(kernels, Library)
-    product = packed_product(kernels, weight, bias)
-    if product is None:
+    step = kernels.product_step(IS_BFLOAT16[weight.dtype])
+    if not step:
         pytest.skip("other libraries multiply better here")
-    return product
+    return PackedProduct(kernels, step, weight, bias)
+
+
+def check_company(product: PackedProduct, rows: Tensor) -> None:
+    """Rows have the same bits in any number."""
+    whole = product(rows)
+    for num in range(1, len(rows)):
+        assert torch.equal(product(rows[:num].contiguous()), whole[:num]), num
+        assert torch.equal(product(rows[-num:].contiguous()), whole[-num:]), num
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -34,17 +54,33 @@ def packed(weight: Tensor, bias: Tensor | None = None) -> PackedProduct:
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_rows_are_right_and_alone(inputs: int, outputs: int, dtype: torch.dtype) -> None:
     weight, bias = draw(outputs, inputs, seed=1).to(dtype), draw(outputs, seed=2).to(dtype)
-    rows = draw(40, inputs, seed=3).to(dtype)
+    rows = draw(NUM_ROWS, inputs, seed=3).to(dtype)
     for own_bias in (None, bias):
         product = packed(weight, own_bias)
-        whole = product(rows)
         exact = rows.double() @ weight.double().T + (0 if own_bias is None else bias.double())
         size = rows.double().abs() @ weight.double().abs().T + 4
-        error = (whole.double() - exact).abs()
+        error = (product(rows).double() - exact).abs()
         assert bool((error <= size * (torch.finfo(dtype).eps / 2 + 1e-6)).all())
-        for num in range(1, len(rows)):
-            assert torch.equal(product(rows[:num].contiguous()), whole[:num]), num
-            assert torch.equal(product(rows[-num:].contiguous()), whole[-num:]), num
+        check_company(product, rows)
+
+
+def errors_alone(inputs: int) -> tuple[Tensor, Tensor]:
+    """Weight [49, inputs] and rows whose products are 0 but for the rounding of sums.
+
+    So bfloat16 shows in which order and precision they were summed.
+    """
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(4))
+    weight, rows = draw(49, inputs // 2, seed=1), draw(NUM_ROWS, inputs // 2, seed=3)
+    weight, rows = torch.cat((weight, -weight), 1), torch.cat((rows, rows), 1)
+    return weight[:, order].bfloat16().contiguous(), rows[:, order].bfloat16().contiguous()
+
+
+@pytest.mark.parametrize("inputs", [130, 576])
+def test_sums_round_alike_in_any_company(inputs: int) -> None:
+    weight, rows = errors_alone(inputs)
+    product = packed(weight)
+    assert product(rows).count_nonzero() > weight.shape[0] * NUM_ROWS / 10
+    check_company(product, rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -66,3 +102,82 @@ def test_threads_do_not_matter(num: int) -> None:
     expected = product(rows)
     with threads(num):
         assert torch.equal(product(rows), expected)
+
+
+class Guarded:
+    """Bytes that end (or begin) where memory ends: who goes beyond them is killed."""
+
+    def __init__(self, num_bytes: int, *, at_end: bool) -> None:
+        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._map = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.address = start + mmap.PAGESIZE + (size - num_bytes if at_end else 0)
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        for page in (start, start + mmap.PAGESIZE + size):
+            assert protect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+
+    def hold(self, values: Tensor) -> int:
+        ctypes.memmove(self.address, values.contiguous().data_ptr(), values.nbytes)
+        return self.address
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no mprotect there")
+@pytest.mark.parametrize("at_end", [True, False])
+def test_nothing_is_read_or_written_beside_rows_and_outputs(at_end: bool) -> None:
+    """What a sanitizer does not see: it knows nothing of the instructions of matrix registers."""
+    kernels = library()
+    assert isinstance(kernels, Library)
+    for inputs in (2, 34, 96):
+        for outputs in (1, 48, 49, 95):
+            product = packed(draw(outputs, inputs, seed=1).bfloat16())
+            panels = Guarded(product.weight.nbytes, at_end=at_end)
+            product.struct.weight = panels.hold(product.weight)
+            for num_rows in (1, 15, 16, 17, 33, 49):
+                rows = draw(num_rows, inputs, seed=3).bfloat16()
+                before = Guarded(rows.nbytes, at_end=at_end)
+                after = Guarded(2 * num_rows * outputs, at_end=at_end)
+                kernels.multiply(
+                    1, ctypes.addressof(product.struct), after.address, before.hold(rows),
+                    num_rows, 2,
+                )  # fmt: skip
+                found = torch.empty(num_rows, outputs, dtype=torch.bfloat16)
+                ctypes.memmove(found.data_ptr(), after.address, found.nbytes)
+                assert torch.equal(found, product(rows))
+
+
+WITH_SMALL_STACK = """
+import ctypes, threading
+class Stack(ctypes.Structure):
+    _fields_ = [("place", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory, is_there, ends = ctypes.create_string_buffer(4096), threading.Event(), threading.Event()
+def keep_a_small_stack_for_signals():
+    stack = Stack(ctypes.addressof(memory), 0, 4096)
+    assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+    is_there.set()
+    ends.wait()
+threading.Thread(target=keep_a_small_stack_for_signals, daemon=True).start()
+is_there.wait()
+"""
+"""A program in which the system allows no matrix registers."""
+CHECKED = """
+import torch
+from blockdraft.kernels.backends import describe_kernels
+from tests.unit.kernels.test_products import check_company, errors_alone, packed
+weight, rows = errors_alone(576)
+product = packed(weight)
+check_company(product, rows)
+told = describe_kernels(torch.bfloat16, "cpu")["matrix_registers"]
+print(told, product(rows).double().abs().sum().item())
+"""
+
+
+@has_matrices
+def test_where_the_system_allows_none_lanes_multiply_and_it_is_told() -> None:
+    with_them, without = (
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout.split()
+        for script in (CHECKED, WITH_SMALL_STACK + CHECKED)
+    )
+    assert (with_them[0], without[0]) == ("True", "False")
+    assert with_them[1] != without[1]

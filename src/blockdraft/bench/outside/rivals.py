@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from blockdraft.bench.outside.side import (
     Side,
 )
 from blockdraft.core.errors import BlockdraftError
+from blockdraft.core.libraries import environment_for_others
 from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.llm import LLM
@@ -77,7 +77,9 @@ def start_side(name: str, llm: LLM, config: SpeedConfig) -> Side:
     settings = json.dumps(settings_of(engine, llm, config))
     python = python_of(engine)
     threads = str(torch.get_num_threads())
-    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    variables = {
+        key: value for key, value in environment_for_others().items() if key != "PYTHONPATH"
+    }
     variables |= {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     return EngineProcess(
         [str(python), str(engine.worker), settings],

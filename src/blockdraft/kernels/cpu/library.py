@@ -23,6 +23,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "int8_step": [],
     "group_panel": [],
     "reads_narrow": [],
+    "uses_matrices": [],
     "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
     "layer": [_FLAG, *[_ADDRESS] * 8],
     "layers": [_FLAG, _COUNT, *[_ADDRESS] * 9],
@@ -77,6 +78,11 @@ class Library:
         self.group_panel.restype = _COUNT
         self.reads_narrow = _function(loaded, "reads_narrow")
         self.reads_narrow.restype = _FLAG
+        uses_matrices = _function(loaded, "uses_matrices")
+        uses_matrices.restype = _FLAG
+        # Asked at once: the answer may be another one when there are more threads.
+        self.uses_matrices = bool(uses_matrices())
+        """Whether products in bfloat16 run in matrix registers."""
         self.multiply = _function(loaded, "multiply")
         self.layer = _checked(_function(loaded, "layer"))
         self.layers = _checked(_function(loaded, "layers"))

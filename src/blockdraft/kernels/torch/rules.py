@@ -9,7 +9,10 @@ and the scores of 64 keys differ from those of more in float64. So attention goe
 with fixed borders.
 """
 
+import hashlib
+
 import torch
+import torch.nn.functional as F
 
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.interface import RowRule
@@ -32,3 +35,23 @@ def row_rule(dtype: torch.dtype) -> RowRule:
         known = ", ".join(str(known).removeprefix("torch.") for known in ROW_RULES)
         raise ModelError(f"no rule of exactness is known for {dtype}; use one of {known}")
     return ROW_RULES[dtype]
+
+
+def product_bits() -> str:
+    """Names how torch multiplies rows in this process; its libraries may not say what they do.
+
+    Where they choose by the number of rows, and where the environment was set after their first
+    product, it is another name.
+    """
+    bits = hashlib.sha256()
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = _fractions(1536, 576).to(dtype)
+        for num_rows in (1, 16, 64):
+            product = F.linear(_fractions(num_rows, 576).to(dtype), weight)
+            bits.update(product.float().numpy().tobytes())
+    return bits.hexdigest()[:16]
+
+
+def _fractions(*shape: int) -> torch.Tensor:
+    """Between -1 and 1, the same on every machine."""
+    return (torch.arange(torch.Size(shape).numel()) * 7919 % 2003).view(shape) / 1001.5 - 1

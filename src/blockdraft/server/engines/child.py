@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from blockdraft.core.libraries import environment_for_others
 from blockdraft.server.engines.engine import Command
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -60,7 +61,7 @@ class _Child:
         try:
             self._process = subprocess.Popen(
                 self._command.arguments,
-                env={**os.environ, **self._command.environment},
+                env={**environment_for_others(), **self._command.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
                 process_group=0,

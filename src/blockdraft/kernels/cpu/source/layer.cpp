@@ -192,6 +192,15 @@ int64_t blockdraft_group_panel() {
 // Whether weights for float32 may be held as Narrow.
 int blockdraft_reads_narrow() { return blockdraft::kReadsNarrow; }
 
+// Whether products in bfloat16 run in matrix registers. Asks the system, if nobody did before.
+int blockdraft_uses_matrices() {
+#if BLOCKDRAFT_HAS_MATRICES && defined(_OPENMP)
+  return blockdraft::has_matrices();
+#else
+  return 0;
+#endif
+}
+
 // The product of input [num_rows, inputs] with a packed weight.
 void blockdraft_multiply(int is_bfloat16, const blockdraft::Product* product, void* output,
                          const void* input, int64_t num_rows, int num_threads) {
