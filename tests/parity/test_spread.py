@@ -50,6 +50,7 @@ def over_two(kind: str, there: tuple[int, ...]) -> Iterator[PreTrainedModel]:
         yield model
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "there"), [("llama", (0, 3)), ("gemma3", (1, 2)), ("qwen3_moe", (2, 3))]
 )
