@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.libraries import use_matrix_registers
+from blockdraft.core.libraries import let_torch_use_matrix_registers
 from blockdraft.data.dataset import collate, read_examples
 from blockdraft.data.identity import target_sha256
 from blockdraft.data.store import Example
@@ -213,10 +213,12 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--go-on", action="store_true", help="from the head in the folder")
     parser.add_argument("--layers", type=int, nargs="+", help="default: three of the drafter's")
-    parser.add_argument("--num-tokens", type=int, default=8192, help="that are guessed")
-    parser.add_argument("--inner-size", type=int, default=1152)
+    parser.add_argument("--num-tokens", type=int, help="that are guessed; default: 8192")
+    parser.add_argument("--inner-size", type=int, help="default: 1152")
     args = parser.parse_args()
-    use_matrix_registers()
+    if args.go_on and (args.layers or args.num_tokens or args.inner_size):
+        parser.error("with --go-on the head's own layers, tokens and size stay; leave them out")
+    let_torch_use_matrix_registers()
     folder = resolve_model(args.target)
     model = load_target_model(folder, torch.bfloat16, "cpu")
     check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
@@ -234,7 +236,7 @@ def main() -> None:
         raise ConfigError(f"no answer holds at most {MAX_TOKENS} tokens; give shorter ones")
     places = Places(target, examples, args.states, target_sha256(folder))
     places.read()
-    head = known or new_head(target, examples, args.num_tokens, args.inner_size)
+    head = known or new_head(target, examples, args.num_tokens or 8192, args.inner_size or 1152)
     train(head, places, target, args.minutes, args.lr)
     head.save(args.drafter)
 

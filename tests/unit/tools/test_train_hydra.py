@@ -114,3 +114,13 @@ def test_what_cannot_be_trained_on_is_refused(tmp_path: Path) -> None:
     edit_json(folder / "config.json", architectures=["LlamaForCausalLMEagle3"])
     with pytest.raises(ConfigError, match="is no DFlash drafter; give --layers"):
         train_hydra._some_layers(folder)
+
+
+def test_training_goes_on_from_the_drafter_s_head(target: FrozenTarget, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no hydra_head.safetensors to go on from"):
+        train_hydra._known_head(tmp_path, target.embed_weight)
+    train_hydra.new_head(target, examples(5), 40, 32).save(tmp_path)
+    known = train_hydra._known_head(tmp_path, target.embed_weight)
+    assert known.training
+    assert known.shape.target_layer_ids == LAYER_IDS[:2]
+    assert all(own.requires_grad for own in known.parameters())
