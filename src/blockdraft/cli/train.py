@@ -14,7 +14,7 @@ from blockdraft.cli.data import progress_printer
 from blockdraft.cli.output import print_json
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import folder_lock
-from blockdraft.core.libraries import use_matrix_registers
+from blockdraft.core.libraries import let_torch_use_matrix_registers
 
 if TYPE_CHECKING:
     from blockdraft.data.config import DataConfig
@@ -73,7 +73,7 @@ def train(
     rank, count = _launched()
     if plan:
         if rank == 0:
-            use_matrix_registers()
+            let_torch_use_matrix_registers()
             _print_plan(run, as_json=as_json)
         return
     if init_only:
@@ -99,7 +99,7 @@ def _run(run: "RunFile", rank: int, num_processes: int) -> "TrainResult":
     try:
         if run.answers is not None:
             _write_answers(run, run.answers, num_processes)
-        use_matrix_registers()  # answers are exact, and would be refused with them
+        let_torch_use_matrix_registers()  # answers are exact, and would be refused with them
         return train_drafter(run.train)
     except KeyboardInterrupt as error:
         if rank == 0:

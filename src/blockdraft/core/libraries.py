@@ -41,7 +41,7 @@ def may_have_come_late() -> bool:
     return _torch_was_first
 
 
-def use_matrix_registers() -> None:
+def let_torch_use_matrix_registers() -> None:
     """Undo it for bfloat16, for what needs speed and not the same bits: training.
 
     Of no use after the first product.

@@ -129,7 +129,7 @@ def cpu_features() -> str:
 
 
 def cpu_vendor() -> str:
-    """Who made it, as it says itself, which no virtual machine renames; empty if unknown."""
+    """Who made it, whatever a virtual machine calls the model; empty if unknown."""
     return _first_core().get("vendor_id", "").partition(":")[2].strip()
 
 

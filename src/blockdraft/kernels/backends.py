@@ -135,4 +135,5 @@ def describe_kernels(dtype: torch.dtype, device: torch.device | str) -> dict[str
     """
     if not isinstance(backend_for(dtype, device), NativeBackend):
         return {"used": False, "compiler": None, "flags": None, "matrix_registers": False}
-    return {"used": True, **made_with(), "matrix_registers": uses_matrix_registers()}
+    in_matrices = dtype == torch.bfloat16 and uses_matrix_registers()
+    return {"used": True, **made_with(), "matrix_registers": in_matrices}

@@ -10,8 +10,8 @@ from blockdraft.core import libraries
 from blockdraft.core.libraries import (
     environment_for_others,
     keep_rows_invariant,
+    let_torch_use_matrix_registers,
     may_have_come_late,
-    use_matrix_registers,
 )
 from blockdraft.core.machine import cpu_vendor
 
@@ -40,15 +40,15 @@ def test_intel_s_libraries_are_told_and_no_others(monkeypatch):
 
 def test_training_takes_matrix_registers(monkeypatch):
     on(monkeypatch, INTEL)
-    use_matrix_registers()
+    let_torch_use_matrix_registers()
     assert [os.environ.get(name) for name in NAMES] == ["AUTO,STRICT", None]
-    use_matrix_registers()
+    let_torch_use_matrix_registers()
 
 
 def test_what_the_user_has_set_stays(monkeypatch):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert on(monkeypatch, INTEL) == ["AUTO,STRICT", "AVX2"]
-    use_matrix_registers()
+    let_torch_use_matrix_registers()
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
 
 
@@ -73,7 +73,7 @@ def test_other_engines_are_told_what_the_user_has_set_alone(monkeypatch):
 def test_training_in_a_child_takes_matrix_registers_too(monkeypatch):
     on(monkeypatch, INTEL)
     assert on(monkeypatch, INTEL) == ["AUTO,STRICT", "AVX512_CORE_BF16"]
-    use_matrix_registers()
+    let_torch_use_matrix_registers()
     assert [os.environ.get(name) for name in NAMES] == ["AUTO,STRICT", None]
 
 

@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("BLOCKDRAFT_CACHE", str(tmp_path))
-    monkeypatch.setenv(EXTRA_FLAGS, "-O0")  # a twentieth of the time
+    monkeypatch.setenv(EXTRA_FLAGS, "-O0")  # an eighth of the time
     return tmp_path / "kernels"
 
 

@@ -63,7 +63,7 @@ def build() -> Path:
         library.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(library.with_suffix(".lock"), timeout=LOCK_TIMEOUT_S):
             if not library.exists():  # else another process made it while we waited
-                logger.info("compiling kernels for this CPU, once, in about half a minute")
+                logger.info("compiling kernels for this CPU, once, which may take a minute")
                 _compile(library, threads)
     except (OSError, subprocess.SubprocessError, Timeout) as error:
         raise NoKernels(str(error)) from error

@@ -54,4 +54,5 @@ def product_bits() -> str:
 
 def _fractions(*shape: int) -> torch.Tensor:
     """Between -1 and 1, the same on every machine."""
-    return (torch.arange(torch.Size(shape).numel()) * 7919 % 2003).view(shape) / 1001.5 - 1
+    numbers = torch.arange(torch.Size(shape).numel(), device="cpu") * 7919 % 2003
+    return numbers.view(shape).float() / 1001.5 - 1
