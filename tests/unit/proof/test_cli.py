@@ -174,7 +174,9 @@ def test_a_replay_names_other_kernels(pair, tmp_path, without_kernels, monkeypat
     path, made = tmp_path / "c.json", tmp_path / "kernels.so"
     assert prove("--quick", *pair, "--output", path).exit_code == 0
     found = json.loads(path.read_text(encoding="utf-8"))
-    assert found["kernels"] == {"used": False, "compiler": None, "flags": None}
+    assert found["kernels"] == {
+        "used": False, "compiler": None, "flags": None, "matrix_registers": False,
+    }  # fmt: skip
     source = tmp_path / "source"
     source.mkdir()
     (source / "other.cpp").write_text("int other;", encoding="utf-8")
