@@ -9,7 +9,7 @@ from tests.serving import running_server
 from tests.small_llm import load_llm
 
 # The most are made up for a route whose requests have a body; others have hardly any to choose.
-QUICK, LONG = 12, 300
+QUICK, LONG = 6, 300
 
 
 @pytest.fixture(scope="module")

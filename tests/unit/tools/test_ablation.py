@@ -1,6 +1,7 @@
 """The experiment that compares the trainer's choices: its own kind of drafter, its settings."""
 
 import argparse
+import gzip
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from tests.tiny import tiny_drafter
+from tests.train_runs import write_answers
 from tools.experiments import ablation
 
 
@@ -89,7 +91,13 @@ def test_arms_of_other_settings_are_not_mixed(tmp_path):
         ablation.keep_settings(settings(tmp_path, minutes=2.0))
 
 
-def test_answers_are_taken_evenly_and_the_short_ones_first(tmp_path):
+def test_answers_are_taken_evenly_and_the_short_ones_first(tmp_path, monkeypatch):
+    recipe = tmp_path / "recipe"
+    recipe.mkdir()
+    for seed in range(2):
+        answers = write_answers(tmp_path / "some.jsonl", 150, seed=seed).read_bytes()
+        (recipe / f"answers-{seed}.jsonl.gz").write_bytes(gzip.compress(answers))
+    monkeypatch.setattr(ablation, "RECIPE", recipe)
     path = tmp_path / "answers.jsonl"
     ablation.write_answers(path, 40)
     rows = [json.loads(line) for line in path.read_text().splitlines()]

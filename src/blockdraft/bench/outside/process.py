@@ -131,7 +131,7 @@ class EngineProcess:
             ) from error
         if line is None:
             raise self._died()
-        self._signal(signal.SIGSTOP)
+        self._rest()
         try:
             answer = json.loads(line)
         except ValueError as error:
@@ -139,6 +139,16 @@ class EngineProcess:
         if not isinstance(answer, dict):
             raise EngineFailed(f"its worker wrote no object: {line.strip()[:200]!r}")
         return answer
+
+    def _rest(self) -> None:
+        """Stop it, and wait until it is.
+
+        The system would not wake and end one that stops after we have been killed. One that has died
+        is left for `_died`.
+        """
+        self._signal(signal.SIGSTOP)
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _died(self) -> EngineFailed:
         status = self._process.wait()
