@@ -143,8 +143,8 @@ class EngineProcess:
     def _rest(self) -> None:
         """Stop it, and wait until it is.
 
-        The system would not wake and end one that stops after we have been killed. One that has died
-        is left for `_died`.
+        The system would not wake and end one that stops after we have been killed. One that has
+        died is left for `_died`.
         """
         self._signal(signal.SIGSTOP)
         with suppress(ChildProcessError):
