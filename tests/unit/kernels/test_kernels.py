@@ -187,6 +187,25 @@ def test_a_row_alone_has_the_bits_it_has_among_others(
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head", HEADS[:4], ids=str)
+def test_rounding_does_not_depend_on_the_rows_beside_it(
+    kernels: Library, head: Head, dtype: torch.dtype
+) -> None:
+    """Scores of large terms that nearly cancel, so that little else than their rounding is left."""
+    attention = Attention(head, 45, 200, dtype)
+    half = head[2] // 2
+    attention.query *= 300
+    attention.query[..., half:] = attention.query[..., :half]
+    small = attention.keys[..., half:].clone()
+    attention.keys *= 300
+    attention.keys[..., half:] = small - attention.keys[..., :half]
+    expected = attention.run(kernels)
+    assert expected.isfinite().all()
+    for row in range(45):
+        assert torch.equal(attention.run(kernels, slice(row, row + 1)), expected[row : row + 1])
+
+
 def test_a_bias_may_hide_keys_in_between(kernels: Library) -> None:
     attention = Attention((4, 2, 16), 3, 200, torch.float32)
     bias = draw(3, 200)

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "pools.h"
@@ -81,6 +82,7 @@ struct State {
   alignas(64) float sums[kMaxQueries * kMaxHeadDim];
   alignas(64) float scores[kMaxQueries * kTile];
   alignas(64) float columns[kMaxHeadDim * kTile];
+  alignas(64) float values[kMaxHeadDim * kTile];
 };
 
 // The keys that a row sees. A bias of minus infinity at either end hides a key as a range does.
@@ -161,6 +163,26 @@ void in_blocks(int64_t num, const Act& act) {
                           [&](auto constant) { act(first, constant); });
 }
 
+// Scores of queries with the columns of a tile.
+template <typename T>
+void multiply_keys(State& state, Range queries, int64_t head_dim) {
+  const int64_t num_words = head_dim / kStep<T>;
+#if BLOCKDRAFT_HAS_MATRICES
+  if (keys_in_matrices<T>(head_dim)) {
+    for (int64_t first = queries.first; first < queries.end; first += kMatrixRows)
+      multiply_keys_in_matrices(state.scores + first * kTile, state.queries + first * num_words,
+                                state.columns, std::min(queries.end - first, kMatrixRows),
+                                num_words);
+    return;
+  }
+#endif
+  in_blocks(queries.end - queries.first, [&](int64_t in_block, auto num) {
+    const int64_t first = queries.first + in_block;
+    multiply_keys<T, num>(state.scores + first * kTile, state.queries + first * num_words,
+                          state.columns, num_words);
+  });
+}
+
 // Those keys that not all of a block see come singly, in order. So a query's sums do not depend on
 // the block.
 template <typename T>
@@ -218,15 +240,15 @@ void attend_tile(State& state, Range queries, const Layer& layer, int64_t tile_s
   if (seen.first >= seen.end) return;
   const Tile<T> tile = read(seen);
   transpose_keys(state.columns, tile.keys, seen, layer.head_dim);
-  const int64_t num_words = layer.head_dim / kStep<T>;
-  in_blocks(queries.end - queries.first, [&](int64_t in_block, auto num) {
-    const int64_t first = queries.first + in_block;
-    multiply_keys<T, num>(state.scores + first * kTile, state.queries + first * num_words,
-                          state.columns, num_words);
-  });
+  multiply_keys<T>(state, queries, layer.head_dim);
   for (int64_t i = queries.first; i < queries.end; ++i)
     if (state.in_tile[i].first < state.in_tile[i].end) weigh(state, layer, i, tile_start);
-  add_tile(state, queries, tile.values, layer.head_dim);
+  if (std::is_same_v<T, float> || queries.end - queries.first <= kBlock)
+    return add_tile(state, queries, tile.values, layer.head_dim);
+  // Widened once for all blocks.
+  for (int64_t i = seen.first * layer.head_dim; i < seen.end * layer.head_dim; i += kLanes)
+    store(state.values + i, load(tile.values + i));
+  add_tile<float>(state, queries, state.values, layer.head_dim);
 }
 
 template <typename T>

@@ -37,8 +37,8 @@ inline bool has_matrices() {
 // What the compiler does not know of: the instructions below read and write memory.
 inline void settle_memory() { asm volatile("" ::: "memory"); }
 
-// The registers of this thread: 0 to 2 for sums of a block of rows, 3 to 5 for those of another one,
-// 6 for inputs, 7 for weights. Others may use them before and after.
+// The registers of this thread: 0 to 5 for sums of rows, in products of two blocks of them; 6 for
+// inputs, 7 for weights. Others may use them before and after.
 class MatrixRegisters {
  public:
   // num_rows: of a block.

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "lanes.h"
+#include "matrices.h"
 
 namespace blockdraft {
 
@@ -121,6 +121,45 @@ void transpose_keys(float* columns, const T* keys, Range seen, int64_t head_dim)
       for (int64_t i = 0; i < num; ++i) store(columns + (word + i) * kTile + first, square[i]);
     }
   }
+}
+#endif
+
+#if BLOCKDRAFT_HAS_MATRICES
+// Whether queries and keys are multiplied in matrix registers, however many there are: their sums
+// round otherwise than those of lanes.
+template <typename T>
+bool keys_in_matrices(int64_t head_dim) {
+  return std::is_same_v<T, BFloat16> && head_dim % kMatrixInputs == 0 && has_matrices();
+}
+
+// scores[n][key] of up to sixteen queries, in words, with all keys of a tile.
+inline void multiply_keys_in_matrices(float* scores, const float* queries, const float* columns,
+                                      int64_t num, int64_t num_words) {
+  constexpr int64_t kWords = kMatrixInputs / 2, kStride = kTile * static_cast<int64_t>(sizeof(float));
+  static_assert(kTileLanes == 4, "a register for the sums of each group of keys");
+  const MatrixRegisters registers(num);
+  settle_memory();
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t word = 0; word < num_words; word += kWords) {
+    const float* keys = columns + word * kTile;
+    _tile_loadd(6, queries + word, num_words * static_cast<int64_t>(sizeof(float)));
+    _tile_loadd(7, keys, kStride);
+    _tile_dpbf16ps(0, 6, 7);
+    _tile_loadd(7, keys + kLanes, kStride);
+    _tile_dpbf16ps(1, 6, 7);
+    _tile_loadd(7, keys + 2 * kLanes, kStride);
+    _tile_dpbf16ps(2, 6, 7);
+    _tile_loadd(7, keys + 3 * kLanes, kStride);
+    _tile_dpbf16ps(3, 6, 7);
+  }
+  _tile_stored(0, scores, kStride);
+  _tile_stored(1, scores + kLanes, kStride);
+  _tile_stored(2, scores + 2 * kLanes, kStride);
+  _tile_stored(3, scores + 3 * kLanes, kStride);
+  settle_memory();
 }
 #endif
 
