@@ -10,6 +10,7 @@ import pytest
 
 from blockdraft.kernels.cpu import build as build_module
 from blockdraft.kernels.cpu import library as library_module
+from blockdraft.kernels.cpu import provenance
 from blockdraft.kernels.cpu.build import COMPILE_FLAGS, EXTRA_FLAGS, SOURCES, NoKernels, build
 from blockdraft.kernels.cpu.library import SWITCH, Library, library
 
@@ -49,6 +50,24 @@ def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
     for source in sorted(SOURCES.glob("*.cpp")):
         done = subprocess.run(["c++", *COMPILE_FLAGS, *strict, str(source)])
         assert done.returncode == 0, source
+
+
+@pytest.mark.parametrize(
+    ("written", "compiler"),
+    [
+        (b"x\0GCC: (GNU) 12.2.0\0GCC: (GNU) 12.2.0\0", "GCC: (GNU) 12.2.0"),
+        (b"x\0Ubuntu clang version 14.0.0\0", "Ubuntu clang version 14.0.0"),
+        (b"x\0GCC: (GNU) 13\0clang version 18.1.3\0", "GCC: (GNU) 13, clang version 18.1.3"),
+        (b"nobody", "unknown"),
+    ],
+)
+def test_compilers_are_named_as_they_wrote_themselves(
+    tmp_path: Path, monkeypatch: Patch, written: bytes, compiler: str
+) -> None:
+    made = tmp_path / "kernels.so"
+    made.write_bytes(b"\x7fELF" + written)
+    monkeypatch.setattr(provenance, "build", lambda: made)
+    assert provenance.made_with()["compiler"] == compiler
 
 
 def test_its_name_tells_apart_whatever_makes_it_another_library(monkeypatch: Patch) -> None:

@@ -162,12 +162,15 @@ is_there.wait()
 CHECKED = """
 import torch
 from blockdraft.kernels.backends import describe_kernels
+from blockdraft.kernels.cpu.library import library
+from tests.unit.kernels.test_kernels import check_rounding
 from tests.unit.kernels.test_products import check_company, errors_alone, packed
 weight, rows = errors_alone(576)
 product = packed(weight)
 check_company(product, rows)
 told = describe_kernels(torch.bfloat16, "cpu")["matrix_registers"]
 print(told, product(rows).double().abs().sum().item())
+print(check_rounding(library(), (9, 3, 64), torch.bfloat16).double().sum().item())
 """
 
 
@@ -181,3 +184,4 @@ def test_where_the_system_allows_none_lanes_multiply_and_it_is_told() -> None:
     )
     assert (with_them[0], without[0]) == ("True", "False")
     assert with_them[1] != without[1]
+    assert with_them[2] != without[2], "scores of attention"

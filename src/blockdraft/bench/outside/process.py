@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, Queue
 from threading import Thread
+from time import perf_counter, sleep
 from typing import Any
 
 from blockdraft.bench.outside.side import EngineFailed, OutsideOutput, PromptFailed
@@ -17,6 +18,7 @@ from blockdraft.bench.timed_output import TimedOutput
 START_SECONDS = 1200.0
 """To load, and for vLLM to compile."""
 _END_SECONDS = 20.0
+_STOP_SECONDS = 1.0
 _TAIL = 3
 """Lines of its log that say why a process died."""
 
@@ -141,14 +143,18 @@ class EngineProcess:
         return answer
 
     def _rest(self) -> None:
-        """Stop it, and wait until it is.
+        """Stop it, and wait a moment until it is.
 
-        The system would not wake and end one that stops after we have been killed. One that has
-        died is left for `_died`.
+        If we are killed before it has stopped, the system does not wake and end it: it would stay
+        stopped for ever. It stops late if it is just starting a process. One that has died is left
+        for `_died`.
         """
         self._signal(signal.SIGSTOP)
+        how = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
+        end = perf_counter() + _STOP_SECONDS
         with suppress(ChildProcessError):
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            while os.waitid(os.P_PID, self._process.pid, how) is None and perf_counter() < end:
+                sleep(0.001)
 
     def _died(self) -> EngineFailed:
         status = self._process.wait()

@@ -17,9 +17,17 @@ def made_with() -> dict[str, str]:
     It may have been made before another compiler was installed.
     """
     content = build().read_bytes()
-    compilers = sorted({found.decode(errors="replace") for found in _COMPILER.findall(content)})
+    compilers = sorted({_whole(content, found) for found in _COMPILER.finditer(content)})
     threads = [_OPENMP_FLAG] if _OPENMP_CALL in content else []
     return {
         "compiler": ", ".join(compilers) or "unknown",
         "flags": " ".join([*COMPILE_FLAGS, *threads]),
     }
+
+
+def _whole(content: bytes, found: re.Match[bytes]) -> str:
+    """What was found, with the name of its distribution, which clang writes in front."""
+    first = found.start()
+    if not found[0].startswith(b"GCC"):
+        first = content.rfind(b"\0", 0, first) + 1
+    return content[first : found.end()].decode(errors="replace")

@@ -81,8 +81,7 @@ struct State {
   alignas(64) float queries[kMaxQueries * kMaxHeadDim];
   alignas(64) float sums[kMaxQueries * kMaxHeadDim];
   alignas(64) float scores[kMaxQueries * kTile];
-  alignas(64) float columns[kMaxHeadDim * kTile];
-  alignas(64) float values[kMaxHeadDim * kTile];
+  alignas(64) float columns[kMaxHeadDim * kTile];  // keys of a tile, then its widened values
 };
 
 // The keys that a row sees. A bias of minus infinity at either end hides a key as a range does.
@@ -243,12 +242,14 @@ void attend_tile(State& state, Range queries, const Layer& layer, int64_t tile_s
   multiply_keys<T>(state, queries, layer.head_dim);
   for (int64_t i = queries.first; i < queries.end; ++i)
     if (state.in_tile[i].first < state.in_tile[i].end) weigh(state, layer, i, tile_start);
-  if (std::is_same_v<T, float> || queries.end - queries.first <= kBlock)
-    return add_tile(state, queries, tile.values, layer.head_dim);
-  // Widened once for all blocks.
-  for (int64_t i = seen.first * layer.head_dim; i < seen.end * layer.head_dim; i += kLanes)
-    store(state.values + i, load(tile.values + i));
-  add_tile<float>(state, queries, state.values, layer.head_dim);
+  if constexpr (!std::is_same_v<T, float>)
+    if (queries.end - queries.first > kBlock) {  // widened once for all blocks
+      float* values = state.columns;
+      for (int64_t i = seen.first * layer.head_dim; i < seen.end * layer.head_dim; i += kLanes)
+        store(values + i, load(tile.values + i));
+      return add_tile<float>(state, queries, values, layer.head_dim);
+    }
+  add_tile(state, queries, tile.values, layer.head_dim);
 }
 
 template <typename T>
