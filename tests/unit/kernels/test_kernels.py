@@ -187,14 +187,25 @@ def test_a_row_alone_has_the_bits_it_has_among_others(
     assert torch.equal(found, expected)
 
 
-def check_rounding(kernels: Library, head: Head, dtype: torch.dtype) -> Tensor:
-    """Rows alone and among others, of scores of large terms that cancel: only rounding is left."""
-    attention = Attention(head, 45, 200, dtype)
+def check_rounding(kernels: Library, head: Head, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows alone and among others, of large terms that cancel: only rounding is left.
+
+    Returns what is found where the terms of scores cancel, and where weighted values do.
+    """
+    scores = Attention(head, 45, 200, dtype)
     half = head[2] // 2
-    attention.query *= 300
-    attention.query[..., half:] = attention.query[..., :half]
-    attention.keys *= 300
-    attention.keys[..., half:] = -attention.keys[..., :half]
+    scores.query *= 300
+    scores.query[..., half:] = scores.query[..., :half]
+    scores.keys *= 300
+    scores.keys[..., half:] = -scores.keys[..., :half]
+    weighted = Attention(head, 45, 200, dtype)
+    weighted.values[:, 100:200] = -weighted.values[:, :100]
+    weighted.keys[:, 100:200] = weighted.keys[:, :100]
+    weighted.ranges[:] = torch.tensor([0, 200])
+    return _alone_and_together(kernels, scores), _alone_and_together(kernels, weighted)
+
+
+def _alone_and_together(kernels: Library, attention: Attention) -> Tensor:
     found = attention.run(kernels)
     assert found.isfinite().all()
     for row in range(45):
@@ -221,6 +232,22 @@ def test_a_bias_may_hide_keys_in_between(kernels: Library) -> None:
         attention.query, keys, values, attn_mask=bias, scale=0.2
     )
     torch.testing.assert_close(found, expected.transpose(0, 1), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head", HEADS, ids=str)
+def test_a_value_that_is_no_number_does_not_reach_who_does_not_see_it(
+    kernels: Library, head: Head, dtype: torch.dtype, broken: float
+) -> None:
+    attention = Attention(head, 45, 200, dtype)
+    expected = attention.run(kernels)
+    attention.values[:, 70] = broken
+    found = attention.run(kernels)
+    sees = (attention.ranges[:, 0] <= 70) & (attention.ranges[:, 1] > 70)
+    assert 5 < sees.sum() < 40
+    assert not found[sees].isfinite().any()
+    assert torch.equal(found[~sees], expected[~sees])
 
 
 def test_what_is_no_number_stays_none_and_in_its_row(kernels: Library) -> None:

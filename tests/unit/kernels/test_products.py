@@ -170,7 +170,8 @@ product = packed(weight)
 check_company(product, rows)
 told = describe_kernels(torch.bfloat16, "cpu")["matrix_registers"]
 print(told, product(rows).double().abs().sum().item())
-print(check_rounding(library(), (9, 3, 64), torch.bfloat16).double().sum().item())
+for found in check_rounding(library(), (9, 3, 64), torch.bfloat16):
+    print(found.double().sum().item())
 """
 
 
@@ -185,3 +186,4 @@ def test_where_the_system_allows_none_lanes_multiply_and_it_is_told() -> None:
     assert (with_them[0], without[0]) == ("True", "False")
     assert with_them[1] != without[1]
     assert with_them[2] != without[2], "scores of attention"
+    assert with_them[3] != without[3], "weighted values"

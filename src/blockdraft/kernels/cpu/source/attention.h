@@ -72,6 +72,9 @@ struct Part {
 
 // The queries of a part and what they have gathered so far.
 struct State {
+#if BLOCKDRAFT_HAS_MATRICES
+  MatrixRegisters registers;
+#endif
   int64_t num;
   Range ranges[kMaxQueries];
   const float* bias[kMaxQueries];
@@ -81,7 +84,7 @@ struct State {
   alignas(64) float queries[kMaxQueries * kMaxHeadDim];
   alignas(64) float sums[kMaxQueries * kMaxHeadDim];
   alignas(64) float scores[kMaxQueries * kTile];
-  alignas(64) float columns[kMaxHeadDim * kTile];  // keys of a tile, then its widened values
+  alignas(64) float columns[kMaxHeadDim * kTile];  // keys of a tile, and its values
 };
 
 // The keys that a row sees. A bias of minus infinity at either end hides a key as a range does.
@@ -166,20 +169,22 @@ void in_blocks(int64_t num, const Act& act) {
 template <typename T>
 void multiply_keys(State& state, Range queries, int64_t head_dim) {
   const int64_t num_words = head_dim / kStep<T>;
-#if BLOCKDRAFT_HAS_MATRICES
-  if (keys_in_matrices<T>(head_dim)) {
-    for (int64_t first = queries.first; first < queries.end; first += kMatrixRows)
-      multiply_keys_in_matrices(state.scores + first * kTile, state.queries + first * num_words,
-                                state.columns, std::min(queries.end - first, kMatrixRows),
-                                num_words);
-    return;
-  }
-#endif
   in_blocks(queries.end - queries.first, [&](int64_t in_block, auto num) {
     const int64_t first = queries.first + in_block;
     multiply_keys<T, num>(state.scores + first * kTile, state.queries + first * num_words,
                           state.columns, num_words);
   });
+}
+
+// The keys of a tile that all of these queries see.
+inline Range common_of(const State& state, Range queries) {
+  Range common{0, kTile};
+  for (int64_t i = queries.first; i < queries.end; ++i) {
+    const Range own = state.in_tile[i];
+    common.first = own.first > common.first ? own.first : common.first;
+    common.end = own.end < common.end ? own.end : common.end;
+  }
+  return common.first < common.end ? common : Range{kTile, kTile};
 }
 
 // Those keys that not all of a block see come singly, in order. So a query's sums do not depend on
@@ -188,15 +193,13 @@ template <typename T>
 void add_tile(State& state, Range queries, const T* values, int64_t head_dim) {
   in_blocks(queries.end - queries.first, [&](int64_t in_block, auto num) {
     const int64_t first = queries.first + in_block;
-    Range common{0, kTile}, seen{kTile, 0};
+    const Range common = common_of(state, {first, first + num});
+    Range seen{kTile, 0};
     for (int i = 0; i < num; ++i) {
       const Range own = state.in_tile[first + i];
-      common.first = own.first > common.first ? own.first : common.first;
-      common.end = own.end < common.end ? own.end : common.end;
       seen.first = own.first < seen.first ? own.first : seen.first;
       seen.end = own.end > seen.end ? own.end : seen.end;
     }
-    if (common.first >= common.end) common = {kTile, kTile};
     const auto alone = [&](bool is_before) {
       for (int64_t i = first; i < first + num; ++i) {
         Range own = state.in_tile[i];
@@ -214,6 +217,44 @@ void add_tile(State& state, Range queries, const T* values, int64_t head_dim) {
     if (seen.end > common.end) alone(false);
   });
 }
+
+#if BLOCKDRAFT_HAS_MATRICES
+// Scores, weights and weighted values of a tile whose keys are in its columns already. What a query
+// does not see has weight 0, which leaves its sums as they are.
+inline void attend_in_matrices(State& state, Range queries, const Layer& layer, int64_t tile_start,
+                               const BFloat16* values, Range seen) {
+  const int64_t head_dim = layer.head_dim, num_words = head_dim / kStep<BFloat16>;
+  // Behind the words of the keys, of which there are as many.
+  float* pairs = state.columns + num_words * kTile;
+  // 0 times what is no number is none. Where somebody might not see one, each gets values of its own.
+  const Range common = common_of(state, queries);
+  const bool is_alone =
+      hold_no_number(values, {seen.first, std::min(common.first, seen.end)}, head_dim) ||
+      hold_no_number(values, {std::max(common.end, seen.first), seen.end}, head_dim);
+  const auto in_registers = [&](int64_t most, const auto& act) {
+    for (int64_t first = queries.first; first < queries.end; first += most) {
+      const int64_t num = std::min(queries.end - first, most);
+      state.registers.set(num);
+      act(first, num);
+    }
+  };
+  in_registers(kMatrixRows, [&](int64_t first, int64_t) {
+    multiply_keys_in_matrices(state.scores + first * kTile, state.queries + first * num_words,
+                              state.columns, num_words);
+  });
+  if (!is_alone) pair_values(pairs, values, seen, head_dim);
+  SplitWeights<kMaxQueries> weights;
+  for (int64_t i = queries.first; i < queries.end; ++i) {
+    weigh(state, layer, i, tile_start);  // all are 0 where it sees nothing
+    weights.put(i, state.scores + i * kTile);
+  }
+  in_registers(is_alone ? 1 : kMatrixRows, [&](int64_t first, int64_t) {
+    if (is_alone) pair_values(pairs, values, state.in_tile[first], head_dim);
+    add_values_in_matrices(state.sums + first * head_dim, weights.high + first * kTile,
+                           weights.low + first * kTile, pairs, head_dim);
+  });
+}
+#endif
 
 // Keys and values of a tile.
 template <typename T>
@@ -239,6 +280,11 @@ void attend_tile(State& state, Range queries, const Layer& layer, int64_t tile_s
   if (seen.first >= seen.end) return;
   const Tile<T> tile = read(seen);
   transpose_keys(state.columns, tile.keys, seen, layer.head_dim);
+#if BLOCKDRAFT_HAS_MATRICES
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (attends_in_matrices<T>(layer.head_dim))
+      return attend_in_matrices(state, queries, layer, tile_start, tile.values, seen);
+#endif
   multiply_keys<T>(state, queries, layer.head_dim);
   for (int64_t i = queries.first; i < queries.end; ++i)
     if (state.in_tile[i].first < state.in_tile[i].end) weigh(state, layer, i, tile_start);

@@ -103,7 +103,17 @@ inline Lanes load(const float* from) {
 
 inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof x); }
 
+// Compilers take both apart and put them together again.
+#ifdef __AVX512F__
+inline Bits widened(Halves halves) { return (Bits)_mm512_cvtepu16_epi32((__m256i)halves); }
+
+// The lower halves.
+inline Halves narrowed(Bits bits) { return (Halves)_mm512_cvtepi32_epi16((__m512i)bits); }
+#else
 inline Bits widened(Halves halves) { return __builtin_convertvector(halves, Bits); }
+
+inline Halves narrowed(Bits bits) { return __builtin_convertvector(bits, Halves); }
+#endif
 
 inline Lanes load(const int8_t* from) {
   Bytes numbers;
@@ -112,8 +122,6 @@ inline Lanes load(const int8_t* from) {
   const Shorts wider = __builtin_convertvector(numbers, Shorts);
   return __builtin_convertvector(__builtin_convertvector(wider, Ints), Lanes);
 }
-
-inline Halves narrowed(Bits bits) { return __builtin_convertvector(bits, Halves); }
 #endif
 
 inline Lanes load(const BFloat16* from) {

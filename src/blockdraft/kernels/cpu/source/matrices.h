@@ -37,12 +37,23 @@ inline bool has_matrices() {
 // What the compiler does not know of: the instructions below read and write memory.
 inline void settle_memory() { asm volatile("" ::: "memory"); }
 
-// The registers of this thread: 0 to 5 for sums of rows, in products of two blocks of them; 6 for
-// inputs, 7 for weights. Others may use them before and after.
+// The registers of this thread: 0 to 6 for a block of rows, their sums or what is multiplied; 7 for
+// what sixteen outputs multiply it with. Others may use them before and after.
 class MatrixRegisters {
  public:
-  // num_rows: of a block.
-  explicit MatrixRegisters(int64_t num_rows) {
+  MatrixRegisters() = default;
+  explicit MatrixRegisters(int64_t num_rows) { set(num_rows); }
+  // A thread without values there is switched faster.
+  ~MatrixRegisters() {
+    if (num_rows_ != 0) _tile_release();
+  }
+  MatrixRegisters(const MatrixRegisters&) = delete;
+  MatrixRegisters& operator=(const MatrixRegisters&) = delete;
+
+  // num_rows: of a block. What the registers hold is lost if there were others.
+  void set(int64_t num_rows) {
+    if (num_rows == num_rows_) return;
+    num_rows_ = num_rows;
     struct {
       uint8_t palette = 1, start = 0, reserved[14] = {};
       uint16_t bytes[16] = {};
@@ -55,10 +66,9 @@ class MatrixRegisters {
     settle_memory();
     _tile_loadconfig(&sizes);
   }
-  // A thread without values there is switched faster.
-  ~MatrixRegisters() { _tile_release(); }
-  MatrixRegisters(const MatrixRegisters&) = delete;
-  MatrixRegisters& operator=(const MatrixRegisters&) = delete;
+
+ private:
+  int64_t num_rows_ = 0;
 };
 
 // Adds the products of one or two blocks of rows, `stride` bytes apart, and weights for 32 inputs.

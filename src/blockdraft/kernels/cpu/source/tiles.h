@@ -125,19 +125,18 @@ void transpose_keys(float* columns, const T* keys, Range seen, int64_t head_dim)
 #endif
 
 #if BLOCKDRAFT_HAS_MATRICES
-// Whether queries and keys are multiplied in matrix registers, however many there are: their sums
-// round otherwise than those of lanes.
+// Whether queries meet keys and values in matrix registers, however many there are: their sums round
+// otherwise than those of lanes.
 template <typename T>
-bool keys_in_matrices(int64_t head_dim) {
+bool attends_in_matrices(int64_t head_dim) {
   return std::is_same_v<T, BFloat16> && head_dim % kMatrixInputs == 0 && has_matrices();
 }
 
-// scores[n][key] of up to sixteen queries, in words, with all keys of a tile.
+// scores[n][key] of the queries that the registers are set for, in words, with all keys of a tile.
 inline void multiply_keys_in_matrices(float* scores, const float* queries, const float* columns,
-                                      int64_t num, int64_t num_words) {
+                                      int64_t num_words) {
   constexpr int64_t kWords = kMatrixInputs / 2, kStride = kTile * static_cast<int64_t>(sizeof(float));
   static_assert(kTileLanes == 4, "a register for the sums of each group of keys");
-  const MatrixRegisters registers(num);
   settle_memory();
   _tile_zero(0);
   _tile_zero(1);
@@ -159,6 +158,84 @@ inline void multiply_keys_in_matrices(float* scores, const float* queries, const
   _tile_stored(1, scores + kLanes, kStride);
   _tile_stored(2, scores + 2 * kLanes, kStride);
   _tile_stored(3, scores + 3 * kLanes, kStride);
+  settle_memory();
+}
+
+// pairs[key / 2][dim]: in each word the values of two keys, of those of a tile that are seen; zeros
+// for the others, which may be no numbers.
+inline void pair_values(float* pairs, const BFloat16* values, Range seen, int64_t head_dim) {
+  const auto load_seen = [&](int64_t key, int64_t d) {
+    Halves own{};
+    if (seen.first <= key && key < seen.end)
+      std::memcpy(&own, values + key * head_dim + d, sizeof own);
+    return widened(own);
+  };
+  for (int64_t key = 0; key < kTile; key += 2, pairs += head_dim)
+    for (int64_t d = 0; d < head_dim; d += kLanes)
+      store(pairs + d, (Lanes)(load_seen(key, d) | load_seen(key + 1, d) << 16));
+}
+
+// Whether a value of these keys is infinite or no number.
+inline bool hold_no_number(const BFloat16* values, Range keys, int64_t head_dim) {
+  constexpr uint16_t kExponent = 0x7f80;
+  uint16_t found = 0;
+  for (int64_t i = keys.first * head_dim; i < keys.end * head_dim; ++i)
+    found |= (values[i].bits & kExponent) == kExponent;
+  return found != 0;
+}
+
+// Weights of queries as sums of two bfloat16 values, of which one alone would have half of their bits.
+template <int kNum>
+struct SplitWeights {
+  alignas(kCacheLine) BFloat16 high[kNum * kTile];
+  alignas(kCacheLine) BFloat16 low[kNum * kTile];
+
+  // Of a query with all keys of a tile.
+  void put(int64_t index, const float* weights) {
+    const auto round = [](BFloat16* to, Lanes x) {
+      const __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
+      std::memcpy(to, &halves, sizeof halves);
+      return (Lanes)(widened((Halves)halves) << 16);
+    };
+    for (int64_t key = 0; key < kTile; key += kLanes) {
+      const int64_t at = index * kTile + key;
+      const Lanes own = load(weights + key);
+      round(low + at, own - round(high + at, own));
+    }
+  }
+};
+
+// Adds the weighted values of all keys of a tile to sums[n] of the queries that the registers are set
+// for.
+inline void add_values_in_matrices(float* sums, const BFloat16* high, const BFloat16* low,
+                                   const float* pairs, int64_t head_dim) {
+  constexpr int64_t kStride = kTile * static_cast<int64_t>(sizeof(BFloat16));
+  static_assert(kTile == 2 * kMatrixInputs, "two registers for the weights of a tile");
+  const int64_t stride = head_dim * static_cast<int64_t>(sizeof(float));
+  const float* last_pairs = pairs + kMatrixInputs / 2 * head_dim;
+  settle_memory();
+  _tile_loadd(3, high, kStride);
+  _tile_loadd(4, low, kStride);
+  _tile_loadd(5, high + kMatrixInputs, kStride);
+  _tile_loadd(6, low + kMatrixInputs, kStride);
+  for (int64_t d = 0; d < head_dim; d += 2 * kLanes) {
+    _tile_loadd(0, sums + d, stride);
+    _tile_loadd(1, sums + d + kLanes, stride);
+    _tile_loadd(7, pairs + d, stride);
+    _tile_dpbf16ps(0, 3, 7);
+    _tile_dpbf16ps(0, 4, 7);
+    _tile_loadd(7, pairs + d + kLanes, stride);
+    _tile_dpbf16ps(1, 3, 7);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(7, last_pairs + d, stride);
+    _tile_dpbf16ps(0, 5, 7);
+    _tile_dpbf16ps(0, 6, 7);
+    _tile_loadd(7, last_pairs + d + kLanes, stride);
+    _tile_dpbf16ps(1, 5, 7);
+    _tile_dpbf16ps(1, 6, 7);
+    _tile_stored(0, sums + d, stride);
+    _tile_stored(1, sums + d + kLanes, stride);
+  }
   settle_memory();
 }
 #endif
