@@ -82,7 +82,7 @@ class Library:
         uses_matrices.restype = _FLAG
         # Asked at once: the answer may be another one when there are more threads.
         self.uses_matrices = bool(uses_matrices())
-        """Whether products in bfloat16, scores of attention among them, run in matrix registers."""
+        """Whether products in bfloat16, those of attention too, run in matrix registers."""
         self.multiply = _function(loaded, "multiply")
         self.layer = _checked(_function(loaded, "layer"))
         self.layers = _checked(_function(loaded, "layers"))

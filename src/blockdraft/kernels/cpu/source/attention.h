@@ -313,8 +313,9 @@ void finish(State& state, const Plan& plan, const Layer& layer, const Part& part
     }
     factor /= total;
     T* to = output + (row * heads + head) * head_dim;
+    // Zeros are positive: a tile that only others see adds 0, which turns a sum of -0 into one of 0.
     for (int64_t d = 0; d < head_dim; d += kLanes)
-      store(to + d, load(state.sums + i * head_dim + d) * factor);
+      store(to + d, load(state.sums + i * head_dim + d) * factor + 0.0f);
   }
 }
 

@@ -192,7 +192,7 @@ int64_t blockdraft_group_panel() {
 // Whether weights for float32 may be held as Narrow.
 int blockdraft_reads_narrow() { return blockdraft::kReadsNarrow; }
 
-// Whether products in bfloat16, scores of attention among them, run in matrix registers. Asks the
+// Whether products in bfloat16, those of attention among them, run in matrix registers. Asks the
 // system, if nobody did before.
 int blockdraft_uses_matrices() {
 #if BLOCKDRAFT_HAS_MATRICES
