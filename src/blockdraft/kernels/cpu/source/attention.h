@@ -220,7 +220,7 @@ void add_tile(State& state, Range queries, const T* values, int64_t head_dim) {
 
 #if BLOCKDRAFT_HAS_MATRICES
 // Scores, weights and weighted values of a tile whose keys are in its columns already. What a query
-// does not see has weight 0, which leaves its sums as they are.
+// does not see has weight 0, which leaves its sums as they are, but for the sign of zeros.
 inline void attend_in_matrices(State& state, Range queries, const Layer& layer, int64_t tile_start,
                                const BFloat16* values, Range seen) {
   const int64_t head_dim = layer.head_dim, num_words = head_dim / kStep<BFloat16>;
@@ -233,12 +233,11 @@ inline void attend_in_matrices(State& state, Range queries, const Layer& layer, 
       hold_no_number(values, {std::max(common.end, seen.first), seen.end}, head_dim);
   const auto in_registers = [&](int64_t most, const auto& act) {
     for (int64_t first = queries.first; first < queries.end; first += most) {
-      const int64_t num = std::min(queries.end - first, most);
-      state.registers.set(num);
-      act(first, num);
+      state.registers.set(std::min(queries.end - first, most));
+      act(first);
     }
   };
-  in_registers(kMatrixRows, [&](int64_t first, int64_t) {
+  in_registers(kMatrixRows, [&](int64_t first) {
     multiply_keys_in_matrices(state.scores + first * kTile, state.queries + first * num_words,
                               state.columns, num_words);
   });
@@ -248,7 +247,7 @@ inline void attend_in_matrices(State& state, Range queries, const Layer& layer, 
     weigh(state, layer, i, tile_start);  // all are 0 where it sees nothing
     weights.put(i, state.scores + i * kTile);
   }
-  in_registers(is_alone ? 1 : kMatrixRows, [&](int64_t first, int64_t) {
+  in_registers(is_alone ? 1 : kMatrixRows, [&](int64_t first) {
     if (is_alone) pair_values(pairs, values, state.in_tile[first], head_dim);
     add_values_in_matrices(state.sums + first * head_dim, weights.high + first * kTile,
                            weights.low + first * kTile, pairs, head_dim);
@@ -282,7 +281,7 @@ void attend_tile(State& state, Range queries, const Layer& layer, int64_t tile_s
   transpose_keys(state.columns, tile.keys, seen, layer.head_dim);
 #if BLOCKDRAFT_HAS_MATRICES
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (attends_in_matrices<T>(layer.head_dim))
+    if (attends_in_matrices(layer.head_dim))
       return attend_in_matrices(state, queries, layer, tile_start, tile.values, seen);
 #endif
   multiply_keys<T>(state, queries, layer.head_dim);

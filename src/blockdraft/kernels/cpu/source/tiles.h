@@ -125,11 +125,10 @@ void transpose_keys(float* columns, const T* keys, Range seen, int64_t head_dim)
 #endif
 
 #if BLOCKDRAFT_HAS_MATRICES
-// Whether queries meet keys and values in matrix registers, however many there are: their sums round
+// Whether queries in bfloat16 meet keys and values in matrix registers, however many there are: their sums round
 // otherwise than those of lanes.
-template <typename T>
-bool attends_in_matrices(int64_t head_dim) {
-  return std::is_same_v<T, BFloat16> && head_dim % kMatrixInputs == 0 && has_matrices();
+inline bool attends_in_matrices(int64_t head_dim) {
+  return head_dim % kMatrixInputs == 0 && has_matrices();
 }
 
 // scores[n][key] of the queries that the registers are set for, in words, with all keys of a tile.
