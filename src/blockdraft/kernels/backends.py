@@ -123,7 +123,7 @@ def kernels_digest() -> str | None:
 
 
 def uses_matrix_registers() -> bool:
-    """Whether native products in bfloat16, those of attention too, run in them: their sums differ."""
+    """Whether native products in bfloat16, those of attention too, run there: sums differ."""
     kernels = library()
     return kernels is not None and kernels.uses_matrices
 
