@@ -187,10 +187,11 @@ def test_a_row_alone_has_the_bits_it_has_among_others(
     assert torch.equal(found, expected)
 
 
-def check_rounding(kernels: Library, head: Head, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def check_rounding(kernels: Library, head: Head, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Rows alone and among others, of large terms that cancel: only rounding is left.
 
-    Returns what is found where the terms of scores cancel, and where weighted values do.
+    Returns what is found where the terms of scores cancel, where weighted values do in tiles that
+    all rows see, and where they do in tiles that rows see in part.
     """
     scores = Attention(head, 45, 200, dtype)
     half = head[2] // 2
@@ -202,15 +203,25 @@ def check_rounding(kernels: Library, head: Head, dtype: torch.dtype) -> tuple[Te
     weighted.values[:, 100:200] = -weighted.values[:, :100]
     weighted.keys[:, 100:200] = weighted.keys[:, :100]
     weighted.ranges[:] = torch.tensor([0, 200])
-    return _alone_and_together(kernels, scores), _alone_and_together(kernels, weighted)
+    in_part = Attention(head, 45, 200, dtype)
+    in_part.values[:, 1:200:2] = -in_part.values[:, 0:200:2]
+    in_part.keys[:, 1:200:2] = in_part.keys[:, 0:200:2]
+    in_part.ranges += in_part.ranges % 2 * torch.tensor([-1, 1])  # both of a pair or none
+    return tuple(_alone_and_together(kernels, own) for own in (scores, weighted, in_part))
 
 
 def _alone_and_together(kernels: Library, attention: Attention) -> Tensor:
     found = attention.run(kernels)
     assert found.isfinite().all()
     for row in range(45):
-        assert torch.equal(attention.run(kernels, slice(row, row + 1)), found[row : row + 1])
+        alone = attention.run(kernels, slice(row, row + 1))
+        assert torch.equal(bits_of(alone), bits_of(found[row : row + 1]))
     return found
+
+
+def bits_of(values: Tensor) -> Tensor:
+    """Two zeros of different sign are equal, and their bits are not."""
+    return values.view(torch.int16 if values.dtype == torch.bfloat16 else torch.int32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -219,6 +230,25 @@ def test_rounding_does_not_depend_on_the_rows_beside_it(
     kernels: Library, head: Head, dtype: torch.dtype
 ) -> None:
     check_rounding(kernels, head, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head", HEADS, ids=str)
+def test_the_sign_of_a_zero_does_not_depend_on_the_rows_beside_it(
+    kernels: Library, head: Head, dtype: torch.dtype
+) -> None:
+    """Weighted values below the normal numbers: a tile that only others see must not add +0."""
+    attention = Attention(head, 45, 200, dtype)
+    attention.values[:, :200] *= torch.finfo(dtype).tiny
+    _alone_and_together(kernels, attention)
+
+
+def test_zeros_that_attention_puts_out_are_positive(kernels: Library) -> None:
+    attention = Attention((9, 3, 64), 45, 200, torch.float32)
+    attention.values[:, :200] = -torch.finfo(torch.float32).smallest_normal * 2**-23
+    found = attention.run(kernels)
+    assert (found == 0).any()
+    assert not found[found == 0].signbit().any()
 
 
 def test_a_bias_may_hide_keys_in_between(kernels: Library) -> None:
@@ -453,6 +483,34 @@ def test_spans_that_share_a_table_have_the_bits_of_spans_that_do_not(
             weights = (0.2 * k @ query[:, row, :, None].double()).softmax(1)
             expected = (weights * v).sum(1)
             assert (found[0][row] - expected).abs().max() < 16 * unit(dtype), (context, row)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_no_number_in_one_path_does_not_reach_another(
+    kernels: Library, dtype: torch.dtype, head_dim: int, broken: float
+) -> None:
+    query, key, value = (draw(n, 4, head_dim, dtype=dtype) for n in (6, 2, 2))
+    context, own_page = TILE + 6, 3 * TILE
+    slots = [own_page + row for row in range(4)]
+    found = []
+    for first_value in (1.0, broken):
+        value[:, 2] = first_value
+        plan = TiledAttention(
+            4,
+            [(0, 2, 0), (2, 2, 0)],
+            context + 2,
+            pages=torch.tensor([2, 0]),
+            ranges=torch.tensor([[0, context + 1], [0, context + 2]] * 2),
+            slots=torch.tensor(slots),
+            paths=(torch.tensor([[context, 0], [context, 2]]), torch.tensor(slots)),
+        )
+        keys, values = draw(2, 2, 4, TILE, head_dim, dtype=dtype, seed=3)
+        found.append(plan.attend(kernels, query, keys, values, Scoring(0.2), (key, value)))
+    assert torch.equal(bits_of(found[0][:2]), bits_of(found[1][:2]))
+    assert found[0].isfinite().all()
+    assert not found[1][2:].isfinite().any()
 
 
 def spans_of(num_rows: list[int]) -> list[int]:

@@ -194,4 +194,4 @@ def test_where_the_system_allows_none_lanes_multiply_and_it_is_told() -> None:
     assert (with_them[0], without[0]) == ("True", "False")
     assert with_them[1] != without[1]
     assert with_them[2] != without[2], "scores of attention"
-    assert with_them[3] != without[3], "weighted values"
+    assert with_them[3] != without[3], "scores and weighted values"
