@@ -24,11 +24,15 @@ constexpr int kMaxRows = 6;
 constexpr int kPanelsAtOnce = 3;
 // Whether float32 weights may be held as Narrow.
 constexpr bool kReadsNarrow = true;
+// How threads share panels: who is done sooner takes more. Arithmetic binds these builds early, and a
+// core whose other half works for somebody else may be half as fast.
+#define BLOCKDRAFT_FOR_PANELS _Pragma("omp for schedule(guided)")
 #else
 constexpr int kPanelLanes = 3;
 constexpr int kMaxRows = 9;
 constexpr int kPanelsAtOnce = 1;
 constexpr bool kReadsNarrow = false;
+#define BLOCKDRAFT_FOR_PANELS _Pragma("omp for schedule(static)")
 #endif
 constexpr int64_t kPanel = kPanelLanes * kLanes;
 // Of one block of rows, weights are fetched so many bytes before they are multiplied: few rows are
@@ -198,7 +202,7 @@ void multiply_held(const Product& product, O* output, const Operand<T, Value>& o
                    int64_t num_rows) {
   const int64_t num_panels = (product.outputs + kPanel - 1) / kPanel;
   const int64_t at_once = num_rows * kPanelsAtOnce <= kMaxRows ? kPanelsAtOnce : 1;
-#pragma omp for schedule(static)
+  BLOCKDRAFT_FOR_PANELS
   for (int64_t index = 0; index < num_panels; index += at_once) {
     if (at_once > 1 && index + at_once <= num_panels) {
       multiply_rows<kPanelsAtOnce, W>(product, output, operand, num_rows, index);
