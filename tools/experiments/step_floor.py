@@ -23,8 +23,9 @@ import torch
 from blockdraft.bench.memory import kv_bytes_per_token
 from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
+from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.onednn import OneDnnLinear
-from blockdraft.kernels.cpu.products import PackedProduct
+from blockdraft.kernels.cpu.products import LOWER_HALF, PackedProduct
 from blockdraft.llm import LLM
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.measure.provenance import describe_environment
@@ -132,11 +133,17 @@ def begin(llm: LLM, context: int, num_steps: int, *, drafted: bool) -> Callable[
 def weight_bytes(llm: LLM) -> int:
     """Of everything that a step of the target multiplies with."""
     model: Any = llm.engine.target.model  # type: ignore[attr-defined]
-    layers = sum(
-        module.weight.nbytes for module in model.model.modules() if hasattr(module, "in_features")
-    )
-    head: int = model.get_output_embeddings().weight.nbytes
-    return int(layers) + head
+    weights = [module.weight for module in model.model.modules() if hasattr(module, "in_features")]
+    return sum(map(read_bytes, [*weights, model.get_output_embeddings().weight]))
+
+
+def read_bytes(weight: torch.Tensor) -> int:
+    """That kernels read of it: half of float32 that fits bfloat16, where they hold it so."""
+    kernels = library()
+    if weight.dtype != torch.float32 or kernels is None or not kernels.reads_narrow():
+        return weight.nbytes
+    is_narrow = not (weight.detach().view(torch.int32) & LOWER_HALF).any()
+    return weight.nbytes // 2 if is_narrow else weight.nbytes
 
 
 def measure(drafted: bool, args: argparse.Namespace, rate: float) -> dict[str, Any]:
