@@ -37,7 +37,7 @@ def aborts(case: Case) -> bool:
     return is_paged(case) and any(request.aborted_after for request in case.requests)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("fault", "fits"),
     [

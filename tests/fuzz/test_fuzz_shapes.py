@@ -58,7 +58,7 @@ def has_a_window(case: Case) -> bool:
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("fault", "fits", "found"),
     [

@@ -275,6 +275,7 @@ def check_equals_stock(
         torch.testing.assert_close(found, expected.max(-1).values, rtol=0, atol=tolerance)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", IN_ONE_FORWARD)
 def test_all_sequences_in_one_forward(name: str) -> None:
     model = build(name, IN_ONE_FORWARD[name])
@@ -284,7 +285,7 @@ def test_all_sequences_in_one_forward(name: str) -> None:
 HYBRIDS = tuple(name for name in RECURRENT if name not in ONE_AFTER_ANOTHER)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids_in_one_forward(name: str) -> None:
     """transformers computes states in float32, and those of many tokens in another order."""
@@ -292,7 +293,7 @@ def test_hybrids_in_one_forward(name: str) -> None:
     check_equals_stock(model, PagedTarget(model, Pages(40)), 1e-4)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", IN_ONE_FORWARD)
 def test_both_paths_have_the_same_bits(name: str) -> None:
     """In float32, where kernels run what fits them."""

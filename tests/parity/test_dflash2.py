@@ -213,7 +213,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("num_nodes", [None, NUM_NODES], ids=["chain", "tree"])
 @pytest.mark.parametrize("name", PARAMS)

@@ -63,6 +63,7 @@ class AllBut:
         return self.mask
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
 @pytest.mark.parametrize("fault", [nullcontext, faults.grammar_after_the_choice])
 def test_the_distribution_check_finds_a_grammar_that_comes_too_late(

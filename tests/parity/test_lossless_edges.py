@@ -134,6 +134,7 @@ def make_scanner(stops: list[str]) -> Callable[[int], bool]:
     return scan
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_a_stop_string_ends_the_text_on_either_side_of_a_blocks_edge(size: int) -> None:
     truth = list(table_output())
@@ -254,6 +255,7 @@ def test_the_target_cache_equals_a_plain_runs_after_every_cycle(
     assert num_compared > 50
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_block_may_change_within_a_generation(temperature: float, way: Way) -> None:

@@ -46,6 +46,7 @@ def int8_target(
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize(

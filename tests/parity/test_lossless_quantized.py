@@ -47,7 +47,7 @@ def quantized(
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("quantize", ["int4", "int8"])
 @pytest.mark.parametrize("kind", KINDS)

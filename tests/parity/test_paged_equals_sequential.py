@@ -17,7 +17,7 @@ from tests.parity.paged_checks import AMPLE, FEW, check_crowd
 from tests.tiny import ALL_KINDS, tiny_target
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("drafter", ["none", "noisy", "dflash"])
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "no reuse"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -39,7 +39,7 @@ def test_a_batch_in_few_pages(kind: str, drafter: str) -> None:
     assert pages.num_reused_tokens
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("num_pages", [AMPLE, FEW])
 @pytest.mark.parametrize("drafter", ["noisy", "dflash"])
 @pytest.mark.parametrize("kind", ALL_KINDS)

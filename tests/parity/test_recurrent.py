@@ -49,6 +49,7 @@ def new_drafter() -> NoisyOracleDrafter:
     return NoisyOracleDrafter(15, VOCAB_SIZE, seed=3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_drafted_equals_plain(kind: str, params: SamplingParams) -> None:
@@ -62,6 +63,7 @@ def test_drafted_equals_plain(kind: str, params: SamplingParams) -> None:
     assert len(set(result.token_ids)) >= 8
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafted_equals_generate(kind: str) -> None:
     model = build(kind, RECURRENT[kind])
@@ -72,6 +74,7 @@ def test_drafted_equals_generate(kind: str) -> None:
     assert stock_greedy(model, PROMPT, GREEDY.max_tokens) == expected  # it is given back whole
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_of_the_prompt_do_not_matter(kind: str) -> None:
     prompt = [*range(90), *range(10)]

@@ -223,6 +223,7 @@ class Altered:
         return replace(output, timed=replace(output.timed, token_ids=tuple(ids)))
 
 
+@pytest.mark.slow
 def test_transformers_in_a_process_gives_our_tokens(llm, pair):
     """Plain, with prompt lookup, with the target itself as its assistant; a planted fault shows."""
 

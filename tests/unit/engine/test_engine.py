@@ -49,6 +49,7 @@ def random_prompts(num: int, longest: int, seed: int = 0) -> list[list[int]]:
 # Too little memory for K/V.
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("seed", range(4))
@@ -82,7 +83,7 @@ def test_a_preempted_sequence_continues_exactly(
     assert target.memory.num_available == target.memory.num_pages - 1
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("num_prompt", range(PAGE_SIZE - 12, PAGE_SIZE + 1))
 def test_a_preempted_sequence_may_come_back_right_behind_a_full_page(num_prompt: int) -> None:
     """Its twin, which is ahead, has published the page: only the anchor is left to compute."""
@@ -213,7 +214,7 @@ class Failing:
 PHASES = ("project", "write", "propose", "forward", "layer", "verify")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("way", WAYS)

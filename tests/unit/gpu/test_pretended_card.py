@@ -132,6 +132,7 @@ FEW = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore:CUDA is not available")  # says the profiler, rightly
 @pytest.mark.parametrize(
     ("name", "last"),

@@ -23,6 +23,7 @@ def plain(folders):
     ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("asked", [{"max_tokens": 60}, {"max_tokens": 60, "temperature": 0.5}])
 @pytest.mark.parametrize(
     "options",

@@ -134,6 +134,7 @@ def test_rotations_are_those_of_the_model_for_any_number_of_rows(head_dim: int) 
     assert "forward" not in vars(model.get_decoder().rotary_emb)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])

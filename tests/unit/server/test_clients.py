@@ -53,6 +53,7 @@ def test_a_refusal_names_the_parameter_and_the_reason(server, sent):
     assert sent.expected.reason in error["message"]
 
 
+@pytest.mark.one_in(3)
 @cases(Accepted)
 def test_an_answer_is_of_the_kind_that_was_asked_for(server, sent):
     for text, calls, end in answers(server, sent):
@@ -61,6 +62,7 @@ def test_an_answer_is_of_the_kind_that_was_asked_for(server, sent):
         check(sent.expected.kind, text, calls)
 
 
+@pytest.mark.one_in(4)
 @cases(Accepted)
 def test_the_client_is_told_of_what_is_ignored(server, sent):
     response = server.post(sent.path, **body_of(sent))

@@ -72,6 +72,7 @@ def test_a_run_that_is_broken_off_says_where_it_goes_on(config, monkeypatch, cap
     assert result.stderr.splitlines()[-1] == f"blockdraft: {line}"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_the_state_and_ends_with_its_status(config, number):
     """A program of its own; it goes on where it was, and makes the steps that it would have."""

@@ -161,7 +161,7 @@ class ByHeart:
         return acceptance.acceptance_length
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @each_kind
 def test_what_is_known_by_heart_is_accepted(tmp_path: Path, kind: str) -> None:
     known = ByHeart(tmp_path, kind)
