@@ -390,6 +390,7 @@ def test_faults_are_seen_in_trees(plant: Any, monkeypatch: pytest.MonkeyPatch) -
         look_at("paged", replace(PARAMS["greedy"], max_tokens=8), TREE)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "plant", [nobodys_feature, foreign_continuation], ids=lambda plant: plant.__name__
 )

@@ -64,7 +64,7 @@ def make_drafters(kind: str, way: Way) -> list[Drafter]:
     return [OracleDrafter(7), NoisyOracleDrafter(7, VOCAB_SIZE), dflash(kind, way)]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SINGLE)
 @pytest.mark.parametrize("kind", KINDS)

@@ -223,6 +223,7 @@ def bare(name):
     return re.match(r"[^.\[]*", name)[0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize(("param", "value"), SAMPLING)
 def test_a_bad_parameter_is_named(server, path, param, value):

@@ -138,6 +138,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fields", TEMPERATURES)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_calls_that_are_required_are_made(server, choice, fields):
