@@ -237,7 +237,7 @@ def test_rounding_does_not_depend_on_the_rows_beside_it(
 def test_the_sign_of_a_zero_does_not_depend_on_the_rows_beside_it(
     kernels: Library, head: Head, dtype: torch.dtype
 ) -> None:
-    """Weighted values below the normal numbers: a tile that only others see must not add +0."""
+    """In matrix registers a tile that only others see adds 0, which may turn a -0 into a 0."""
     attention = Attention(head, 45, 200, dtype)
     attention.values[:, :200] *= torch.finfo(dtype).tiny
     _alone_and_together(kernels, attention)
