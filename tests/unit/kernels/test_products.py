@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.machine import cpu_features
+from blockdraft.kernels.cpu.build import EXTRA_FLAGS
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16
 from blockdraft.kernels.cpu.products import PackedProduct
@@ -170,6 +172,7 @@ is_there.wait()
 CHECKED = """
 import torch
 from blockdraft.kernels.backends import describe_kernels
+from blockdraft.kernels.cpu.build import EXTRA_FLAGS
 from blockdraft.kernels.cpu.library import library
 from tests.unit.kernels.test_kernels import check_rounding
 from tests.unit.kernels.test_products import check_company, errors_alone, packed
@@ -195,3 +198,19 @@ def test_where_the_system_allows_none_lanes_multiply_and_it_is_told() -> None:
     assert with_them[1] != without[1]
     assert with_them[2] != without[2], "scores of attention"
     assert with_them[3] != without[3], "scores and weighted values"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx512bw" not in cpu_features(), reason="no pairs of bfloat16 are taken apart")
+def test_pairs_taken_apart_pass_the_same_tests() -> None:
+    """As on CPUs without instructions for bfloat16."""
+    flags = "-O1 -mno-avx512bf16"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", __file__],
+        env=os.environ | {EXTRA_FLAGS: flags},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout

@@ -217,7 +217,7 @@ template <int Bits, bool HasMinimums, typename T>
 void multiply_group_panels(const Product& product, T* output, const T* input, int64_t num_rows) {
   const GroupedRows& rows = grouped_rows(input, num_rows, product.inputs);
   const int64_t num_blocks = (num_rows + kGroupRows - 1) / kGroupRows;
-#pragma omp for schedule(static)
+#pragma omp for schedule(guided)
   for (int64_t first = 0; first < product.outputs; first += kGroupPanel)
     // Blocks of about as many rows: few would cost nearly as much as many.
     for (int64_t index = 0; index < num_blocks; ++index) {

@@ -207,6 +207,13 @@ inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #define BLOCKDRAFT_HAS_PAIRS 0
 #endif
 
+// Whether this build can take pairs of bfloat16 weights apart instead, and multiply in float32.
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#define BLOCKDRAFT_SPLITS_PAIRS 1
+#else
+#define BLOCKDRAFT_SPLITS_PAIRS 0
+#endif
+
 // The values of a T that lie side by side in a lane for one multiplication.
 template <typename T>
 constexpr int64_t kStep = 1;

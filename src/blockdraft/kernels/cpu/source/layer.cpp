@@ -157,7 +157,7 @@ extern "C" {
 int64_t blockdraft_product_step(int is_bfloat16) {
 #if defined(__AVX512F__) && defined(_OPENMP)
   if (!is_bfloat16) return blockdraft::kStep<float>;
-  return BLOCKDRAFT_HAS_PAIRS ? blockdraft::kStep<blockdraft::BFloat16> : 0;
+  return BLOCKDRAFT_SPLITS_PAIRS ? blockdraft::kInputs<blockdraft::BFloat16, float> : 0;
 #elif BLOCKDRAFT_TWO_REGISTERS && defined(_OPENMP)
   return is_bfloat16 ? 0 : blockdraft::kStep<float>;
 #else

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "groups.h"
 #include "int8.h"
@@ -24,15 +25,11 @@ constexpr int kMaxRows = 6;
 constexpr int kPanelsAtOnce = 3;
 // Whether float32 weights may be held as Narrow.
 constexpr bool kReadsNarrow = true;
-// How threads share panels: who is done sooner takes more. Arithmetic binds these builds early, and a
-// core whose other half works for somebody else may be half as fast.
-#define BLOCKDRAFT_FOR_PANELS _Pragma("omp for schedule(guided)")
 #else
 constexpr int kPanelLanes = 3;
 constexpr int kMaxRows = 9;
 constexpr int kPanelsAtOnce = 1;
 constexpr bool kReadsNarrow = false;
-#define BLOCKDRAFT_FOR_PANELS _Pragma("omp for schedule(static)")
 #endif
 constexpr int64_t kPanel = kPanelLanes * kLanes;
 // Of one block of rows, weights are fetched so many bytes before they are multiplied: few rows are
@@ -48,6 +45,15 @@ constexpr int64_t kFetchingBlocks = 8;
 struct Narrow {
   uint16_t bits;
 };
+
+// The multiplications of a step over the inputs, one behind another: for rows of float32, weights that
+// lie in pairs are taken apart.
+template <typename W, typename T>
+constexpr int kParts = std::is_same_v<W, BFloat16> && std::is_same_v<T, float> ? 2 : 1;
+
+// The inputs of a step, and so those that lie side by side in a panel.
+template <typename W, typename T>
+constexpr int64_t kInputs = kStep<T> * kParts<W, T>;
 
 // The weights of sixteen outputs for one step over the inputs of T.
 template <typename T>
@@ -76,6 +82,19 @@ inline Lanes load_weights(const int8_t* from) {
   return (Lanes)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 #endif
+
+// The weights of sixteen outputs for one part of a step.
+template <typename T, int kPart, typename W>
+Lanes load_part(const W* from) {
+#if BLOCKDRAFT_SPLITS_PAIRS
+  if constexpr (kParts<W, T> == 2) {
+    if constexpr (kPart == 0) return (Lanes)_mm512_slli_epi32(_mm512_loadu_si512(from), 16);
+    // Without the lower halves, which needs no register for a mask.
+    return (Lanes)_mm512_maskz_loadu_epi16(0xaaaaaaaa, from);
+  }
+#endif
+  return load_weights(from);
+}
 
 // The rows of a product and what their sums mean: value(sums of sixteen outputs, row, first output).
 template <typename T, typename Value>
@@ -115,7 +134,7 @@ inline bool fetches_past_caches() {
 
 // Bytes of a panel that a step over the inputs reads.
 template <typename W, typename T>
-constexpr int64_t kRead = kPanel * kStep<T> * static_cast<int64_t>(sizeof(W));
+constexpr int64_t kRead = kPanel * kInputs<W, T> * static_cast<int64_t>(sizeof(W));
 
 // Cache lines that hold so many bytes.
 constexpr int num_lines(int64_t bytes) {
@@ -131,21 +150,25 @@ void multiply_panels(const Product& product, O* output, const Operand<T, Value>&
   const T* rows = operand.rows + row * product.inputs;
   const W* panels = static_cast<const W*>(product.weight) + first * product.inputs;
   Lanes sums[M][kSums] = {};
-  for (int64_t input = 0; input < product.inputs; input += kStep<T>) {
-    L::fetch(fetched.from);
-    fetched.from += fetched.bytes;
+  const auto add_part = [&](int64_t input, auto part) {
     Lanes weights[kSums];
 #pragma GCC unroll 8
     for (int i = 0; i < kSums; ++i)
-      weights[i] = load_weights(panels + i / kPanelLanes * kPanel * product.inputs +
-                                input * kPanel + i % kPanelLanes * kLanes * kStep<T>);
+      weights[i] = load_part<T, part>(panels + i / kPanelLanes * kPanel * product.inputs +
+                                      input * kPanel + i % kPanelLanes * kLanes * kInputs<W, T>);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      const Lanes value = spread_word(rows + m * product.inputs + input);
+      const Lanes value = spread_word(rows + m * product.inputs + input + part);
 #pragma GCC unroll 8
       for (int i = 0; i < kSums; ++i)
         sums[m][i] = multiply_step<T>(value, weights[i], sums[m][i]);
     }
+  };
+  for (int64_t input = 0; input < product.inputs; input += kInputs<W, T>) {
+    L::fetch(fetched.from);
+    fetched.from += fetched.bytes;
+    add_part(input, std::integral_constant<int, 0>{});
+    if constexpr (kParts<W, T> == 2) add_part(input, std::integral_constant<int, 1>{});
   }
   const O* bias = static_cast<const O*>(product.bias);
 #pragma GCC unroll 8
@@ -163,7 +186,8 @@ void multiply_panels(const Product& product, O* output, const Operand<T, Value>&
 template <int P, typename W, typename O, typename T, typename Value>
 void multiply_rows(const Product& product, O* output, const Operand<T, Value>& operand,
                    int64_t num_rows, int64_t index) {
-  constexpr int kMost = kMaxRows / P;
+  // Compilers need a register more to take pairs apart.
+  constexpr int kMost = (kMaxRows + 1 - kParts<W, T>) / P;
   const int64_t num_blocks = (num_rows + kMost - 1) / kMost;
   const int64_t first = index * kPanel;
   // Blocks of about as many rows: few would cost nearly as much as many.
@@ -178,7 +202,7 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
   const bool is_once = product.is_read_again == 0 && fetches_past_caches();
   const char* panel = reinterpret_cast<const char*>(static_cast<const W*>(product.weight) +
                                                     first * product.inputs);
-  const int64_t num_steps = product.inputs / kStep<T>;
+  const int64_t num_steps = product.inputs / kInputs<W, T>;
   const int64_t bytes = (kBytes + num_blocks - 1) / num_blocks;
   for (int64_t block = 0; block < num_blocks; ++block) {
     const Fetched of_next{panel + num_steps * (kBytes + block * bytes), bytes};
@@ -202,7 +226,8 @@ void multiply_held(const Product& product, O* output, const Operand<T, Value>& o
                    int64_t num_rows) {
   const int64_t num_panels = (product.outputs + kPanel - 1) / kPanel;
   const int64_t at_once = num_rows * kPanelsAtOnce <= kMaxRows ? kPanelsAtOnce : 1;
-  BLOCKDRAFT_FOR_PANELS
+  // Who is done sooner takes more: a core whose other half works for somebody else is slower.
+#pragma omp for schedule(guided)
   for (int64_t index = 0; index < num_panels; index += at_once) {
     if (at_once > 1 && index + at_once <= num_panels) {
       multiply_rows<kPanelsAtOnce, W>(product, output, operand, num_rows, index);
@@ -225,6 +250,28 @@ void multiply_int8(const Product& product, T* output, const T* input, int64_t nu
   };
   multiply_held<int8_t>(product, output, Operand<int16_t, decltype(value)>{rows.values.data(), value},
                         num_rows);
+}
+#endif
+
+#if BLOCKDRAFT_SPLITS_PAIRS
+// Whether pairs of bfloat16 are taken apart. Where Intel's processors multiply pairs, they take two
+// cycles for sixteen; in these they multiply 64 values in float32.
+inline bool splits_pairs() {
+  static const bool is_faster = !BLOCKDRAFT_HAS_PAIRS || __builtin_cpu_is("intel") != 0;
+  return is_faster;
+}
+
+// Every thread widens all rows for itself, as for int8 weights.
+template <typename Value>
+void multiply_split(const Product& product, BFloat16* output, const Operand<BFloat16, Value>& operand,
+                    int64_t num_rows) {
+  thread_local std::vector<float> kept;
+  const int64_t num_values = num_rows * product.inputs;
+  if (static_cast<int64_t>(kept.size()) < num_values) kept.resize(static_cast<size_t>(num_values));
+  in_lanes(0, num_values, [&](int64_t i, auto num) {
+    store_some(kept.data() + i, load_some(operand.rows + i, num), num);
+  });
+  multiply_held<BFloat16>(product, output, Operand<float, Value>{kept.data(), operand.value}, num_rows);
 }
 #endif
 
@@ -254,7 +301,7 @@ inline void multiply_in_matrices(const Product& product, BFloat16* output, const
   const auto begin_of = [&](int64_t block) {
     return std::min(block * block_rows, num_rows - block_rows);
   };
-#pragma omp for schedule(static)
+#pragma omp for schedule(guided)
   for (int64_t index = 0; index < num_panels; ++index) {
     const char* panel = static_cast<const char*>(product.weight) + index * panel_bytes;
     for (int64_t pass = 0; pass < num_passes; ++pass) {
@@ -301,6 +348,10 @@ void multiply(const Product& product, void* output, const void* input, int64_t n
 #endif
   const auto value = [](Lanes sum, int64_t, int64_t) { return sum; };
   const Operand<T, decltype(value)> rows{from, value};
+#if BLOCKDRAFT_SPLITS_PAIRS
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (splits_pairs()) return multiply_split(product, to, rows, num_rows);
+#endif
   if constexpr (kReadsNarrow && std::is_same_v<T, float>)
     if (product.is_narrow) return multiply_held<Narrow>(product, to, rows, num_rows);
   multiply_held<T>(product, to, rows, num_rows);
