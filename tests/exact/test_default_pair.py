@@ -59,7 +59,7 @@ def test_the_prompts_are_many_and_of_many_kinds() -> None:
 
 
 @pytest.mark.model
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("index", [0, 8, 13, 26])
 def test_four_prompts(index: int, way: Way) -> None:

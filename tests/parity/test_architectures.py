@@ -285,7 +285,7 @@ def test_all_sequences_in_one_forward(name: str) -> None:
 HYBRIDS = tuple(name for name in RECURRENT if name not in ONE_AFTER_ANOTHER)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids_in_one_forward(name: str) -> None:
     """transformers computes states in float32, and those of many tokens in another order."""
@@ -349,6 +349,7 @@ def test_refused(name: str, dtype: torch.dtype) -> None:
         target.check_row_invariance()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["DeepseekV2", "DeepseekV3", "DiffLlama"])
 def test_unusual_attention_drafts_what_it_decodes(name: str) -> None:
     """In trees, then chains half of which is right, in memory so short that requests make room."""

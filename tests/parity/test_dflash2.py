@@ -165,6 +165,7 @@ def check_proposals(way: Way, num_nodes: int | None, **params: Any) -> None:
 SAMPLED = {"temperature": 0.8, "seed": 4}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_nodes", [None, NUM_NODES], ids=["chain", "tree"])
 @pytest.mark.parametrize("params", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("way", WAYS)

@@ -54,7 +54,7 @@ def test_a_drafter_that_is_the_target_is_always_right(way: Way, name: str) -> No
         assert found.num_passes == 24 / (DEPTH + 1)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
 @pytest.mark.parametrize("way", WAYS)
 def test_trees_of_any_model_change_nothing(way: Way, name: str) -> None:
@@ -96,7 +96,7 @@ def test_several_requests_at_once() -> None:
         assert sum(answer.acceptance.num_accepted for answer in crowd.answers) > 40
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_as_deep_as_pays(way: Way) -> None:
     """Costs are measured by depth, and whatever is chosen changes nothing."""

@@ -157,6 +157,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fields", SHAPES, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_node_is_what_the_reference_says(way: Way, fields: dict[str, Any]) -> None:

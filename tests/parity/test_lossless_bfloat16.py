@@ -31,7 +31,7 @@ def make_drafters(target: SequentialTarget | PagedTarget, num: int) -> list[Draf
     ]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 7, 15])

@@ -46,7 +46,7 @@ def int8_target(
     )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize(
@@ -174,6 +174,7 @@ def test_a_planted_fault_is_found(fault: object) -> None:
         check_it_is_found()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 def test_a_planted_fault_of_the_kernels_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ def _with_trees(init: Callable[..., None], num_nodes: int) -> Callable[..., None
     return wrapped
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_nodes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", PARAMS)
 def test_lookup_and_predictions_on_a_table(name: str, num_nodes: int) -> None:

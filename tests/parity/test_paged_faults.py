@@ -203,10 +203,12 @@ def check_drafts_after_hits() -> None:
     assert counts == expected_counts
 
 
+@pytest.mark.slow
 def test_acceptance_is_the_same_after_a_prefix_hit() -> None:
     check_drafts_after_hits()
 
 
+@pytest.mark.slow
 def test_the_drafts_find_context_reused_that_nobody_wrote(monkeypatch: Patch) -> None:
     real = Pages.open
 

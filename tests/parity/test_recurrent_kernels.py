@@ -105,6 +105,7 @@ def outputs_of(model: Any, mixer: Any, form: Any, hidden: Tensor) -> tuple[Tenso
     return output, cache.layers[mixer.layer_idx]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.inference_mode()
@@ -138,7 +139,7 @@ def test_a_kernel_gives_what_single_steps_give(name: str, dtype: torch.dtype) ->
         )
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("chunk", [1, 7, 64, 512])
 @pytest.mark.parametrize("kind", PAGED_KINDS)
 def test_five_together_answer_as_alone(kind: str, chunk: int) -> None:
@@ -257,6 +258,7 @@ def states_of_others_are_written_over() -> Iterator[None]:
         yield
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "fault",
     [

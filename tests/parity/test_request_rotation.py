@@ -67,6 +67,7 @@ def together(target: PagedTarget | SequentialTarget, alone: list[Answer]) -> lis
     return run_crowd(target, drafter, requests(), known=known, prefill_chunk=30).answers
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", ["pages", "one after another"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_company_and_drafts_change_no_bit(kind: str, path: str) -> None:

@@ -77,7 +77,7 @@ def requests() -> list[Request]:
     return [Request(p, params[i % 2], arrival=3 * i) for i, p in enumerate(prompts)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_its_folder_drafts_what_it_decodes(name: str, tmp_path: Path) -> None:
     whole = write_wrapper(tmp_path, name)

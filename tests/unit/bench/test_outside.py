@@ -157,6 +157,7 @@ def test_an_answer_without_times_is_refused():
         process.decode([1], 1)
 
 
+@pytest.mark.slow
 def test_if_we_are_killed_a_resting_engine_ends(tmp_path):
     note = tmp_path / "pid"
     worker = WORKER.format(before=f"open({str(note)!r}, 'w').write(str(os.getpid()))", each="pass")
@@ -249,6 +250,7 @@ def test_transformers_in_a_process_gives_our_tokens(llm, pair):
     assert run["outside"]["transformers-assisted"]["tokens_per_pass"] > 1.5
 
 
+@pytest.mark.slow
 def test_what_pip_cannot_install_says_so(llm, monkeypatch, tmp_path):
     monkeypatch.setenv("BLOCKDRAFT_CACHE", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -79,6 +79,7 @@ def interrupt_at(monkeypatch, number):
     return calls
 
 
+@pytest.mark.slow
 def test_the_same_command_twice_gives_the_same_tau(arguments):
     found = []
     arguments[arguments.index("--max-tokens") + 1] = 60  # long enough for lookup to be right

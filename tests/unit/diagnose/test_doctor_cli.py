@@ -29,6 +29,7 @@ def test_a_pair_in_order_exits_with_0(pair):
     assert "decoding 20 prompts" in result.stderr
 
 
+@pytest.mark.slow
 def test_json_has_every_line_and_the_counts(pair):
     found = run_json("doctor", *pair)
     assert found["in_order"] is True

@@ -214,7 +214,7 @@ class Failing:
 PHASES = ("project", "write", "propose", "forward", "layer", "verify")
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("way", WAYS)

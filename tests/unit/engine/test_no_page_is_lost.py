@@ -242,7 +242,7 @@ class Traffic:
             self.step()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("drafts", [True, False], ids=["drafted", "plain"])
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "no reuse"])
 @pytest.mark.parametrize(("seed", "num_pages"), [(0, 6), (1, 9), (2, 40), (3, 8)])

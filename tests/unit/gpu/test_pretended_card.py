@@ -88,6 +88,7 @@ def test_a_tensor_on_the_wrong_device_is_found(folders, monkeypatch):
         load(folders)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [{}, {"adaptive": False, "num_draft_tokens": 12}], ids=str)
 def test_a_pair_is_served(folders, options, caplog):
     llm = load(folders, exact=False, **options)  # no CPU promises it with a card's operations

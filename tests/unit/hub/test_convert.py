@@ -91,6 +91,7 @@ def test_tiny_folder_loads_without_a_warning(converted):
     check_folder(converted / "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_default_target_loads_without_a_warning():
     folder = resolve_model(DEFAULT_TARGET)

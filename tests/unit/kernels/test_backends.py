@@ -136,6 +136,7 @@ def test_gates(backend: Backend, dtype: torch.dtype) -> None:
     assert torch.equal(backend.gate(gate_up, other), TorchBackend(dtype).gate(gate_up, other))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [1, 5, 16, 63, 64, 65, 1000])
 @torch.inference_mode()
 def test_the_largest_scores(backend: Backend, dtype: torch.dtype, size: int) -> None:

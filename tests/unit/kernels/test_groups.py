@@ -93,6 +93,7 @@ def native(weight: GroupWeight, bias: Tensor | None = None) -> Linear:
     return linear
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -61,6 +61,7 @@ def by_numpy(weight: Int8Weight, x: Tensor, bias: Tensor | None) -> Numbers:
     return output
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("by", ["kernels", "torch"])

@@ -88,6 +88,7 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_follows_its_definition(shape: Shape, dtype: torch.dtype) -> None:
@@ -104,6 +105,7 @@ def test_it_follows_its_definition(shape: Shape, dtype: torch.dtype) -> None:
     assert torch.equal(state.inputs, inputs.channels[NUM_ROWS - shape.taps + 1 :])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("lengths", [(1,) * NUM_ROWS, (1, 2, 20), (16, 7)], ids=str)

@@ -33,7 +33,7 @@ def fail_once(llm, after, error):
     return llm.engine.target.layers[2].register_forward_pre_hook(fail)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
 @pytest.mark.parametrize("after", range(6))
 def test_a_failure_inside_the_target_leaves_other_streams_intact(llm, after, error):
@@ -90,7 +90,7 @@ def read_together(streams):
     return found, failures, last
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "^C"])
 @pytest.mark.parametrize("failing", [0, 1, 2])
 @pytest.mark.parametrize("after", [0, 1, 8])

@@ -47,6 +47,7 @@ def test_it_equals_stock_attention(heads: int, kv_heads: int, num_keys: int) -> 
     torch.testing.assert_close(found, expected.transpose(1, 2), rtol=0, atol=1e-12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("part", ["keys", "values"])
@@ -103,6 +104,7 @@ def test_stock_attention_leaves_out_neither_soft_cap_nor_sinks(q_len: int) -> No
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("num_keys", [64, 192, 448, 960, 1024, 2048])
 @pytest.mark.parametrize("dtype", ROW_RULES, ids=str)
 def test_a_rows_bits_do_not_depend_on_its_company(dtype: torch.dtype, num_keys: int) -> None:

@@ -38,6 +38,7 @@ def run(target: PagedTarget, split: tuple[int, ...] = (33, 7)) -> tuple[Tensor, 
     return torch.cat(logits), torch.cat([own for own in features if own is not None])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
 @pytest.mark.parametrize("layer_ids", [(0, 2), (2, 0, 2), (1, LAST)], ids=str)
 @pytest.mark.parametrize("name", MODELS)

@@ -33,6 +33,7 @@ def draw(num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
     return (3 * torch.randn(num_rows, width, generator=generator)).to(dtype)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ROW_RULES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -134,7 +135,7 @@ def test_rotations_are_those_of_the_model_for_any_number_of_rows(head_dim: int) 
     assert "forward" not in vars(model.get_decoder().rotary_emb)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])

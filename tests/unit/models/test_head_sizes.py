@@ -27,6 +27,7 @@ def _products_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "product_step", lambda flag: own(flag) or 1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("_products_by_kernels")
 @pytest.mark.parametrize("head_dim", SIZES)
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

@@ -164,6 +164,7 @@ def check_attention(
         torch.testing.assert_close(found[index].double(), expected, rtol=0, atol=TOLERANCES[dtype])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

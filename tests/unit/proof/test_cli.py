@@ -296,6 +296,7 @@ class _Checker(HTMLParser):
         self.texts.append(data)
 
 
+@pytest.mark.slow
 def test_the_page_stands_alone_and_escapes_what_models_say(pair, tmp_path):
     path = tmp_path / "c.json"
     assert prove("--quick", *pair, "--output", path).exit_code == 0

@@ -92,6 +92,7 @@ def test_every_control_is_caught(findings: Findings) -> None:
         assert control.evidence
 
 
+@pytest.mark.one_in(2)
 def test_the_context_and_the_distributions_are_right(findings: Findings) -> None:
     assert len({context.case_id for context in findings.contexts}) == 2
     assert all(context.case_id.endswith("/greedy") for context in findings.contexts)

@@ -487,6 +487,7 @@ def test_variables_that_are_nested_too_deeply_are_refused(server):
     assert "chat template refuses this" in error["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_grammar_that_is_too_complex_is_the_mistake_of_its_request(server, stream):
     """Its first token is found, and the next one takes more than the parser may."""

@@ -102,6 +102,7 @@ def _paths(found: NGramPaths) -> list[tuple[int, ...]]:
     return paths
 
 
+@pytest.mark.one_in(3)
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [None, 0.2, 0.8, 1.0, 3.0])

@@ -72,6 +72,7 @@ def random_proposal(draw: random.Random, name: str) -> Proposal:
     return Proposal(tree, tuple(probabilities), (name,) * len(tokens))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", range(200))
 def test_merging_keeps_every_path_and_the_limits(seed: int) -> None:
     draw = random.Random(seed)

@@ -78,6 +78,7 @@ def assert_same(found: NGramPaths, expected: NGramPaths) -> None:
     assert found.probabilities == pytest.approx(expected.probabilities, rel=1e-9)
 
 
+@pytest.mark.one_in(2)
 @needs_kernels
 @pytest.mark.parametrize("temperature", [None, 0.3, 1.0, 50.0, 1e300])
 @pytest.mark.parametrize(("num_kinds", "spread"), [(2, 1), (6, 1), (6, 20_011)])

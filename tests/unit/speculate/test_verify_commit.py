@@ -542,6 +542,7 @@ def test_only_choices_on_the_path_count(
     assert (verdict.token_ids, verdict.nodes) == expected
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("params", CHOOSERS, ids=str)
 @pytest.mark.parametrize("node", range(-1, len(BRANCHES)))
 def test_a_sibling_without_numbers_costs_nothing(node: int, params: dict[str, Any]) -> None:

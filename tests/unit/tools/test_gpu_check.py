@@ -92,6 +92,7 @@ def test_a_failure_and_a_part_without_end_stop_no_other(parts, run, tmp_path):
     assert "it broke" in (tmp_path / "bad.log").read_text()
 
 
+@pytest.mark.slow
 def test_who_does_not_listen_is_killed(parts, run, tmp_path):
     begin = monotonic()
     _, states = run([parts["deaf"]])
@@ -100,6 +101,7 @@ def test_who_does_not_listen_is_killed(parts, run, tmp_path):
     assert read_notes(notes_path(tmp_path, "deaf")) == {"before": 1}
 
 
+@pytest.mark.slow
 def test_the_next_call_goes_on(parts, run):
     order = [parts["good"], replace(parts["slow"], seconds=None), parts["bad"]]
     ran, states = run(order, seconds=8.0)

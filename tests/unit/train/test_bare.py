@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import blockdraft
 from blockdraft.models.draft import DraftModel
 from tests.train_runs import small_config
@@ -32,6 +34,7 @@ def bare(*settings: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_training_needs_no_package_of_the_command_line(tmp_path):
     config = small_config(tmp_path, max_steps=2, tau_limit=1, tau_max_tokens=4)
     values = config.to_dict().items()

@@ -63,7 +63,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @each_kind
 def test_a_run_learns_and_resumes_to_the_same_bits(tmp_path: Path, kind: str) -> None:
     easy = write_easy(tmp_path / "easy.jsonl")
@@ -162,7 +162,7 @@ class ByHeart:
         return acceptance.acceptance_length
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.slow
 @each_kind
 def test_what_is_known_by_heart_is_accepted(tmp_path: Path, kind: str) -> None:
     known = ByHeart(tmp_path, kind)

@@ -37,7 +37,7 @@ def config(tmp_path) -> TrainConfig:
     return small_config(tmp_path)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("changes", [{}, {"accumulate": 3}, {"pack_len": 1024}], ids=str)
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_broken_off_run_goes_on_as_if_it_had_not_been(config, cached, changes):
@@ -60,7 +60,7 @@ def test_a_broken_off_run_goes_on_as_if_it_had_not_been(config, cached, changes)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("at", "best"), [("add", 4), ("log", 4), ("_save", 4), ("keep_best", 6)], ids=str
 )

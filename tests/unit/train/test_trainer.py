@@ -91,6 +91,7 @@ def test_the_best_drafter_by_true_tau_is_kept(config, monkeypatch):
     assert (best, last) == (4, 8)
 
 
+@pytest.mark.slow
 def test_real_decoding_is_measured_by_set(config, tmp_path, monkeypatch):
     drafters = []
     decode = RealDecoding._decode
