@@ -123,7 +123,7 @@ def _left(folder: Path, limit: str, used: str, reclaimable: str) -> float | None
 def cpu_features() -> str:
     """What this CPU is and which instructions it has; as much as the system says."""
     # x86 and Arm name them differently.
-    known = ("model name", "flags", "CPU part", "Features")
+    known = ("vendor_id", "model name", "flags", "CPU part", "Features")
     found = _first_core()
     return "\n".join([platform.machine(), *(found[name] for name in known if name in found)])
 

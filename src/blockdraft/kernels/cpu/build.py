@@ -73,7 +73,7 @@ def build() -> Path:
 def _digest(threads: Path | None) -> str:
     parts = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.is_file()]
     decisive = (
-        *(" ".join(_flags()), torch.__version__, str(threads), cpu_features()),
+        *(" ".join(compile_flags()), torch.__version__, str(threads), cpu_features()),
         *platform.libc_ver(),
     )
     parts += [text.encode() for text in decisive]
@@ -87,7 +87,7 @@ def _compile(library: Path, threads: Path | None) -> None:
     compiler = _compiler()
     if "clang" in compiler[0]:
         threads = None  # its OpenMP needs another runtime than torch's
-    flags = [*_flags(), *(["-fopenmp"] if threads else [])]
+    flags = [*compile_flags(), *(["-fopenmp"] if threads else [])]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [str(Path(folder, source.stem + ".o")) for source in sources]
@@ -104,7 +104,8 @@ def _compile(library: Path, threads: Path | None) -> None:
         part.replace(library)
 
 
-def _flags() -> list[str]:
+def compile_flags() -> list[str]:
+    """Of the compiler, those that the user adds among them."""
     return [*COMPILE_FLAGS, *_extra_flags()]
 
 

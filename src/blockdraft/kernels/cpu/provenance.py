@@ -2,7 +2,7 @@
 
 import re
 
-from blockdraft.kernels.cpu.build import COMPILE_FLAGS, build
+from blockdraft.kernels.cpu.build import build, compile_flags
 
 _COMPILER = re.compile(rb"(?:GCC: \(|clang version )[^\0]+")
 """What compilers write into what they make, its section .comment. It begins with fixed letters: a
@@ -21,7 +21,7 @@ def made_with() -> dict[str, str]:
     threads = [_OPENMP_FLAG] if _OPENMP_CALL in content else []
     return {
         "compiler": ", ".join(compilers) or "unknown",
-        "flags": " ".join([*COMPILE_FLAGS, *threads]),
+        "flags": " ".join([*compile_flags(), *threads]),
     }
 
 

@@ -89,7 +89,7 @@ Lanes load_part(const W* from) {
 #if BLOCKDRAFT_SPLITS_PAIRS
   if constexpr (kParts<W, T> == 2) {
     if constexpr (kPart == 0) return (Lanes)_mm512_slli_epi32(_mm512_loadu_si512(from), 16);
-    // Without the lower halves, which needs no register for a mask.
+    // Without the lower halves: a mask in a register of lanes would be one too many.
     return (Lanes)_mm512_maskz_loadu_epi16(0xaaaaaaaa, from);
   }
 #endif
@@ -254,24 +254,31 @@ void multiply_int8(const Product& product, T* output, const T* input, int64_t nu
 #endif
 
 #if BLOCKDRAFT_SPLITS_PAIRS
-// Whether pairs of bfloat16 are taken apart. Where Intel's processors multiply pairs, they take two
-// cycles for sixteen; in these they multiply 64 values in float32.
+// Whether pairs of bfloat16 are taken apart: where nothing multiplies pairs, and on Intel's processors,
+// which multiply twice as many values a cycle in float32 (docs/experiments/intel.md).
 inline bool splits_pairs() {
   static const bool is_faster = !BLOCKDRAFT_HAS_PAIRS || __builtin_cpu_is("intel") != 0;
   return is_faster;
 }
 
-// Every thread widens all rows for itself, as for int8 weights.
+// More rows are multiplied piece by piece, or a long prompt would keep as many values in memory.
+constexpr int64_t kMostWidened = 512;
+
+// Every thread widens all rows of a piece for itself, as for int8 weights.
 template <typename Value>
-void multiply_split(const Product& product, BFloat16* output, const Operand<BFloat16, Value>& operand,
-                    int64_t num_rows) {
+void multiply_split(const Product& product, BFloat16* output, const BFloat16* rows,
+                    const Value& value, int64_t num_rows) {
   thread_local std::vector<float> kept;
-  const int64_t num_values = num_rows * product.inputs;
-  if (static_cast<int64_t>(kept.size()) < num_values) kept.resize(static_cast<size_t>(num_values));
-  in_lanes(0, num_values, [&](int64_t i, auto num) {
-    store_some(kept.data() + i, load_some(operand.rows + i, num), num);
-  });
-  multiply_held<BFloat16>(product, output, Operand<float, Value>{kept.data(), operand.value}, num_rows);
+  const int64_t inputs = product.inputs, num_kept = std::min(num_rows, kMostWidened) * inputs;
+  if (static_cast<int64_t>(kept.size()) < num_kept) kept.resize(static_cast<size_t>(num_kept));
+  for (int64_t first = 0; first < num_rows; first += kMostWidened) {
+    const int64_t num = std::min(num_rows - first, kMostWidened);
+    in_lanes(0, num * inputs, [&](int64_t i, auto some) {
+      store_some(kept.data() + i, load_some(rows + first * inputs + i, some), some);
+    });
+    multiply_held<BFloat16>(product, output + first * product.outputs,
+                            Operand<float, Value>{kept.data(), value}, num);
+  }
 }
 #endif
 
@@ -290,7 +297,6 @@ inline void put_panel(const Product& product, BFloat16* output, int64_t row, con
 // In matrix registers, whatever the number of rows: their sums round otherwise than those of lanes.
 inline void multiply_in_matrices(const Product& product, BFloat16* output, const BFloat16* input,
                                  int64_t num_rows) {
-  if (num_rows == 0) return;
   const int64_t num_panels = (product.outputs + kPanel - 1) / kPanel;
   const int64_t num_blocks = (num_rows + kMatrixRows - 1) / kMatrixRows;
   const int64_t block_rows = (num_rows + num_blocks - 1) / num_blocks;
@@ -334,6 +340,7 @@ inline void multiply_in_matrices(const Product& product, BFloat16* output, const
 // Shares its panels among the threads of the region that calls it.
 template <typename T>
 void multiply(const Product& product, void* output, const void* input, int64_t num_rows) {
+  if (num_rows == 0) return;
   T* to = static_cast<T*>(output);
   const T* from = static_cast<const T*>(input);
 #if BLOCKDRAFT_GROUPS
@@ -347,14 +354,16 @@ void multiply(const Product& product, void* output, const void* input, int64_t n
     if (has_matrices()) return multiply_in_matrices(product, to, from, num_rows);
 #endif
   const auto value = [](Lanes sum, int64_t, int64_t) { return sum; };
-  const Operand<T, decltype(value)> rows{from, value};
 #if BLOCKDRAFT_SPLITS_PAIRS
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (splits_pairs()) return multiply_split(product, to, rows, num_rows);
+    if (splits_pairs()) return multiply_split(product, to, from, value, num_rows);
 #endif
+  const Operand<T, decltype(value)> rows{from, value};
   if constexpr (kReadsNarrow && std::is_same_v<T, float>)
     if (product.is_narrow) return multiply_held<Narrow>(product, to, rows, num_rows);
-  multiply_held<T>(product, to, rows, num_rows);
+  // Without an instruction for pairs nothing reads panels of them in bfloat16.
+  if constexpr (kStep<T> == kInputs<T, float> || !BLOCKDRAFT_SPLITS_PAIRS)
+    multiply_held<T>(product, to, rows, num_rows);
 }
 
 }  // namespace blockdraft
