@@ -115,7 +115,7 @@ struct Fetched {
 template <int kNum, bool kOnce>
 struct FetchedLines {
   static void fetch(const char* from) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int line = 0; line < kNum; ++line)
       __builtin_prefetch(from + line * kCacheLine, 0, kOnce ? 0 : 3);
   }
@@ -142,7 +142,7 @@ constexpr int num_lines(int64_t bytes) {
 }
 
 // M rows from `row` on with P panels from the output `first` on, of a weight held as W. Loops over
-// sums are unrolled, or they would not stay in registers. L: FetchedLines.
+// sums are unrolled as a whole, or they would not stay in registers. L: FetchedLines.
 template <int M, int P, typename L, typename W, typename O, typename T, typename Value>
 void multiply_panels(const Product& product, O* output, const Operand<T, Value>& operand, int64_t row,
                      int64_t first, Fetched fetched) {
@@ -152,14 +152,14 @@ void multiply_panels(const Product& product, O* output, const Operand<T, Value>&
   Lanes sums[M][kSums] = {};
   const auto add_part = [&](int64_t input, auto part) {
     Lanes weights[kSums];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i)
       weights[i] = load_part<T, part>(panels + i / kPanelLanes * kPanel * product.inputs +
                                       input * kPanel + i % kPanelLanes * kLanes * kInputs<W, T>);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       const Lanes value = spread_word(rows + m * product.inputs + input + part);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int i = 0; i < kSums; ++i)
         sums[m][i] = multiply_step<T>(value, weights[i], sums[m][i]);
     }
@@ -171,9 +171,9 @@ void multiply_panels(const Product& product, O* output, const Operand<T, Value>&
     if constexpr (kParts<W, T> == 2) add_part(input, std::integral_constant<int, 1>{});
   }
   const O* bias = static_cast<const O*>(product.bias);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) {
       const int64_t place = first + i * kLanes;
       put_sums(output + (row + m) * product.outputs + place,
@@ -186,8 +186,7 @@ void multiply_panels(const Product& product, O* output, const Operand<T, Value>&
 template <int P, typename W, typename O, typename T, typename Value>
 void multiply_rows(const Product& product, O* output, const Operand<T, Value>& operand,
                    int64_t num_rows, int64_t index) {
-  // Compilers need a register more to take pairs apart.
-  constexpr int kMost = (kMaxRows + 1 - kParts<W, T>) / P;
+  constexpr int kMost = kMaxRows / P;
   const int64_t num_blocks = (num_rows + kMost - 1) / kMost;
   const int64_t first = index * kPanel;
   // Blocks of about as many rows: few would cost nearly as much as many.
