@@ -14,6 +14,7 @@
 #include "int8.h"
 #include "matrices.h"
 #include "product.h"
+#include "rows.h"
 
 namespace blockdraft {
 
@@ -272,9 +273,7 @@ void multiply_split(const Product& product, BFloat16* output, const BFloat16* ro
   if (static_cast<int64_t>(kept.size()) < num_kept) kept.resize(static_cast<size_t>(num_kept));
   for (int64_t first = 0; first < num_rows; first += kMostWidened) {
     const int64_t num = std::min(num_rows - first, kMostWidened);
-    in_lanes(0, num * inputs, [&](int64_t i, auto some) {
-      store_some(kept.data() + i, load_some(rows + first * inputs + i, some), some);
-    });
+    widen_row(kept.data(), rows + first * inputs, num * inputs);
     multiply_held<BFloat16>(product, output + first * product.outputs,
                             Operand<float, Value>{kept.data(), value}, num);
   }
