@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "pools.h"
+#include "rows.h"
 
 namespace blockdraft {
 
@@ -81,7 +82,7 @@ struct State {
   Range in_tile[kMaxQueries];
   float largest[kMaxQueries];
   alignas(64) float totals[kMaxQueries * kLanes];
-  alignas(64) float queries[kMaxQueries * kMaxHeadDim];
+  alignas(64) float queries[kMaxQueries * kMaxHeadDim];  // in words, or in float32
   alignas(64) float sums[kMaxQueries * kMaxHeadDim];
   alignas(64) float scores[kMaxQueries * kTile];
   alignas(64) float columns[kMaxHeadDim * kTile];  // keys of a tile, and its values
@@ -99,6 +100,14 @@ inline Range range_of(const Plan& plan, int64_t row) {
 }
 
 template <typename T>
+void put_words(float* to, const T* from, int64_t num_words) {
+  for (int64_t word = 0; word < num_words; word += kLanes) {
+    const int64_t num = num_words - word < kLanes ? num_words - word : kLanes;
+    store_some(to + word, load_words(from + word * kStep<T>, num), num);
+  }
+}
+
+template <typename T>
 void begin(State& state, const Plan& plan, const Layer& layer, const Part& part,
            const Rows<const T>& queries) {
   const int64_t head_dim = layer.head_dim, first_row = plan.spans[3 * part.first_span];
@@ -113,11 +122,10 @@ void begin(State& state, const Plan& plan, const Layer& layer, const Part& part,
     state.largest[i] = -INFINITY;
     store(state.totals + i * kLanes, Lanes{});
     const T* query = queries.at(row, head);
-    const int64_t num_words = head_dim / kStep<T>;
-    for (int64_t word = 0; word < num_words; word += kLanes) {
-      const int64_t num = num_words - word < kLanes ? num_words - word : kLanes;
-      store_some(state.queries + i * num_words + word, load_words(query + word * kStep<T>, num), num);
-    }
+    if (splits_keys<T>(head_dim))
+      widen_row(state.queries + i * head_dim, query, head_dim);
+    else
+      put_words(state.queries + i * (head_dim / kStep<T>), query, head_dim / kStep<T>);
     for (int64_t d = 0; d < head_dim; d += kLanes) store(state.sums + i * head_dim + d, Lanes{});
   }
 }
@@ -171,8 +179,12 @@ void multiply_keys(State& state, Range queries, int64_t head_dim) {
   const int64_t num_words = head_dim / kStep<T>;
   in_blocks(queries.end - queries.first, [&](int64_t in_block, auto num) {
     const int64_t first = queries.first + in_block;
-    multiply_keys<T, num>(state.scores + first * kTile, state.queries + first * num_words,
-                          state.columns, num_words);
+    float* scores = state.scores + first * kTile;
+    if (splits_keys<T>(head_dim))
+      multiply_keys<T, float, num>(scores, state.queries + first * head_dim, state.columns,
+                                   num_words);
+    else
+      multiply_keys<T, T, num>(scores, state.queries + first * num_words, state.columns, num_words);
   });
 }
 

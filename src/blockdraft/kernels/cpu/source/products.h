@@ -88,11 +88,7 @@ inline Lanes load_weights(const int8_t* from) {
 template <typename T, int kPart, typename W>
 Lanes load_part(const W* from) {
 #if BLOCKDRAFT_SPLITS_PAIRS
-  if constexpr (kParts<W, T> == 2) {
-    if constexpr (kPart == 0) return (Lanes)_mm512_slli_epi32(_mm512_loadu_si512(from), 16);
-    // Without the lower halves: a mask in a register of lanes would be one too many.
-    return (Lanes)_mm512_maskz_loadu_epi16(0xaaaaaaaa, from);
-  }
+  if constexpr (kParts<W, T> == 2) return load_of_pairs<kPart>(from);
 #endif
   return load_weights(from);
 }
@@ -254,13 +250,6 @@ void multiply_int8(const Product& product, T* output, const T* input, int64_t nu
 #endif
 
 #if BLOCKDRAFT_SPLITS_PAIRS
-// Whether pairs of bfloat16 are taken apart: where nothing multiplies pairs, and on Intel's processors,
-// which multiply twice as many values a cycle in float32 (docs/experiments/intel.md).
-inline bool splits_pairs() {
-  static const bool is_faster = !BLOCKDRAFT_HAS_PAIRS || __builtin_cpu_is("intel") != 0;
-  return is_faster;
-}
-
 // More rows are multiplied piece by piece, or a long prompt would keep as many values in memory.
 constexpr int64_t kMostWidened = 512;
 

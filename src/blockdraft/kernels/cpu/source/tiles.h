@@ -124,13 +124,18 @@ void transpose_keys(float* columns, const T* keys, Range seen, int64_t head_dim)
 }
 #endif
 
-#if BLOCKDRAFT_HAS_MATRICES
 // Whether queries in bfloat16 meet keys and values in matrix registers, however many there are: their sums round
 // otherwise than those of lanes.
 inline bool attends_in_matrices(int64_t head_dim) {
+#if BLOCKDRAFT_HAS_MATRICES
   return head_dim % kMatrixInputs == 0 && has_matrices();
+#else
+  (void)head_dim;
+  return false;
+#endif
 }
 
+#if BLOCKDRAFT_HAS_MATRICES
 // scores[n][key] of the queries that the registers are set for, in words, with all keys of a tile.
 inline void multiply_keys_in_matrices(float* scores, const float* queries, const float* columns,
                                       int64_t num_words) {
@@ -239,20 +244,40 @@ inline void add_values_in_matrices(float* sums, const BFloat16* high, const BFlo
 }
 #endif
 
-// scores[n][key] of N queries, in words, with all keys of a tile; `C` groups of lanes at a time.
-template <typename T, int N, int C>
+// Whether keys of T, which lie in pairs, are taken apart and meet queries in float32.
+template <typename T>
+bool splits_keys(int64_t head_dim) {
+  return kStep<T> == 2 && splits_pairs() && !attends_in_matrices(head_dim);
+}
+
+// scores[n][key] of N queries in words of Q with all keys of a tile, in words of K; `C` groups of
+// lanes at a time.
+template <typename K, typename Q, int N, int C>
 void multiply_keys(float* scores, const float* queries, const float* columns, int64_t num_words) {
+  constexpr int kParts = kStep<K> / kStep<Q>;
   Lanes sums[N][C] = {};
-  for (int64_t word = 0; word < num_words; ++word) {
+  const auto add_part = [&](int64_t word, auto part) {
     Lanes keys[C];
 #pragma GCC unroll 8  // the sums stay in registers
-    for (int i = 0; i < C; ++i) keys[i] = load(columns + word * kTile + i * kLanes);
+    for (int i = 0; i < C; ++i) {
+      const float* from = columns + word * kTile + i * kLanes;
+#if BLOCKDRAFT_SPLITS_PAIRS
+      if constexpr (kParts == 2)
+        keys[i] = load_of_pairs<part>(from);
+      else
+#endif
+        keys[i] = load(from);
+    }
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      const Lanes query = spread(queries + n * num_words + word);
+      const Lanes query = spread(queries + (n * num_words + word) * kParts + part);
 #pragma GCC unroll 8
-      for (int i = 0; i < C; ++i) sums[n][i] = multiply_step<T>(query, keys[i], sums[n][i]);
+      for (int i = 0; i < C; ++i) sums[n][i] = multiply_step<Q>(query, keys[i], sums[n][i]);
     }
+  };
+  for (int64_t word = 0; word < num_words; ++word) {
+    add_part(word, std::integral_constant<int, 0>{});
+    if constexpr (kParts == 2) add_part(word, std::integral_constant<int, 1>{});
   }
 #pragma GCC unroll 8
   for (int n = 0; n < N; ++n)
@@ -260,11 +285,11 @@ void multiply_keys(float* scores, const float* queries, const float* columns, in
     for (int i = 0; i < C; ++i) store(scores + n * kTile + i * kLanes, sums[n][i]);
 }
 
-template <typename T, int N>
+template <typename K, typename Q, int N>
 void multiply_keys(float* scores, const float* queries, const float* columns, int64_t num_words) {
   constexpr int kAtOnce = kSumLanes<N>;
   for (int i = 0; i < kTileLanes; i += kAtOnce)
-    multiply_keys<T, N, kAtOnce>(scores + i * kLanes, queries, columns + i * kLanes, num_words);
+    multiply_keys<K, Q, N, kAtOnce>(scores + i * kLanes, queries, columns + i * kLanes, num_words);
 }
 
 // Adds the weighted values of some keys, one key after another, to sums[n] of N queries; `C` groups
