@@ -401,7 +401,7 @@ class BestRate:
             step.prices,
             order,
             step.offer.drafting if step.offer is not None and step.has_proposals else 0.0,
-            least=min(sum(step.forced.values()), len(order.nodes)),
+            least=order.num_forced,
         )
 
     def _best(
@@ -433,19 +433,21 @@ class BestRate:
         for row, proposal, own in zip(rows, proposals, found, strict=True):
             if row.sequence.key not in step.offer.keys:
                 continue
-            if not any(self._model_kind in name for name in proposal.sources):
-                continue
-            gains = [order.gains[place] for place in own]
-            branches = [order.branches[place] > 0 for place in own]
             of_all = self._for_all(row)
             expectation = self._expectation(row)
             if expectation is of_all:
                 expectation = of_all.of_request()
+            self._known[row.sequence.key] = _Known(expectation, self._num_steps)
+            if not any(self._model_kind in name for name in proposal.sources):
+                # The model has failed for it, or it is too long for the model. Others are not.
+                expectation.record([], [], [])
+                continue
+            gains = [order.gains[place] for place in own]
+            branches = [order.branches[place] > 0 for place in own]
             chances = dict(zip((order.nodes[place] for place in own), gains, strict=True))
             first = [chances[node] for node in proposal.tree.through([])]
             for learning in (expectation, of_all):
                 learning.record(gains, branches, first)
-            self._known[row.sequence.key] = _Known(expectation, self._num_steps)
 
     def record(self, outcomes: Sequence[Outcome], seconds: Mapping[Phase, float]) -> None:
         """See `Policy`."""
@@ -519,7 +521,7 @@ class BestRate:
                 num_kept += len(outcome.kept_nodes)
         num = step.prices.num
         self._trust_of_choices.record(num, step.predicted, num_kept)
-        if step.offer is not None and not step.forced:
+        if step.offer is not None and step.has_proposals and not step.forced:
             trust = self._trust_of_limits[step.has_free]
             trust.record(num, step.offer.predicted, num_kept)
         return num_kept

@@ -11,16 +11,18 @@ class Order:
     """Candidates of all rows, in the order in which they are taken.
 
     rows, nodes: of which row each is, and which node of its proposal. gains: the probability of
-    each. branches: seconds that each adds because it begins a branch.
+    each. branches: seconds that each adds because it begins a branch. num_forced: the first so many
+    are taken in any case.
     """
 
     rows: list[int]
     nodes: list[int]
     gains: list[float]
     branches: list[float]
+    num_forced: int
 
 
-NO_CANDIDATES = Order([], [], [], [])
+NO_CANDIDATES = Order([], [], [], [], 0)
 """Of a step in which nothing is proposed."""
 
 
@@ -47,6 +49,7 @@ def ordered(
         nodes,
         [-item[1] for item in found],
         list(_branches(proposals, branch_seconds, rows, nodes)),
+        sum(not is_free for is_free, *_ in found),
     )
 
 

@@ -23,8 +23,7 @@ SCRATCH_PAGE = 0
 class _Digests:
     """Of the first pages of one sequence, as far as they were asked for: its tokens stay.
 
-    `domain` parts the chain: pages whose draft context was written, and pages without; and pages of
-    long texts, where these have other keys.
+    `domain` parts the chain, see `_domain`.
     """
 
     domain: bytes
@@ -114,8 +113,13 @@ class Pages:
         is_long = self.long_from is not None and longest > self.long_from
         digests = self._digests(key, with_context, is_long)
         table = self._tables[key] = _Table(digests, is_long=is_long)
+        domains = [digests]
+        if not with_context and self.borders is None:
+            # Keys and values of the target are the same, whatever else a page has.
+            domains.append(_Digests(_domain(with_context=True, is_long=is_long)))
         for index in range((len(token_ids) - 1) // PAGE_SIZE if self.reuse else 0):
-            page_id = self._page_of.get(table.digests.of(index, token_ids))
+            found = (self._page_of.get(own.of(index, token_ids)) for own in domains)
+            page_id = next((page_id for page_id in found if page_id is not None), None)
             if page_id is None:
                 break
             table.page_ids.append(page_id)
@@ -139,7 +143,7 @@ class Pages:
 
     def _digests(self, key: int, with_context: bool, is_long: bool) -> _Digests:
         """Those that are known of a sequence that was put back, or none."""
-        domain = (b"context" if with_context else b"plain") + (b" long" if is_long else b"")
+        domain = _domain(with_context=with_context, is_long=is_long)
         known = self._put_back.pop(key, None)
         return known if known is not None and known.domain == domain else _Digests(domain)
 
@@ -260,6 +264,11 @@ def even_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:
     """
     num_pages = max(map(len, tables))
     return [[*table, *[table[0]] * (num_pages - len(table))] for table in tables]
+
+
+def _domain(*, with_context: bool, is_long: bool) -> bytes:
+    """Parts the chain: pages with a draft context and pages without, pages of long texts."""
+    return (b"context" if with_context else b"plain") + (b" long" if is_long else b"")
 
 
 def _next_digest(digests: _Digests, token_ids: Sequence[int], index: int) -> bytes:

@@ -73,6 +73,7 @@ class Engine:
             max_running=max_running,
             prefill_chunk=prefill_chunk,
             model_depth=drafter.max_nodes,
+            model_kind=drafter.kind,
             draft_context=bool(drafter.feature_layers),
         )
         self.scheduler.free_depth = self.proposer.free_depth
@@ -346,8 +347,9 @@ class Engine:
         """Advance every scheduled sequence: by at least one token, or by a chunk of its prompt.
 
         What goes wrong for one row ends its request with an error, and a drafter that fails only
-        costs its proposals. Where memory does not suffice for the step, the request with the
-        largest share of it ends with an error. If anything else fails, or is interrupted, the step
+        costs its proposals. Where memory does not suffice for the step, it is made again without
+        candidates, and if that does not fit either, the request with the largest share of it ends
+        with an error. If anything else fails, or is interrupted, the step
         may be tried again; what it has committed is returned then.
         """
         if self._unreported:
@@ -365,15 +367,25 @@ class Engine:
             with self.timer.phase("controller"):
                 batch = self.allocator.limit(batch, free)
             self._note_start(batch)
-            try:
-                self._advance(batch, free)
-            except BaseException as error:
-                for row in batch:
-                    self.target.truncate(row.sequence.key, row.sequence.num_cached)
-                if not is_out_of_memory(error):
-                    raise
-                self._fail_largest(batch)
+            if not self._fits(batch, free):
+                # Perhaps only the candidates were too many.
+                drafts = any(row.num_draft_tokens for row in batch)
+                batch, nothing = [row.within(0) for row in batch], [NOTHING] * len(batch)
+                if not (drafts and self._fits(self.allocator.limit(batch, nothing), nothing)):
+                    self._fail_largest(batch)
             return self._report()
+
+    def _fits(self, batch: Batch, free: Ids[Proposal]) -> bool:
+        """Advance the rows; False, and they stay what they were, if memory does not suffice."""
+        try:
+            self._advance(batch, free)
+        except BaseException as error:
+            for row in batch:
+                self.target.truncate(row.sequence.key, row.sequence.num_cached)
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
 
     def _note_start(self, batch: Batch) -> None:
         now = perf_counter()
@@ -418,8 +430,8 @@ class Engine:
             self.failures.note(error)
 
     def _fail_largest(self, batch: Batch) -> None:
-        row = max(batch, key=lambda row: len(row.new_ids) + row.num_draft_tokens)
-        sequence, num_tokens = row.sequence, len(row.new_ids) + row.num_draft_tokens
+        row = max(batch, key=lambda row: len(row.new_ids))
+        sequence, num_tokens = row.sequence, len(row.new_ids)
         sequence.fail(
             f"not enough memory for a forward of {num_tokens} tokens; lower prefill_chunk or "
             "max_concurrency"

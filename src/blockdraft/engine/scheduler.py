@@ -34,10 +34,10 @@ class Scheduler:
     one chunk. When the memory is full the sequence that came last is preempted: `release` forgets
     what was computed of it, it goes back to the head of the queue, and its tokens are computed
     again later. `draft_context` says whether the drafter keeps one; what is reused must then hold
-    it. Candidates of a drafter that runs a model are chains of at most `model_depth`, or trees of
-    so deep paths and of at most `num_tree_nodes`, if that is more than 0. `free_depth` says how
-    deep the others may propose. `num_draft_tokens` and `draft_depth` are limits for all of them, as
-    those of a request.
+    it. Candidates of a drafter that runs a model, which a request knows as `model_kind`, are chains
+    of at most `model_depth`, or trees of so deep paths and of at most `num_tree_nodes`, if that is
+    more than 0. `free_depth` says how deep the others may propose. `num_draft_tokens` and
+    `draft_depth` are limits for all of them, as those of a request.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Scheduler:
         max_running: int,
         prefill_chunk: int,
         model_depth: int,
+        model_kind: str,
         draft_context: bool = False,
     ) -> None:
         self.memory = memory
@@ -55,6 +56,7 @@ class Scheduler:
         self.max_running = max_running
         self.prefill_chunk = prefill_chunk
         self.model_depth = model_depth
+        self._model_kind = model_kind
         self.draft_context = draft_context
         self.num_tree_nodes = 0
         self.num_draft_tokens: int | None = None
@@ -168,7 +170,8 @@ class Scheduler:
         # The bonus takes the last place, so no draft can be kept there.
         num_left = sequence.params.max_tokens - sequence.num_output - 1
         longest = least(num_left, self.draft_depth, sequence.params.draft_depth)
-        model_depth = min(self.model_depth, longest) if sequence.may_draft else 0
+        may_model = sequence.allows(self._model_kind)
+        model_depth = min(self.model_depth, longest) if may_model else 0
         depth = max(model_depth, min(self.free_depth(sequence), longest))
         if depth <= 0:
             return Row(sequence, new_ids, 0)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from blockdraft.core.plan import NOTHING, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.request import FinishReason
@@ -181,7 +182,7 @@ def _tell_proposer(
     token_ids = [*row.new_ids, *(planned.tree.tokens[node] for node in nodes)]
     # A sequence that may never draft needs no draft context: plain decoding stays free of it.
     has_context = bool(proposer.drafter.feature_layers) and row.sequence.may_draft
-    kept = None
+    take = None
     if has_context and features is not None:
-        kept = features.at(planned.kept_positions(nodes))
-    proposer.committed(row, token_ids, kept)
+        take = partial(features.at, planned.kept_positions(nodes))
+    proposer.committed(row, token_ids, take)

@@ -174,12 +174,20 @@ class Proposer:
                     f"drafted token id {token_id} is outside the vocabulary of {self._vocab_size}"
                 )
 
-    def committed(self, row: Row, token_ids: Items[int], features: Tensor | None) -> None:
-        """See Drafter.committed. A drafter that fails here drafts no more for the sequence."""
+    def committed(
+        self, row: Row, token_ids: Items[int], take_features: Callable[[], Tensor] | None
+    ) -> None:
+        """See Drafter.committed. A drafter that fails here drafts no more for the sequence.
+
+        `take_features` is called once, where a drafter reads any; what fails there costs no more.
+        """
+        features = None
         for drafter in self.drafters:
             if drafter.kind in row.sequence.lost_drafters:
                 continue
             try:
+                if features is None and take_features is not None and drafter.feature_layers:
+                    features = take_features()
                 drafter.committed(row, token_ids, features if drafter.feature_layers else None)
             except Exception as error:
                 self.failures.note(error)

@@ -10,6 +10,7 @@ import pytest
 from blockdraft.allocation.account import Account
 from blockdraft.allocation.allocator import Allocator
 from blockdraft.allocation.best_rate import BestRate
+from blockdraft.allocation.candidates import ordered
 from blockdraft.allocation.costs import KeyCosts, StepCosts
 from blockdraft.allocation.expectation import Trust
 from blockdraft.allocation.free_worth import FreeWorth
@@ -339,6 +340,27 @@ def test_a_long_prompt_is_not_projected_for_a_few_tokens():
     for lag, expected in ((100_000, 0), (100, 5)):  # two seconds, and two milliseconds
         policy = BestRate(CPU.costs(), 5, 5, lambda row, lag=lag: lag, model_kind=KIND)
         assert limited(policy, [row])[0].for_model().num_draft_tokens == expected
+
+
+def test_rows_that_the_model_proposes_nothing_for_do_not_speak_for_others():
+    # As where a text is too long for the model.
+    policy, row, asked = best_rate(CPU), make_row(99, 5), []
+    for _ in range(300):
+        able = limited(policy, [row])[0].for_model()
+        asked.append(able.num_draft_tokens > 0)
+        policy.choose([able], [NOTHING])
+        policy.record([Outcome(able, NOTHING, [])], {"forward": CPU.forward(1)})
+    assert sum(asked[100:]) <= 20  # tries
+    policy.close(99)
+    result = simulate(policy, CPU, always(*CODE), 1, seconds=10)
+    assert result.share_drafted > 0.95
+
+
+def test_no_more_candidates_are_forced_than_there_are_on_the_first_path():
+    tree = Tree((1, 2, 3), (ROOT, ROOT, ROOT))
+    order = ordered([Proposal(tree, (0.5, 0.3, 0.1), (KIND,) * 3)], [[0.5, 0.3, 0.1]], [0.0], [3])
+    assert order.num_forced == 1
+    assert order.nodes == [0, 1, 2]
 
 
 # Beside the simulated machine.

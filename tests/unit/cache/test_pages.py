@@ -146,13 +146,36 @@ def test_one_other_token_is_another_page() -> None:
         assert hits(pages, changed) == index // PAGE_SIZE * PAGE_SIZE
 
 
-def test_pages_with_draft_context_and_pages_without_are_apart() -> None:
+def test_who_drafts_takes_no_pages_without_draft_context() -> None:
     pages = Pages(9)
     fill(pages, 0, tokens(1), with_context=False)
     assert hits(pages, tokens(1), with_context=True) == 0
     fill(pages, 1, tokens(2), with_context=True)
-    assert hits(pages, tokens(2), with_context=False) == 0
     assert hits(pages, tokens(2), with_context=True) == PAGE_SIZE
+
+
+def test_who_does_not_draft_takes_any_pages() -> None:
+    pages = Pages(9)
+    shared = fill(pages, 0, tokens(1, 2), with_context=True)
+    own = fill(pages, 1, tokens(1, 2, 3), with_context=False)
+    assert own[:2] == shared[:2]
+    # What it has added is its own kind.
+    assert hits(pages, tokens(1, 2, 3), with_context=False) == 3 * PAGE_SIZE
+    assert hits(pages, tokens(1, 2, 3), with_context=True) == 2 * PAGE_SIZE
+
+
+def test_states_at_borders_are_of_one_kind_alone() -> None:
+    class Borders:
+        def has(self, digest: bytes) -> bool:
+            return True
+
+        def opened(self, key: int, digest: bytes | None, num_tokens: int) -> None:
+            """Nothing is told of it here."""
+
+    pages = Pages(9)
+    pages.borders = Borders()
+    fill(pages, 0, tokens(1), with_context=True)
+    assert hits(pages, tokens(1), with_context=False) == 0
 
 
 def test_without_reuse_nothing_is_kept() -> None:
@@ -356,7 +379,9 @@ def _open(draw: random.Random, pages: Pages, naive: Naive, key: int) -> int:
     assert num_found < len(token_ids)
     for index, page_id in enumerate(pages.page_ids(key)):
         content = tuple(token_ids[: (index + 1) * PAGE_SIZE])
-        assert naive.content[page_id] == (with_context, content)
+        has_context, written = naive.content[page_id]
+        assert written == content
+        assert has_context or not with_context
     naive.tokens[key], naive.domains[key] = token_ids, with_context
     naive.num_published[key] = num_found
     return num_found // PAGE_SIZE
@@ -396,5 +421,6 @@ def _publish(draw: random.Random, pages: Pages, naive: Naive, key: int) -> None:
 def _check_tables(pages: Pages, naive: Naive) -> None:
     for key, token_ids in naive.tokens.items():
         for index in range(naive.num_published[key] // PAGE_SIZE):
-            content = (naive.domains[key], tuple(token_ids[: (index + 1) * PAGE_SIZE]))
-            assert naive.content[pages.page_ids(key)[index]] == content
+            has_context, content = naive.content[pages.page_ids(key)[index]]
+            assert content == tuple(token_ids[: (index + 1) * PAGE_SIZE])
+            assert has_context or not naive.domains[key]

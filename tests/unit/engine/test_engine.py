@@ -171,6 +171,34 @@ def test_a_forward_without_memory_ends_the_largest_request_only(error: BaseExcep
     assert not target.cached
 
 
+class NarrowTarget(TableTarget):
+    """Runs out of memory in forwards of more than so many rows, candidates among them."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(TABLE)
+        self.most, self.num_failed = most, 0
+
+    def forward(self, plan: ForwardPlan) -> TargetOutput:
+        output = super().forward(plan)
+        if sum(planned.num_positions for planned in plan) > self.most:
+            self.num_failed += 1
+            raise MemoryError
+        return output
+
+
+def test_a_forward_whose_candidates_do_not_fit_is_made_without_them() -> None:
+    target = NarrowTarget(most=8)
+    engine = Engine(target, ConstantDrafter(7, 3))
+    prompts = [[1, 2, 3], [4, 5]]
+    keys = [engine.add(prompt, GREEDY) for prompt in prompts]
+    outputs = run(engine)
+    assert target.num_failed
+    for key, prompt in zip(keys, prompts, strict=True):
+        assert joined(outputs[key]) == generate_plain(TableTarget(TABLE), prompt, GREEDY).token_ids
+        assert engine.take(key).sequence.finish_reason == "length"
+    assert not target.cached
+
+
 def test_with_smaller_chunks_the_same_request_fits() -> None:
     target = SmallTarget(MemoryError(), most=80)
     result = generate_plain(target, [5] * 90, GREEDY, engine_options={"prefill_chunk": 64})

@@ -37,7 +37,7 @@ def make_scheduler(
     **changes: Any,
 ) -> Scheduler:
     memory = memory or Unlimited()
-    options = {"max_running": 2, "prefill_chunk": 4, "model_depth": 7}
+    options = {"max_running": 2, "prefill_chunk": 4, "model_depth": 7, "model_kind": "dflash"}
 
     def close(sequence: Sequence) -> None:
         memory.close(sequence.key)
@@ -314,3 +314,16 @@ def test_everybody_finishes_whatever_the_memory(seed: int) -> None:
     assert not scheduler.has_work
     assert all(sequence.finish_reason for sequence in sequences)
     assert pages.num_available == pages.num_pages - 1
+
+
+def test_a_model_that_a_request_does_not_name_is_not_counted_on() -> None:
+    scheduler = make_scheduler(model_depth=7, model_kind="dflash")
+    scheduler.num_tree_nodes = 15
+    scheduler.free_depth = lambda sequence: 4
+    named = make_sequence(0, num_output=1, drafters=("lookup", "dflash"))
+    others = make_sequence(1, num_output=1, drafters=("lookup",))
+    start(scheduler, named, others)
+    rows = scheduler.schedule()
+    assert [row.num_model_tokens for row in rows] == [15, 0]
+    assert [row.max_model_depth for row in rows] == [7, 0]
+    assert [row.num_draft_tokens for row in rows] == [15, 4]

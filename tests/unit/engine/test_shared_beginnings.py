@@ -20,6 +20,7 @@ def make_scheduler(memory=None, *, draft_context=True):
         max_running=8,
         prefill_chunk=2 * PAGE_SIZE,
         model_depth=3,
+        model_kind="dflash",
         draft_context=draft_context,
     )
 

@@ -411,6 +411,21 @@ def test_features_that_the_drafter_does_not_take_end_its_drafts_and_no_request()
     assert [call[0] for call in recorder.calls] == ["keep", "close"]
 
 
+def test_features_that_cannot_be_taken_end_drafts_and_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: Any) -> torch.Tensor:
+        raise MemoryError
+
+    monkeypatch.setattr(RowFeatures, "at", fail)
+    recorder, row = Recorder(), make_row()
+    one = proposer(recorder)
+    output = commit_one(row, TRUTH[:4], recorder, one)
+    assert (output.token_ids, output.error) == (TRUTH, None)
+    assert one.failures.num_failures == 1
+    assert row.sequence.has_lost_context
+
+
 @pytest.mark.parametrize("params", CHOOSERS, ids=str)
 def test_logits_without_any_chance_end_the_row(params: dict[str, Any]) -> None:
     logits = make_logits(5)

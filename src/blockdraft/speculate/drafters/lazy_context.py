@@ -83,9 +83,12 @@ class LazyContext(ABC):
             return [proposal for part in parts if part for proposal in self._draft_rows(part)]
 
     def lag(self, row: Row) -> int:
-        """See Drafter.lag: tokens whose features may still wait to be projected."""
-        known = self._known[row.sequence.key]
-        return known.end - known.num_written
+        """See Drafter.lag. Of what was reused most is written already."""
+        key = row.sequence.key
+        known = self._known[key]
+        if known.num_written == known.end:
+            return 0
+        return sum(map(len, self.contexts.due(ContextSpan(key, known.num_written, known.end))))
 
     def num_written(self, key: int) -> int:
         """How many of a sequence's first tokens are certain to be in its draft context."""
