@@ -69,7 +69,7 @@ def parse(words: list[str]) -> None:
 
 
 CONSOLE_PAGES = [page for page in PAGES if page.parent.name not in RECORDS and [*commands(page)]]
-PYTHON_PAGES = [ROOT / "README.md", ROOT / "docs/quickstart.md"]
+PYTHON_PAGES = [ROOT / "README.md", ROOT / "docs/quickstart.md", ROOT / "docs/python.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -80,8 +80,8 @@ KVCacheDtypeOption = Annotated[
     KVCacheDtype,
     typer.Option(
         "--kv-cache-dtype",
-        help="Precision of the target's keys and values: auto (the target's), or int8: half the "
-        "memory of bfloat16 or less, other output, slower attention.",
+        help="Precision of the target's keys and values: auto (the target's), or int8: about half "
+        "the memory of bfloat16, other output, and slower where no kernel reads it.",
     ),
 ]
 Exact = Annotated[

@@ -35,8 +35,8 @@ class LLMConfig:
     max_concurrency: sequences that advance together. prefill_chunk: prompt tokens a step, of all
     prompts together; each gets 32 at least, so very many prompts make a larger step.
     kv_cache_dtype: of the target's keys and values: "int8", or "auto" for the target's precision.
-    int8 takes about half of bfloat16's memory and gives other output; attention is slower, since no
-    kernel reads it.
+    int8 takes about half of bfloat16's memory and gives other output; the CPU's kernels read it at
+    nearly the same speed, torch's operations more slowly.
     memory: GiB for keys and values of target and drafter; None is room for `max_concurrency`
     sequences of full length, but at most a quarter of the machine's (or container's) memory.
     adaptive: verify as much as pays on this machine, nothing included; False verifies all that is
