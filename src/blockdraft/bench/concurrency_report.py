@@ -70,6 +70,7 @@ def concurrency_json(
                 "concurrency": measured.concurrency,
                 "way": asdict(measured.way),
                 "num_identical": measured.num_identical,
+                "prompts": measured.prompts,
                 **_run(measured.run),
             }
             for measured in runs

@@ -137,13 +137,15 @@ class ParetoBench:
         """
         chosen = mixed_prompts(prompts, config.requests_per_point)
         encoded = encode_prompts(self.llm, chosen, config.params)
+        names = tuple(prompt.name for prompt in chosen)
         for concurrency in config.concurrency:
             missing = [r for r in range(config.repeats) if (concurrency, r) not in journal.turns]
             for decoder, way in self.sides if missing else ():
                 decoder.warm_up(encoded, config.params, way, concurrency)
             for repeat in missing:
                 runs = run_in_turns(self.sides, encoded, config.params, concurrency, first=repeat)
-                turn = Turn(concurrency, repeat, {way.name: run for way, run in runs.items()})
+                by_name = {way.name: run for way, run in runs.items()}
+                turn = Turn(concurrency, repeat, names, by_name)
                 journal.add(turn)
                 on_progress(turn)
         return [journal.turns[c, r] for c in config.concurrency for r in range(config.repeats)]
@@ -178,6 +180,7 @@ def _point(
 ) -> ParetoPoint:
     runs, plain = [turn.runs[way] for turn in group], [turn.runs[PLAIN.name] for turn in group]
     samples, plain_samples = _samples(runs), _samples(plain)
+    prompts = [prompt for turn in group for prompt in turn.prompts]
     return ParetoPoint(
         way=way,
         concurrency=concurrency,
@@ -190,8 +193,8 @@ def _point(
         / sum(run.wall_seconds for run in runs),
         num_outputs=len(samples),
         num_identical=sum(run.num_equal(reference) for run in runs),
-        measures=measures_of(samples, plain_samples),
-        without_loops=without_loops(samples, plain_samples),
+        measures=measures_of(samples, plain_samples, prompts=prompts),
+        without_loops=without_loops(samples, plain_samples, prompts),
     )
 
 

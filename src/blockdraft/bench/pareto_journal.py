@@ -12,10 +12,14 @@ from blockdraft.bench.journal import Row, RowJournal, read_sample, sample_row
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A run of each way, by its name, over the same requests, at one point."""
+    """A run of each way, by its name, over the same requests, at one point.
+
+    prompts: the name of each request's prompt.
+    """
 
     concurrency: int
     repeat: int
+    prompts: tuple[str, ...]
     runs: Mapping[str, Run]
 
 
@@ -54,6 +58,7 @@ def _turn_row(turn: Turn) -> Row:
     return {
         "concurrency": turn.concurrency,
         "repeat": turn.repeat,
+        "prompts": turn.prompts,
         "runs": {
             way: {
                 "wall_seconds": run.wall_seconds,
@@ -73,4 +78,4 @@ def _read_turn(row: Row) -> Turn:
         )
         for way, run in row["runs"].items()
     }
-    return Turn(row["concurrency"], row["repeat"], runs)
+    return Turn(row["concurrency"], row["repeat"], tuple(row["prompts"]), runs)

@@ -13,6 +13,7 @@ from blockdraft.bench.concurrency import (
     PointFigures,
     keeping_up,
     point_figures,
+    point_measures,
 )
 from blockdraft.bench.concurrency_report import (
     CONCURRENCY_LEGEND,
@@ -167,6 +168,12 @@ def test_figures_of_a_point(llm):
     assert adaptive.num_passes_of_depth == {3: 4 * 20 * 3}
     assert adaptive.acceptance_rate == pytest.approx(1 / 3)
     assert all((row.num_identical, row.num_outputs) == (12, 12) for row in rows)
+
+
+def test_what_is_asked_again_is_no_other_prompt(llm):
+    runs = ConcurrencyBench(llm).run(PROMPTS, replace(SMALL, num_requests=6))
+    found = point_measures(runs)[-1].measures
+    assert (found.num_outputs, found.speedup.num_prompts) == (18, len(PROMPTS))
 
 
 def test_a_speedup_is_taken_within_a_repeat(llm, monkeypatch):

@@ -128,6 +128,8 @@ def test_figures_of_a_point(llm):
     assert drafted.speedup_over_plain.median == pytest.approx(4.5 * 1.1 / (2.1 * 1.6))
     assert drafted.measures.share_equal == 1.0
     assert drafted.measures.tau_macro == pytest.approx(2.0)
+    # Asked again in the second repeat.
+    assert drafted.measures.speedup.num_prompts == len(PROMPTS) < drafted.num_outputs
     # Every output repeats one token.
     assert drafted.without_loops is None
 

@@ -97,7 +97,7 @@ def test_drafted_answers_are_the_plain_ones_up_to_where_they_are_given_up(llm):
     turns = TrafficBench(llm).run(prompts, requests, CONFIG, TrafficJournal(None, {}))
     assert [list(turn) for turn in turns] == [["plain", "adaptive"]] * 2
     assert not llm.engine.progress, "what was given up is forgotten"
-    plain, drafted = traffic_figures(turns)
+    plain, drafted = traffic_figures(turns, requests)
     assert plain.num_outputs == drafted.num_outputs == drafted.num_identical == 24
     assert 0 < plain.num_aborted == drafted.num_aborted < 24
     for request, answer in zip(requests, turns[0]["adaptive"].answers, strict=True):
@@ -112,6 +112,8 @@ def test_drafted_answers_are_the_plain_ones_up_to_where_they_are_given_up(llm):
     assert drafted.measures.num_outputs == 24 - drafted.num_aborted
     assert drafted.measures.share_equal == 1.0
     assert drafted.measures.speedup.low is not None
+    whole = {r.prompt for r, a in zip(requests, turns[0]["plain"].answers, strict=True) if a.timed}
+    assert drafted.measures.speedup.num_prompts == len(whole) <= 3
 
 
 def test_a_different_output_is_counted(llm):
@@ -122,7 +124,7 @@ def test_a_different_output_is_counted(llm):
     )
     whole, part = turn["adaptive"].answers
     wrong = Play(1.0, (whole, Answer((part.token_ids[0] + 1, *part.token_ids[1:]), None)))
-    _, drafted = traffic_figures([{"plain": turn["plain"], "adaptive": wrong}])
+    _, drafted = traffic_figures([{"plain": turn["plain"], "adaptive": wrong}], requests)
     assert (drafted.num_identical, drafted.num_outputs) == (1, 2)
 
 
