@@ -46,7 +46,7 @@ CONCURRENCY_DEFINITIONS = {
     "the repeats: median, lowest, highest",
     "mean_decoding": "requests that are past their first token, on average over the wall time: "
     "what is left of the concurrency after prompt passes and emptying ends",
-    **defined("acceptance_length", "mean_depth", "num_passes_of_depth"),
+    **defined("acceptance_length", "mean_depth", "num_passes_of_depth", "mean_drafted"),
     "num_identical": "outputs that equal those of the first plain run of the same requests",
     "over_best": "adaptive over the faster of the other ways at that point, by medians; repeat by "
     "repeat: median, lowest, highest",
@@ -85,6 +85,7 @@ class PointFigures:
     acceptance_rate: float
     mean_depth: float
     num_passes_of_depth: dict[int, int]
+    mean_drafted: float
     num_outputs: int
     num_identical: int
 
@@ -238,6 +239,7 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
         acceptance_rate=acceptance.acceptance_rate,
         mean_depth=acceptance.mean_depth,
         num_passes_of_depth=acceptance.num_passes_of_depth,
+        mean_drafted=acceptance.mean_drafted,
         num_outputs=len(samples),
         num_identical=sum(measured.num_identical for measured in group),
     )

@@ -36,9 +36,11 @@ MEASURES = {
     "passes that had one there",
     "per_node": "by distance from the anchor and rank among the siblings, from 0, as "
     "'distance,rank': kept over drafted tokens",
-    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
-    "adaptive drafting has learned stays from run to run",
-    "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
+    "mean_depth": "longest drafted path of a target pass after the prompt's, on average, as really "
+    "drafted; what adaptive drafting has learned stays from run to run",
+    "num_passes_of_depth": "target passes after the prompt's by their longest drafted path",
+    "mean_drafted": "drafted tokens per target pass after the prompt's, all branches of a tree "
+    "included",
     "first_token_seconds": "TTFT: from the request to its first token, waiting and the prompt's "
     "pass included",
     "prompt_seconds": "first_token_seconds without the wait for the first step",

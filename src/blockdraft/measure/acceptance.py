@@ -99,9 +99,17 @@ class AcceptanceStats:
         return self.drafted.total() / self.num_passes if self.num_passes else 0.0
 
     @property
+    def mean_drafted(self) -> float:
+        """Candidates per pass; 0 if no pass was made."""
+        return self.num_drafted / self.num_passes if self.num_passes else 0.0
+
+    @property
     def num_passes_of_depth(self) -> dict[int, int]:
-        """How many passes drafted as many tokens; depths that never occurred are absent."""
-        # drafted[i] counts the passes that drafted more than i tokens.
+        """How many passes had a longest path of each depth; depths that never occurred are absent.
+
+        Of a chain that is the number of drafted tokens, of a tree it is less.
+        """
+        # drafted[i] counts the passes whose longest path is above i.
         deepest = len(self.drafted)
         at_least = [self.num_passes, *(self.drafted[i] for i in range(deepest)), 0]
         counts = {depth: at_least[depth] - at_least[depth + 1] for depth in range(deepest + 1)}

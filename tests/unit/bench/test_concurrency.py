@@ -165,6 +165,7 @@ def test_figures_of_a_point(llm):
     assert adaptive.mean_decoding == pytest.approx(2 * 1.6 / 2.1)
     assert (plain.acceptance_length, plain.mean_depth) == (1.0, 0.0)
     assert (adaptive.acceptance_length, adaptive.mean_depth) == (2.0, 3.0)
+    assert adaptive.mean_drafted == 3.0
     assert adaptive.num_passes_of_depth == {3: 4 * 20 * 3}
     assert adaptive.acceptance_rate == pytest.approx(1 / 3)
     assert all((row.num_identical, row.num_outputs) == (12, 12) for row in rows)
@@ -227,7 +228,7 @@ def test_the_table_fits_80_columns():
     wide = Spread(1234.5, 1200.4, 1300.6)
     row = PointFigures(
         *(32, "fixed 15", wide, wide, Spread(1.234, 0.98, 12.3)),
-        *(31.4, 12.34, 0.5, 15.0, {15: 9, 0: 1}, 96, 96),
+        *(31.4, 12.34, 0.5, 15.0, {15: 9, 0: 1}, 15.0, 96, 96),
     )
     console = Console(width=80, file=io.StringIO())
     console.print(concurrency_table("title", [row]))
@@ -242,7 +243,7 @@ def test_the_table_fits_80_columns():
 
 def test_the_depths_of_adaptive_rows_are_told(llm):
     rows = point_figures(ConcurrencyBench(llm).run(PROMPTS, SMALL))
-    assert depth_lines(rows)[1] == ("adaptive, 2 at once, drafted tokens: 3 in 100% of the passes")
+    assert depth_lines(rows)[1] == ("adaptive, 2 at once, longest path: 3 in 100% of the passes")
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm):

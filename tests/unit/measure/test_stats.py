@@ -63,6 +63,8 @@ def test_trees_are_counted_by_depth_and_rank() -> None:
     assert stats.outcomes == {(5, 3): 1, (5, 1): 1, (5, 0): 1}
     assert (stats.num_drafted, stats.num_accepted, stats.mean_depth) == (15, 4, 3.0)
     assert stats.num_passes_of_depth == {3: 3}
+    # The longest path has three of the five candidates.
+    assert stats.mean_drafted == 5.0
     assert stats.to_dict()["per_rank"] == {"0": pytest.approx(2 / 9), "1": pytest.approx(1 / 3)}
 
 
