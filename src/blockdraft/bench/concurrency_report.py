@@ -106,7 +106,6 @@ def _run(run: Run) -> dict[str, Any]:
         "wall_seconds": run.wall_seconds,
         "num_tokens": run.num_tokens,
         "tokens_per_second": run.tokens_per_second,
-        "depth_use": asdict(run.depth_use),
         "requests": [describe_output(sample) for sample in run.samples],
     }
 

@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Literal, TypeVar
 
-from blockdraft.allocation.policy import DepthUse, Policy
+from blockdraft.allocation.policy import Policy
 from blockdraft.bench.config import REQUESTS_IN_TURN, WARM_UP_TOKENS
 from blockdraft.bench.ledger import merge_totals
 from blockdraft.bench.timed_output import TimedOutput, timed_output
@@ -53,13 +53,11 @@ class Run:
 
     Or several such sets, one after the other, and the sum of their seconds.
 
-    depth_use: what was verified since the policy was made. phases: where the time went; work is
-    counted only where the engine measures it.
+    phases: where the time went; work is counted only where the engine measures it.
     """
 
     samples: tuple[TimedOutput, ...]
     wall_seconds: float
-    depth_use: DepthUse
     phases: PhaseTotals = field(default_factory=PhaseTotals)
 
     @property
@@ -92,7 +90,6 @@ def joined(runs: Sequence[Run]) -> Run:
     return Run(
         samples=tuple(sample for run in runs for sample in run.samples),
         wall_seconds=_seconds_of(runs),
-        depth_use=runs[-1].depth_use,
         phases=merge_totals(run.phases for run in runs),
     )
 
@@ -128,7 +125,6 @@ class Decoder:
         return Run(
             samples=tuple(timed_output(generation.completions[0]) for generation in generations),
             wall_seconds=wall_seconds,
-            depth_use=engine.allocator.policy.summary(),
             phases=engine.timer.take_totals(),
         )
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockdraft.allocation.policy import DepthUse
 from blockdraft.bench.decode import Run
 from blockdraft.bench.journal import Row, RowJournal, read_sample, sample_row
 
@@ -74,7 +73,6 @@ def _read_turn(row: Row) -> Turn:
         way: Run(
             samples=tuple(read_sample(sample) for sample in run["samples"]),
             wall_seconds=run["wall_seconds"],
-            depth_use=DepthUse(0, 0.0, {}),
         )
         for way, run in row["runs"].items()
     }

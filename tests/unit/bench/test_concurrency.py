@@ -299,7 +299,6 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     run = report["runs"][0]
     assert run["way"] == {"name": "plain", "num_draft_tokens": 0, "drafters": None}
     assert [len(request["token_ids"]) for request in run["requests"]] == [11] * 4
-    assert run["depth_use"]["mean_depth"] == 2.0
 
 
 @pytest.mark.parametrize(("exact", "status"), [("on", 1), ("off", 0)])
