@@ -20,7 +20,6 @@ from blockdraft.bench.measures import (
     defined,
     rate_of,
     ratios,
-    spread_of,
     total_acceptance,
 )
 from blockdraft.bench.memory import KVBytes, kv_bytes_per_token
@@ -201,7 +200,10 @@ def _figures(group: Sequence[ContextMeasurement], per_token: KVBytes) -> Context
         num_passages=len(group),
         plain=plain,
         drafted=drafted,
-        decode_speedup=spread_of([_decode_speedup(m) for m in group]),
+        decode_speedup=ratios(
+            [m.drafted.decode_tokens_per_second for m in group],
+            [m.plain.decode_tokens_per_second for m in group],
+        ),
         total_speedup=drafted.tokens_per_second / plain.tokens_per_second,
         total_speedup_spread=ratios(
             [m.drafted.tokens_per_second for m in group],
@@ -217,8 +219,3 @@ def _figures(group: Sequence[ContextMeasurement], per_token: KVBytes) -> Context
         kv_bytes=KVBytes(per_token.target * num_cached, per_token.draft * num_cached),
         num_identical=sum(m.identical for m in group),
     )
-
-
-def _decode_speedup(measurement: ContextMeasurement) -> float:
-    plain = measurement.plain.decode_tokens_per_second
-    return measurement.drafted.decode_tokens_per_second / plain if plain else 0.0

@@ -86,8 +86,8 @@ class ParetoPoint:
 class CurveReading:
     """A way at the level of plain decoding with so many requests at once.
 
-    `ratio` is over plain decoding; None if the level is outside of what was measured of the way,
-    in any repeat.
+    `ratio` is over plain decoding; None if the level is `outside` of what was measured of the way,
+    in any repeat, or if most of plain decoding's outputs are single tokens, which have no speed.
     """
 
     way: str
@@ -233,7 +233,7 @@ def _read(
                 way=way,
                 plain_concurrency=turn.concurrency,
                 level=spread_of(levels).median,
-                ratio=None if outside else ratios(values, over),
+                ratio=ratios(values, over) if all(over) and not outside else None,
                 outside=" and ".join(outside) or None,
             )
 

@@ -456,6 +456,8 @@ def _readings(title: str, about: str, level: str, found: Sequence[Values]) -> Gr
 
 
 def _reading(row: Values) -> str:
+    if row["ratio"] is None and row["outside"] is None:
+        return "single tokens"
     if row["ratio"] is None:
         return f"{row['outside']} what was measured"
     return spread_words(row["ratio"])

@@ -149,6 +149,7 @@ def test_a_drafter_is_needed():
         ({"lengths": (512, 0)}, "lengths is 0"),
         ({"passages": 0}, "passages is 0"),
         ({"num_draft_tokens": 0}, "num_draft_tokens is 0"),
+        ({"max_tokens": 1}, "max_tokens is 1; give 2 or more"),
     ],
 )
 def test_bad_options_are_refused(options, reason):

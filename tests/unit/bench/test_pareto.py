@@ -153,6 +153,22 @@ def test_readings_are_ratios_at_the_levels_of_plain_decoding(llm):
     assert [row.outside for row in equally_much] == ["below", "below", None, "above"]
 
 
+def test_single_tokens_have_no_speed_to_compare(llm):
+    """As where every answer ends at once."""
+    turns = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, Journal(None, {}))
+
+    def ended(turn):
+        plain = turn.runs["plain"]
+        cut = [replace(one, token_ids=(1,), decode_seconds=0.0) for one in plain.samples]
+        return replace(turn, runs=dict.fromkeys(turn.runs, replace(plain, samples=tuple(cut))))
+
+    equally_fast, equally_much = readings(list(map(ended, turns)))
+    assert all(row.ratio.median >= 1 for row in equally_fast)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(reading_table("title", "in total", equally_much))
+    assert console.export_text().count("single tokens") == 3
+
+
 def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
     path, whole = tmp_path / "j.jsonl", None
     settings = {"options": {"concurrency": [1, 2, 4]}}
@@ -242,6 +258,7 @@ def test_an_output_that_differs_fails_where_exactness_is_promised(monkeypatch, e
         (["--concurrency", "0"], "concurrency is 0"),
         (["--repeats", "0"], "repeats is 0"),
         (["--requests", "0"], "requests is 0"),
+        (["--max-tokens", "1"], "max_tokens is 1; give 2 or more"),
         (["--also-drafter", "auto"], "names a drafter twice"),
     ],
 )
