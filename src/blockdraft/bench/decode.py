@@ -197,13 +197,15 @@ def _portions(prompts: Sequence[list[int]], concurrency: int) -> list[Sequence[l
 
 
 def check_drafts(llm: LLM) -> None:
-    """Refuse to measure a pair without a drafter.
+    """Refuse to measure an LLM that never drafts.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no drafter, and nothing is looked up.
     """
-    if llm.drafter_folder is None:
-        raise ConfigError("there is no drafter to measure; name one with --drafter")
+    if llm.drafter_folder is None and not llm.config.lookup:
+        raise ConfigError(
+            "there is no drafter to measure; name one with --drafter, or add --lookup"
+        )
 
 
 def encode_prompt(

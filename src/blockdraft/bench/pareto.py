@@ -40,6 +40,7 @@ from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.hub.catalog import display_name
 from blockdraft.llm import LLM
+from blockdraft.speculate.drafters.none import NoDrafter
 
 PARETO_DEFINITIONS = {
     "points": "each way at each number of requests at once (concurrency); when a request ends, "
@@ -111,8 +112,9 @@ class ParetoBench:
         self.llm = next(iter(llms.values()))
         self.sides: list[Side] = [(Decoder(self.llm), PLAIN)]
         self.sides += [(Decoder(llm), replace(ADAPTIVE, name=name)) for name, llm in llms.items()]
-        kinds = [drafter.kind for drafter in self.llm.engine.proposer.drafters] if parts else []
-        if len(kinds) > 1:
+        kinds = [drafter.kind for drafter in self.llm.engine.proposer.drafters]
+        kinds = [kind for kind in kinds if kind != NoDrafter.kind]
+        if parts and len(kinds) > 1:
             # Each learns for itself.
             self.sides += [
                 (Decoder(self.llm), Way(f"{kind} alone", "adaptive", (kind,))) for kind in kinds
@@ -151,8 +153,12 @@ class ParetoBench:
         return [journal.turns[c, r] for c in config.concurrency for r in range(config.repeats)]
 
 
-def names_of(drafters: Sequence[str]) -> list[str]:
-    """What the ways of some drafters are called: as short as tells them apart."""
+def names_of(folders: Sequence[Path | None]) -> list[str]:
+    """What the ways of some drafters are called: as short as tells them apart.
+
+    Without a drafter what is looked up is drafted.
+    """
+    drafters = ["lookup" if folder is None else str(folder) for folder in folders]
     short = [display_name(drafter) for drafter in drafters]
     return short if len(set(short)) == len(short) else [str(Path(d)) for d in drafters]
 
@@ -251,8 +257,9 @@ def pareto_json(
     """Everything needed to judge and to repeat a result, and to plan by it."""
     at_interactivity, at_throughput = readings(turns)
     drafters = {
-        way.name: None if way == PLAIN else str(decoder.llm.drafter_folder)
+        way.name: None if way == PLAIN or folder is None else str(folder)
         for decoder, way in bench.sides
+        for folder in [decoder.llm.drafter_folder]
     }
     return {
         **describe_result("pareto", bench.llm, PARETO_DEFINITIONS),

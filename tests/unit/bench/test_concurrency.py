@@ -31,6 +31,7 @@ from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
+from blockdraft.diagnose.explain.run import check_explains
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer
 from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
@@ -254,9 +255,14 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm):
     assert llm.calls == []
 
 
-def test_a_drafter_is_needed():
-    with pytest.raises(ConfigError, match="no drafter"):
-        ConcurrencyBench(FakeLLM(drafter_folder=None))
+def test_a_drafter_is_needed_or_lookup():
+    llm = FakeLLM(drafter_folder=None)
+    for check in (ConcurrencyBench, check_explains):
+        with pytest.raises(ConfigError, match=r"no draft.*, or add --lookup"):
+            check(llm)
+    llm.config = replace(llm.config, lookup=True)
+    for check in (ConcurrencyBench, check_explains):
+        check(llm)
 
 
 @pytest.mark.parametrize(

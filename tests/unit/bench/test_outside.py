@@ -30,6 +30,7 @@ from blockdraft.bench.workload import BUNDLED, read_workload
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.llm import LLM
+from tests.bench_fakes import FakeLLM
 from tests.command_line import refusal
 from tests.serving import running_server
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -362,6 +363,11 @@ def test_llama_cpp_reads_the_file_that_the_target_is(llm, tmp_path, monkeypatch)
     as_it_is = LLM(str(path), None, dtype="float32")
     settings = rivals.settings_of(ENGINES["llama.cpp"], as_it_is, SpeedConfig())
     assert settings["gguf"] == str(path)
+
+
+def test_an_engine_that_takes_our_drafter_needs_one():
+    with pytest.raises(EngineFailed, match="there is no drafter; name one with --drafter"):
+        rivals.settings_of(ENGINES["vllm-dflash"], FakeLLM(drafter_folder=None), SpeedConfig())
 
 
 def test_our_own_server_by_url_gives_our_tokens(llm, pair):

@@ -1,7 +1,9 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 from shutil import copytree
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -29,6 +31,7 @@ from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.boxed import BOXED_LINE
+from blockdraft.speculate.drafters.none import NoDrafter
 from tests.bench_fakes import FakeLLM
 from tests.bench_results import PARETO, PROMPTS, SLOWDOWN
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -289,8 +292,16 @@ def test_a_real_pair_and_its_parts_give_equal_outputs(tmp_path):
         assert 0.5 < point["mean_running"] <= point["concurrency"]
 
 
+def test_what_proposes_nothing_is_no_part(llm):
+    drafters = [SimpleNamespace(kind="lookup"), SimpleNamespace(kind="ngram"), NoDrafter()]
+    llm.engine.proposer.drafters = drafters
+    names = [way.name for way in ParetoBench({"lookup": llm}, parts=True).ways]
+    assert names == ["plain", "lookup", "lookup alone", "ngram alone"]
+
+
 def test_ways_are_called_as_short_as_tells_them_apart():
-    assert names_of(["runs/a", "runs/b"]) == ["runs/a", "runs/b"]
+    assert names_of([Path("runs/a"), Path("runs/b")]) == ["runs/a", "runs/b"]
+    assert names_of([None]) == ["lookup"]
 
 
 def test_the_tables_fit_80_columns(llm):
