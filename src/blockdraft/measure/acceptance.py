@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from blockdraft.core.plan import Proposal
-from blockdraft.speculate.merge import sources_of
 
 
 @dataclass(slots=True)
@@ -79,14 +78,6 @@ class AcceptanceStats:
     def num_accepted(self) -> int:
         """Candidates that were kept."""
         return self.accepted_at.total()
-
-    def num_drafted_by(self, kind: str) -> int:
-        """Verified candidates that a kind of drafter proposed, alone or beside others."""
-        return sum(num for name, num in self.drafted_by.items() if kind in sources_of(name))
-
-    def num_accepted_by(self, kind: str) -> int:
-        """Of those the ones that were kept."""
-        return sum(num for name, num in self.accepted_by.items() if kind in sources_of(name))
 
     @property
     def acceptance_rate(self) -> float:
