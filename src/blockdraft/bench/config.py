@@ -1,7 +1,7 @@
 """Options of the measurements. Loads no model library."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from blockdraft.core.errors import ConfigError
@@ -9,6 +9,12 @@ from blockdraft.core.request import SamplingParams
 
 WARM_UP_TOKENS = 16
 """Tokens of every way to decode, before anything is timed."""
+
+
+def warm_up_of(params: SamplingParams) -> SamplingParams:
+    """The same request, cut to a warm-up."""
+    num_tokens = min(WARM_UP_TOKENS, params.max_tokens)
+    return replace(params, max_tokens=num_tokens, min_tokens=min(num_tokens, params.min_tokens))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Literal, TypeVar
 
 from blockdraft.allocation.policy import Policy
-from blockdraft.bench.config import REQUESTS_IN_TURN, WARM_UP_TOKENS
+from blockdraft.bench.config import REQUESTS_IN_TURN, warm_up_of
 from blockdraft.bench.ledger import merge_totals
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
@@ -136,8 +136,7 @@ class Decoder:
         concurrency: int = 1,
     ) -> None:
         """Decode a few tokens of the first prompts, as many as run at once, and forget them."""
-        short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
-        self.run(prompts[:concurrency], short, way, concurrency)
+        self.run(prompts[:concurrency], warm_up_of(params), way, concurrency)
 
     @staticmethod
     def params_of(way: Way, params: SamplingParams) -> SamplingParams:

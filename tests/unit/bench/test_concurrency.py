@@ -21,7 +21,7 @@ from blockdraft.bench.concurrency_report import (
     depth_lines,
     keeping_up_lines,
 )
-from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig
+from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig, warm_up_of
 from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
 from blockdraft.bench.measures import Spread
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
@@ -84,6 +84,12 @@ def test_a_run_is_one_closed_loop(llm, way, seconds):
     assert run.outputs == [(1,) * 5, (2,) * 5, (3,) * 5]
     assert run.wall_seconds == pytest.approx(2 * seconds)  # two rounds of at most two requests
     assert run.tokens_per_second == pytest.approx(15 / (2 * seconds))
+
+
+def test_a_warm_up_is_short_also_where_an_answer_must_be_long():
+    short = warm_up_of(SamplingParams(max_tokens=64, min_tokens=60, seed=3))
+    assert short == SamplingParams(max_tokens=WARM_UP_TOKENS, min_tokens=WARM_UP_TOKENS, seed=3)
+    assert warm_up_of(SamplingParams(max_tokens=3)).max_tokens == 3
 
 
 def test_a_run_has_the_phases_of_its_own_steps(llm):
