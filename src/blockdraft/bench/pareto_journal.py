@@ -22,35 +22,17 @@ class Turn:
     runs: Mapping[str, Run]
 
 
-class Journal:
-    """The turns that are done, by concurrency and repeat.
-
-    Args:
-        path: where they are kept; None keeps them in memory only.
-        settings: all that a measurement depends on, as plain values for JSON.
-
-    Raises:
-        ConfigError: the file is of a run with other settings, or no such file.
-    """
+class Journal(RowJournal[Turn]):
+    """The turns that are done, by concurrency and repeat; see RowJournal."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        self._rows = RowJournal(path, settings, "bench pareto")
-        self.turns: dict[tuple[int, int], Turn] = {}
-        for row in self._rows.found:
-            try:
-                turn = _read_turn(row)
-            except (KeyError, TypeError, AttributeError) as error:
-                raise self._rows.damage(error) from error
-            self.turns[turn.concurrency, turn.repeat] = turn
+        super().__init__(path, settings, "bench pareto", _read_turn)
+        self.turns = {(turn.concurrency, turn.repeat): turn for turn in self.found}
 
     def add(self, turn: Turn) -> None:
         """Keep one more."""
         self.turns[turn.concurrency, turn.repeat] = turn
-        self._rows.add(_turn_row(turn))
-
-    def remove(self) -> None:
-        """Delete the file: the result is written."""
-        self._rows.remove()
+        self.write(_turn_row(turn))
 
 
 def _turn_row(turn: Turn) -> Row:

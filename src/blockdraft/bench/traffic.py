@@ -103,24 +103,17 @@ def draw_requests(config: TrafficConfig, num_prompts: int) -> list[Request]:
     return requests
 
 
-class TrafficJournal:
+class TrafficJournal(RowJournal[Turn]):
     """The repeats that are done; see RowJournal."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        self._rows = RowJournal(path, settings, "bench traffic")
-        try:
-            self.turns: list[Turn] = [_read_turn(row) for row in self._rows.found]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise self._rows.damage(error) from error
+        super().__init__(path, settings, "bench traffic", _read_turn)
+        self.turns = list(self.found)
 
     def add(self, turn: Turn) -> None:
         """Keep one more."""
         self.turns.append(turn)
-        self._rows.add({name: _play_row(play) for name, play in turn.items()})
-
-    def remove(self) -> None:
-        """Delete the file: the result is written."""
-        self._rows.remove()
+        self.write({name: _play_row(play) for name, play in turn.items()})
 
 
 def _play_row(play: Play) -> Row:

@@ -11,8 +11,10 @@ from blockdraft.bench import traffic
 from blockdraft.bench.changes import figures_of
 from blockdraft.bench.config import TrafficConfig
 from blockdraft.bench.decode import PLAIN
+from blockdraft.bench.journal import sample_row
 from blockdraft.bench.result import read_result
 from blockdraft.bench.sections import section_of
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.traffic import (
     Answer,
     Play,
@@ -198,8 +200,14 @@ def test_bad_options_are_refused_before_anything_is_loaded(arguments, options, r
     assert reason in refusal(*arguments, "--target", "x", *options)
 
 
-def test_a_damaged_journal_is_refused(tmp_path):
+def test_a_damaged_journal_is_refused_and_left_as_it_is(tmp_path):
     path = tmp_path / "j"
-    path.write_text('{"settings": {}}\n{"plain": {}}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="damaged"):
-        TrafficJournal(path, {})
+    timed = sample_row(TimedOutput((1, 2), 2.0, 1.0))
+    timed["acceptance"]["histogram"] = [[1, 2, 3]]
+    cut = {"wall_seconds": 1.0, "answers": [{"token_ids": [1, 2], "timed": timed}]}
+    for play in ({}, cut):
+        text = '{"settings": {}}\n' + json.dumps({"plain": play})
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match="damaged"):
+            TrafficJournal(path, {})
+        assert path.read_text(encoding="utf-8") == text
