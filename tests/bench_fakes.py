@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import torch
 
-from blockdraft.allocation.policy import DepthUse
 from blockdraft.bench import decode
 from blockdraft.cache.memory import Unlimited
 from blockdraft.core.config import LLMConfig
@@ -21,8 +20,7 @@ SECONDS_PER_TOKEN = {0: 0.1, 15: 0.05, "adaptive": 0.04}
 
 
 def fake_allocator():
-    policy = SimpleNamespace(summary=lambda: DepthUse(1, 2.0, {2: 1.0}))
-    return SimpleNamespace(policy=policy)
+    return SimpleNamespace(policy=SimpleNamespace())
 
 
 class FakeLLM:

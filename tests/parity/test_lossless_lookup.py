@@ -27,6 +27,7 @@ from tests.fakes import ConstantDrafter, NoisyOracleDrafter, PagedTableTarget, T
 from tests.parity.checks import Generated, generate, generate_plain
 from tests.parity.lookups import changed, check_read, free_drafters
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
+from tests.sources import num_accepted_by, num_drafted_by
 from tests.tiny import VOCAB_SIZE, tiny_drafter, tiny_target
 
 PARAMS = {
@@ -129,7 +130,7 @@ def test_lookup_and_predictions_beside_dflash(way: Way, name: str, num_nodes: in
         prediction = changed(plain.token_ids, draw)
         found = decode(target, drafter, prompt, PARAMS[name], prediction, num_nodes=num_nodes)
         assert found == plain
-        assert found.acceptance.num_accepted_by("prediction") > 5
+        assert num_accepted_by(found.acceptance, "prediction") > 5
 
 
 def crowd_requests() -> list[Request]:
@@ -244,8 +245,8 @@ def test_a_drafter_that_fails_costs_its_own_proposals_only(method: str) -> None:
         record = engine.take(key)
         assert record.sequence.output_ids == plain.token_ids
         assert record.sequence.error is None
-        assert record.acceptance.num_accepted_by("fake") > 0
-        assert bool(record.acceptance.num_drafted_by("lookup")) == (index != 1)
+        assert num_accepted_by(record.acceptance, "fake") > 0
+        assert bool(num_drafted_by(record.acceptance, "lookup")) == (index != 1)
 
 
 class AsksNowAndThen(VerifyAll):

@@ -28,7 +28,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from blockdraft.bench.config import WARM_UP_TOKENS
+from blockdraft.bench.config import warm_up_of
 from blockdraft.bench.decode import encode_prompt, encode_prompts, in_turn
 from blockdraft.bench.figures import DEFINITIONS, Figures, groups_of
 from blockdraft.bench.journal import journal_path
@@ -147,7 +147,7 @@ def measure(
     plain = llms[PLAIN]
     encoded = encode_prompts(plain, prompts, params)
     for llm in llms.values():
-        decode(llm, encoded[0], replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens)))
+        decode(llm, encoded[0], warm_up_of(params))
     rows: dict[str, list[Measurement]] = {name: [] for name in llms if name != PLAIN}
     number = 0
     for index, prompt in enumerate(prompts):

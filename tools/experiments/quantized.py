@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
+from blockdraft.bench.config import SpeedConfig, warm_up_of
 from blockdraft.bench.decode import encode_prompts, in_turn
 from blockdraft.bench.measures import measures_of, rate_of
 from blockdraft.bench.outside.engines import ENGINES
@@ -123,7 +123,7 @@ def measure(
     rows: dict[str, list[Pair]] = {name: [] for name in llms}
     beside: dict[str, list[TimedOutput]] = {rival.name: [] for rival in rivals}
     encoded = encode_prompts(next(iter(llms.values())), prompts, params)
-    warm_up = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
+    warm_up = warm_up_of(params)
     for llm in llms.values():
         decode(llm, encoded[0], warm_up)
     for rival in rivals:

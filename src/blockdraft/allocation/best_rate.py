@@ -19,7 +19,7 @@ from blockdraft.allocation.candidates import NO_CANDIDATES, Order, ordered
 from blockdraft.allocation.costs import StepCosts
 from blockdraft.allocation.expectation import Expectation, Trust
 from blockdraft.allocation.free_worth import FreeWorth
-from blockdraft.allocation.policy import DepthUse, Outcome, Use
+from blockdraft.allocation.policy import Outcome
 from blockdraft.allocation.prices import Price, StepPrices
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import Phase
@@ -180,7 +180,6 @@ class BestRate:
         self._trust_of_choices = Trust()
         self._trust_of_limits = {False: Trust(), True: Trust(_FIRST_TRUST_BESIDE_FREE)}
         self._free_worth = FreeWorth()
-        self._use = Use()
         self._step: _Step | None = None
         self._num_steps = self._num_drafted = 0
         self._behind_drafts = False
@@ -366,7 +365,6 @@ class BestRate:
         step = self._step
         is_plain = step is None or (step.offer is None and (step.is_plain or not any(proposals)))
         if step is None or is_plain:
-            self._use.count([NOTHING] * len(rows))
             return [NOTHING] * len(rows)
         sources = {name for proposal in proposals for name in proposal.sources}
         step.has_proposals = any(self._model_kind in name for name in sources)
@@ -388,12 +386,10 @@ class BestRate:
         nodes: list[list[int]] = [[] for _ in rows]
         for index, node in zip(order.rows[:num], order.nodes[:num], strict=True):
             nodes[index].append(node)
-        chosen = [
+        return [
             proposal if len(own) == len(proposal) else proposal.only(sorted(own))
             for proposal, own in zip(proposals, nodes, strict=True)
         ]
-        self._use.count(chosen)
-        return chosen
 
     def _best_of(self, step: _Step, order: Order) -> Price:
         """The best number of candidates, now that all are proposed."""
@@ -561,10 +557,6 @@ class BestRate:
         """See `Policy`."""
         self._known.pop(key, None)
         self.calibration.close(key)
-
-    def summary(self) -> DepthUse:
-        """See `Policy`."""
-        return self._use.summary()
 
 
 def _asleep(prices: StepPrices) -> _Step:

@@ -1,6 +1,5 @@
 """Who drafts, and which candidates are verified: what an allocator asks. No torch."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,18 +10,6 @@ from blockdraft.core.sequence import Row
 
 DEFAULT_NUM_DRAFT_TOKENS = 15
 """The most candidates of a sequence where as many are verified as pay."""
-
-
-@dataclass(frozen=True, slots=True)
-class DepthUse:
-    """How many candidates were verified. A pass is one sequence in one step.
-
-    `shares` is the share of passes by their candidates, for numbers that occurred.
-    """
-
-    num_passes: int
-    mean_depth: float
-    shares: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,36 +53,9 @@ class Policy(Protocol):
         """Forget a sequence, known or not."""
         ...
 
-    def summary(self) -> DepthUse:
-        """What was verified so far."""
-        ...
-
-
-class Use:
-    """Counts how many candidates are verified."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    def count(self, proposals: Sequence[Proposal]) -> None:
-        """One step."""
-        self._counts.update(map(len, proposals))
-
-    def summary(self) -> DepthUse:
-        """All steps."""
-        num_passes = self._counts.total()
-        return DepthUse(
-            num_passes=num_passes,
-            mean_depth=sum(k * count for k, count in self._counts.items()) / max(1, num_passes),
-            shares={num: self._counts[num] / num_passes for num in sorted(self._counts)},
-        )
-
 
 class VerifyAll:
     """Drafts and verifies as much as the requests allow, and learns nothing."""
-
-    def __init__(self) -> None:
-        self._use = Use()
 
     def asks_free(self, num_rows: int) -> bool:
         """See `Policy`."""
@@ -109,7 +69,6 @@ class VerifyAll:
 
     def choose(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> list[Proposal]:
         """See `Policy`."""
-        self._use.count(proposals)
         return list(proposals)
 
     def record(self, outcomes: Sequence[Outcome], seconds: Mapping[Phase, float]) -> None:
@@ -117,7 +76,3 @@ class VerifyAll:
 
     def close(self, key: int) -> None:
         """See `Policy`."""
-
-    def summary(self) -> DepthUse:
-        """See `Policy`."""
-        return self._use.summary()

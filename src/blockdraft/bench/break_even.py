@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from blockdraft.bench.config import WARM_UP_TOKENS, BreakEvenConfig
+from blockdraft.bench.config import BreakEvenConfig, warm_up_of
 from blockdraft.bench.decode import check_drafts, encode_prompts, in_turn
 from blockdraft.bench.measures import MEASURES, bootstrap_band
 from blockdraft.bench.result import describe_result
@@ -118,11 +118,10 @@ def measure_break_even(
     compute_every_prompt(llm.engine)
     encoded = encode_prompts(llm, prompts, config.params)
     ways = {"plain": replace(config.params, num_draft_tokens=0), "forced": config.params}
-    num_warm = min(WARM_UP_TOKENS, config.max_tokens)
     measurements = []
     with verifying_by(ForcedVerdicts(config.force_acceptance)):
         for params in ways.values():
-            _decode(llm, encoded[0], replace(params, max_tokens=num_warm))
+            _decode(llm, encoded[0], warm_up_of(params))
         for index, (prompt, prompt_ids) in enumerate(zip(prompts, encoded, strict=True)):
             done = {
                 way: _decode(llm, prompt_ids, params)

@@ -43,6 +43,8 @@ def change_section(results: Sequence[Result], earlier: Sequence[Result]) -> Sect
             )
         if result.values.get("config") != before.values.get("config"):
             facts.append(f"{result.name}: the models or their options are not the same.")
+        if other := _other_options(result, before):
+            facts.append(f"{result.name}: MEASURED WITH OTHER OPTIONS: {', '.join(other)}.")
         grids.append(
             Grid(
                 result.name,
@@ -57,6 +59,25 @@ def change_section(results: Sequence[Result], earlier: Sequence[Result]) -> Sect
             "commands"
         )
     return Section("What changed", facts, grids)
+
+
+def _other_options(result: Result, before: Result) -> list[str]:
+    """The options of the measurement that are not the same, of those that both results have."""
+    now, then = _options(result.values), _options(before.values)
+    return sorted(name for name in now.keys() & then.keys() if now[name] != then[name])
+
+
+def _options(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Each with its values, of which several runs of a command may have several."""
+    runs = values.get("runs")
+    configs = [values.get("bench"), values.get("config_of_requests")]
+    configs += [run.get("config") for run in runs] if isinstance(runs, list) else []
+    found: dict[str, list[Any]] = {}
+    for config in configs:
+        for name, value in (config or {}).items():
+            if value not in found.setdefault(name, []):
+                found[name].append(value)
+    return found
 
 
 def _earlier(result: Result, earlier: Sequence[Result]) -> Result | None:
@@ -154,7 +175,8 @@ def _of_never_slower(result: Result) -> Iterator[Figure]:
 
 def _of_context(result: Result) -> Iterator[Figure]:
     for row in need(result, "figures"):
-        name = f"{row['prompt_len']} tokens"
+        # The lengths of prompts are equal where several did not fit.
+        name = f"{row['requested_len']} tokens"
         yield Figure(f"{name}: tau", row["acceptance_length"])
         yield _spread(f"{name}: over plain, decoding", row["decode_speedup"])
 

@@ -3,7 +3,7 @@
 import secrets
 from dataclasses import dataclass, replace
 
-from blockdraft.bench.config import WARM_UP_TOKENS
+from blockdraft.bench.config import warm_up_of
 from blockdraft.bench.measures import Speedup, speedup_of
 from blockdraft.bench.timed_output import timed_output
 from blockdraft.core.request import SamplingParams
@@ -36,9 +36,7 @@ def compare(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Comparis
     drafted = replace(params, seed=seed)
     plain = replace(drafted, num_draft_tokens=0)
     for way in (plain, drafted):
-        num_tokens = min(WARM_UP_TOKENS, way.max_tokens)
-        warm_up = replace(way, max_tokens=num_tokens, min_tokens=min(num_tokens, way.min_tokens))
-        llm.generate(prompt_ids, warm_up)
+        llm.generate(prompt_ids, warm_up_of(way))
     return Comparison(
         plain=llm.generate(prompt_ids, plain).completions[0],
         drafted=llm.generate(prompt_ids, drafted).completions[0],

@@ -46,7 +46,7 @@ CONCURRENCY_DEFINITIONS = {
     "the repeats: median, lowest, highest",
     "mean_decoding": "requests that are past their first token, on average over the wall time: "
     "what is left of the concurrency after prompt passes and emptying ends",
-    **defined("acceptance_length", "mean_depth", "num_passes_of_depth"),
+    **defined("acceptance_length", "mean_depth", "num_passes_of_depth", "mean_drafted"),
     "num_identical": "outputs that equal those of the first plain run of the same requests",
     "over_best": "adaptive over the faster of the other ways at that point, by medians; repeat by "
     "repeat: median, lowest, highest",
@@ -59,12 +59,16 @@ LEAST_OVER_BEST = 0.97
 
 @dataclass(frozen=True, slots=True)
 class PointRun:
-    """One way at one point, once. `num_identical`: outputs equal to those of the reference."""
+    """One way at one point, once.
+
+    num_identical: outputs equal to those of the reference. prompts: the name of each request's.
+    """
 
     concurrency: int
     way: Way
     run: Run
     num_identical: int
+    prompts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class PointFigures:
     acceptance_rate: float
     mean_depth: float
     num_passes_of_depth: dict[int, int]
+    mean_drafted: float
     num_outputs: int
     num_identical: int
 
@@ -132,6 +137,7 @@ class ConcurrencyBench:
                 stack.enter_context(measured(self.llm.engine, self.llm.device))
             for concurrency in config.concurrency:
                 own = encoded[: config.requests_at(concurrency)]
+                names = tuple(prompt.name for prompt in chosen[: len(own)])
                 for way in ways:
                     decoder.warm_up(own, config.params, way, concurrency)
                 for repeat in range(config.repeats):
@@ -144,7 +150,8 @@ class ConcurrencyBench:
                     )
                     reference += runs[PLAIN].outputs[len(reference) :]
                     for way, run in runs.items():
-                        done.append(PointRun(concurrency, way, run, run.num_equal(reference)))
+                        num_identical = run.num_equal(reference)
+                        done.append(PointRun(concurrency, way, run, num_identical, names))
                         on_progress(done[-1])
         return done
 
@@ -165,14 +172,16 @@ class PointMeasures:
 
 def point_measures(runs: Sequence[PointRun]) -> list[PointMeasures]:
     """Of each point and way, in the order of `point_figures`."""
-    return [
-        PointMeasures(
-            measures_of(samples := _samples(group), plain := _samples(ways[PLAIN])),
-            without_loops(samples, plain),
-        )
-        for ways in _by_point(runs).values()
-        for group in ways.values()
-    ]
+    points = _by_point(runs)
+    return [_measures(group, ways[PLAIN]) for ways in points.values() for group in ways.values()]
+
+
+def _measures(group: Sequence[PointRun], plain_group: Sequence[PointRun]) -> PointMeasures:
+    samples, plain = _samples(group), _samples(plain_group)
+    prompts = [prompt for measured in group for prompt in measured.prompts]
+    return PointMeasures(
+        measures_of(samples, plain, prompts=prompts), without_loops(samples, plain, prompts)
+    )
 
 
 def _samples(group: Sequence[PointRun]) -> list[TimedOutput]:
@@ -230,6 +239,7 @@ def _figures(group: Sequence[PointRun], plain: Sequence[PointRun]) -> PointFigur
         acceptance_rate=acceptance.acceptance_rate,
         mean_depth=acceptance.mean_depth,
         num_passes_of_depth=acceptance.num_passes_of_depth,
+        mean_drafted=acceptance.mean_drafted,
         num_outputs=len(samples),
         num_identical=sum(measured.num_identical for measured in group),
     )

@@ -35,9 +35,9 @@ CONCURRENCY_LEGEND = """\
 at once: most requests that run together. tok/s: output tokens of all over the
 wall time. per user: median request, from its first token on. over plain: in the
 same repeat. Medians and low-high over the repeats. decoding: requests that are
-past their first token, on average. tau: tokens per target pass. depth: tokens
-drafted per target pass. same: outputs that equal those of the first plain run
-of the same requests."""
+past their first token, on average. tau: tokens per target pass. depth: longest
+drafted path of a target pass, on average. same: outputs that equal those of the
+first plain run of the same requests."""
 
 _MEASURED = {"measures": "of all requests and repeats"} | defined(
     *("speedup", "decode_speedup", "band", "tau_micro", "tau_macro", "acceptance_rate"),
@@ -49,8 +49,9 @@ NEVER_SLOWER_LEGEND = """\
 ratio: tokens per second with adaptive drafting over those of an engine without
 a drafter, pair by pair; below 1 is slower. Allowed are 1.03 times the time, and
 a second of trying. Medians and low-high over the pairs.
-tau: tokens per target pass. depth: tokens drafted per target pass. same:
-outputs of both sides that equal the first ones without a drafter."""
+tau: tokens per target pass. depth: longest drafted path of a target pass, on
+average. same: outputs of both sides that equal the first ones without a
+drafter."""
 
 
 def concurrency_json(
@@ -70,6 +71,7 @@ def concurrency_json(
                 "concurrency": measured.concurrency,
                 "way": asdict(measured.way),
                 "num_identical": measured.num_identical,
+                "prompts": measured.prompts,
                 **_run(measured.run),
             }
             for measured in runs
@@ -104,7 +106,6 @@ def _run(run: Run) -> dict[str, Any]:
         "wall_seconds": run.wall_seconds,
         "num_tokens": run.num_tokens,
         "tokens_per_second": run.tokens_per_second,
-        "depth_use": asdict(run.depth_use),
         "requests": [describe_output(sample) for sample in run.samples],
     }
 
@@ -134,7 +135,7 @@ def concurrency_table(title: str, rows: Sequence[PointFigures]) -> Table:
 def depth_lines(rows: Sequence[PointFigures | TurnFigures]) -> list[str]:
     """How often each depth was used, one line for each point with adaptive drafting."""
     return [
-        f"adaptive, {row.concurrency} at once, drafted tokens: {_shares(row.num_passes_of_depth)}"
+        f"adaptive, {row.concurrency} at once, longest path: {_shares(row.num_passes_of_depth)}"
         for row in rows
         if isinstance(row, TurnFigures) or row.way == ADAPTIVE.name
     ]

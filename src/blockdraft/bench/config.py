@@ -1,7 +1,7 @@
 """Options of the measurements. Loads no model library."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from blockdraft.core.errors import ConfigError
@@ -9,6 +9,12 @@ from blockdraft.core.request import SamplingParams
 
 WARM_UP_TOKENS = 16
 """Tokens of every way to decode, before anything is timed."""
+
+
+def warm_up_of(params: SamplingParams) -> SamplingParams:
+    """The same request, cut to a warm-up."""
+    num_tokens = min(WARM_UP_TOKENS, params.max_tokens)
+    return replace(params, max_tokens=num_tokens, min_tokens=min(num_tokens, params.min_tokens))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,11 +79,7 @@ class BreakEvenConfig:
                 f"force_acceptance is {self.force_acceptance:g}; give a share of the drafts, from "
                 "0 to 1"
             )
-        if self.max_tokens < 2:
-            raise ConfigError(
-                f"max_tokens is {self.max_tokens}; give 2 or more: the prompt's step gives the "
-                "first token, and is not timed"
-            )
+        _check_later_tokens(self.max_tokens)
 
     @property
     def params(self) -> SamplingParams:
@@ -172,6 +174,7 @@ class ParetoConfig(PointsConfig):
     def __post_init__(self) -> None:
         PointsConfig.__post_init__(self)
         check_growing("concurrency", self.concurrency)
+        _check_later_tokens(self.max_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +228,7 @@ class ContextConfig:
         _check_positive("passages", self.passages)
         if self.num_draft_tokens is not None:
             _check_positive("num_draft_tokens", self.num_draft_tokens)
+        _check_later_tokens(self.max_tokens)
 
     @property
     def params(self) -> SamplingParams:
@@ -252,6 +256,14 @@ def _check_points(name: str, points: tuple[int, ...]) -> None:
         _check_positive(name, point)
     if len(set(points)) < len(points):
         raise ConfigError(f"{name} {','.join(map(str, points))} names a number twice; leave it out")
+
+
+def _check_later_tokens(max_tokens: int) -> None:
+    if max_tokens < 2:
+        raise ConfigError(
+            f"max_tokens is {max_tokens}; give 2 or more: the prompt's step gives the first token, "
+            "and only the time from there on is compared"
+        )
 
 
 def _check_positive(name: str, value: int) -> None:

@@ -20,7 +20,6 @@ from blockdraft.bench.measures import (
     defined,
     rate_of,
     ratios,
-    spread_of,
     total_acceptance,
 )
 from blockdraft.bench.memory import KVBytes, kv_bytes_per_token
@@ -40,7 +39,7 @@ CONTEXT_DEFINITIONS = {
     "total_speedup": "drafted over plain tokens_per_second, all passages together",
     "first_token_seconds": "from the request to its first token, median over the passages",
     "total_speedup_spread": "the same, passage by passage: median, lowest, highest",
-    **defined("acceptance_length", "mean_depth", "num_passes_of_depth"),
+    **defined("acceptance_length", "mean_depth", "num_passes_of_depth", "mean_drafted"),
     "kv_bytes": "keys and values of prompt and output: layers x key-value heads x head size x 2 x "
     "bytes of a number x tokens, without pages that are partly empty",
     "num_identical": "passages whose drafted tokens equal the plain ones",
@@ -80,6 +79,7 @@ class ContextFigures:
     acceptance_rate: float
     mean_depth: float
     num_passes_of_depth: dict[int, int]
+    mean_drafted: float
     kv_bytes: KVBytes
     num_identical: int
 
@@ -200,7 +200,10 @@ def _figures(group: Sequence[ContextMeasurement], per_token: KVBytes) -> Context
         num_passages=len(group),
         plain=plain,
         drafted=drafted,
-        decode_speedup=spread_of([_decode_speedup(m) for m in group]),
+        decode_speedup=ratios(
+            [m.drafted.decode_tokens_per_second for m in group],
+            [m.plain.decode_tokens_per_second for m in group],
+        ),
         total_speedup=drafted.tokens_per_second / plain.tokens_per_second,
         total_speedup_spread=ratios(
             [m.drafted.tokens_per_second for m in group],
@@ -212,11 +215,7 @@ def _figures(group: Sequence[ContextMeasurement], per_token: KVBytes) -> Context
         acceptance_rate=acceptance.acceptance_rate,
         mean_depth=acceptance.mean_depth,
         num_passes_of_depth=acceptance.num_passes_of_depth,
+        mean_drafted=acceptance.mean_drafted,
         kv_bytes=KVBytes(per_token.target * num_cached, per_token.draft * num_cached),
         num_identical=sum(m.identical for m in group),
     )
-
-
-def _decode_speedup(measurement: ContextMeasurement) -> float:
-    plain = measurement.plain.decode_tokens_per_second
-    return measurement.drafted.decode_tokens_per_second / plain if plain else 0.0

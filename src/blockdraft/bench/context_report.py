@@ -22,9 +22,10 @@ from blockdraft.llm import LLM
 CONTEXT_LEGEND = """\
 plain, drafts: output tokens per second from the first token on. over plain: of
 drafts, median and low-high over the passages; whole: low-high with
-the prompt's pass. tau: tokens per target pass. depth: tokens drafted per target
-pass. first token: median seconds from the request, drafted. K/V: MB of keys and
-values, target + drafter. same: drafted output equals plain output."""
+the prompt's pass. tau: tokens per target pass. depth: longest drafted path of a
+target pass, on average. first token: median seconds from the request, drafted.
+K/V: MB of keys and values, target + drafter. same: drafted output equals plain
+output."""
 
 _MB = 1_000_000
 

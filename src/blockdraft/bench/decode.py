@@ -11,8 +11,8 @@ from statistics import median
 from time import perf_counter
 from typing import Literal, TypeVar
 
-from blockdraft.allocation.policy import DepthUse, Policy
-from blockdraft.bench.config import REQUESTS_IN_TURN, WARM_UP_TOKENS
+from blockdraft.allocation.policy import Policy
+from blockdraft.bench.config import REQUESTS_IN_TURN, warm_up_of
 from blockdraft.bench.ledger import merge_totals
 from blockdraft.bench.timed_output import TimedOutput, timed_output
 from blockdraft.bench.workload import BenchPrompt
@@ -53,13 +53,11 @@ class Run:
 
     Or several such sets, one after the other, and the sum of their seconds.
 
-    depth_use: what was verified since the policy was made. phases: where the time went; work is
-    counted only where the engine measures it.
+    phases: where the time went; work is counted only where the engine measures it.
     """
 
     samples: tuple[TimedOutput, ...]
     wall_seconds: float
-    depth_use: DepthUse
     phases: PhaseTotals = field(default_factory=PhaseTotals)
 
     @property
@@ -92,7 +90,6 @@ def joined(runs: Sequence[Run]) -> Run:
     return Run(
         samples=tuple(sample for run in runs for sample in run.samples),
         wall_seconds=_seconds_of(runs),
-        depth_use=runs[-1].depth_use,
         phases=merge_totals(run.phases for run in runs),
     )
 
@@ -128,7 +125,6 @@ class Decoder:
         return Run(
             samples=tuple(timed_output(generation.completions[0]) for generation in generations),
             wall_seconds=wall_seconds,
-            depth_use=engine.allocator.policy.summary(),
             phases=engine.timer.take_totals(),
         )
 
@@ -140,8 +136,7 @@ class Decoder:
         concurrency: int = 1,
     ) -> None:
         """Decode a few tokens of the first prompts, as many as run at once, and forget them."""
-        short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
-        self.run(prompts[:concurrency], short, way, concurrency)
+        self.run(prompts[:concurrency], warm_up_of(params), way, concurrency)
 
     @staticmethod
     def params_of(way: Way, params: SamplingParams) -> SamplingParams:
@@ -201,13 +196,15 @@ def _portions(prompts: Sequence[list[int]], concurrency: int) -> list[Sequence[l
 
 
 def check_drafts(llm: LLM) -> None:
-    """Refuse to measure a pair without a drafter.
+    """Refuse to measure an LLM that never drafts.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no drafter, and nothing is looked up.
     """
-    if llm.drafter_folder is None:
-        raise ConfigError("there is no drafter to measure; name one with --drafter")
+    if llm.drafter_folder is None and not llm.config.lookup:
+        raise ConfigError(
+            "there is no drafter to measure; name one with --drafter, or add --lookup"
+        )
 
 
 def encode_prompt(

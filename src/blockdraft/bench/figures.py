@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import NamedTuple
 
 from blockdraft.bench.measures import (
     MEASURES,
@@ -72,44 +71,34 @@ def figures_of(measurements: Sequence[Measurement]) -> Figures:
     }
     bands = {"plain": ways["drafted"].speedup, "plain_decode": ways["drafted"].decode_speedup}
     over_plain = [m.drafted.tokens_per_second / m.plain.tokens_per_second for m in measurements]
-    stock = _stock_figures(measurements, drafted)
-    if stock.rate is not None:
-        both = [(m.drafted, m.transformers) for m in measurements if m.transformers is not None]
-        ours, theirs = [one for one, _ in both], [other for _, other in both]
+    # Every prompt, or none.
+    theirs = [m.transformers for m in measurements if m.transformers is not None]
+    transformers, num_equal = None, None
+    if theirs:
+        transformers = rate_of(theirs)
+        pairs = zip(theirs, plain_samples, strict=True)
+        num_equal = sum(one.token_ids == other.token_ids for one, other in pairs)
         ways["transformers"] = measures_of(theirs)
-        bands["transformers"] = speedup_of(ours, theirs, "transformers")
+        bands["transformers"] = speedup_of(drafted_samples, theirs, "transformers")
     return Figures(
         num_prompts=len(measurements),
         num_tokens=sum(len(m.drafted.token_ids) for m in measurements),
         plain=plain,
         drafted=drafted,
-        transformers=stock.rate,
+        transformers=transformers,
         speedup_over_plain=drafted.tokens_per_second / plain.tokens_per_second,
-        speedup_over_transformers=stock.speedup,
+        speedup_over_transformers=(
+            drafted.tokens_per_second / transformers.tokens_per_second if transformers else None
+        ),
         per_prompt_speedup=_quartiles(over_plain),
         acceptance_length=ways["drafted"].tau_micro,
         acceptance_rate=ways["drafted"].acceptance_rate,
         num_identical=sum(m.identical for m in measurements),
-        num_equal_to_transformers=stock.num_equal,
+        num_equal_to_transformers=num_equal,
         num_looping=sum(m.loops for m in measurements),
         speedup_bands=bands,
         ways=ways,
     )
-
-
-class _StockFigures(NamedTuple):
-    rate: Rate | None = None
-    speedup: float | None = None
-    num_equal: int | None = None
-
-
-def _stock_figures(measurements: Sequence[Measurement], drafted: Rate) -> _StockFigures:
-    stock = [(m.transformers, m.plain) for m in measurements if m.transformers is not None]
-    if not stock:
-        return _StockFigures()
-    rate = rate_of([sample for sample, _ in stock])
-    num_equal = sum(sample.token_ids == plain.token_ids for sample, plain in stock)
-    return _StockFigures(rate, drafted.tokens_per_second / rate.tokens_per_second, num_equal)
 
 
 def groups_of(measurements: Sequence[Measurement]) -> dict[str, Figures]:

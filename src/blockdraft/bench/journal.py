@@ -5,10 +5,10 @@ The first line says what is measured; each further one is a row of the measureme
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.errors import ConfigError
@@ -17,6 +17,7 @@ from blockdraft.core.jsonl import read_jsonl
 from blockdraft.measure.acceptance import AcceptanceStats
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 ENDING = ".part.jsonl"
 """Behind the name of the output: what has been measured so far."""
@@ -27,8 +28,8 @@ def journal_path(output: Path | None) -> Path | None:
     return None if output is None else output.with_name(output.name + ENDING)
 
 
-class RowJournal:
-    """The rows that are done, in the order in which they were added.
+class RowJournal(Generic[T]):
+    """The rows that are done, in the order in which they were written.
 
     A row is written at once and whole, so that what was measured outlives the process. What a
     process that was killed wrote of its last row is left out.
@@ -37,26 +38,38 @@ class RowJournal:
         path: where they are kept; None keeps them nowhere.
         settings: all that a measurement depends on, as plain values for JSON.
         command: whose journal it is, for errors.
+        read: what a row stands for; raises what Python does where it is no such row.
 
     Raises:
-        ConfigError: the file is of a run with other settings, or no such file.
+        ConfigError: the file is of a run with other settings, is damaged, or is no such file.
     """
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any], command: str) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        settings: Mapping[str, Any],
+        command: str,
+        read: Callable[[Row], T],
+    ) -> None:
         self._path = path
-        self.found: list[Row] = []
+        self.found: list[T] = []
         """What was there at the start."""
         if path is None:
             return
-        head = json.dumps({"settings": settings}, sort_keys=True)
+        head, rows = json.dumps({"settings": settings}, sort_keys=True), list[dict[str, Any]]()
         if path.exists():
-            rows = [row for _, row in read_jsonl(path, is_growing=True)]
-            _check_settings(path, rows, json.loads(head)["settings"], command)
-            self.found = list(rows[1:])
+            first, *rows = [row for _, row in read_jsonl(path, is_growing=True)] or [{}]
+            _check_settings(path, first, json.loads(head)["settings"], command)
+            try:
+                self.found = [read(row) for row in rows]
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise ConfigError(
+                    f"{path} is damaged: {error!r}; delete it and start again"
+                ) from error
         # Without a half line at the end, where the last run was ended.
-        write_whole(path, "\n".join([head, *map(json.dumps, self.found)]) + "\n")
+        write_whole(path, "\n".join([head, *map(json.dumps, rows)]) + "\n")
 
-    def add(self, row: Row) -> None:
+    def write(self, row: Row) -> None:
         """Keep one more."""
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
@@ -67,15 +80,9 @@ class RowJournal:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def damage(self, error: Exception) -> ConfigError:
-        """What a row that cannot be read deserves."""
-        return ConfigError(f"{self._path} is damaged: {error!r}; delete it and start again")
 
-
-def _check_settings(
-    path: Path, rows: list[dict[str, Any]], settings: Mapping[str, Any], command: str
-) -> None:
-    found = rows[0].get("settings") if rows else None
+def _check_settings(path: Path, first: Row, settings: Mapping[str, Any], command: str) -> None:
+    found = first.get("settings")
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no journal of {command}; give another --output")
     other = sorted(key for key in {*found, *settings} if found.get(key) != settings.get(key))
@@ -106,7 +113,7 @@ def read_sample(row: Row) -> TimedOutput:
     """The output of a row.
 
     Raises:
-        KeyError, TypeError, AttributeError: it is no such row.
+        KeyError, TypeError, AttributeError, ValueError: it is no such row.
     """
     counts: dict[str, Any] = {
         name: value

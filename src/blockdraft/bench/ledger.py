@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockdraft.bench.config import WARM_UP_TOKENS
+from blockdraft.bench.config import warm_up_of
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.completion import Generation
 from blockdraft.llm import LLM
@@ -60,9 +60,7 @@ def decode_accounted(llm: LLM, prompt_ids: list[int], params: SamplingParams) ->
     drafts = drafts and params.max_draft_tokens != 0
     ways = [asked, replace(asked, num_draft_tokens=0)] if drafts else [asked]
     for way in ways:
-        num_tokens = min(WARM_UP_TOKENS, way.max_tokens)
-        warm_up = replace(way, max_tokens=num_tokens, min_tokens=min(num_tokens, way.min_tokens))
-        llm.generate(prompt_ids, warm_up)
+        llm.generate(prompt_ids, warm_up_of(way))
     generations, ledgers = [], []
     with llm.measured() as meter:
         for way in ways:

@@ -14,11 +14,12 @@ LENGTH_DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class BreakEvenLength:
-    """See LENGTH_DEFINITIONS."""
+    """See LENGTH_DEFINITIONS. has_bands: False with a single prompt, which has no band."""
 
     lengths: tuple[int, ...]
     at_least_as_fast_from: int | None
     surely_from: int | None
+    has_bands: bool = True
 
 
 def break_even_length(speedups: Mapping[int, Mapping[str, Any] | None]) -> BreakEvenLength:
@@ -27,7 +28,8 @@ def break_even_length(speedups: Mapping[int, Mapping[str, Any] | None]) -> Break
     return BreakEvenLength(
         lengths,
         _from(lengths, [_at(found, "value") for found in speedups.values()]),
-        _from(lengths, [_at(found, "low") for found in speedups.values()]),
+        _from(lengths, lows := [_at(found, "low") for found in speedups.values()]),
+        any(low is not None for low in lows),
     )
 
 
@@ -50,6 +52,8 @@ def length_line(found: BreakEvenLength) -> str:
     if found.at_least_as_fast_from is None:
         return f"drafting saves no time at any of {shown} tokens up to the longest"
     line = f"drafting saves time from {found.at_least_as_fast_from} tokens on, of {shown}"
+    if not found.has_bands:
+        return f"{line}; one prompt, no band"
     if found.surely_from is None:
         return f"{line}; the bands reach below 1"
     return f"{line}; the whole band is above 1 from {found.surely_from} on"

@@ -6,7 +6,7 @@ first token to its last, Q the seconds that it waited before its first step. A s
 outputs of a row.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -26,8 +26,8 @@ MEASURES = {
     "the seconds since it",
     "speedup": "tokens_per_second over that of the baseline for the same prompts, end to end",
     "decode_speedup": "decode_tokens_per_second over that of the baseline for the same prompts",
-    "band": "95 % bootstrap interval: prompts are drawn again with replacement, each with its "
-    "output of both sides, 2000 times with a fixed seed; none for a single prompt",
+    "band": "95 % bootstrap interval: prompts are drawn again with replacement, each with all its "
+    "outputs of both sides, 2000 times with a fixed seed; none for a single prompt",
     "acceptance_length": "tau: tokens committed per target pass after the prompt's, bonus included",
     "tau_micro": "the same as acceptance_length: tokens of all outputs over passes of all outputs",
     "tau_macro": "mean over outputs of the tau of each",
@@ -36,9 +36,11 @@ MEASURES = {
     "passes that had one there",
     "per_node": "by distance from the anchor and rank among the siblings, from 0, as "
     "'distance,rank': kept over drafted tokens",
-    "mean_depth": "drafted tokens per target pass after the prompt's, as really drafted; what "
-    "adaptive drafting has learned stays from run to run",
-    "num_passes_of_depth": "target passes after the prompt's by how many tokens were drafted",
+    "mean_depth": "longest drafted path of a target pass after the prompt's, on average, as really "
+    "drafted; what adaptive drafting has learned stays from run to run",
+    "num_passes_of_depth": "target passes after the prompt's by their longest drafted path",
+    "mean_drafted": "drafted tokens per target pass after the prompt's, all branches of a tree "
+    "included",
     "first_token_seconds": "TTFT: from the request to its first token, waiting and the prompt's "
     "pass included",
     "prompt_seconds": "first_token_seconds without the wait for the first step",
@@ -139,6 +141,7 @@ def speedup_of(
     samples: Sequence[TimedOutput],
     baseline_samples: Sequence[TimedOutput],
     baseline: str,
+    prompts: Sequence[Hashable] | None = None,
     *,
     decode_only: bool = False,
 ) -> Speedup | None:
@@ -146,6 +149,10 @@ def speedup_of(
 
     (sum n / sum T) over the same of the baseline, or with `decode_only` (sum (n - 1) / sum D); None
     if a side has no seconds, as with single tokens.
+
+    Args:
+        prompts: the prompt of each output, for the band; None if each has another. Outputs of one
+            prompt tell the same thing again, whatever their number.
     """
     sides = [
         np.array([_work(sample, decode_only) for sample in side], dtype=np.float64)
@@ -156,6 +163,8 @@ def speedup_of(
     if not (rows.sum(axis=0) > 0).all():
         return None
     value = float(_ratio(rows.sum(axis=0)[None])[0])
+    if prompts is not None:
+        rows = _summed(rows, prompts)
     if len(rows) < 2:
         return Speedup(value, baseline, None, None, len(rows))
     low, high = bootstrap_band(rows)
@@ -176,6 +185,15 @@ def bootstrap_band(rows: np.ndarray) -> tuple[float, float]:
     ratio = _ratio(sums[(sums > 0).all(axis=1)])
     low, high = np.quantile(ratio, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     return float(low), float(high)
+
+
+def _summed(rows: np.ndarray, prompts: Sequence[Hashable]) -> np.ndarray:
+    """One row for each prompt."""
+    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+    sums = np.zeros((len(places), rows.shape[1]))
+    for prompt, row in zip(prompts, rows, strict=True):
+        sums[places[prompt]] += row
+    return sums
 
 
 def _ratio(sums: np.ndarray) -> np.ndarray:
@@ -230,8 +248,12 @@ def measures_of(
     samples: Sequence[TimedOutput],
     baseline_samples: Sequence[TimedOutput] | None = None,
     baseline: str = "plain",
+    prompts: Sequence[Hashable] | None = None,
 ) -> Measures:
-    """Over at least one output; a baseline has the same prompts in the same order."""
+    """Over at least one output; a baseline has the same prompts in the same order.
+
+    `prompts` as of `speedup_of`.
+    """
     rate, acceptance = rate_of(samples), total_acceptance(samples)
     first = percentiles_of([sample.first_token_seconds for sample in samples])
     prompt = percentiles_of([sample.prompt_seconds for sample in samples])
@@ -241,8 +263,8 @@ def measures_of(
     if baseline_samples is not None:
         pairs = zip(samples, baseline_samples, strict=True)
         equal = fmean(one.token_ids == other.token_ids for one, other in pairs)
-        speedup = speedup_of(samples, baseline_samples, baseline)
-        decode = speedup_of(samples, baseline_samples, baseline, decode_only=True)
+        speedup = speedup_of(samples, baseline_samples, baseline, prompts)
+        decode = speedup_of(samples, baseline_samples, baseline, prompts, decode_only=True)
     return Measures(
         num_outputs=len(samples),
         num_tokens=sum(len(sample.token_ids) for sample in samples),
@@ -269,12 +291,18 @@ def measures_of(
 def without_loops(
     samples: Sequence[TimedOutput],
     baseline_samples: Sequence[TimedOutput],
-    baseline: str = "plain",
+    prompts: Sequence[Hashable],
 ) -> Measures | None:
-    """The measures of the outputs that do not loop, each beside its baseline; None if all do."""
-    pairs = [
-        pair for pair in zip(samples, baseline_samples, strict=True) if not loops(pair[0].token_ids)
+    """The measures of the outputs that do not loop, each beside plain decoding; None if all do.
+
+    `prompts` as of `speedup_of`.
+    """
+    rows = [
+        row
+        for row in zip(samples, baseline_samples, prompts, strict=True)
+        if not loops(row[0].token_ids)
     ]
-    if not pairs:
+    if not rows:
         return None
-    return measures_of([one for one, _ in pairs], [other for _, other in pairs], baseline)
+    ours, theirs, asked = zip(*rows, strict=True)
+    return measures_of(ours, theirs, prompts=asked)

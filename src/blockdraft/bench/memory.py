@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig
-
+from blockdraft.hub.model_config import load_config
 from blockdraft.llm import LLM
 from blockdraft.models.loading import target_without_weights
 from blockdraft.speculate.drafters.shapes import read_shape
@@ -23,14 +22,15 @@ def kv_bytes_per_token(llm: LLM) -> KVBytes:
 
     Sliding layers count like full ones: both models keep what has left the window.
     """
-    target: Any = AutoConfig.from_pretrained(llm.folder, local_files_only=True).get_text_config()
+    trusts = llm.config.trust_remote_code
+    target: Any = load_config(llm.folder, trust_remote_code=trusts).get_text_config()
     head_dim = getattr(target, "head_dim", None)
     head_dim = head_dim or target.hidden_size // target.num_attention_heads
     kv_heads = getattr(target, "num_key_value_heads", None) or target.num_attention_heads
     of_target = 2 * target.num_hidden_layers * kv_heads * head_dim * llm.dtype.itemsize
     if llm.drafter_folder is None:
         return KVBytes(of_target, 0)
-    outline = target_without_weights(llm.folder, trust_remote_code=llm.config.trust_remote_code)
+    outline = target_without_weights(llm.folder, trust_remote_code=trusts)
     shapes = read_shape(llm.drafter_folder, outline, llm.dtype).kv_shapes
     size = 2 * sum(heads * head_dim for heads, head_dim in shapes)
     return KVBytes(of_target, size * llm.dtype.itemsize)

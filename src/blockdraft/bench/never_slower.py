@@ -30,7 +30,7 @@ NEVER_SLOWER_DEFINITIONS = {
     "holds": "slowdown is at most limit",
     "confidence": "chance that lowest and highest enclose the true median of the ratio, if pairs "
     "are independent: 1 - 2^(1 - pairs)",
-    **defined("acceptance_length", "mean_depth", "num_passes_of_depth"),
+    **defined("acceptance_length", "mean_depth", "num_passes_of_depth", "mean_drafted"),
     "num_identical": "outputs of both sides that equal the first ones without a drafter",
 }
 
@@ -76,6 +76,7 @@ class TurnFigures:
     acceptance_length: float
     mean_depth: float
     num_passes_of_depth: dict[int, int]
+    mean_drafted: float
     num_outputs: int
     num_identical: int
 
@@ -152,6 +153,7 @@ def _figures(group: Sequence[Turn]) -> TurnFigures:
         acceptance_length=acceptance.acceptance_length,
         mean_depth=acceptance.mean_depth,
         num_passes_of_depth=acceptance.num_passes_of_depth,
+        mean_drafted=acceptance.mean_drafted,
         num_outputs=sum(pair.num_outputs for pair in group),
         num_identical=sum(pair.num_identical for pair in group),
     )

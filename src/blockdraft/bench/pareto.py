@@ -40,6 +40,7 @@ from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
 from blockdraft.hub.catalog import display_name
 from blockdraft.llm import LLM
+from blockdraft.speculate.drafters.none import NoDrafter
 
 PARETO_DEFINITIONS = {
     "points": "each way at each number of requests at once (concurrency); when a request ends, "
@@ -86,8 +87,8 @@ class ParetoPoint:
 class CurveReading:
     """A way at the level of plain decoding with so many requests at once.
 
-    `ratio` is over plain decoding; None if the level is outside of what was measured of the way,
-    in any repeat.
+    `ratio` is over plain decoding; None if the level is `outside` of what was measured of the way,
+    in any repeat, or if most of plain decoding's outputs are single tokens, which have no speed.
     """
 
     way: str
@@ -111,8 +112,9 @@ class ParetoBench:
         self.llm = next(iter(llms.values()))
         self.sides: list[Side] = [(Decoder(self.llm), PLAIN)]
         self.sides += [(Decoder(llm), replace(ADAPTIVE, name=name)) for name, llm in llms.items()]
-        kinds = [drafter.kind for drafter in self.llm.engine.proposer.drafters] if parts else []
-        if len(kinds) > 1:
+        kinds = [drafter.kind for drafter in self.llm.engine.proposer.drafters]
+        kinds = [kind for kind in kinds if kind != NoDrafter.kind]
+        if parts and len(kinds) > 1:
             # Each learns for itself.
             self.sides += [
                 (Decoder(self.llm), Way(f"{kind} alone", "adaptive", (kind,))) for kind in kinds
@@ -137,20 +139,26 @@ class ParetoBench:
         """
         chosen = mixed_prompts(prompts, config.requests_per_point)
         encoded = encode_prompts(self.llm, chosen, config.params)
+        names = tuple(prompt.name for prompt in chosen)
         for concurrency in config.concurrency:
             missing = [r for r in range(config.repeats) if (concurrency, r) not in journal.turns]
             for decoder, way in self.sides if missing else ():
                 decoder.warm_up(encoded, config.params, way, concurrency)
             for repeat in missing:
                 runs = run_in_turns(self.sides, encoded, config.params, concurrency, first=repeat)
-                turn = Turn(concurrency, repeat, {way.name: run for way, run in runs.items()})
+                by_name = {way.name: run for way, run in runs.items()}
+                turn = Turn(concurrency, repeat, names, by_name)
                 journal.add(turn)
                 on_progress(turn)
         return [journal.turns[c, r] for c in config.concurrency for r in range(config.repeats)]
 
 
-def names_of(drafters: Sequence[str]) -> list[str]:
-    """What the ways of some drafters are called: as short as tells them apart."""
+def names_of(folders: Sequence[Path | None]) -> list[str]:
+    """What the ways of some drafters are called: as short as tells them apart.
+
+    Without a drafter what is looked up is drafted.
+    """
+    drafters = ["lookup" if folder is None else str(folder) for folder in folders]
     short = [display_name(drafter) for drafter in drafters]
     return short if len(set(short)) == len(short) else [str(Path(d)) for d in drafters]
 
@@ -178,6 +186,7 @@ def _point(
 ) -> ParetoPoint:
     runs, plain = [turn.runs[way] for turn in group], [turn.runs[PLAIN.name] for turn in group]
     samples, plain_samples = _samples(runs), _samples(plain)
+    prompts = [prompt for turn in group for prompt in turn.prompts]
     return ParetoPoint(
         way=way,
         concurrency=concurrency,
@@ -190,8 +199,8 @@ def _point(
         / sum(run.wall_seconds for run in runs),
         num_outputs=len(samples),
         num_identical=sum(run.num_equal(reference) for run in runs),
-        measures=measures_of(samples, plain_samples),
-        without_loops=without_loops(samples, plain_samples),
+        measures=measures_of(samples, plain_samples, prompts=prompts),
+        without_loops=without_loops(samples, plain_samples, prompts),
     )
 
 
@@ -230,7 +239,7 @@ def _read(
                 way=way,
                 plain_concurrency=turn.concurrency,
                 level=spread_of(levels).median,
-                ratio=None if outside else ratios(values, over),
+                ratio=ratios(values, over) if all(over) and not outside else None,
                 outside=" and ".join(outside) or None,
             )
 
@@ -248,8 +257,9 @@ def pareto_json(
     """Everything needed to judge and to repeat a result, and to plan by it."""
     at_interactivity, at_throughput = readings(turns)
     drafters = {
-        way.name: None if way == PLAIN else str(decoder.llm.drafter_folder)
+        way.name: None if way == PLAIN or folder is None else str(folder)
         for decoder, way in bench.sides
+        for folder in [decoder.llm.drafter_folder]
     }
     return {
         **describe_result("pareto", bench.llm, PARETO_DEFINITIONS),

@@ -5,55 +5,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockdraft.allocation.policy import DepthUse
 from blockdraft.bench.decode import Run
 from blockdraft.bench.journal import Row, RowJournal, read_sample, sample_row
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A run of each way, by its name, over the same requests, at one point."""
+    """A run of each way, by its name, over the same requests, at one point.
+
+    prompts: the name of each request's prompt.
+    """
 
     concurrency: int
     repeat: int
+    prompts: tuple[str, ...]
     runs: Mapping[str, Run]
 
 
-class Journal:
-    """The turns that are done, by concurrency and repeat.
-
-    Args:
-        path: where they are kept; None keeps them in memory only.
-        settings: all that a measurement depends on, as plain values for JSON.
-
-    Raises:
-        ConfigError: the file is of a run with other settings, or no such file.
-    """
+class Journal(RowJournal[Turn]):
+    """The turns that are done, by concurrency and repeat; see RowJournal."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        self._rows = RowJournal(path, settings, "bench pareto")
-        self.turns: dict[tuple[int, int], Turn] = {}
-        for row in self._rows.found:
-            try:
-                turn = _read_turn(row)
-            except (KeyError, TypeError, AttributeError) as error:
-                raise self._rows.damage(error) from error
-            self.turns[turn.concurrency, turn.repeat] = turn
+        super().__init__(path, settings, "bench pareto", _read_turn)
+        self.turns = {(turn.concurrency, turn.repeat): turn for turn in self.found}
 
     def add(self, turn: Turn) -> None:
         """Keep one more."""
         self.turns[turn.concurrency, turn.repeat] = turn
-        self._rows.add(_turn_row(turn))
-
-    def remove(self) -> None:
-        """Delete the file: the result is written."""
-        self._rows.remove()
+        self.write(_turn_row(turn))
 
 
 def _turn_row(turn: Turn) -> Row:
     return {
         "concurrency": turn.concurrency,
         "repeat": turn.repeat,
+        "prompts": turn.prompts,
         "runs": {
             way: {
                 "wall_seconds": run.wall_seconds,
@@ -69,8 +55,7 @@ def _read_turn(row: Row) -> Turn:
         way: Run(
             samples=tuple(read_sample(sample) for sample in run["samples"]),
             wall_seconds=run["wall_seconds"],
-            depth_use=DepthUse(0, 0.0, {}),
         )
         for way, run in row["runs"].items()
     }
-    return Turn(row["concurrency"], row["repeat"], runs)
+    return Turn(row["concurrency"], row["repeat"], tuple(row["prompts"]), runs)

@@ -65,8 +65,8 @@ def _cells(reading: CurveReading) -> tuple[str, str]:
 
 
 def outside_words(outside: str | None) -> str:
-    """Where a level lies that nothing could be read at."""
-    return f"{outside} its range"
+    """Where a level lies that nothing could be read at; None if it lies at no speed."""
+    return "single tokens" if outside is None else f"{outside} its range"
 
 
 def crossing_lines(points: Sequence[ParetoPoint]) -> list[str]:

@@ -51,13 +51,17 @@ the curve; prompts were as long as there."""
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests per second, mean lengths in tokens, and the requests as they are played."""
+    """Requests per second, mean lengths in tokens, and the requests as they are played.
+
+    is_drawn: they are drawn, so there are as many as are wanted; others are a record.
+    """
 
     requests_per_second: float
     output_len: float
     prompt_len: float | None
     arrivals: tuple[Arrival, ...]
     source: str
+    is_drawn: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,8 @@ def steady_traffic(rate: float, output_len: float, prompt_len: float | None) -> 
     if not (output_len >= 1 and isfinite(output_len)):
         raise ConfigError(f"output_tokens is {output_len:g}; give a number of at least 1")
     arrivals = tuple(poisson_arrivals(rate, output_len, NUM_REQUESTS))
-    return Traffic(rate, output_len, prompt_len, arrivals, "independent, exponential lengths")
+    source = "independent, exponential lengths"
+    return Traffic(rate, output_len, prompt_len, arrivals, source, is_drawn=True)
 
 
 def read_traffic(path: Path, prompt_len: float | None) -> Traffic:
@@ -115,7 +120,7 @@ def read_traffic(path: Path, prompt_len: float | None) -> Traffic:
         raise ConfigError(f"{path} has all its requests at one moment; give a longer record")
     rate = (len(arrivals) - 1) / span
     mean = fmean(arrival.output_len for arrival in arrivals)
-    return Traffic(rate, mean, prompt_len, tuple(arrivals), str(path))
+    return Traffic(rate, mean, prompt_len, tuple(arrivals), str(path), is_drawn=False)
 
 
 def _is_number(value: object) -> bool:
@@ -245,7 +250,7 @@ def _row(
 def _for_replicas(traffic: Traffic, count: int) -> Sequence[Arrival]:
     """Drawn arrivals are as many as show percentiles on every replica; a record is what it is."""
     wanted = 200 * count
-    if wanted <= len(traffic.arrivals) or not traffic.source.startswith("independent"):
+    if wanted <= len(traffic.arrivals) or not traffic.is_drawn:
         return traffic.arrivals
     return poisson_arrivals(traffic.requests_per_second, traffic.output_len, wanted)
 

@@ -54,8 +54,12 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         limit(seconds, num_bytes)
+        # What it says goes where its output goes, nowhere: the reader would keep all of it.
+        os.dup2(1, 2)
         os.execv(sys.executable, [sys.executable, "-I", "-"])
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == UNFIT:  # the program's own, and it did run
+        status = 1
     sys.exit(status if status >= 0 else 128 - status)
 
 

@@ -39,11 +39,7 @@ class Section:
     @property
     def page_plots(self) -> list[str]:
         """The same for a page, which has its own stylesheet."""
-        styles = (svg.STYLE, svg.LINES_STYLE)
-        plots = list(self.plots.values())
-        for style in styles:
-            plots = [plot.replace(f"<style>{style}</style>\n", "") for plot in plots]
-        return plots
+        return [svg.without_style(plot) for plot in self.plots.values()]
 
 
 def section_of(result: Result) -> Section:
@@ -456,6 +452,8 @@ def _readings(title: str, about: str, level: str, found: Sequence[Values]) -> Gr
 
 
 def _reading(row: Values) -> str:
+    if row["ratio"] is None and row["outside"] is None:
+        return "single tokens"
     if row["ratio"] is None:
         return f"{row['outside']} what was measured"
     return spread_words(row["ratio"])

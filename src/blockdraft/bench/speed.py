@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from blockdraft.bench.config import WARM_UP_TOKENS, SpeedConfig
+from blockdraft.bench.config import SpeedConfig, warm_up_of
 from blockdraft.bench.decode import check_drafts, encode_prompt, encode_prompts, in_turn
 from blockdraft.bench.outside.rivals import Rival
 from blockdraft.bench.outside.side import Failure, OutsideOutput
@@ -97,9 +97,8 @@ class SpeedBench:
         journal = SpeedJournal().part(0) if journal is None else journal
         encoded = encode_prompts(self.llm, prompts, config.params)
         ways = self._ways(config)
-        warm_up = replace(config.params, max_tokens=min(WARM_UP_TOKENS, config.max_tokens))
         for decode in ways.values():
-            decode(encoded[0], warm_up)
+            decode(encoded[0], warm_up_of(config.params))
         measurements: list[Measurement] = []
         with ExitStack() as stack:
             meter = stack.enter_context(self.llm.measured()) if config.ledger else None

@@ -12,28 +12,16 @@ from blockdraft.bench.timed_output import TimedOutput
 Decoded = TimedOutput | OutsideOutput | Failure
 Samples = Mapping[str, Decoded]
 """By way."""
+_Place = tuple[int, int, int]
+"""Run, prompt and turn."""
 
 
-class SpeedJournal:
-    """The samples that are done, of all runs of a command.
-
-    Args:
-        path: where they are kept; None keeps them in memory only.
-        settings: all that a measurement depends on, as plain values for JSON.
-
-    Raises:
-        ConfigError: the file is of a run with other settings, or no such file.
-    """
+class SpeedJournal(RowJournal[tuple[_Place, Samples]]):
+    """The samples that are done, of all runs of a command; see RowJournal."""
 
     def __init__(self, path: Path | None = None, settings: Mapping[str, Any] | None = None) -> None:
-        self._rows = RowJournal(path, settings or {}, "bench speed")
-        self._done: dict[tuple[int, int, int], Samples] = {}
-        for row in self._rows.found:
-            try:
-                samples = {name: _read(sample) for name, sample in row["samples"].items()}
-                self._done[row["run"], row["prompt"], row["turn"]] = samples
-            except (KeyError, TypeError, AttributeError) as error:
-                raise self._rows.damage(error) from error
+        super().__init__(path, settings or {}, "bench speed", _read_row)
+        self._done = dict(self.found)
         self.num_found = len(self._done)
         """Measured by an earlier start of the same command."""
 
@@ -49,11 +37,7 @@ class SpeedJournal:
         """Keep one more."""
         self._done[run, prompt, turn] = samples
         rows = {name: _row(sample) for name, sample in samples.items()}
-        self._rows.add({"run": run, "prompt": prompt, "turn": turn, "samples": rows})
-
-    def remove(self) -> None:
-        """Delete the file: the result is written."""
-        self._rows.remove()
+        self.write({"run": run, "prompt": prompt, "turn": turn, "samples": rows})
 
 
 class Part:
@@ -69,6 +53,11 @@ class Part:
     def add(self, prompt: int, turn: int, samples: Samples) -> None:
         """Keep one more."""
         self._journal.add(self._run, prompt, turn, samples)
+
+
+def _read_row(row: Row) -> tuple[_Place, Samples]:
+    samples = {name: _read(sample) for name, sample in row["samples"].items()}
+    return (row["run"], row["prompt"], row["turn"]), samples
 
 
 def _row(sample: Decoded) -> Row:

@@ -35,6 +35,7 @@ class StockGenerator:
             llm.tokenizer.eos_ids,
             llm.config.quantize,
             llm.config.device_map,
+            trust_remote_code=llm.config.trust_remote_code,
         )
 
     def run(self, prompt_ids: list[int], params: SamplingParams) -> TimedOutput:

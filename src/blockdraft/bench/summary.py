@@ -91,7 +91,7 @@ def whole_table(results: Mapping[str, Any]) -> str:
     return markdown_table([*header, "speed-up", "temperature", "sampled: tau", "speed-up"], rows)
 
 
-def plot(results: Mapping[str, Any], style: str = STYLE) -> str:
+def plot(results: Mapping[str, Any]) -> str:
     """Speed-ups as bars, in an SVG that is readable on light and dark pages."""
     parts: list[str] = []
     y, end = TOP, scale_end(results["runs"].values())
@@ -117,7 +117,7 @@ def plot(results: Mapping[str, Any], style: str = STYLE) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img" '
         f'aria-label="Speed of drafted over plain decoding, by set of prompts">\n'
-        f"<style>{style}</style>\n{body}\n</svg>\n"
+        f"<style>{STYLE}</style>\n{body}\n</svg>\n"
     )
 
 

@@ -1,5 +1,6 @@
 """Plots as SVG, for light and dark pages, and tables as Markdown. Loads no model library."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10
@@ -16,6 +17,11 @@ text { font: 13px system-ui, sans-serif; }
 }
 """
 """Of a plot in a file of its own; a page has its own stylesheet."""
+
+
+def without_style(plot: str) -> str:
+    """A plot, for a page."""
+    return re.sub(r"<style>.*?</style>\n", "", plot, flags=re.DOTALL)
 
 
 def words(x: float, y: float, text: str, *, anchor: str = "start", weight: str = "normal") -> str:
@@ -74,7 +80,6 @@ def line_plot(
     x_title: str,
     y_title: str,
     lines: Mapping[str, Sequence[Dot]],
-    style: str = LINES_STYLE,
 ) -> str:
     """Lines through measured points, both axes from 0."""
     dots = [dot for line in lines.values() for dot in line]
@@ -118,10 +123,10 @@ def line_plot(
                 taken.append(_free_place(x, y, taken))
                 place = words(*taken[-1], dot.label)
                 parts.append(place.replace('class="words"', 'class="words small"'))
-    return _svg(title, HEIGHT, parts, style)
+    return _svg(title, HEIGHT, parts)
 
 
-def bar_plot(title: str, baseline: str, bars: Sequence[Bar], style: str = LINES_STYLE) -> str:
+def bar_plot(title: str, baseline: str, bars: Sequence[Bar]) -> str:
     """Speed-ups as bars from 0, with their spread, and a line at the baseline, which is 1."""
     left, step = 270, 26
     right = max(1.2, *(bar.value if bar.high is None else bar.high for bar in bars)) * 1.05
@@ -152,17 +157,17 @@ def bar_plot(title: str, baseline: str, bars: Sequence[Bar], style: str = LINES_
         'stroke="#59636e" stroke-dasharray="4 3"/>',
         words(one, height - 8, baseline, anchor="middle"),
     ]
-    return _svg(title, height, parts, style)
+    return _svg(title, height, parts)
 
 
-def _svg(title: str, height: int, parts: Sequence[str], style: str) -> str:
+def _svg(title: str, height: int, parts: Sequence[str]) -> str:
     body = "\n".join(
         [f'<rect class="ground" width="{WIDTH}" height="{height}" fill="#ffffff"/>', *parts]
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img" aria-label={quoteattr(title)}>\n'
-        f"<style>{style}</style>\n{body}\n</svg>\n"
+        f"<style>{LINES_STYLE}</style>\n{body}\n</svg>\n"
     )
 
 

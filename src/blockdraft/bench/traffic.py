@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from math import exp, log
 from pathlib import Path
 from random import Random
@@ -102,24 +103,17 @@ def draw_requests(config: TrafficConfig, num_prompts: int) -> list[Request]:
     return requests
 
 
-class TrafficJournal:
+class TrafficJournal(RowJournal[Turn]):
     """The repeats that are done; see RowJournal."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        self._rows = RowJournal(path, settings, "bench traffic")
-        try:
-            self.turns: list[Turn] = [_read_turn(row) for row in self._rows.found]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise self._rows.damage(error) from error
+        super().__init__(path, settings, "bench traffic", _read_turn)
+        self.turns = list(self.found)
 
     def add(self, turn: Turn) -> None:
         """Keep one more."""
         self.turns.append(turn)
-        self._rows.add({name: _play_row(play) for name, play in turn.items()})
-
-    def remove(self) -> None:
-        """Delete the file: the result is written."""
-        self._rows.remove()
+        self.write({name: _play_row(play) for name, play in turn.items()})
 
 
 def _play_row(play: Play) -> Row:
@@ -243,24 +237,25 @@ class TrafficFigures:
     without_loops: Measures | None
 
 
-def traffic_figures(turns: Sequence[Turn]) -> list[TrafficFigures]:
-    """Of each way."""
-    return [_figures(name, turns) for name in turns[0]]
+def traffic_figures(turns: Sequence[Turn], requests: Sequence[Request]) -> list[TrafficFigures]:
+    """Of each way, by which the requests were answered."""
+    return [_figures(name, turns, requests) for name in turns[0]]
 
 
-def _figures(name: str, turns: Sequence[Turn]) -> TrafficFigures:
+def _figures(name: str, turns: Sequence[Turn], requests: Sequence[Request]) -> TrafficFigures:
     plays = [turn[name] for turn in turns]
     plain = [turn[PLAIN.name] for turn in turns]
     answers = [answer for play in plays for answer in play.answers]
     pairs = list(zip(answers, (one for play in plain for one in play.answers), strict=True))
     # Equal outputs are given up in the same place; where they differ, one side may lack a time.
     both = [
-        (one.timed, other.timed)
-        for one, other in pairs
+        (one.timed, other.timed, request.prompt)
+        for (one, other), request in zip(pairs, cycle(requests))
         if one.timed is not None and other.timed is not None
     ]
-    ours, theirs = [one for one, _ in both], [other for _, other in both]
-    is_baseline = name == PLAIN.name
+    ours, theirs = [one for one, _, _ in both], [other for _, other, _ in both]
+    prompts = [prompt for *_, prompt in both]
+    baseline = None if name == PLAIN.name else theirs
     return TrafficFigures(
         way=name,
         wall_seconds=spread_of([play.wall_seconds for play in plays]),
@@ -268,8 +263,8 @@ def _figures(name: str, turns: Sequence[Turn]) -> TrafficFigures:
         num_aborted=sum(answer.timed is None for answer in answers),
         num_outputs=len(answers),
         num_identical=sum(one.token_ids == other.token_ids for one, other in pairs),
-        measures=measures_of(ours, None if is_baseline else theirs) if both else None,
-        without_loops=without_loops(ours, theirs) if both else None,
+        measures=measures_of(ours, baseline, prompts=prompts) if both else None,
+        without_loops=without_loops(ours, theirs, prompts) if both else None,
     )
 
 

@@ -40,7 +40,7 @@ def traffic_json(
     return {
         **describe_result("traffic", llm, TRAFFIC_DEFINITIONS),
         "bench": asdict(config),
-        "figures": [asdict(row) for row in traffic_figures(turns)],
+        "figures": [asdict(row) for row in traffic_figures(turns, requests)],
         "requests": describe_requests(requests, ids),
         "repeats": describe_turns(turns),
     }

@@ -37,6 +37,11 @@ class BenchPrompt:
     tools: tuple[Any, ...] = ()
     thinking: Thinking = "template"
 
+    @property
+    def name(self) -> str:
+        """Tells it from the others of a workload."""
+        return f"{self.category}/{self.id}"
+
 
 def read_workload(path: Path, limit: int | None = None) -> list[BenchPrompt]:
     """Read (gzipped) JSONL; a row holds the user's `turns`, or `prompt`.

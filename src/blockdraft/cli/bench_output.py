@@ -58,7 +58,10 @@ def check_before_loading(llm_config: LLMConfig, output: Path | None) -> None:
         ConfigError: there is no drafter, or the report could not be written.
     """
     if not llm_config.drafts:
-        raise ConfigError("there is nothing to compare without a drafter; name one with --drafter")
+        raise ConfigError(
+            "there is nothing to compare without a drafter; name one with --drafter, or add "
+            "--lookup"
+        )
     check_writable(output)
 
 

@@ -97,7 +97,7 @@ def pareto(
     from blockdraft.bench.pareto import ParetoBench, names_of, pareto_json
     from blockdraft.bench.pareto_journal import Journal
 
-    names = names_of([str(llm.drafter_folder) for llm in llms])
+    names = names_of([llm.drafter_folder for llm in llms])
     bench = ParetoBench(dict(zip(names, llms, strict=True)), parts=parts)
     journal = Journal(journal_path(output), settings_of(configs, asdict(config), chosen))
     progress = Progress(

@@ -108,7 +108,7 @@ def traffic(
     ids = [prompt.id for prompt in chosen]
     publish(report.traffic_json(llm, config, asked, ids, turns), output, as_json=as_json)
     journal.remove()
-    rows = traffic_figures(turns)
+    rows = traffic_figures(turns, asked)
     if not as_json:
         print(headline(llm))
         title = (

@@ -104,17 +104,15 @@ def _text_of(llm: "LLM", token_id: int | None) -> str | None:
 
 def _compare(llm: "LLM", receipt: Receipt) -> dict[str, Any]:
     """Seconds of the audit and of decoding the sample again, both warm, no prompt reused."""
-    from blockdraft.bench.config import WARM_UP_TOKENS
+    from blockdraft.bench.config import warm_up_of
     from blockdraft.engine.audit import decode_again
     from blockdraft.measure.measuring import compute_every_prompt
 
     compute_every_prompt(llm.engine)
     ways = {"plain": False} | ({} if llm.drafter_folder is None else {"drafted": True})
-    num_warm = min(WARM_UP_TOKENS, receipt.params.max_tokens)
-    warm_params = replace(receipt.params, max_tokens=num_warm, min_tokens=0)
+    warm_up = replace(receipt, params=warm_up_of(receipt.params))
     found: dict[str, Any] = {}
     for way, is_drafted in ways.items():
-        warm_up = replace(receipt, params=warm_params)
         decode_again(llm.samples, warm_up, is_drafted=is_drafted)
         completion = decode_again(llm.samples, receipt, is_drafted=is_drafted)
         found[way] = {

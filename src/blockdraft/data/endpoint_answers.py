@@ -47,7 +47,8 @@ def check_url(url: str) -> None:
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # such as a port that is no number
         fits = False
-    if not fits:
+    # White space is passed over when a URL is taken apart, and refused when it is asked for.
+    if not fits or any(sign.isspace() for sign in url):
         raise ConfigError(f"endpoint {url!r} is no URL; give one such as http://localhost:8000/v1")
 
 
@@ -114,8 +115,9 @@ class Endpoint:
                     reason = f"{error.code} {_words_of(error)}"
                 if error.code not in _AGAIN:
                     raise self._refusal(error.code, reason) from error
-            # A connection that breaks while it is read is an OSError; half an answer, a ValueError.
-            except (URLError, OSError, ValueError) as error:
+            # A connection that breaks while it is read is an OSError; half an answer, a ValueError
+            # or, where its length was told, an HTTPException.
+            except (HTTPException, URLError, OSError, ValueError) as error:
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
         raise NetworkError(
             f"endpoint {self.url} failed {NUM_TRIES} times, at last with: {reason}; see to it that "
@@ -172,7 +174,10 @@ class Endpoint:
 
 def _words_of(error: HTTPError) -> str:
     """The server's own words, in OpenAI's envelope or not."""
-    text = error.read(10_000).decode(errors="replace")
+    try:
+        text = error.read(10_000).decode(errors="replace")
+    except (HTTPException, OSError):  # it breaks off in the middle of its words
+        return ""
     try:
         found = json.loads(text)
         text = found.get("error", {}).get("message") or found.get("message") or text

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.core.jsonl import bad_row, prompt_text, read_jsonl, set_name
+from blockdraft.core.jsonl import bad_row, later_turns, prompt_text, read_jsonl, set_name
 from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
 
@@ -90,9 +90,8 @@ def prompt_of_row(row: Mapping[str, Any], name: str, place: int, path: Path, num
         if not isinstance(row["text"], str) or not row["text"].strip():
             raise bad_row(path, number, "its text is empty", "give some text, or delete that line")
         return Prompt(id=id_, set=name, text=row["text"], is_plain=True)
-    later = row["turns"][1:] if isinstance(row.get("turns"), list) else ()
-    later = tuple(turn for turn in later if isinstance(turn, str) and turn.strip())
-    return Prompt(id=id_, set=name, text=prompt_text(row, path, number), later=later)
+    text, later = prompt_text(row, path, number), later_turns(row, path, number)
+    return Prompt(id=id_, set=name, text=text, later=later)
 
 
 def _question(row: Mapping[str, Any], key: str) -> Any:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from blockdraft.core.plan import Proposal
-from blockdraft.speculate.merge import sources_of
 
 
 @dataclass(slots=True)
@@ -80,14 +79,6 @@ class AcceptanceStats:
         """Candidates that were kept."""
         return self.accepted_at.total()
 
-    def num_drafted_by(self, kind: str) -> int:
-        """Verified candidates that a kind of drafter proposed, alone or beside others."""
-        return sum(num for name, num in self.drafted_by.items() if kind in sources_of(name))
-
-    def num_accepted_by(self, kind: str) -> int:
-        """Of those the ones that were kept."""
-        return sum(num for name, num in self.accepted_by.items() if kind in sources_of(name))
-
     @property
     def acceptance_rate(self) -> float:
         """Kept over verified candidates; 0 if nothing was drafted."""
@@ -99,9 +90,17 @@ class AcceptanceStats:
         return self.drafted.total() / self.num_passes if self.num_passes else 0.0
 
     @property
+    def mean_drafted(self) -> float:
+        """Candidates per pass; 0 if no pass was made."""
+        return self.num_drafted / self.num_passes if self.num_passes else 0.0
+
+    @property
     def num_passes_of_depth(self) -> dict[int, int]:
-        """How many passes drafted as many tokens; depths that never occurred are absent."""
-        # drafted[i] counts the passes that drafted more than i tokens.
+        """How many passes had a longest path of each depth; depths that never occurred are absent.
+
+        Of a chain that is the number of drafted tokens, of a tree it is less.
+        """
+        # drafted[i] counts the passes whose longest path is above i.
         deepest = len(self.drafted)
         at_least = [self.num_passes, *(self.drafted[i] for i in range(deepest)), 0]
         counts = {depth: at_least[depth] - at_least[depth + 1] for depth in range(deepest + 1)}

@@ -18,6 +18,20 @@ def compute_every_prompt(engine: Measurable) -> None:
         memory.reuse = False
 
 
+@contextmanager
+def reusing(engine: Measurable, wanted: bool) -> Iterator[None]:
+    """Let requests take over what earlier ones left in memory, or compute every prompt inside."""
+    memory = engine.target.memory
+    if not isinstance(memory, Pages):
+        yield
+        return
+    before, memory.reuse = memory.reuse, wanted
+    try:
+        yield
+    finally:
+        memory.reuse = before
+
+
 def time_phases(engine: Measurable, device: str) -> None:
     """Time the phases of every step from now on; on a GPU each waits until the device is done."""
     on_gpu = torch.device(device).type == "cuda"

@@ -33,7 +33,7 @@ _SECOND = 1_000_000_000
 
 @dataclass(slots=True)
 class PhaseTotals:
-    """Time and entries of each phase over many steps. A phase that was never entered is absent.
+    """Time of each phase over many steps. A phase that was never entered is absent.
 
     `nanoseconds` sum to the wall time of the steps, and of phases entered between steps.
     `split_nanoseconds` are what lines have of the phases in SPLITS. `waited` is the part of
@@ -44,7 +44,6 @@ class PhaseTotals:
 
     num_steps: int = 0
     nanoseconds: Counter[Phase] = field(default_factory=Counter)
-    counts: Counter[Phase] = field(default_factory=Counter)
     split_nanoseconds: Counter[Line] = field(default_factory=Counter)
     waited: Counter[Phase] = field(default_factory=Counter)
     work: dict[Line, Work] = field(default_factory=dict)
@@ -84,7 +83,6 @@ class PhaseTotals:
         """Add the totals of other steps."""
         self.num_steps += other.num_steps
         self.nanoseconds.update(other.nanoseconds)
-        self.counts.update(other.counts)
         self.split_nanoseconds.update(other.split_nanoseconds)
         self.waited.update(other.waited)
         for line, work in other.work.items():
@@ -206,7 +204,6 @@ class PhaseTimer:
         """Begin a phase; `phase` is the safe way to do it."""
         self._charge()
         self._open.append(name)
-        self._totals.counts[name] += 1
 
     def leave(self) -> None:
         """End the innermost phase; the one around it goes on."""

@@ -32,6 +32,8 @@ def describe_environment() -> dict[str, Any]:
 def git_commit() -> str | None:
     """Commit of the checkout that this code runs from, "+" if files differ; None without one."""
     try:
+        # Installed below another project's checkout, this file is none of that project's.
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
         described = _git("describe", "--always", "--abbrev=12", "--exclude=*")
         return described + ("+" if _git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):

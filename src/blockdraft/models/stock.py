@@ -29,8 +29,14 @@ class StockModel:
         eos_ids: Collection[int],
         quantize: Quantize | None = None,
         device_map: DeviceMap | None = None,
+        *,
+        trust_remote_code: bool = False,
     ) -> None:
-        self._model: Any = load_target_model(folder, dtype, device, device_map, quantize=quantize)
+        self._model: Any = load_target_model(
+            *(folder, dtype, device, device_map),
+            trust_remote_code=trust_remote_code,
+            quantize=quantize,
+        )
         dequantize(self._model)
         self._eos_ids = sorted(eos_ids)
 

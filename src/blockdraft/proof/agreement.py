@@ -46,6 +46,7 @@ def compare_with_stock(
     stock = StockModel(
         *(llm.folder, llm.dtype, llm.device, llm.tokenizer.eos_ids),
         *(config.quantize, config.device_map),
+        trust_remote_code=config.trust_remote_code,
     )
     for case in cases:
         ours = run(llm, [case], PLAIN)[case][0].token_ids

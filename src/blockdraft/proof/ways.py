@@ -10,6 +10,7 @@ from blockdraft.core.request import FinishReason
 from blockdraft.engine.completion import Chunk, Completion
 from blockdraft.llm import LLM
 from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.measure.measuring import compute_every_prompt, reusing
 from blockdraft.proof.cases import Case
 from blockdraft.speculate.drafters.lookup import LookupDrafter
 from blockdraft.speculate.verify import TokenLogprobs
@@ -110,7 +111,8 @@ def run(
     else:
         llm.use_fixed_drafting()
     llm.engine.scheduler.max_running = llm.config.max_concurrency
-    with _reusing(llm, way.from_memory), _looking_up(llm, way.looks_up):
+    compute_every_prompt(llm.engine)
+    with reusing(llm.engine, way.from_memory), _looking_up(llm, way.looks_up):
         return (_run_together if way.together else _run_alone)(llm, cases, way, done)
 
 
@@ -143,17 +145,6 @@ def _run_together(llm: LLM, cases: Sequence[Case], way: Way, done: Done) -> dict
 
 
 @contextmanager
-def _reusing(llm: LLM, wanted: bool) -> Iterator[None]:
-    """Let requests take over what is in memory, or compute everything; afterwards the latter."""
-    memory = llm.engine.target.memory
-    if isinstance(memory, Pages):
-        memory.reuse = wanted
-    yield
-    if isinstance(memory, Pages):
-        memory.reuse = False
-
-
-@contextmanager
 def _looking_up(llm: LLM, wanted: bool) -> Iterator[None]:
     """Let lookup draft beside the model, also where it was not asked for."""
     proposer = llm.engine.proposer
@@ -161,8 +152,10 @@ def _looking_up(llm: LLM, wanted: bool) -> Iterator[None]:
     if wanted:
         # For itself: it is to learn from these cases alone.
         proposer.free = (LookupDrafter(shared_tokens=_SHARED_TOKENS),)
-    yield
-    proposer.free = before
+    try:
+        yield
+    finally:
+        proposer.free = before
 
 
 def _stream(llm: LLM, case: Case, way: Way) -> Iterator[Chunk]:

@@ -1,8 +1,8 @@
 """A drafter's way: where a drafter comes from.
 
 1. `config_file.py` reads a run: `config.py` is the training, `data/config.py` the answers.
-   `plan.py` tells what a run will be before it starts, and `texts.py` how much there will be to
-   learn from; what would stop it is found here. `keys.py` prints all settings, `interrupted.py`
+   `estimate.py` tells what a run will be before it starts, and `texts.py` how much there will be
+   to learn from; what would stop it is found here. `keys.py` prints all settings, `interrupted.py`
    says how a run goes on that was broken off. `__main__.py` is the trainer without the command
    line.
 2. `data/` holds prompts, the target's answers to them, and what makes batches of those.

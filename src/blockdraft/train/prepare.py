@@ -26,6 +26,7 @@ from blockdraft.models.loading import check_pair, resolve_dtype
 from blockdraft.models.supported import check_supported
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import copy_target_layers, draft_config_for, with_block_size
+from blockdraft.train.features import KEY
 from blockdraft.train.kinds.base import TrainedDrafter
 from blockdraft.train.support import check_plain_head
 
@@ -284,7 +285,7 @@ def check_disk(config: TrainConfig, num_parameters: int, num_tokens: int, state_
     """
     # A state is written beside its predecessor, and so are two checkpoints.
     needed = [(config.out, (2 * BYTES_PER_PARAMETER + 4 * 2) * num_parameters)]
-    if config.feature_cache is not None and not (config.feature_cache / "key.json").exists():
+    if config.feature_cache is not None and not (config.feature_cache / KEY).exists():
         size = torch.finfo(resolve_dtype(config.dtype, config.device)).bits // 8
         needed.append((config.feature_cache, num_tokens * state_width * size))
     for folder, num_bytes in needed:

@@ -107,8 +107,6 @@ def time_steps(config: TrainConfig, texts: Texts, number: int) -> list[float]:
             feature_cache=None,
             max_steps=number,
             max_minutes=None,
-            eval_sequences=1,
-            tau_limit=0,
             tensorboard=False,
         )
         run = _Run(config, Processes(config.device, alone=True), texts)
@@ -176,13 +174,9 @@ class _Run:
         self.step = self.epoch = self.next_batch = self.num_sequences = self.num_tokens = 0
         self._batches: tuple[int, list[list[Row]]] | None = None
         is_new = self._resume()
-        self.num_held_out = len(held_out)
-        if processes.is_main or config.shard_target:
-            self.held_out = HeldOut(self.target, held_out, config.eval_sequences)
+        self.held_out_texts = held_out
         if processes.is_main:
             self.folder = RunFolder(config, None if is_new else self.step)
-            self.target_facts = describe_target(config, loaded.dtype)
-            self.real_decoding = real_decoding(config, loaded, held_out)
         self.progress = 0.0
         self.begun = _Moment(0.0, 0, 0.0)
         self.stop = StopSignals()
@@ -216,6 +210,15 @@ class _Run:
         self.saved, self.evaluated = self._now(), tuple(state["evaluated"])
         logger.info("continuing at step %d after %.1f min", self.step, self.clock.seconds / 60)
         return False
+
+    def _prepare_evaluations(self) -> None:
+        """What is held against each evaluation; steps alone are timed without."""
+        texts, config = self.held_out_texts, self.config
+        if self.processes.is_main or config.shard_target:
+            self.held_out = HeldOut(self.target, texts, config.eval_sequences)
+        if self.processes.is_main:
+            self.target_facts = describe_target(config, self.loaded.dtype)
+            self.real_decoding = real_decoding(config, self.loaded, texts)
 
     def _save(self) -> None:
         optimizer = whole_tensors(self.optimizer.state_dict(), self.processes.is_main)
@@ -253,15 +256,16 @@ class _Run:
         Raises:
             Stopped: a signal asked for the end; the state is saved.
         """
+        self._prepare_evaluations()
         self.config.out.mkdir(parents=True, exist_ok=True)
         logger.info(
             "%d answers to train on, %d held out; %d parameters; processes: %d",
             len(self.examples),
-            self.num_held_out,
+            len(self.held_out_texts),
             self.num_parameters,
             self.processes.count,
         )
-        self._warn(few_texts(len(self.examples), self.num_held_out))
+        self._warn(few_texts(len(self.examples), len(self.held_out_texts)))
         if self.config.max_minutes is None:
             self._warn(few_steps(self.config.max_steps))
         with self.stop:
@@ -488,7 +492,7 @@ class _Run:
         """Where a drafter of this moment comes from."""
         data = {
             "train": len(self.examples),
-            "held_out": self.num_held_out,
+            "held_out": len(self.held_out_texts),
             "passes": self.num_sequences / len(self.examples),
         }
         return provenance(

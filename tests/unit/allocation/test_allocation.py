@@ -512,19 +512,6 @@ def test_what_fails_drops_proposals_and_no_request(place):
     assert allocator.failures.num_failures == 1
 
 
-@pytest.mark.parametrize("make", [VerifyAll, lambda: best_rate(CPU)], ids=["all", "best rate"])
-def test_the_summary_says_how_much_was_verified(make):
-    policy = make()
-    empty = policy.summary()
-    assert (empty.num_passes, empty.mean_depth, empty.shares) == (0, 0.0, {})
-    result: Result = simulate(policy, CPU, always(*SHIPPED), 3, seconds=2)
-    used = [num for nums in result.plans for num in nums]
-    summary = policy.summary()
-    assert summary.num_passes == len(used)
-    assert summary.mean_depth == pytest.approx(sum(used) / len(used))
-    assert summary.shares == {k: used.count(k) / len(used) for k in sorted(set(used))}
-
-
 def test_keys_make_branches_dear():
     costs = StepCosts(
         [(1, 0.014)],

@@ -13,6 +13,7 @@ from blockdraft.bench.concurrency import (
     PointFigures,
     keeping_up,
     point_figures,
+    point_measures,
 )
 from blockdraft.bench.concurrency_report import (
     CONCURRENCY_LEGEND,
@@ -20,7 +21,7 @@ from blockdraft.bench.concurrency_report import (
     depth_lines,
     keeping_up_lines,
 )
-from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig
+from blockdraft.bench.config import WARM_UP_TOKENS, ConcurrencyConfig, warm_up_of
 from blockdraft.bench.decode import ADAPTIVE, PLAIN, Decoder, fixed, in_turn
 from blockdraft.bench.measures import Spread
 from blockdraft.bench.workload import BenchPrompt, mixed_prompts
@@ -30,6 +31,7 @@ from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.plan import Proposal
 from blockdraft.core.request import SamplingParams
+from blockdraft.diagnose.explain.run import check_explains
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer
 from tests.bench_fakes import SECONDS_PER_TOKEN, FakeLLM
@@ -82,6 +84,12 @@ def test_a_run_is_one_closed_loop(llm, way, seconds):
     assert run.outputs == [(1,) * 5, (2,) * 5, (3,) * 5]
     assert run.wall_seconds == pytest.approx(2 * seconds)  # two rounds of at most two requests
     assert run.tokens_per_second == pytest.approx(15 / (2 * seconds))
+
+
+def test_a_warm_up_is_short_also_where_an_answer_must_be_long():
+    short = warm_up_of(SamplingParams(max_tokens=64, min_tokens=60, seed=3))
+    assert short == SamplingParams(max_tokens=WARM_UP_TOKENS, min_tokens=WARM_UP_TOKENS, seed=3)
+    assert warm_up_of(SamplingParams(max_tokens=3)).max_tokens == 3
 
 
 def test_a_run_has_the_phases_of_its_own_steps(llm):
@@ -164,9 +172,16 @@ def test_figures_of_a_point(llm):
     assert adaptive.mean_decoding == pytest.approx(2 * 1.6 / 2.1)
     assert (plain.acceptance_length, plain.mean_depth) == (1.0, 0.0)
     assert (adaptive.acceptance_length, adaptive.mean_depth) == (2.0, 3.0)
+    assert adaptive.mean_drafted == 3.0
     assert adaptive.num_passes_of_depth == {3: 4 * 20 * 3}
     assert adaptive.acceptance_rate == pytest.approx(1 / 3)
     assert all((row.num_identical, row.num_outputs) == (12, 12) for row in rows)
+
+
+def test_what_is_asked_again_is_no_other_prompt(llm):
+    runs = ConcurrencyBench(llm).run(PROMPTS, replace(SMALL, num_requests=6))
+    found = point_measures(runs)[-1].measures
+    assert (found.num_outputs, found.speedup.num_prompts) == (18, len(PROMPTS))
 
 
 def test_a_speedup_is_taken_within_a_repeat(llm, monkeypatch):
@@ -220,7 +235,7 @@ def test_the_table_fits_80_columns():
     wide = Spread(1234.5, 1200.4, 1300.6)
     row = PointFigures(
         *(32, "fixed 15", wide, wide, Spread(1.234, 0.98, 12.3)),
-        *(31.4, 12.34, 0.5, 15.0, {15: 9, 0: 1}, 96, 96),
+        *(31.4, 12.34, 0.5, 15.0, {15: 9, 0: 1}, 15.0, 96, 96),
     )
     console = Console(width=80, file=io.StringIO())
     console.print(concurrency_table("title", [row]))
@@ -235,7 +250,7 @@ def test_the_table_fits_80_columns():
 
 def test_the_depths_of_adaptive_rows_are_told(llm):
     rows = point_figures(ConcurrencyBench(llm).run(PROMPTS, SMALL))
-    assert depth_lines(rows)[1] == ("adaptive, 2 at once, drafted tokens: 3 in 100% of the passes")
+    assert depth_lines(rows)[1] == ("adaptive, 2 at once, longest path: 3 in 100% of the passes")
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm):
@@ -246,9 +261,14 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(llm):
     assert llm.calls == []
 
 
-def test_a_drafter_is_needed():
-    with pytest.raises(ConfigError, match="no drafter"):
-        ConcurrencyBench(FakeLLM(drafter_folder=None))
+def test_a_drafter_is_needed_or_lookup():
+    llm = FakeLLM(drafter_folder=None)
+    for check in (ConcurrencyBench, check_explains):
+        with pytest.raises(ConfigError, match=r"no draft.*, or add --lookup"):
+            check(llm)
+    llm.config = replace(llm.config, lookup=True)
+    for check in (ConcurrencyBench, check_explains):
+        check(llm)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +311,6 @@ def test_the_command_writes_a_whole_report(monkeypatch, llm, tmp_path):
     run = report["runs"][0]
     assert run["way"] == {"name": "plain", "num_draft_tokens": 0, "drafters": None}
     assert [len(request["token_ids"]) for request in run["requests"]] == [11] * 4
-    assert run["depth_use"]["mean_depth"] == 2.0
 
 
 @pytest.mark.parametrize(("exact", "status"), [("on", 1), ("off", 0)])

@@ -103,7 +103,7 @@ def test_figures_of_a_length(llm):
     assert row.decode_speedup == Spread(*[pytest.approx(2.5)] * 3)
     assert row.total_speedup == pytest.approx(4.5 / 2.1)
     assert row.drafted_first_token_seconds == pytest.approx(0.5)
-    assert (row.acceptance_length, row.mean_depth) == (2.0, 3.0)
+    assert (row.acceptance_length, row.mean_depth, row.mean_drafted) == (2.0, 3.0, 3.0)
     assert (row.num_identical, row.num_passages) == (3, 3)
     per_token = kv_bytes_per_token(llm)
     assert row.kv_bytes == KVBytes(per_token.target * 60, per_token.draft * 60)
@@ -149,6 +149,7 @@ def test_a_drafter_is_needed():
         ({"lengths": (512, 0)}, "lengths is 0"),
         ({"passages": 0}, "passages is 0"),
         ({"num_draft_tokens": 0}, "num_draft_tokens is 0"),
+        ({"max_tokens": 1}, "max_tokens is 1; give 2 or more"),
     ],
 )
 def test_bad_options_are_refused(options, reason):
@@ -175,6 +176,7 @@ def test_the_table_fits_80_columns():
             0.5,
             12.3,
             {15: 9},
+            15.0,
         ),
         *(KVBytes(12_345_000_000, 1_234_000_000), 3),
     )

@@ -24,8 +24,10 @@ def test_the_length_counts_from_which_on_every_longer_one_saves_time(speedups, s
     lengths = (1, 2, 4, 8)
     given = [{"value": value, "low": low} for value, low in speedups]
     found = break_even_length(dict(zip(lengths, given, strict=True)))
-    assert found == BreakEvenLength(lengths, start, sure)
+    has_bands = speedups[0][1] is not None
+    assert found == BreakEvenLength(lengths, start, sure, has_bands)
     line = length_line(found)
+    assert ("one prompt, no band" in line) != has_bands
     assert ("saves no time" in line) == (start is None)
     assert (f"from {start} tokens on" in line) == (start is not None)
     assert (f"above 1 from {sure} on" in line) == (sure is not None)
@@ -35,7 +37,7 @@ def test_without_a_speedup_there_is_no_length():
     assert break_even_length({1: None, 2: {"value": 2.0, "low": 1.5}}) == BreakEvenLength(
         (1, 2), 2, 2
     )
-    assert break_even_length({1: None}) == BreakEvenLength((1,), None, None)
+    assert break_even_length({1: None}) == BreakEvenLength((1,), None, None, has_bands=False)
 
 
 @pytest.fixture

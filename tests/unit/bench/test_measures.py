@@ -83,6 +83,18 @@ def test_a_single_prompt_has_no_spread():
     assert str(speedup) == "2.00 times plain (one prompt, no spread)"
 
 
+def test_outputs_of_one_prompt_do_not_narrow_the_band():
+    plain = [output(10, 4.0, 2.0), output(30, 6.0, 3.0), output(20, 3.0, 2.0)]
+    drafted = [output(10, 2.0, 1.0), output(30, 4.0, 2.5), output(20, 2.5, 1.8)]
+    once = speedup_of(drafted, plain, "plain")
+    again = speedup_of(3 * drafted, 3 * plain, "plain", 3 * ["a", "b", "c"])
+    assert (again.num_prompts, again.value) == (3, pytest.approx(once.value))
+    assert (again.low, again.high) == (pytest.approx(once.low), pytest.approx(once.high))
+    assert speedup_of(3 * drafted, 3 * plain, "plain").low > once.low
+    alone = speedup_of(drafted, plain, "plain", ["a", "a", "a"])
+    assert (alone.num_prompts, alone.low) == (1, None)
+
+
 def test_single_tokens_have_no_decoding_to_compare():
     one = [output(1, 2.0, 0.0)]
     assert speedup_of(one, one, "plain", decode_only=True) is None
@@ -124,10 +136,12 @@ def test_loops_are_left_out_with_their_baseline():
     plain = [output(30, 2.0, 1.0), replace(looping, total_seconds=9.0)]
     both = measures_of([straight, looping], plain)
     assert (both.num_outputs, both.num_looping) == (2, 1)
-    left = without_loops([straight, looping], plain)
+    left = without_loops([straight, looping], plain, ["a", "b"])
     assert (left.num_outputs, left.num_looping, left.tau_micro) == (1, 0, 2.0)
     assert left.speedup.value == pytest.approx(2.0)
-    assert without_loops([looping], plain[1:]) is None
+    assert without_loops([looping], plain[1:], ["b"]) is None
+    both = without_loops([straight, straight, looping], [plain[0], *plain], ["a", "c", "b"])
+    assert both.speedup.num_prompts == 2
 
 
 def test_equal_outputs_are_a_share():

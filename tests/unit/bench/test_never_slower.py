@@ -58,7 +58,7 @@ def test_each_side_of_a_point_has_its_seconds_in_whole_sets(sides):
     assert row.limit == pytest.approx(1.03 + 1 / 50.4)
     assert (row.holds, row.confidence) == (True, 0.75)
     assert (row.num_pairs, row.num_outputs, row.num_identical) == (3, 96, 96)
-    assert (row.acceptance_length, row.mean_depth) == (2.0, 3.0)
+    assert (row.acceptance_length, row.mean_depth, row.mean_drafted) == (2.0, 3.0, 3.0)
     assert pairs[0].adaptive.phases.num_steps == 2
 
 
@@ -118,6 +118,7 @@ def test_the_table_fits_80_columns():
             12.34,
             15.0,
             {15: 9},
+            15.0,
             3200,
             3200,
         ),

@@ -30,6 +30,7 @@ from blockdraft.bench.workload import BUNDLED, read_workload
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.llm import LLM
+from tests.bench_fakes import FakeLLM
 from tests.command_line import refusal
 from tests.serving import running_server
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -127,9 +128,14 @@ def test_an_engine_that_is_killed_says_so():
 
 def test_an_engine_that_hangs_is_ended():
     with fake("", "time.sleep(60)", answer_seconds=0.3) as process:
-        with pytest.raises(EngineFailed, match=r"took over 0\.3 s for an answer"):
+        with pytest.raises(EngineFailed, match=r"0\.3 s for an answer.*--against-timeout"):
             process.decode([1], 1)
         assert process._process.wait(5) == -signal.SIGKILL
+
+
+def test_an_engine_that_does_not_start_in_time_is_ended():
+    with pytest.raises(EngineFailed, match=r"took over 0\.3 s to start, and was ended$"):
+        start_fake("time.sleep(60)", start_seconds=0.3)
 
 
 @pytest.mark.parametrize(
@@ -359,6 +365,11 @@ def test_llama_cpp_reads_the_file_that_the_target_is(llm, tmp_path, monkeypatch)
     assert settings["gguf"] == str(path)
 
 
+def test_an_engine_that_takes_our_drafter_needs_one():
+    with pytest.raises(EngineFailed, match="there is no drafter; name one with --drafter"):
+        rivals.settings_of(ENGINES["vllm-dflash"], FakeLLM(drafter_folder=None), SpeedConfig())
+
+
 def test_our_own_server_by_url_gives_our_tokens(llm, pair):
     with running_server(LLM(*pair, dtype="float32")) as running:
         _, _, run = measure(llm, [f"{running.url}/v1"])
@@ -368,8 +379,11 @@ def test_our_own_server_by_url_gives_our_tokens(llm, pair):
 
 
 @contextmanager
-def server_of(lines, status=200):
-    """A server that answers every completion with these lines and closes."""
+def server_of(lines, status=200, listing=200):
+    """A server that answers every completion with these lines and closes.
+
+    listing: the status of its list of models.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def send(self, code, body):
@@ -378,7 +392,7 @@ def server_of(lines, status=200):
             self.wfile.write(body)
 
         def do_GET(self):
-            self.send(200, json.dumps({"data": [{"id": "m"}]}).encode())
+            self.send(listing, json.dumps({"data": [{"id": "m"}]}).encode())
 
         def do_POST(self):
             self.rfile.read(int(self.headers["content-length"]))
@@ -424,6 +438,12 @@ def test_a_server_without_token_ids_is_read_by_its_text(llm):
     with server_of([event(text="ab"), event(text="c"), "data: [DONE]"]) as url:
         side = EndpointSide(url, None, llm.tokenizer, answer_seconds=5.0)
         assert side.decode([1], 4).timed.token_ids == tuple(llm.tokenizer.encode("abc"))
+
+
+def test_a_server_that_lists_no_models_is_a_reason(llm):
+    with server_of([], listing=422) as url:
+        found, _, _ = measure(llm, [url], num_prompts=1)
+    assert found[0].reason.startswith("refuses to list its models: 422")
 
 
 def test_a_server_that_is_not_there_is_a_reason(llm, monkeypatch):

@@ -1,7 +1,9 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 from shutil import copytree
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -29,6 +31,7 @@ from blockdraft.cli import options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.boxed import BOXED_LINE
+from blockdraft.speculate.drafters.none import NoDrafter
 from tests.bench_fakes import FakeLLM
 from tests.bench_results import PARETO, PROMPTS, SLOWDOWN
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
@@ -128,6 +131,8 @@ def test_figures_of_a_point(llm):
     assert drafted.speedup_over_plain.median == pytest.approx(4.5 * 1.1 / (2.1 * 1.6))
     assert drafted.measures.share_equal == 1.0
     assert drafted.measures.tau_macro == pytest.approx(2.0)
+    # Asked again in the second repeat.
+    assert drafted.measures.speedup.num_prompts == len(PROMPTS) < drafted.num_outputs
     # Every output repeats one token.
     assert drafted.without_loops is None
 
@@ -149,6 +154,22 @@ def test_readings_are_ratios_at_the_levels_of_plain_decoding(llm):
     assert equally_fast[3].ratio is None
     assert equally_fast[3].outside == "below"
     assert [row.outside for row in equally_much] == ["below", "below", None, "above"]
+
+
+def test_single_tokens_have_no_speed_to_compare(llm):
+    """As where every answer ends at once."""
+    turns = ParetoBench({"drafter": llm}).run(PROMPTS, PARETO, Journal(None, {}))
+
+    def ended(turn):
+        plain = turn.runs["plain"]
+        cut = [replace(one, token_ids=(1,), decode_seconds=0.0) for one in plain.samples]
+        return replace(turn, runs=dict.fromkeys(turn.runs, replace(plain, samples=tuple(cut))))
+
+    equally_fast, equally_much = readings(list(map(ended, turns)))
+    assert all(row.ratio.median >= 1 for row in equally_fast)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(reading_table("title", "in total", equally_much))
+    assert console.export_text().count("single tokens") == 3
 
 
 def test_a_run_goes_on_where_it_was_ended(monkeypatch, llm, tmp_path):
@@ -240,6 +261,7 @@ def test_an_output_that_differs_fails_where_exactness_is_promised(monkeypatch, e
         (["--concurrency", "0"], "concurrency is 0"),
         (["--repeats", "0"], "repeats is 0"),
         (["--requests", "0"], "requests is 0"),
+        (["--max-tokens", "1"], "max_tokens is 1; give 2 or more"),
         (["--also-drafter", "auto"], "names a drafter twice"),
     ],
 )
@@ -270,8 +292,16 @@ def test_a_real_pair_and_its_parts_give_equal_outputs(tmp_path):
         assert 0.5 < point["mean_running"] <= point["concurrency"]
 
 
+def test_what_proposes_nothing_is_no_part(llm):
+    drafters = [SimpleNamespace(kind="lookup"), SimpleNamespace(kind="ngram"), NoDrafter()]
+    llm.engine.proposer.drafters = drafters
+    names = [way.name for way in ParetoBench({"lookup": llm}, parts=True).ways]
+    assert names == ["plain", "lookup", "lookup alone", "ngram alone"]
+
+
 def test_ways_are_called_as_short_as_tells_them_apart():
-    assert names_of(["runs/a", "runs/b"]) == ["runs/a", "runs/b"]
+    assert names_of([Path("runs/a"), Path("runs/b")]) == ["runs/a", "runs/b"]
+    assert names_of([None]) == ["lookup"]
 
 
 def test_the_tables_fit_80_columns(llm):

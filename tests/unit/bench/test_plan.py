@@ -1,11 +1,13 @@
 import io
 import json
 from math import exp, factorial, inf
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from blockdraft.bench import plan_report
 from blockdraft.bench.plan import (
     Goal,
     Service,
@@ -218,6 +220,18 @@ def test_a_burst_takes_more_replicas_than_its_mean(curve, tmp_path):
     row = make_plan(result, traffic, Goal(first_token_seconds=8.0), None)[0]
     assert row.replicas > row.replicas_by_formula
     assert row.cost_per_hour is None
+
+
+def test_a_record_is_played_as_it_is_whatever_its_name(curve, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path("independent.jsonl")
+    path.write_text(
+        "".join(json.dumps({"at": 9 * i, "output_tokens": 41}) + "\n" for i in range(3)),
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(plan_report, "poisson_arrivals", lambda *_: pytest.fail("drew requests"))
+    row = make_plan(read_result(curve), read_traffic(path, None), Goal(first_token_seconds=9), 1)[0]
+    assert row.replicas == 1
 
 
 @pytest.mark.parametrize(

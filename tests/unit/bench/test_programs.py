@@ -107,6 +107,12 @@ def test_a_program_that_takes_too_much_is_ended(monkeypatch):
 
 
 @pytest.mark.usefixtures("apart")
+def test_what_a_program_says_is_not_kept():
+    status, said = sandbox._run("import os\nos.write(2, b'no end of it')\nraise SystemExit(96)")
+    assert (status, said) == (1, "")
+
+
+@pytest.mark.usefixtures("apart")
 def test_what_a_program_has_started_ends_with_it(tmp_path):
     mark = f"blockdraft-{tmp_path.name}-{time.monotonic_ns()}"
     started = (

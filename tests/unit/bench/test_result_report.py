@@ -268,6 +268,26 @@ def test_a_figure_that_one_run_lacks_is_said(folder, written, tmp_path):
     changed(folder / "speed.json", lambda values: values["config"].update(target="other"))
     printed = run_cli(folder / "speed.json", "--against", before / "speed.json").stdout
     assert "the models or their options are not the same" in printed
+    assert "OTHER OPTIONS" not in printed
+
+
+def test_other_options_of_a_measurement_are_said(folder, written):
+    changed(folder / "pareto.json", lambda values: values["bench"].update(max_tokens=1, seed=7))
+    changed(folder / "speed.json", lambda values: values["runs"][0]["config"].update(max_tokens=1))
+    printed = run_cli(folder, "--against", written).stdout
+    assert "pareto: MEASURED WITH OTHER OPTIONS: max_tokens, seed." in printed
+    assert "speed: MEASURED WITH OTHER OPTIONS: max_tokens." in printed
+    assert printed.count("OTHER OPTIONS") == 2
+
+
+def test_prompts_that_were_cut_to_one_length_are_told_apart(tmp_path):
+    spread = {"median": 1.0, "low": 1.0, "high": 1.0}
+    row = {"prompt_len": 471, "acceptance_length": 2.0, "decode_speedup": spread}
+    rows = [row | {"requested_len": length} for length in (600, 900)]
+    values = {"result": "context", "result_version": 1, "figures": rows}
+    (tmp_path / "context.json").write_text(json.dumps(values), encoding="utf-8")
+    names = [figure.name for figure in figures_of(read_result(tmp_path / "context.json"))]
+    assert len(set(names)) == 4
 
 
 def test_nothing_to_compare_is_refused(folder):

@@ -11,8 +11,10 @@ from blockdraft.bench import traffic
 from blockdraft.bench.changes import figures_of
 from blockdraft.bench.config import TrafficConfig
 from blockdraft.bench.decode import PLAIN
+from blockdraft.bench.journal import sample_row
 from blockdraft.bench.result import read_result
 from blockdraft.bench.sections import section_of
+from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.bench.traffic import (
     Answer,
     Play,
@@ -97,7 +99,7 @@ def test_drafted_answers_are_the_plain_ones_up_to_where_they_are_given_up(llm):
     turns = TrafficBench(llm).run(prompts, requests, CONFIG, TrafficJournal(None, {}))
     assert [list(turn) for turn in turns] == [["plain", "adaptive"]] * 2
     assert not llm.engine.progress, "what was given up is forgotten"
-    plain, drafted = traffic_figures(turns)
+    plain, drafted = traffic_figures(turns, requests)
     assert plain.num_outputs == drafted.num_outputs == drafted.num_identical == 24
     assert 0 < plain.num_aborted == drafted.num_aborted < 24
     for request, answer in zip(requests, turns[0]["adaptive"].answers, strict=True):
@@ -112,6 +114,8 @@ def test_drafted_answers_are_the_plain_ones_up_to_where_they_are_given_up(llm):
     assert drafted.measures.num_outputs == 24 - drafted.num_aborted
     assert drafted.measures.share_equal == 1.0
     assert drafted.measures.speedup.low is not None
+    whole = {r.prompt for r, a in zip(requests, turns[0]["plain"].answers, strict=True) if a.timed}
+    assert drafted.measures.speedup.num_prompts == len(whole) <= 3
 
 
 def test_a_different_output_is_counted(llm):
@@ -122,7 +126,7 @@ def test_a_different_output_is_counted(llm):
     )
     whole, part = turn["adaptive"].answers
     wrong = Play(1.0, (whole, Answer((part.token_ids[0] + 1, *part.token_ids[1:]), None)))
-    _, drafted = traffic_figures([{"plain": turn["plain"], "adaptive": wrong}])
+    _, drafted = traffic_figures([{"plain": turn["plain"], "adaptive": wrong}], requests)
     assert (drafted.num_identical, drafted.num_outputs) == (1, 2)
 
 
@@ -196,8 +200,14 @@ def test_bad_options_are_refused_before_anything_is_loaded(arguments, options, r
     assert reason in refusal(*arguments, "--target", "x", *options)
 
 
-def test_a_damaged_journal_is_refused(tmp_path):
+def test_a_damaged_journal_is_refused_and_left_as_it_is(tmp_path):
     path = tmp_path / "j"
-    path.write_text('{"settings": {}}\n{"plain": {}}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="damaged"):
-        TrafficJournal(path, {})
+    timed = sample_row(TimedOutput((1, 2), 2.0, 1.0))
+    timed["acceptance"]["histogram"] = [[1, 2, 3]]
+    cut = {"wall_seconds": 1.0, "answers": [{"token_ids": [1, 2], "timed": timed}]}
+    for play in ({}, cut):
+        text = '{"settings": {}}\n' + json.dumps({"plain": play})
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match="damaged"):
+            TrafficJournal(path, {})
+        assert path.read_text(encoding="utf-8") == text

@@ -3,7 +3,13 @@
 import json
 import threading
 from contextlib import contextmanager
+from email.message import Message
+from http.client import BadStatusLine, IncompleteRead
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from itertools import chain, repeat
+from unittest.mock import Mock
+from urllib.error import HTTPError
 
 import pytest
 import torch
@@ -161,6 +167,23 @@ def test_failures_that_may_pass_are_tried_again():
     assert len(asked) == 5
 
 
+def test_answers_that_break_off_are_tried_again(monkeypatch):
+    whole = endpoint_answers.urlopen
+    broken = Message(), BytesIO()
+    broken[1].read = Mock(side_effect=IncompleteRead(b"bu", 2))
+    errors = [IncompleteRead(b"{", 9), BadStatusLine(""), HTTPError("/", 503, "busy", *broken)]
+    replies = chain(errors, repeat(None))
+
+    def urlopen(request, timeout):
+        if (error := next(replies)) is not None:
+            raise error
+        return whole(request, timeout=timeout)
+
+    monkeypatch.setattr(endpoint_answers, "urlopen", urlopen)
+    with server_of() as (url, _):
+        assert answers_of(url, jobs(2), slots=1).keys() == {"0", "1"}
+
+
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
@@ -207,7 +230,9 @@ def test_nobody_there(monkeypatch):
         Endpoint.find(url, None)
 
 
-@pytest.mark.parametrize("url", ["no-url", "http://", "ftp://a/v1", "http://a:port/v1"])
+@pytest.mark.parametrize(
+    "url", ["no-url", "http://", "ftp://a/v1", "http://a:port/v1", "http://a b/v1"]
+)
 def test_what_is_no_url_is_refused_before_a_model_is_looked_for(url, tmp_path, monkeypatch):
     monkeypatch.setattr(generate, "resolve_model", lambda _: pytest.fail("looked for the target"))
     arguments = ["--output", str(tmp_path / "out"), "--self-written", "1", "--endpoint", url]

@@ -28,6 +28,7 @@ def write(path, rows):
         ({"messages": [{"role": "user"}]}, "a message has no text"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "no message is a user's"),
         ({"text": " "}, "its text is empty"),
+        ({"turns": ["one", " "]}, "a turn behind the first is no text, or empty"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, row, reason):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -290,6 +291,19 @@ def test_guesses_that_are_padding(pair, monkeypatch):
     checks = look(pair, quick=False)
     assert names(checks) == ["vocabulary"]
     assert "100% of the guesses" in checks["vocabulary"].found
+
+
+def test_a_target_that_ends_its_answers_at_once(pair, monkeypatch):
+    read, run = examination.read_probe, examination.run_probe
+
+    def ended(*arguments):
+        return [replace(one, output_ids=one.output_ids[:1]) for one in run(*arguments)]
+
+    monkeypatch.setattr(examination, "read_probe", lambda: read()[:1])
+    monkeypatch.setattr(examination, "run_probe", ended)
+    checks = look(pair, quick=False)
+    assert names(checks) == []
+    assert checks["layer ids"].found.endswith("as in training")
 
 
 def test_a_drafter_for_another_target(pair, tmp_path_factory):

@@ -1,12 +1,20 @@
 """The timeline of a stream, on a clock of our own."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from blockdraft.core.request import SamplingParams
+from blockdraft.diagnose.explain.groups import Explained, group_prompts
 from blockdraft.diagnose.explain.round import Round
-from blockdraft.diagnose.explain.stream import follow, longest_rejected_run, stream_both
+from blockdraft.diagnose.explain.stream import (
+    Streams,
+    follow,
+    longest_rejected_run,
+    stream_both,
+)
+from blockdraft.diagnose.explain.sums import Sums
 from blockdraft.engine.completion import Chunk
 from blockdraft.measure.phases import PhaseTotals
 
@@ -48,6 +56,19 @@ def test_gaps_bursts_and_rates():
     assert line.quantile(1.0) == pytest.approx(0.03)
     for burst in line.bursts:
         assert sum(burst.seconds.values()) == pytest.approx(burst.gap)
+
+
+def test_the_speedup_of_several_answers_lies_between_theirs():
+    """With drafts the first burst has more tokens, so fewer are timed."""
+    drafted = Script((50, "abcd", 4, {}), (10, "abcd", 4, {})).timeline()
+    plain = Script((50, "a", 1, {}), *[(10, "a", 1, {})] * 7).timeline()
+    streams = Streams(drafted, plain)
+    assert streams.speedup == pytest.approx(4)
+    explanation = SimpleNamespace(sums=Sums(), rounds=())
+    prompts = [Explained(str(i), "c", explanation, streams) for i in range(2)]
+    (group,) = group_prompts(prompts)
+    assert group.speedup == pytest.approx(4)
+    assert group.speedup_ends == pytest.approx((4, 4))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.grammar import Grammar
 from blockdraft.speculate.merge import sources_of
 from tests.small_llm import assert_nothing_left, load_llm, params
+from tests.sources import num_accepted_by, num_drafted_by
 
 PROMPTS = ["the abc the abc the abc", "é€ a b c d e f g a b c"]
 
@@ -39,7 +40,7 @@ def test_lookup_beside_a_drafter_changes_no_answer(folders, plain, options, aske
     if not options.get("adaptive"):  # which verifies what pays on this machine
         # With many candidates n-grams of the text name the same tokens, and are more sure of them.
         kinds = ("lookup", "ngram") if "num_draft_tokens" in options else ("lookup",)
-        assert sum(one.acceptance.num_drafted_by(kind) for one in found for kind in kinds) > 0
+        assert sum(num_drafted_by(one.acceptance, kind) for one in found for kind in kinds) > 0
     assert llm.engine.proposer.failures.num_failures == 0
     assert_nothing_left(llm)
 
@@ -96,7 +97,7 @@ def test_a_grammar_is_asked_before_tokens_are_proposed(folders):
         (found,) = llm.generate("a", asked).completions
         assert found.text == "the abc the abc"
         stats = found.acceptance
-        assert stats.num_drafted_by("prediction") == stats.num_accepted_by("prediction") > 0
+        assert num_drafted_by(stats, "prediction") == num_accepted_by(stats, "prediction") > 0
 
 
 def test_shared_lookup_needs_lookup():

@@ -144,12 +144,11 @@ def test_totals_count_merge_and_begin_anew(timer, clock):
     for _ in range(3):
         run_step(timer, clock)
     first = timer.take_totals()
-    assert first.counts == {"schedule": 3, "draft": 3, "forward": 3, "remainder": 3}
     run_step(timer, clock)
     second = timer.take_totals()
     assert (first.num_steps, second.num_steps) == (3, 1)
     first.merge(second)
-    assert first.num_steps == first.counts["draft"] == 4
+    assert first.num_steps == 4
     assert first.seconds == {"schedule": 4, "draft": 8, "forward": 12, "remainder": 16}
     assert second.total_seconds == 10
 

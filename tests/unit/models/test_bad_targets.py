@@ -10,9 +10,13 @@ import transformers as tf
 from safetensors.torch import save_file
 
 from blockdraft import LLM
+from blockdraft.bench.memory import kv_bytes_per_token
+from blockdraft.bench.stock import StockGenerator
 from blockdraft.core.errors import BlockdraftError, ModelError
+from blockdraft.core.request import SamplingParams
 from blockdraft.models.loading import load_target_model, target_without_weights
 from blockdraft.models.supported import GENERATE
+from blockdraft.proof.agreement import compare_with_stock
 from blockdraft.text.tokenizer import load_tokenizer
 from tests.command_line import refusal
 from tests.parity.test_architectures import IN_ONE_FORWARD, REFUSED, build
@@ -164,6 +168,13 @@ def test_code_of_a_model_is_run_only_if_it_is_trusted(own_code: Path, tmp_path: 
     same = tiny_target("llama", vocab_size=TEXT_VOCAB_SIZE)
     expected = same.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False)
     assert list(llm.generate([5, 6, 7]).completions[0].token_ids[:8]) == expected[0, 3:].tolist()
+
+    # So do those that load it once more, beside the first.
+    asked = SamplingParams(max_tokens=8, ignore_eos=True)
+    stock = StockGenerator(llm).run([5, 6, 7], asked)
+    assert list(stock.token_ids) == expected[0, 3:].tolist()
+    assert list(compare_with_stock(llm, [], lambda case: None)) == []
+    assert kv_bytes_per_token(llm).target > 0
 
 
 def test_a_model_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +20,7 @@ from blockdraft.proof.corpus import ProofPrompt
 from blockdraft.proof.differences import first_differences
 from blockdraft.proof.findings import Findings
 from blockdraft.proof.prove import Proof
-from blockdraft.proof.ways import BATCHED, CHUNKS, DRAFTED, FROM_MEMORY, PLAIN, run
+from blockdraft.proof.ways import BATCHED, CHUNKS, DRAFTED, FROM_MEMORY, LOOKUP, PLAIN, run
 from tests.small_llm import assert_nothing_left, load_llm
 
 CONFIG = ProofConfig(
@@ -159,6 +160,17 @@ def test_memory_is_really_reused(folders: tuple[Path, Path]) -> None:
     assert {len(case.prompt_ids) > 64 for case in outputs} == {True}
     assert llm.engine.target.memory.num_reused_tokens >= 64 * len(outputs)
     assert not llm.engine.target.memory.reuse
+
+
+def test_a_way_that_fails_leaves_no_mark(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, memory = llm.engine.proposer.free, llm.engine.target.memory
+    cases = plan_cases(llm, CORPUS[4:5], [], CONFIG).cases
+    monkeypatch.setattr(llm, "generate", Mock(side_effect=RuntimeError("broken")))
+    for way in (FROM_MEMORY, LOOKUP):
+        with pytest.raises(RuntimeError, match="broken"):
+            run(llm, cases, way)
+        assert llm.engine.proposer.free == free
+        assert not getattr(memory, "reuse", False)
 
 
 def test_a_difference_names_its_place(llm: LLM) -> None:

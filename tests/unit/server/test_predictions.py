@@ -6,6 +6,7 @@ from blockdraft import SamplingParams
 from blockdraft.core.errors import RequestError
 from tests.serving import error_of, running_server
 from tests.small_llm import load_llm
+from tests.sources import num_accepted_by
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -113,7 +114,7 @@ def test_predictions_in_python(llm):
         assert found.token_ids == plain.token_ids
         assert (found.num_predicted_tokens, found.num_unpredicted_tokens) == (40, 0)
         assert found.acceptance.acceptance_length > 8
-        assert found.acceptance.num_accepted_by("prediction") > 30
+        assert num_accepted_by(found.acceptance, "prediction") > 30
     text = SamplingParams(max_tokens=40, ignore_eos=True, prediction=plain.text)
     assert other.generate("the abc", text).completions[0].token_ids == plain.token_ids
     for wrong, part in (((10**6,), "outside the vocabulary"), (range(10**5), "has 100000 tokens")):

@@ -67,7 +67,9 @@ def test_the_plan_says_what_the_run_will_be(config, tmp_path):
     assert "minutes" in people.stdout
 
 
-def test_a_plan_times_steps_and_leaves_nothing(config, monkeypatch):
+def test_a_plan_times_steps_alone_and_leaves_nothing(config, monkeypatch):
+    for name in ("HeldOut", "describe_target", "real_decoding"):
+        monkeypatch.setattr(trainer, name, lambda *_, name=name: pytest.fail(f"{name} is no step"))
     clock = iter(range(100))
     monkeypatch.setattr(trainer.time, "monotonic", lambda: float(next(clock)))
     told = estimate_run(dataclasses.replace(config, max_steps=90))

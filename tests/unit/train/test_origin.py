@@ -12,11 +12,12 @@ from blockdraft.data.shards import write_manifest
 from blockdraft.diagnose.doctor.examine import examine
 from blockdraft.diagnose.doctor.pair import read_pair
 from blockdraft.engine.probe import read_probe
+from blockdraft.engine.trained_thinking import MIXED
 from blockdraft.measure.identity import hash_text
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train import origin
-from blockdraft.train.origin import MIXED, describe_target
+from blockdraft.train.origin import describe_target
 from blockdraft.train.trainer import train
 from tests.clear_pair import MASK
 from tests.train_runs import small_config

@@ -24,6 +24,8 @@ class EndpointSide:
     ) -> None:
         try:
             self._endpoint = Endpoint.find(url, model)
+        except Refused as error:
+            raise EngineFailed(f"refuses to list its models: {error}") from error
         except (ConfigError, NetworkError) as error:
             raise EngineFailed(str(error)) from error
         self._tokenizer, self._answer_seconds = tokenizer, answer_seconds

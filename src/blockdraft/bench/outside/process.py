@@ -89,7 +89,9 @@ class EngineProcess:
             self._process.stdin.flush()
         except OSError as error:
             raise self._died() from error
-        answer = self._receive(self._answer_seconds, "for an answer")
+        answer = self._receive(
+            self._answer_seconds, "for an answer", "; --against-timeout sets the limit"
+        )
         if "error" in answer:
             raise PromptFailed(str(answer["error"]))
         try:
@@ -123,14 +125,12 @@ class EngineProcess:
             self._lines.put(line)
         self._lines.put(None)
 
-    def _receive(self, seconds: float, what: str) -> dict[str, Any]:
+    def _receive(self, seconds: float, what: str, hint: str = "") -> dict[str, Any]:
         try:
             line = self._lines.get(timeout=seconds)
         except Empty as error:
             self._signal(signal.SIGKILL)
-            raise EngineFailed(
-                f"took over {seconds:g} s {what}, and was ended; --against-timeout sets the limit"
-            ) from error
+            raise EngineFailed(f"took over {seconds:g} s {what}, and was ended{hint}") from error
         if line is None:
             raise self._died()
         self._rest()

@@ -113,7 +113,8 @@ def settings_of(engine: OutsideEngine, llm: LLM, config: SpeedConfig) -> dict[st
             raise EngineFailed(f"cannot be set up: {error}") from error
     num_draft_tokens = None
     if engine.needs_drafter:
-        assert llm.drafter_folder is not None
+        if llm.drafter_folder is None:
+            raise EngineFailed("cannot be set up: there is no drafter; name one with --drafter")
         drafter = read_config(llm.drafter_folder)
         if kind_of(drafter) != "dflash":
             raise EngineFailed(

@@ -162,7 +162,9 @@ def _run(pair: Pair, on_stage: OnStage) -> _Measured:
     if pair.fills_blocks:
         on_stage("trying other configs", 0.73)
         rope = shape_checks.target_rope(pair)
-        offline = measure_offline(llm.engine, answers, rope, pair.num_tokens)
+        measured = measure_offline(llm.engine, answers, rope, pair.num_tokens)
+        # A target that ends its answers at once leaves nothing to guess.
+        offline = measured if measured.num_texts else None
     return _Measured(
         offline=offline,
         reuse=reuse_check(llm.engine, reuse),

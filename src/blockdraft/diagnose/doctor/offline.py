@@ -58,6 +58,11 @@ class Offline:
     num_padding: int = 0
 
     @property
+    def num_texts(self) -> int:
+        """That were measured: not those of a single token."""
+        return len(self.taus[AS_CONFIGURED])
+
+    @property
     def padding_share(self) -> float:
         """Of all guesses of the configured drafter."""
         return self.num_padding / max(1, self.num_guesses)

@@ -1,7 +1,6 @@
 """What shows only when the pair runs: the reuse of prompts, and what drafting gains."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
@@ -12,6 +11,7 @@ from blockdraft.engine.engine import Engine
 from blockdraft.engine.probe import MAX_TOKENS, decode_alone
 from blockdraft.engine.record import SampleRecord
 from blockdraft.measure.acceptance import AcceptanceStats
+from blockdraft.measure.measuring import reusing
 from blockdraft.proof.cases import Case
 from blockdraft.proof.context import ContextCheck, check_context, keeps_context
 from blockdraft.proof.corpus import ProofPrompt
@@ -52,7 +52,7 @@ def measure_reuse(
     prompt_ids = tuple(token_ids[:num_tokens])
     params = SamplingParams(max_tokens=min(MAX_TOKENS, room), ignore_eos=True)
     engine.use_fixed_drafting()
-    with _reusing(memory):
+    with reusing(engine, True):
         fresh = decode_alone(engine, prompt_ids, params, eos_ids)
         again = decode_alone(engine, prompt_ids, params, eos_ids)
         context = None
@@ -64,15 +64,6 @@ def measure_reuse(
 
 def _num_reused(record: SampleRecord) -> int:
     return record.sequence.num_reused
-
-
-@contextmanager
-def _reusing(memory: Pages) -> Iterator[None]:
-    before, memory.reuse = memory.reuse, True
-    try:
-        yield
-    finally:
-        memory.reuse = before
 
 
 def reuse_check(engine: Engine, reuse: Reuse | None) -> Check:

@@ -7,7 +7,7 @@ from typing import Any
 
 from blockdraft.diagnose.explain.round import Cause, Rejection
 from blockdraft.diagnose.explain.run import Explanation
-from blockdraft.diagnose.explain.stream import Streams, longest_rejected_run
+from blockdraft.diagnose.explain.stream import Streams, longest_rejected_run, rate_of
 from blockdraft.diagnose.explain.sums import Sums, sum_all
 
 NUM_EXAMPLES = 3
@@ -114,10 +114,10 @@ def _group(category: str, prompts: Sequence[Explained], overall: float) -> Group
 
 
 def _speedup(streams: Sequence[Streams]) -> float | None:
-    # The tokens are the same, so the seconds tell; the prompts' passes are left out.
-    drafted = sum(sum(one.drafted.gaps) for one in streams)
-    plain = sum(sum(one.plain.gaps) for one in streams)
-    return plain / drafted if drafted else None
+    # First bursts, which are left out with the prompts' passes, are longer with drafts: the tokens
+    # behind them are not the same.
+    plain = rate_of(one.plain for one in streams)
+    return rate_of(one.drafted for one in streams) / plain if plain else None
 
 
 def _examples(prompts: Sequence[Explained], sums: Sums) -> tuple[Example, ...]:

@@ -51,10 +51,12 @@ def check_explains(llm: LLM) -> None:
     """Refuse to explain drafts where there are none.
 
     Raises:
-        ConfigError: there is no drafter.
+        ConfigError: there is no drafter, and nothing is looked up.
     """
-    if llm.drafter_folder is None:
-        raise ConfigError("there are no drafts to explain; name a drafter with --drafter")
+    if llm.drafter_folder is None and not llm.config.lookup:
+        raise ConfigError(
+            "there are no drafts to explain; name a drafter with --drafter, or add --lookup"
+        )
 
 
 def explain(

@@ -70,8 +70,7 @@ class Timeline:
     @property
     def tokens_per_second(self) -> float:
         """Tokens after the first burst over the seconds since it; 0 if there are none."""
-        later, seconds = self.bursts[1:], sum(self.gaps)
-        return sum(burst.num_tokens for burst in later) / seconds if seconds else 0.0
+        return rate_of([self])
 
     def quantile(self, share: float) -> float:
         """The gap that this share of the gaps does not exceed, between two where it falls so."""
@@ -107,6 +106,15 @@ class Timeline:
             "stall_causes": dict(Counter(stall.cause for stall in stalls)),
             "stalls": [{"at": s.at, "gap": s.gap, "cause": s.cause} for s in stalls],
         }
+
+
+def rate_of(lines: Iterable[Timeline]) -> float:
+    """Tokens after the first burst of each over the seconds since it; 0 if there are none."""
+    num_tokens, seconds = 0, 0.0
+    for line in lines:
+        num_tokens += sum(burst.num_tokens for burst in line.bursts[1:])
+        seconds += sum(line.gaps)
+    return num_tokens / seconds if seconds else 0.0
 
 
 def _normal_seconds(bursts: Sequence[Burst]) -> dict[StallCause, float]:

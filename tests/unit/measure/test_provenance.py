@@ -1,0 +1,34 @@
+"""Which commit a result names."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from blockdraft.measure import provenance
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+    subprocess.run(["git", *who, *arguments], cwd=folder, capture_output=True, check=True)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_of_another_project_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the package is installed in an environment below a checkout."""
+    code = tmp_path / "provenance.py"
+    code.touch()
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "theirs")
+    monkeypatch.setattr(provenance, "__file__", str(code))
+    assert provenance.git_commit() is None
+    git(tmp_path, "add", "provenance.py")
+    git(tmp_path, "commit", "-q", "-m", "ours")
+    commit = provenance.git_commit()
+    assert commit is not None
+    assert len(commit) == 12
+    code.write_text("changed", encoding="utf-8")
+    assert provenance.git_commit() == commit + "+"
