@@ -17,7 +17,7 @@ class ProofConfig:
     num_context_cases, num_stock_prompts, num_noise_cases: prompts whose draft context is computed
     again, prompts that transformers decodes too, and cases that measure the noise (exact off).
     num_control_cases: cases that a planted fault is tried on at most.
-    num_draws: samples of each distribution. adaptive: decode with adaptive drafting too.
+    num_draws: samples of each distribution.
 
     Raises:
         ConfigError, RequestError: a value is out of its range.
@@ -32,7 +32,6 @@ class ProofConfig:
     num_noise_cases: int = 24
     num_control_cases: int = 12
     num_draws: int = 20_000
-    adaptive: bool = True
 
     def __post_init__(self) -> None:
         SamplingParams(max_tokens=self.max_tokens, seed=self.seed)
@@ -53,6 +52,5 @@ QUICK: dict[str, Any] = {
     "num_stock_prompts": 6,
     "num_noise_cases": 8,
     "num_draws": 2_500,
-    "adaptive": False,
 }
 """What `--quick` changes: under two minutes on two cores with the default pair."""

@@ -59,7 +59,7 @@ class Proof:
         self._started_at = perf_counter()
         self._done = 0.0
         self._cases = self.findings.chosen.cases
-        self._ways = ways_of(llm, adaptive=config.adaptive)
+        self._ways = ways_of(llm)
         several = [case for case in self._cases if len(case.prompt_ids) > 1]
         num_contexts = config.num_context_cases if keeps_context(llm.engine) else 0
         self._context_cases = greedy_cases(several, config.max_tokens, num_contexts)

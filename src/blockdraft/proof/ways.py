@@ -82,17 +82,13 @@ Output = tuple[Sample, ...]
 Done = Callable[[Case], None]
 
 
-def ways_of(llm: LLM, *, adaptive: bool) -> list[Way]:
+def ways_of(llm: LLM) -> list[Way]:
     """The ways that are held against PLAIN.
 
     Memory is shared by requests that run in pages only.
     """
-    found = [DRAFTED, BATCHED, CHUNKS, TREES, LOOKUP]
-    if isinstance(llm.engine.target.memory, Pages):
-        found.append(FROM_MEMORY)
-    if adaptive:
-        found.append(ADAPTIVE)
-    return found
+    from_memory = [FROM_MEMORY] if isinstance(llm.engine.target.memory, Pages) else []
+    return [DRAFTED, BATCHED, CHUNKS, TREES, LOOKUP, *from_memory, ADAPTIVE]
 
 
 def run(
