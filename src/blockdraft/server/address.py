@@ -56,7 +56,7 @@ class Names:
         self.are_checked = bool(config.allowed_hosts) or _binds_loopback(config)
         self._own = config.host.lower()
         self._allowed = {host.lower() for host in config.allowed_hosts}
-        self._origins = {origin.lower().rstrip("/") for origin in config.cors_origins}
+        self._origins = frozenset(config.cors_origins)
 
     def allow_host(self, host: str) -> bool:
         """Whether a Host header names this server; the port does not matter, tunnels change it."""
