@@ -20,6 +20,7 @@ from blockdraft.cli.ledger_output import (
     write_waterfall,
 )
 from blockdraft.cli.output import (
+    check_answered,
     check_writable,
     describe_completion,
     describe_llm,
@@ -85,7 +86,11 @@ def generate(
 def _answer(
     llm: "LLM", prompt_ids: list[int], params: SamplingParams, values: Mapping[str, Any]
 ) -> None:
-    """Answer, then measure what the options ask for; exit with 1 where exactness failed."""
+    """Answer, then measure what the options ask for; exit with 1 where exactness failed.
+
+    Raises:
+        RequestError, AnswerFailed: a sample ended with an error; what there is was printed.
+    """
     if values["compare"] and llm.drafter_folder is None and not llm.config.lookup:
         raise ConfigError("--compare needs a drafter, and none is known; name one with --drafter")
     # What is measured is the request that was answered.
@@ -94,10 +99,13 @@ def _answer(
     if values["as_json"]:
         generation = llm.generate(prompt_ids, params)
         found = _describe(llm, generation)
+        if any(completion.error is not None for completion in generation.completions):
+            print_json(found)
     elif values["smooth"]:
         generation = _print_smoothly(llm, prompt_ids, params)
     else:
         generation = _print_text(llm, prompt_ids, params)
+    check_answered(generation)
     if values["receipt"] is not None:
         _write_receipts(llm, generation, values["receipt"])
     if values["compare"]:
