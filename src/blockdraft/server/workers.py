@@ -141,6 +141,9 @@ class Workers:
             result = task.work()
         except Exception as caught:
             error = caught
+        # A panic of a library in Rust is no Exception; the thread's place must become free.
+        except BaseException as caught:
+            error = RuntimeError(f"{self._name} ended with {caught!r}")
         with suppress(RuntimeError):  # the event loop has ended: nobody waits any more
             task.result.get_loop().call_soon_threadsafe(self._end, task, result, error)
 
