@@ -161,4 +161,7 @@ class Workers:
 def _lower_priority() -> None:
     """Of the calling thread; elsewhere than on Linux it would be that of the whole process."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+        thread = threading.get_native_id()
+        # Nobody may raise what `nice` has set lower.
+        lowest = max(_LOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, thread))
+        os.setpriority(os.PRIO_PROCESS, thread, lowest)
