@@ -4,11 +4,13 @@ import asyncio
 import logging
 import socket
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from types import FrameType
 
 import uvicorn
 
+from blockdraft.core.errors import EngineDead
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.llm import LLM
 from blockdraft.server.app import create_app
@@ -28,6 +30,9 @@ def serve(llm: LLM, config: ServeConfig, sock: socket.socket) -> bool:
 
     The first signal lets running requests end, for `drain_seconds` at most, and refuses new ones;
     a second one ends the server at once.
+
+    Raises:
+        EngineDead: the engine has ended by a failure, and the server with it.
     """
     service = make_service(llm, config)
     traffic = Traffic()
@@ -39,6 +44,8 @@ def serve(llm: LLM, config: ServeConfig, sock: socket.socket) -> bool:
         server.run(sockets=[sock])
     finally:
         service.engine.stop()
+    if server.death is not None:
+        raise EngineDead(server.death)
     return server.has_answered_all
 
 
@@ -68,7 +75,7 @@ def _fingerprint(llm: LLM, drafter: str | None) -> str:
 
 
 class DrainingServer(uvicorn.Server):
-    """Goes on listening while it drains, so that /health can say so."""
+    """Goes on listening while it drains, so that /health can say so; ends with its engine."""
 
     def __init__(self, service: Service, traffic: Traffic, drain_seconds: float) -> None:
         self._service = service
@@ -77,6 +84,8 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.has_answered_all = True
+        self.death: str | None = None
+        """Why the engine has ended, if a failure ended it."""
         super().__init__(
             uvicorn.Config(
                 create_app(service, traffic),
@@ -94,6 +103,7 @@ class DrainingServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn.Server."""
         self._loop = asyncio.get_running_loop()
+        self._service.engine.on_death = self._hear_of_death
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -107,6 +117,20 @@ class DrainingServer(uvicorn.Server):
             return
         self._traffic.is_draining = True
         self._loop.call_soon_threadsafe(self._start_draining)
+
+    def _hear_of_death(self, death: str) -> None:
+        """Called in the engine's thread."""
+        self.death = death
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the event loop has ended, and so does the process
+            self._loop.call_soon_threadsafe(self._end_with_engine)
+
+    def _end_with_engine(self) -> None:
+        """Let open requests get their errors; only a new process can answer again."""
+        logger.error("the server ends with its engine: %d requests fail", self._traffic.num_active)
+        if not self._traffic.is_draining:
+            self._traffic.is_draining = True
+            self._draining = asyncio.create_task(self._drain())
 
     def _start_draining(self) -> None:
         logger.info(
