@@ -7,6 +7,7 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.output import describe_completion, print_json, summary_line
+from blockdraft.cli.stdin import read_stdin
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
@@ -62,7 +63,7 @@ def chat(
 def _read_line(sign: str) -> str | None:
     """What the user typed behind `sign`; None at the end."""
     try:
-        line = input(sign).strip()
+        line = read_stdin(lambda: input(sign)).strip()
     except EOFError:
         print(file=sys.stderr)
         return None

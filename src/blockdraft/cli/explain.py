@@ -10,8 +10,9 @@ import typer
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import Progress, headline
 from blockdraft.cli.output import describe_llm, print_json
+from blockdraft.cli.stdin import read_prompt
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import NO, ConfigError, RequestError
+from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 from blockdraft.measure.provenance import describe_environment
@@ -125,10 +126,7 @@ def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
         )
     if prompts is not None:
         return read_questions(prompts)
-    text = sys.stdin.read() if prompt == "-" else str(prompt)
-    if not text.strip():
-        raise RequestError("the prompt is empty; give some text")
-    return [Question(id="1", category=None, text=text)]
+    return [Question(id="1", category=None, text=read_prompt(str(prompt)))]
 
 
 def _explain(

@@ -27,8 +27,9 @@ from blockdraft.cli.output import (
     print_json,
     summary_line,
 )
+from blockdraft.cli.stdin import read_prompt
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import NO, ConfigError, RequestError
+from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 
@@ -72,9 +73,7 @@ def generate(
     """Answer one prompt. --compare and --ledger then measure it, with drafts and without."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if not text.strip():
-        raise RequestError("the prompt is empty; give some text")
+    text = read_prompt(prompt)
     _check(ctx.params, config, params)
     llm = options.load_llm(
         config,

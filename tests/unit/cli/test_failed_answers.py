@@ -1,4 +1,4 @@
-"""What commands do with an answer that ended with an error."""
+"""What commands do with an answer that ended with an error, and with input that is no text."""
 
 import json
 from types import SimpleNamespace
@@ -82,3 +82,10 @@ def test_chat_forgets_a_turn_that_failed(monkeypatch, options):
         failed, answered = map(json.loads, result.stdout.splitlines())
         assert failed["error"] == FAULT
         assert "error" not in answered
+
+
+def test_chat_refuses_what_is_no_text(monkeypatch):
+    served(monkeypatch)
+    result = run("chat", input=b"caf\xe9\n")
+    assert result.exit_code == MISTAKE
+    assert "bytes that are not UTF-8" in result.stderr.splitlines()[-1]
