@@ -29,8 +29,8 @@ def bind(config: ServeConfig) -> socket.socket:
         except OSError:
             sock.close()
             raise
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port}: {reason}; give another --host or --port"
         ) from error
@@ -93,5 +93,5 @@ def is_loopback(name: str) -> bool:
 def _binds_loopback(config: ServeConfig) -> bool:
     try:
         return is_loopback(_resolve(config)[1][0])
-    except OSError:
+    except (OSError, UnicodeError):
         return is_loopback(config.host)  # bind says what is wrong with it

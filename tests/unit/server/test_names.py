@@ -101,6 +101,7 @@ def test_names_and_origins_can_be_allowed(llm):
         ({"host": "127.0.0.1"}, True),
         ({"host": "localhost"}, True),
         ({"host": "0.0.0.0"}, False),
+        ({"host": "a" * 64}, False),  # which no name may be, and bind refuses
         ({"host": "0.0.0.0", "allowed_hosts": ("models.example",)}, True),
     ],
 )

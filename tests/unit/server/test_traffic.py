@@ -310,6 +310,8 @@ def test_an_address_that_is_taken_is_refused_at_once():
             bind(ServeConfig(port=port))
     with pytest.raises(ConfigError, match="cannot listen on nowhere"):
         bind(ServeConfig(host="nowhere.invalid"))
+    with pytest.raises(ConfigError, match=r"cannot listen on a+:8000: .*too long.*--host"):
+        bind(ServeConfig(host="a" * 64))
 
 
 @pytest.mark.parametrize(
