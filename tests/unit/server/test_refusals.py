@@ -350,6 +350,7 @@ WRONG_LISTS = [
     (ResponsesRequest, {"input": [{"role": "user", "content": [5] * MANY}]}),
     (ResponsesRequest, {"input": "a", "include": [5] * MANY}),
     (ResponsesRequest, {"input": "a", "tools": [5] * MANY}),
+    (ResponsesRequest, {"input": "a", "logit_bias": {str(i): "a" for i in range(MANY)}}),
     (MessagesRequest, {"messages": [5] * MANY, "max_tokens": 1}),
     (MessagesRequest, {"messages": [{"role": "user", "content": [5] * MANY}], "max_tokens": 1}),
     (MessagesRequest, {"messages": [], "max_tokens": 1, "system": [5] * MANY}),
