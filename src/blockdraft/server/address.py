@@ -37,6 +37,11 @@ def bind(config: ServeConfig) -> socket.socket:
     return sock
 
 
+def url_of(host: str, port: int) -> str:
+    """Where a server on this host name or address is reached."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _resolve(config: ServeConfig) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
     return found[0][0], found[0][4]

@@ -13,6 +13,7 @@ import uvicorn
 from blockdraft.core.errors import EngineDead
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.llm import LLM
+from blockdraft.server.address import url_of
 from blockdraft.server.app import create_app
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.guard import Traffic
@@ -21,6 +22,9 @@ from blockdraft.server.service import ServedModel, Service, fingerprint
 
 _CLOSING_SECONDS = 3
 """Connections get so long to take what was sent, when everything else has ended."""
+_KEEP_ALIVE_SECONDS = 75
+"""Longer than proxies keep an idle connection (nginx and most others: 60), else they would now and
+then send a request into one that is being closed, and answer 502."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +44,7 @@ def serve(llm: LLM, config: ServeConfig, sock: socket.socket) -> bool:
     service.engine.start()
     try:
         host, port = sock.getsockname()[:2]
-        logger.info("serving %s on http://%s:%d", service.model.name, host, port)
+        logger.info("serving %s on %s", service.model.name, url_of(host, port))
         server.run(sockets=[sock])
     finally:
         service.engine.stop()
@@ -96,6 +100,7 @@ class DrainingServer(uvicorn.Server):
                 # Anybody may write these headers, so only those of known proxies count.
                 proxy_headers=bool(service.config.trusted_proxies),
                 forwarded_allow_ips=list(service.config.trusted_proxies),
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
             )
         )

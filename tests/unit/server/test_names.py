@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from blockdraft import ConfigError
-from blockdraft.server.address import Names, is_loopback
+from blockdraft.server.address import Names, is_loopback, url_of
 from blockdraft.server.config import ServeConfig
 from tests.serving import chat_body, error_of, running_server
 from tests.small_llm import load_llm
@@ -107,6 +107,14 @@ def test_names_and_origins_can_be_allowed(llm):
 )
 def test_names_are_checked_where_they_are_known(options, are_checked):
     assert Names(ServeConfig(**options)).are_checked == are_checked
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("localhost", "http://localhost:80"), ("::", "http://[::]:80"), ("::1", "http://[::1]:80")],
+)
+def test_the_url_of_an_address_is_one(host, url):
+    assert url_of(host, 80) == url
 
 
 @pytest.mark.parametrize(

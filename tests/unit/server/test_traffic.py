@@ -14,6 +14,7 @@ from blockdraft import ConfigError
 from blockdraft.core.errors import FAILED, EngineDead, exit_status
 from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
+from blockdraft.server.guard import Traffic
 from blockdraft.server.responses import EventStream
 from blockdraft.server.run import DrainingServer, serve
 from tests.serving import PATIENCE, chat_body, error_of, read_events, running_server, wait_until
@@ -287,6 +288,12 @@ def test_a_dead_engine_shows(llm, monkeypatch):
         assert "boom" in health.json()["reason"]
         assert server.client.get("/ready").status_code == 503
         assert error_of(server.chat(), 503)["code"] == "engine_dead"
+
+
+def test_idle_connections_outlast_those_of_a_proxy(monkeypatch):
+    monkeypatch.setattr("blockdraft.server.run.create_app", lambda *_: None)
+    server = DrainingServer(SimpleNamespace(config=ServeConfig()), Traffic(), drain_seconds=1.0)
+    assert server.config.timeout_keep_alive > 60  # of nginx, which then opens another
 
 
 def test_an_inner_error_tells_nothing_to_the_client(llm, monkeypatch, caplog):
