@@ -8,16 +8,12 @@ import typer
 from blockdraft.cli import options
 from blockdraft.cli.output import describe_completion, print_json, summary_line
 from blockdraft.cli.stdin import read_stdin
-from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
     from blockdraft.engine.completion import Completion
     from blockdraft.llm import LLM
-
-_CONFIG = LLMConfig()
-_PARAMS = SamplingParams()
 
 
 @options.models(

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from blockdraft.text.outline import Check
     from blockdraft.text.tokenizer import Tokenizer
 
-_CONFIG = LLMConfig()
-_PARAMS = SamplingParams()
-
 
 @options.models(
     without=(

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from blockdraft.llm import LLM
     from blockdraft.text.tokenizer import Tokenizer
 
-_CONFIG = LLMConfig()
-_PARAMS = SamplingParams()
-
 
 @options.models(without=("shared_lookup",))
 @options.sampling()

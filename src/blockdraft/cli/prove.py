@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from blockdraft.proof.findings import Findings
     from blockdraft.text.outline import Outline
 
-_LLM = LLMConfig()
 _PROOF = ProofConfig()
 
 BESIDE_REPLAY = {"replay", "output", "html", "as_json"}

@@ -16,7 +16,6 @@ from blockdraft.server.address import bind
 from blockdraft.server.config import LogFormat, ServeConfig
 from blockdraft.server.engines.config import EngineConfig
 
-_CONFIG = LLMConfig()
 _SERVE = ServeConfig()
 _MIB = 2**20
 KEY_VARIABLE = "BLOCKDRAFT_API_KEY"
