@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from json import JSONDecoder
 from typing import Any, Literal
 
+from blockdraft.text.marks import num_begun
 from blockdraft.text.tools import JsonSyntax
 
 
@@ -109,7 +110,7 @@ class ToolCallParser:
 
     def _without_half_call(self) -> str:
         if self._state == "text":
-            num_held = self._num_held_back()
+            num_held = num_begun(self._held, self._begin)
             # A single letter is too little to tell.
             return self._held[:-num_held] if num_held > 1 else self._held
         is_half = self._begin or _HALF_BARE_CALL.match(self._held)
@@ -125,7 +126,7 @@ class ToolCallParser:
     def _take_text(self) -> list[Piece]:
         """Text before the next begin, or as much of it as cannot become one."""
         start = self._held.find(self._begin) if self._begin else -1
-        end = start if start >= 0 else len(self._held) - self._num_held_back()
+        end = start if start >= 0 else len(self._held) - num_begun(self._held, self._begin)
         text = self._held[:end]
         if self._is_behind_call and not text.strip() and start < 0:
             return []  # not yet certain: a call may follow, or the end
@@ -137,10 +138,6 @@ class ToolCallParser:
             return []
         self._is_behind_call = False
         return [text]
-
-    def _num_held_back(self) -> int:
-        lengths = range(min(len(self._begin) - 1, len(self._held)), 0, -1)
-        return next((n for n in lengths if self._held.endswith(self._begin[:n])), 0)
 
     def _take_head(self) -> list[Piece]:
         """What leads up to the arguments, or a whole call if it is spelled in another way."""
