@@ -9,7 +9,7 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import Progress, headline
-from blockdraft.cli.output import describe_llm, print_json
+from blockdraft.cli.output import check_writable, describe_llm, print_json
 from blockdraft.cli.stdin import read_prompt
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO, ConfigError
@@ -110,8 +110,7 @@ def _check(
         raise ConfigError(f"--stall-ms is {stall_ms:g}; give milliseconds above 0")
     if stall_ms is not None and not stream:
         raise ConfigError("--stall-ms needs the timing of --stream; add --stream")
-    if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
-        raise ConfigError(f"cannot write {html}; give the name of a file in a folder that exists")
+    check_writable(html)
 
 
 def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
