@@ -13,7 +13,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from blockdraft.core.errors import DiskError, ModelError
+from blockdraft.core.errors import DiskError, ModelError, reason_of
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.hub.catalog import PROVENANCE_FILE, WheelFile
 from blockdraft.hub.folder import GGUF_NAME, missing_parts
@@ -138,7 +138,7 @@ def _convert(path: Path, folder: Path, by: Literal["convert_gguf", "describe_ggu
     except (ModelError, OSError):
         raise
     except Exception as error:  # the file is verified, so this is the loader's doing
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise ModelError(
             f"transformers {version('transformers')} could not convert {path.name}: {reason}; "
             "install the versions in constraints.txt"
