@@ -33,7 +33,6 @@ from blockdraft.cli.ledger_output import (
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import NO
 
-_LLM = LLMConfig()
 _CONCURRENCY = ConcurrencyConfig()
 _NEVER_SLOWER = NeverSlowerConfig()
 

@@ -24,7 +24,6 @@ from blockdraft.core.words import counted
 if TYPE_CHECKING:
     from blockdraft.text.outline import Outline
 
-_LLM = LLMConfig()
 _CONTEXT = ContextConfig()
 
 

@@ -16,6 +16,7 @@ from blockdraft.cli import options
 from blockdraft.cli.output import check_writable, describe_llm, print_json
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.words import counted
 from blockdraft.hub.catalog import display_name
@@ -106,7 +107,7 @@ def show_points(points: tuple[int, ...]) -> str:
 def publish(report: Mapping[str, Any], output: Path | None, *, as_json: bool) -> None:
     """Write the report to the file that was asked for, and print it if JSON was."""
     if output is not None:
-        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_whole(output, json.dumps(report, indent=2) + "\n")
     if as_json:
         print_json(report)
 

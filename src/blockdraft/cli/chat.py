@@ -7,15 +7,13 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.output import describe_completion, print_json, summary_line
-from blockdraft.core.config import LLMConfig
+from blockdraft.cli.stdin import read_stdin
 from blockdraft.core.errors import RequestError
 from blockdraft.core.request import SamplingParams
 
 if TYPE_CHECKING:
+    from blockdraft.engine.completion import Completion
     from blockdraft.llm import LLM
-
-_CONFIG = LLMConfig()
-_PARAMS = SamplingParams()
 
 
 @options.models(
@@ -61,7 +59,7 @@ def chat(
 def _read_line(sign: str) -> str | None:
     """What the user typed behind `sign`; None at the end."""
     try:
-        line = input(sign).strip()
+        line = read_stdin(lambda: input(sign)).strip()
     except EOFError:
         print(file=sys.stderr)
         return None
@@ -79,7 +77,7 @@ def _take_turn(
             if chunk.completion is not None:
                 print(flush=True)
                 print(f"[{summary_line(chunk.completion)}]", file=sys.stderr)
-                return [*asked, {"role": "assistant", "content": chunk.completion.text}]
+                return _after(messages, asked, chunk.completion)
     except KeyboardInterrupt:
         print(flush=True)
         print("[stopped, this turn is forgotten]", file=sys.stderr)
@@ -99,4 +97,14 @@ def _take_json_turn(
         print_json({"error": str(error)}, as_line=True)
         return messages
     print_json(describe_completion(completion), as_line=True)
-    return [*asked, {"role": "assistant", "content": completion.text}]
+    return _after(messages, asked, completion)
+
+
+def _after(
+    messages: list[dict[str, str]], asked: list[dict[str, str]], completion: "Completion"
+) -> list[dict[str, str]]:
+    """The conversation with an answer to what was asked; as it was before if that has failed."""
+    if completion.error is None:
+        return [*asked, {"role": "assistant", "content": completion.text}]
+    print(f"[{completion.error}; this turn is forgotten]", file=sys.stderr)
+    return messages

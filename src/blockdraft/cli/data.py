@@ -154,10 +154,8 @@ def _join(context: typer.Context, values: Mapping[str, Any]) -> Path:
     from blockdraft.data.shards import join_data
 
     for option in context.command.params:
-        source = context.get_parameter_source(option.name or "")
-        is_given = source is not None and source.name != "DEFAULT"
         beside = option.name in BESIDE_JOIN or is_about_logging(option.name)
-        if is_given and not beside:
+        if options.is_given(context, str(option.name)) and not beside:
             raise ConfigError(f"--join writes no answers; leave {option.opts[0]} out")
     return join_data(
         values["join"],

@@ -8,7 +8,7 @@ import typer
 from blockdraft.cli import options
 from blockdraft.cli.output import print_json
 from blockdraft.cli.stages import stage_progress
-from blockdraft.core.config import LLMConfig, Thinking
+from blockdraft.core.config import Thinking
 from blockdraft.core.errors import NO
 from blockdraft.diagnose.doctor.check import SIGNS, Mark, verdict
 from blockdraft.hub.catalog import display_name
@@ -16,7 +16,6 @@ from blockdraft.hub.catalog import display_name
 if TYPE_CHECKING:
     from blockdraft.diagnose.doctor.examine import Examination
 
-_LLM = LLMConfig()
 
 _COLORS: Mapping[Mark, str] = {
     "ok": "green",

@@ -9,9 +9,10 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import Progress, headline
-from blockdraft.cli.output import describe_llm, print_json
+from blockdraft.cli.output import check_writable, describe_llm, print_json
+from blockdraft.cli.stdin import read_prompt
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import NO, ConfigError, RequestError
+from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 from blockdraft.measure.provenance import describe_environment
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from blockdraft.llm import LLM
     from blockdraft.text.outline import Check
     from blockdraft.text.tokenizer import Tokenizer
-
-_CONFIG = LLMConfig()
-_PARAMS = SamplingParams()
 
 
 @options.models(
@@ -112,8 +110,7 @@ def _check(
         raise ConfigError(f"--stall-ms is {stall_ms:g}; give milliseconds above 0")
     if stall_ms is not None and not stream:
         raise ConfigError("--stall-ms needs the timing of --stream; add --stream")
-    if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
-        raise ConfigError(f"cannot write {html}; give the name of a file in a folder that exists")
+    check_writable(html)
 
 
 def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
@@ -125,10 +122,7 @@ def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
         )
     if prompts is not None:
         return read_questions(prompts)
-    text = sys.stdin.read() if prompt == "-" else str(prompt)
-    if not text.strip():
-        raise RequestError("the prompt is empty; give some text")
-    return [Question(id="1", category=None, text=text)]
+    return [Question(id="1", category=None, text=read_prompt(str(prompt)))]
 
 
 def _explain(

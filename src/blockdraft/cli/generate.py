@@ -20,14 +20,16 @@ from blockdraft.cli.ledger_output import (
     write_waterfall,
 )
 from blockdraft.cli.output import (
+    check_answered,
     check_writable,
     describe_completion,
     describe_llm,
     print_json,
     summary_line,
 )
+from blockdraft.cli.stdin import read_prompt
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import NO, ConfigError, RequestError
+from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
     from blockdraft.engine.completion import Completion, Generation
     from blockdraft.llm import LLM
     from blockdraft.text.tokenizer import Tokenizer
-
-_CONFIG = LLMConfig()
-_PARAMS = SamplingParams()
 
 
 @options.models(without=("shared_lookup",))
@@ -71,9 +70,7 @@ def generate(
     """Answer one prompt. --compare and --ledger then measure it, with drafts and without."""
     # The signature declares the options; those of the two configs are read by their names.
     params, config = options.sampling_params(ctx.params), options.llm_config(ctx.params)
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if not text.strip():
-        raise RequestError("the prompt is empty; give some text")
+    text = read_prompt(prompt)
     _check(ctx.params, config, params)
     llm = options.load_llm(
         config,
@@ -85,7 +82,11 @@ def generate(
 def _answer(
     llm: "LLM", prompt_ids: list[int], params: SamplingParams, values: Mapping[str, Any]
 ) -> None:
-    """Answer, then measure what the options ask for; exit with 1 where exactness failed."""
+    """Answer, then measure what the options ask for; exit with 1 where exactness failed.
+
+    Raises:
+        RequestError, AnswerFailed: a sample ended with an error; what there is was printed.
+    """
     if values["compare"] and llm.drafter_folder is None and not llm.config.lookup:
         raise ConfigError("--compare needs a drafter, and none is known; name one with --drafter")
     # What is measured is the request that was answered.
@@ -94,10 +95,13 @@ def _answer(
     if values["as_json"]:
         generation = llm.generate(prompt_ids, params)
         found = _describe(llm, generation)
+        if any(completion.error is not None for completion in generation.completions):
+            print_json(found)
     elif values["smooth"]:
         generation = _print_smoothly(llm, prompt_ids, params)
     else:
         generation = _print_text(llm, prompt_ids, params)
+    check_answered(generation)
     if values["receipt"] is not None:
         _write_receipts(llm, generation, values["receipt"])
     if values["compare"]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from blockdraft.cli.output import check_writable
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import write_whole
 
@@ -31,12 +32,9 @@ def check_waterfall(path: Path | None, *, with_ledger: bool) -> None:
     Raises:
         ConfigError: there is no ledger to draw, or the file could not be written.
     """
-    if path is None:
-        return
-    if not with_ledger:
+    if path is not None and not with_ledger:
         raise ConfigError("--waterfall draws a ledger; add --ledger")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"cannot write {path}; give the name of a file in a folder that exists")
+    check_writable(path)
 
 
 def print_ledgers(accounts: Sequence["Account"], file: TextIO | None = None) -> None:

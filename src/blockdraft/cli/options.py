@@ -393,6 +393,12 @@ def llm_config(values: Mapping[str, Any]) -> LLMConfig:
     return LLMConfig(**chosen | {"exact": values["exact"] == "on"})
 
 
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """True if the option whose value has this name stands on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def load_llm(config: LLMConfig, check: Callable[["Outline"], object] | None = None) -> "LLM":
     """Load what the options ask for; `check` may refuse the request before weights are read."""
     LOG.info("loading %s", config.target)

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import AnswerFailed, ConfigError, Refusal, RequestError
 from blockdraft.core.words import counted
 
 if TYPE_CHECKING:
-    from blockdraft.engine.completion import Completion
+    from blockdraft.engine.completion import Completion, Generation
     from blockdraft.llm import LLM
 
 
@@ -68,6 +68,8 @@ def describe_completion(completion: "Completion") -> dict[str, Any]:
         "total_seconds": timings.total,
         **completion.acceptance.to_dict(),
     }
+    if completion.error is not None:
+        described["error"] = completion.error
     if completion.logprobs is not None:
         described["logprobs"] = [
             {
@@ -78,6 +80,19 @@ def describe_completion(completion: "Completion") -> dict[str, Any]:
             for token_id, entry in zip(completion.token_ids, completion.logprobs, strict=True)
         ]
     return described
+
+
+def check_answered(generation: "Generation") -> None:
+    """Refuse an answer that was not finished.
+
+    Raises:
+        RequestError: its request asks for what cannot be followed to the end.
+        AnswerFailed: a fault that is not the request's ended it.
+    """
+    for completion in generation.completions:
+        if completion.error is not None:
+            kind = RequestError if isinstance(completion.error, Refusal) else AnswerFailed
+            raise kind(f"sample {completion.index} ended with an error: {completion.error}")
 
 
 def summary_line(completion: "Completion") -> str:

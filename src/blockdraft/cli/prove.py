@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from blockdraft.proof.findings import Findings
     from blockdraft.text.outline import Outline
 
-_LLM = LLMConfig()
 _PROOF = ProofConfig()
 
 BESIDE_REPLAY = {"replay", "output", "html", "as_json"}
@@ -122,10 +121,8 @@ def _replayed(ctx: typer.Context, path: Path) -> _Asked:
         ConfigError: it cannot be read, or an option is given that it settles.
     """
     for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(str(parameter.name))
-        is_given = source is not None and source.name == "COMMANDLINE"
         beside = parameter.name in BESIDE_REPLAY or is_about_logging(parameter.name)
-        if is_given and not beside:
+        if options.is_given(ctx, str(parameter.name)) and not beside:
             raise ConfigError(
                 f"--replay takes everything from the certificate; leave out {parameter.opts[0]}"
             )

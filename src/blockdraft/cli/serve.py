@@ -16,7 +16,6 @@ from blockdraft.server.address import bind
 from blockdraft.server.config import LogFormat, ServeConfig
 from blockdraft.server.engines.config import EngineConfig
 
-_CONFIG = LLMConfig()
 _SERVE = ServeConfig()
 _MIB = 2**20
 KEY_VARIABLE = "BLOCKDRAFT_API_KEY"
@@ -216,13 +215,8 @@ def _given(ctx: typer.Context) -> dict[str, str]:
     return {
         name: spelling
         for name, spelling in names.items()
-        if name is not None and _is_on_command_line(ctx, name)
+        if name is not None and options.is_given(ctx, name)
     }
-
-
-def _is_on_command_line(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _refuse_engine_options(values: Mapping[str, Any], given: Mapping[str, str]) -> None:
@@ -250,7 +244,7 @@ def _serve_config(values: Mapping[str, Any], keys: tuple[str, ...]) -> ServeConf
 
 def _read_keys(ctx: typer.Context, path: Path | None, key: str | None) -> tuple[str, ...]:
     """The keys of a file, one a line, and the one of the environment."""
-    if _is_on_command_line(ctx, "api_key"):
+    if options.is_given(ctx, "api_key"):
         raise ConfigError(
             f"an API key on the command line is seen by everybody; use {KEY_VARIABLE} or "
             "--api-key-file"

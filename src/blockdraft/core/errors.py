@@ -94,6 +94,11 @@ class EngineDead(BlockdraftError):
     """The loop that answers requests has ended, by a failure or because it was asked to."""
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error of a library says, on one line; its type if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def exit_status(error: BaseException) -> int:
     """The exit status of a command that ends with this exception."""
     if isinstance(error, KeyboardInterrupt):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.core.errors import ConfigError, reason_of
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def read_jsonl(
                 if row is not None:
                     yield number, row
     except _READ_ERRORS as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise ConfigError(
             f"cannot read {path}: {reason}; give a JSONL file, whole and in UTF-8"
         ) from error

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+START_OF_THINKING, END_OF_THINKING = "<think>", "</think>"
 _MAX_BEFORE = 2
 """Tokens, such as white space, that may stand before the mark at the start of an answer."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import datasets
 
-from blockdraft.core.errors import ConfigError, NetworkError
+from blockdraft.core.errors import ConfigError, NetworkError, reason_of
 
 _COLON = re.compile(r":(?![^\[]*\])")
 """But for those of a slice, "train[:1000]"."""
@@ -38,7 +38,7 @@ def read_dataset(name: str) -> Iterator[dict[str, Any]]:
             loaded = datasets.load_dataset(path, config, split=split, revision=revision or None)
     # The library raises any type, from its own to those of its HTTP library.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         kind = NetworkError if isinstance(error, ConnectionError | TimeoutError) else ConfigError
         raise kind(
             f"cannot load the data set {name!r}: {reason}; check NAME:CONFIG:SPLIT "

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from blockdraft.core.config import Thinking
-from blockdraft.core.errors import ConfigError, ModelError
+from blockdraft.core.errors import ConfigError, ModelError, reason_of
 from blockdraft.core.jsonl import bad_row, later_turns, prompt_text, read_jsonl, set_name
 from blockdraft.data.boxed import BOXED_LINE
 from blockdraft.text.tokenizer import TEMPLATE_ERRORS, thinking_options
@@ -212,7 +212,7 @@ def _in_template(
     try:
         return tokenizer.apply_chat_template(messages, **options)
     except TEMPLATE_ERRORS as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigError(
             f"the target's chat template fails on messages of {roles}: {reason}; mend the "

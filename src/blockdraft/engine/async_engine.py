@@ -131,6 +131,8 @@ class AsyncEngine:
         self._cancelled: list[_Ticket] = []
         self._is_stopping = False
         self._death: str | None = None
+        self.on_death: Callable[[str], None] | None = None
+        """Is told, in the engine's thread, why it has ended by a failure, after all streams."""
         # Of the event loop.
         self._num_held = 0
         # Of the thread.
@@ -273,7 +275,10 @@ class AsyncEngine:
             self._die("the server is shutting down; ask again later")
         except BaseException as error:
             logger.exception("the engine has ended")
-            self._die(f"the engine has ended: {error!r}; restart the server")
+            death = f"the engine has ended: {error!r}; restart the server"
+            self._die(death)
+            if self.on_death is not None:
+                self.on_death(death)
 
     def _prepare(self) -> bool:
         """Wait until there is work, and take in what came. False when the loop is to end."""

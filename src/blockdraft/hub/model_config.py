@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-from blockdraft.core.errors import ModelError
+from blockdraft.core.errors import ModelError, reason_of
 
 
 def load_config(folder: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -29,7 +29,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PretrainedC
         )
     # transformers raises any type for a broken file; all mean the same to a user.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise ModelError(f"cannot read {path}: {reason}; copy the file again") from error
     if config.is_encoder_decoder:
         raise ModelError(

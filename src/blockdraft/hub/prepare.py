@@ -13,7 +13,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from blockdraft.core.errors import DiskError, ModelError
+from blockdraft.core.errors import DiskError, ModelError, reason_of
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.hub.catalog import PROVENANCE_FILE, WheelFile
 from blockdraft.hub.folder import GGUF_NAME, missing_parts
@@ -23,6 +23,14 @@ logger = logging.getLogger(__name__)
 
 CONVERSION_VERSION = 1
 """Part of the folder's name: a better conversion never meets the folders of an older one."""
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+"""What a tokenizer that lies beside a GGUF file is read from."""
 
 LOCK_TIMEOUT_S = 1800.0
 """Longest wait for another process that prepares the same model, seconds."""
@@ -90,14 +98,16 @@ def _make(name: str, source: WheelFile, work: Path, folder: Path) -> None:
 def prepare_gguf(path: Path) -> Path:
     """Return a folder that stands for a user's GGUF file: config, tokenizer and a link to it.
 
-    Made on first use, and again for a file that has changed.
+    Made on first use, and again if the file or a tokenizer's file beside it has changed.
 
     Raises:
         ModelError: the file is damaged, or of a kind that does not run as it is.
         DiskError: the cache cannot be written.
     """
-    status = path.stat()
-    key = f"{path.absolute()} {status.st_size} {status.st_mtime_ns} {CONVERSION_VERSION}"
+    key = f"{path.absolute()} {_stamp(path)} {CONVERSION_VERSION}"
+    for beside in map(path.with_name, TOKENIZER_FILES):
+        if beside.is_file():
+            key += f" {beside.name} {_stamp(beside)}"
     root = cache_dir()
     folder = root / "models" / f"gguf-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
     if not missing_parts(folder):
@@ -115,6 +125,12 @@ def prepare_gguf(path: Path) -> Path:
     return folder
 
 
+def _stamp(path: Path) -> str:
+    """What changes when a file does."""
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 def _convert(path: Path, folder: Path, by: Literal["convert_gguf", "describe_gguf"]) -> None:
     convert = import_module("blockdraft.hub.convert")  # loads torch: only when there is work
     try:
@@ -122,7 +138,7 @@ def _convert(path: Path, folder: Path, by: Literal["convert_gguf", "describe_ggu
     except (ModelError, OSError):
         raise
     except Exception as error:  # the file is verified, so this is the loader's doing
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise ModelError(
             f"transformers {version('transformers')} could not convert {path.name}: {reason}; "
             "install the versions in constraints.txt"

@@ -29,12 +29,17 @@ def bind(config: ServeConfig) -> socket.socket:
         except OSError:
             sock.close()
             raise
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port}: {reason}; give another --host or --port"
         ) from error
     return sock
+
+
+def url_of(host: str, port: int) -> str:
+    """Where a server on this host name or address is reached."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _resolve(config: ServeConfig) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
@@ -56,7 +61,7 @@ class Names:
         self.are_checked = bool(config.allowed_hosts) or _binds_loopback(config)
         self._own = config.host.lower()
         self._allowed = {host.lower() for host in config.allowed_hosts}
-        self._origins = {origin.lower().rstrip("/") for origin in config.cors_origins}
+        self._origins = frozenset(config.cors_origins)
 
     def allow_host(self, host: str) -> bool:
         """Whether a Host header names this server; the port does not matter, tunnels change it."""
@@ -93,5 +98,5 @@ def is_loopback(name: str) -> bool:
 def _binds_loopback(config: ServeConfig) -> bool:
     try:
         return is_loopback(_resolve(config)[1][0])
-    except OSError:
+    except (OSError, UnicodeError):
         return is_loopback(config.host)  # bind says what is wrong with it

@@ -108,8 +108,8 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(service.config.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", TAG_HEADER, REQUEST_ID],
-            expose_headers=[REQUEST_ID, WARNING],
+            allow_headers=["*"],  # clients tell of themselves in many: x-stainless-os, x-api-key
+            expose_headers=[REQUEST_ID, WARNING, "retry-after", "x-should-retry"],
         )
     app.add_middleware(ResponseHeaders)
     app.add_middleware(UnderPrefix, prefix=service.config.root_path)

@@ -70,6 +70,9 @@ class ServeConfig:
             raise ConfigError(f"prepare_seconds is {self.prepare_seconds}; give a time above 0")
         if not 0 <= self.drain_seconds < math.inf:
             raise ConfigError(f"drain_seconds is {self.drain_seconds}; give a time of 0 or more")
+        # As browsers write them.
+        origins = tuple(origin.lower().rstrip("/") for origin in self.cors_origins)
+        object.__setattr__(self, "cors_origins", origins)
         for name in self.allowed_hosts:
             if not name or _NO_NAME.search(name):
                 raise ConfigError(

@@ -1,6 +1,6 @@
 """Turns as chat templates know them. No torch."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from blockdraft.core.errors import RequestError
@@ -14,7 +14,8 @@ from blockdraft.server.protocol import (
 from blockdraft.text.tokenizer import THINKING_SWITCH, Tokenizer
 
 EFFORT = "reasoning_effort"
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+"""Types of parts whose text is in `text`; that of a refusal has a field of its own."""
 _NEWER_ROLES = {"developer": "system", "function": "tool"}
 """OpenAI's renamed roles, and its older one, by the names that templates know."""
 
@@ -95,7 +96,7 @@ def _content(message: ChatMessage, place: str) -> str:
         if message.role in ("assistant", "tool", "function"):
             return message.refusal or ""
         raise RequestError(f"{place} has no content; give it", param=f"{place}.content")
-    return "".join(_part_text(part, f"{place}.content[{i}]") for i, part in enumerate(content))
+    return "".join(part_text(part, f"{place}.content[{i}]") for i, part in enumerate(content))
 
 
 def prediction_text(prediction: Prediction | None) -> str:
@@ -113,16 +114,21 @@ def prediction_text(prediction: Prediction | None) -> str:
     if isinstance(prediction.content, str):
         return prediction.content
     return "".join(
-        _part_text(part, f"prediction.content.{index}")
+        part_text(part, f"prediction.content.{index}")
         for index, part in enumerate(prediction.content)
     )
 
 
-def _part_text(part: str | ContentPart, place: str) -> str:
+def part_text(part: str | ContentPart, place: str, types: Set[str] = TEXT_PARTS) -> str:
+    """The text of a part of one of these types, or of a refusal; `place` names it in refusals.
+
+    Raises:
+        RequestError: it is of another type, or lacks its text.
+    """
     if isinstance(part, str):
         return part
     text = part.refusal if part.type == "refusal" else part.text
-    if part.type not in (*_TEXT_PARTS, "refusal"):
+    if part.type not in types | {"refusal"}:
         raise RequestError(
             f"{place} has the type {part.type!r:.40}; this model reads text only, give parts of "
             "the type text",

@@ -13,6 +13,7 @@ from blockdraft.core.errors import RequestError
 from blockdraft.server.protocol import (
     MAX_LISTED_IDS,
     Ids,
+    LogitBias,
     Number,
     RequestFields,
     Speculative,
@@ -28,7 +29,7 @@ class Extensions(StructuredFields):
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LISTED_IDS)] | None = None
+    logit_bias: LogitBias | None = None
     min_tokens: int | None = None
     thinking_token_budget: int | None = None
     ignore_eos: bool | None = None

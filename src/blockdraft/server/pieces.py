@@ -23,7 +23,8 @@ TokenEntry = tuple[int, TokenLogprobs | None]
 
 
 _MOST_KINDS = 4096
-"""Tokens that are told apart by kind; odd texts of more would hold up everybody else."""
+_MOST_CHARACTERS = 2**15
+"""Tokens that are told apart by kind, and what they hold; more would hold up everybody else."""
 
 
 class SampleFailed(BlockdraftError):
@@ -207,9 +208,13 @@ class _Choice:
         piece.rounds = list(chunk.rounds)
         for one in chunk.rounds:
             self._token_texts += one.texts
-        if chunk.completion is not None and len(self._token_texts) <= _MOST_KINDS:
-            # Not before the end: what a token is, as of code, depends on what follows it.
+        # Not before the end: what a token is, as of code, depends on what follows it.
+        if chunk.completion is not None and self._has_few_texts():
             piece.token_kinds = token_kinds(self._token_texts)
+
+    def _has_few_texts(self) -> bool:
+        texts = self._token_texts
+        return len(texts) <= _MOST_KINDS and sum(map(len, texts)) <= _MOST_CHARACTERS
 
     def _prompt_entries(self, chunk: Chunk) -> list[TokenEntry]:
         job = self._answer.jobs[chunk.prompt_index]

@@ -50,6 +50,22 @@ Listed = Annotated[list[Item], Field(fail_fast=True)]
 Ids = Listed[int]
 
 
+def _with_few_keys(given: Any) -> Any:
+    """Refuse many before they are looked at, one by one."""
+    if isinstance(given, dict) and len(given) > MAX_LISTED_IDS:
+        raise PydanticCustomError(
+            "too_long",
+            "Dictionary should have at most {most} items, not {num}",
+            {"most": MAX_LISTED_IDS, "num": len(given)},
+        )
+    return given
+
+
+LogitBias = Annotated[
+    dict[str, Number], Field(max_length=MAX_LISTED_IDS), BeforeValidator(_with_few_keys)
+]
+
+
 class StreamOptions(Fields):
     """What a stream tells beside its text."""
 
@@ -129,17 +145,6 @@ class Prediction(Fields):
     content: str | Listed[str | ContentPart]
 
 
-def _with_few_keys(given: Any) -> Any:
-    """Refuse many before they are looked at, one by one."""
-    if isinstance(given, dict) and len(given) > MAX_LISTED_IDS:
-        raise PydanticCustomError(
-            "too_long",
-            "Dictionary should have at most {most} items, not {num}",
-            {"most": MAX_LISTED_IDS, "num": len(given)},
-        )
-    return given
-
-
 class Sampling(ShapeFields):
     """The fields that chat and text completions share."""
 
@@ -154,12 +159,7 @@ class Sampling(ShapeFields):
     seed: int | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: (
-        Annotated[
-            dict[str, Number], Field(max_length=MAX_LISTED_IDS), BeforeValidator(_with_few_keys)
-        ]
-        | None
-    ) = None
+    logit_bias: LogitBias | None = None
 
     # Of other engines.
     top_k: int | None = None

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-START = "<think>"
-END = "</think>"
+from blockdraft.core.thinking import END_OF_THINKING, START_OF_THINKING
+from blockdraft.text.marks import num_begun
 
 Kind = Literal["reasoning", "content"]
 Part = tuple[Kind, str]
@@ -44,20 +44,20 @@ class ReasoningSplitter:
     def _begin(self) -> bool:
         """Find out whether there is a section; False if that is open yet."""
         text = self._held.lstrip()
-        if len(text) < len(START) and START.startswith(text):
+        if len(text) < len(START_OF_THINKING) and START_OF_THINKING.startswith(text):
             return False
-        if text.startswith(START):
-            self._state, self._held = "section", text[len(START) :]
+        if text.startswith(START_OF_THINKING):
+            self._state, self._held = "section", text[len(START_OF_THINKING) :]
         else:
             self._state, self._is_trimming = "content", False
         return True
 
     def _split_section(self) -> list[Part]:
-        end = self._held.find(END)
+        end = self._held.find(END_OF_THINKING)
         if end < 0:
             return self._take("reasoning", len(self._held) - _num_uncertain(self._held))
         parts = self._take("reasoning", len(self._held[:end].rstrip()))
-        self._held = self._held.lstrip()[len(END) :]
+        self._held = self._held.lstrip()[len(END_OF_THINKING) :]
         self._state, self._is_trimming = "content", True
         return parts
 
@@ -73,7 +73,6 @@ class ReasoningSplitter:
 
 def _num_uncertain(text: str) -> int:
     """Length of the end that may belong to the end mark, with the white space before it."""
-    lengths = range(min(len(END) - 1, len(text)), 0, -1)
-    mark = next((n for n in lengths if END.startswith(text[-n:])), 0)
+    mark = num_begun(text, END_OF_THINKING)
     before = text[: len(text) - mark]
     return mark + len(before) - len(before.rstrip())

@@ -21,13 +21,16 @@ class Receipts:
         self._target = target
         self._find_environment = environment
         self._environment: Environment | None = None
-        self._lock = asyncio.Lock()
+        self._finding: asyncio.Task[Environment] | None = None
 
     async def prepare(self) -> None:
         """Find out the environment, unless it is known; others wait for whoever does."""
-        async with self._lock:
-            if self._environment is None:
-                self._environment = await asyncio.to_thread(self._find_environment)
+        found = self._finding
+        if found is None or (found.done() and found.exception() is not None):
+            found = asyncio.create_task(asyncio.to_thread(self._find_environment))
+            self._finding = found
+        # A thread cannot be stopped: a request that leaves must not make the next begin again.
+        self._environment = await asyncio.shield(found)
 
     def make(self, job: Job, completion: Completion) -> Receipt:
         """That of one sample."""

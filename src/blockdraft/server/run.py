@@ -4,13 +4,16 @@ import asyncio
 import logging
 import socket
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from types import FrameType
 
 import uvicorn
 
+from blockdraft.core.errors import EngineDead
 from blockdraft.engine.async_engine import AsyncEngine
 from blockdraft.llm import LLM
+from blockdraft.server.address import url_of
 from blockdraft.server.app import create_app
 from blockdraft.server.config import ServeConfig
 from blockdraft.server.guard import Traffic
@@ -19,6 +22,9 @@ from blockdraft.server.service import ServedModel, Service, fingerprint
 
 _CLOSING_SECONDS = 3
 """Connections get so long to take what was sent, when everything else has ended."""
+_KEEP_ALIVE_SECONDS = 75
+"""Longer than proxies keep an idle connection (nginx and most others: 60), else they would now and
+then send a request into one that is being closed, and answer 502."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +34,9 @@ def serve(llm: LLM, config: ServeConfig, sock: socket.socket) -> bool:
 
     The first signal lets running requests end, for `drain_seconds` at most, and refuses new ones;
     a second one ends the server at once.
+
+    Raises:
+        EngineDead: the engine has ended by a failure, and the server with it.
     """
     service = make_service(llm, config)
     traffic = Traffic()
@@ -35,10 +44,12 @@ def serve(llm: LLM, config: ServeConfig, sock: socket.socket) -> bool:
     service.engine.start()
     try:
         host, port = sock.getsockname()[:2]
-        logger.info("serving %s on http://%s:%d", service.model.name, host, port)
+        logger.info("serving %s on %s", service.model.name, url_of(host, port))
         server.run(sockets=[sock])
     finally:
         service.engine.stop()
+    if server.death is not None:
+        raise EngineDead(server.death)
     return server.has_answered_all
 
 
@@ -68,7 +79,7 @@ def _fingerprint(llm: LLM, drafter: str | None) -> str:
 
 
 class DrainingServer(uvicorn.Server):
-    """Goes on listening while it drains, so that /health can say so."""
+    """Goes on listening while it drains, so that /health can say so; ends with its engine."""
 
     def __init__(self, service: Service, traffic: Traffic, drain_seconds: float) -> None:
         self._service = service
@@ -77,6 +88,8 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.has_answered_all = True
+        self.death: str | None = None
+        """Why the engine has ended, if a failure ended it."""
         super().__init__(
             uvicorn.Config(
                 create_app(service, traffic),
@@ -87,6 +100,7 @@ class DrainingServer(uvicorn.Server):
                 # Anybody may write these headers, so only those of known proxies count.
                 proxy_headers=bool(service.config.trusted_proxies),
                 forwarded_allow_ips=list(service.config.trusted_proxies),
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
             )
         )
@@ -94,6 +108,7 @@ class DrainingServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn.Server."""
         self._loop = asyncio.get_running_loop()
+        self._service.engine.on_death = self._hear_of_death
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -107,6 +122,20 @@ class DrainingServer(uvicorn.Server):
             return
         self._traffic.is_draining = True
         self._loop.call_soon_threadsafe(self._start_draining)
+
+    def _hear_of_death(self, death: str) -> None:
+        """Called in the engine's thread."""
+        self.death = death
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the event loop has ended, and so does the process
+            self._loop.call_soon_threadsafe(self._end_with_engine)
+
+    def _end_with_engine(self) -> None:
+        """Let open requests get their errors; only a new process can answer again."""
+        logger.error("the server ends with its engine: %d requests fail", self._traffic.num_active)
+        if not self._traffic.is_draining:
+            self._traffic.is_draining = True
+            self._draining = asyncio.create_task(self._drain())
 
     def _start_draining(self) -> None:
         logger.info(

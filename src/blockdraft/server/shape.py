@@ -7,6 +7,7 @@ from typing import Any
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar
+from blockdraft.core.thinking import END_OF_THINKING, START_OF_THINKING
 from blockdraft.server.errors import blaming
 from blockdraft.server.protocol import (
     ResponseFormat,
@@ -14,7 +15,6 @@ from blockdraft.server.protocol import (
     StructuredOutputs,
     ToolFields,
 )
-from blockdraft.server.reasoning import END, START
 from blockdraft.text.harmony_grammar import FREE_TEXT, harmony_grammar
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_prompt import native_syntax
@@ -213,10 +213,10 @@ def _behind_thinking(grammar: Grammar, *, begun: bool) -> Grammar:
 
     Where the prompt has not begun it, the model may leave it out.
     """
-    mark = "" if begun else re.escape(START)
+    mark = "" if begun else re.escape(START_OF_THINKING)
     rules = [
         "start: thinking GAP? @answer" if begun else "start: (thinking GAP?)? @answer",
-        rf'thinking[lazy]: THOUGHTS "{END}"',
+        rf'thinking[lazy]: THOUGHTS "{END_OF_THINKING}"',
         rf"THOUGHTS: /{mark}(.|\n)*/",
         r"GAP: /\n{1,2}/",
     ]

@@ -141,6 +141,9 @@ class Workers:
             result = task.work()
         except Exception as caught:
             error = caught
+        # A panic of a library in Rust is no Exception; the thread's place must become free.
+        except BaseException as caught:
+            error = RuntimeError(f"{self._name} ended with {caught!r}")
         with suppress(RuntimeError):  # the event loop has ended: nobody waits any more
             task.result.get_loop().call_soon_threadsafe(self._end, task, result, error)
 
@@ -158,4 +161,7 @@ class Workers:
 def _lower_priority() -> None:
     """Of the calling thread; elsewhere than on Linux it would be that of the whole process."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+        thread = threading.get_native_id()
+        # Nobody may raise what `nice` has set lower.
+        lowest = max(_LOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, thread))
+        os.setpriority(os.PRIO_PROCESS, thread, lowest)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Literal
 
+from blockdraft.text.marks import num_begun
 from blockdraft.text.tokenizer import Tokenizer
 from blockdraft.text.tool_calls import Arguments, CallStart, read_json
 
@@ -105,7 +106,7 @@ class HarmonySplitter:
         """Text up to the mark that ends the message, or as much as cannot belong to one."""
         starts = {start: mark for mark in _BODY_ENDS if (start := self._held.find(mark)) >= 0}
         if not starts:
-            length = len(self._held) - _num_held_back(self._held)
+            length = len(self._held) - num_begun(self._held, *_BODY_ENDS)
             text, self._held = self._held[:length], self._held[length:]
             return self._text(text)
         start = min(starts)
@@ -136,12 +137,6 @@ def _may_be_header(text: str) -> bool:
     begun = text.lstrip()
     marks = (CHANNEL, START, RECIPIENT)
     return any(mark.startswith(begun) or begun.startswith(mark) for mark in marks)
-
-
-def _num_held_back(text: str) -> int:
-    """Length of the end that may become the mark that ends a message."""
-    lengths = range(min(max(map(len, _BODY_ENDS)) - 1, len(text)), 0, -1)
-    return next((n for n in lengths if any(m.startswith(text[-n:]) for m in _BODY_ENDS)), 0)
 
 
 def _is_object(text: str) -> bool:

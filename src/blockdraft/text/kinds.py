@@ -3,6 +3,7 @@
 import json
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
@@ -37,26 +38,28 @@ names: part of a word with a capital that begins no sentence. punctuation: neith
 and tokens without a text. prose: the rest.
 """
 
+# Where something is matched possessively (*+, ?+), giving it back would only take time, which could
+# grow with the square or the cube of a line's length.
 _FENCE = re.compile(
-    r"^ {0,3}```[ \t]*(\w*)[^\n]*\n.*?(?:^ {0,3}```[ \t]*(?:\n|\Z)|\Z)", re.M | re.S
+    r"^ {0,3}```[ \t]*+(\w*+)[^\n]*+\n.*?(?:^ {0,3}```[ \t]*(?:\n|\Z)|\Z)", re.M | re.S
 )
 _INLINE_CODE = re.compile(r"`[^`\n]+`")
 _CODE_LINE = re.compile(
-    r"""^[ \t]*(?:
-        (?:def|class|async\ def|fn|func|function)\ \w+.*[:({]     # a definition
+    r"""^[ \t]*+(?:
+        (?:def|class|async\ def|fn|func|function)\ \w.*[:({]      # a definition
         |(?:if|for|while|elif|else|try|except|with)\b.*:[ \t]*$   # a Python statement
         |(?:import\ [\w.]+|from\ [\w.]+\ import\ .+)$
         |(?:return|raise|yield)\b.*[()\[\]+*/=].*$
         |[\w.\[\]]+(?:,\ ?[\w.]+)*\ ?(?:[-+*/|&]?=|:=)\ ?\S.*$    # an assignment
         |[\w.]+\(.*\)[;:]?$                                       # a call
         |(?:\#include|\#!|//|@\w).*$
-        |.*(?:[=()].*;|[{}])[ \t]*$                               # the end of a C statement
+        |(?:[^\n=()]*+[=()].*;|.*[{}])[ \t]*$                     # the end of a C statement
     )\n?""",
     re.M | re.X,
 )
 _JSON_START = re.compile(r'\{\s*"(?:[^"\\\n]|\\.)*"\s*:|\[\s*(?:\{\s*"|"(?:[^"\\\n]|\\.)*"\s*,)')
 _WORD = re.compile(r"[^\W\d_][\w'’-]*")
-_SENTENCE_START = re.compile(r"(?:^|[.!?:…]['\"”’)]*\s+|\n)[\s\"'“‘(*#>•-]*(?:\d+[.)]\s+)?\W*$")
+_SENTENCE_START = re.compile(r"(?:^|[.!?:…]['\"”’)]*\s|\n)[\s\"'“‘(*#>•-]*+(?:\d+[.)]\s+)?+\W*$")
 _FIRST_PERSON = re.compile(r"I(?:['’]\w+)?$")
 _LOOK_BACK = 40
 """Characters before a word that tell whether it begins a sentence."""
@@ -104,10 +107,11 @@ def _spans(text: str) -> Iterator[tuple[Kind, _Span]]:
     fences = list(_FENCE.finditer(text))
     for fence in fences:
         yield "json" if fence[1].lower() == "json" else "code", fence.span()
-    in_fence = [fence.span() for fence in fences]
-    for span in _json_spans(text):
-        if not _overlaps(span, in_fence):
-            yield "json", span
+    starts = [fence.start() for fence in fences]
+    for start, end in _json_spans(text):
+        before = bisect_left(starts, end)  # fences that begin before it ends; the last reaches most
+        if not before or fences[before - 1].end() <= start:
+            yield "json", (start, end)
     for pattern in (_INLINE_CODE, _CODE_LINE):
         for match in pattern.finditer(text):
             yield "code", match.span()
@@ -117,7 +121,8 @@ def _spans(text: str) -> Iterator[tuple[Kind, _Span]]:
 
 
 def _json_spans(text: str) -> Iterator[_Span]:
-    decoder, end = json.JSONDecoder(), 0
+    # Python makes no number of thousands of digits, and none is needed.
+    decoder, end = json.JSONDecoder(parse_int=str), 0
     for match in _JSON_START.finditer(text):
         if match.start() < end:
             continue
@@ -129,10 +134,6 @@ def _json_spans(text: str) -> Iterator[_Span]:
         except RecursionError:
             end = len(text)
         yield match.start(), max(end, match.end())
-
-
-def _overlaps(span: _Span, others: Sequence[_Span]) -> bool:
-    return any(span[0] < end and start < span[1] for start, end in others)
 
 
 def _is_name(text: str, word: re.Match[str]) -> bool:

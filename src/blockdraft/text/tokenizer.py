@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from blockdraft.core.config import Thinking
-from blockdraft.core.errors import ContextTooLong, ModelError, RequestError
-from blockdraft.core.thinking import ThinkingMarks
+from blockdraft.core.errors import ContextTooLong, ModelError, RequestError, reason_of
+from blockdraft.core.thinking import END_OF_THINKING, START_OF_THINKING, ThinkingMarks
 from blockdraft.hub.model_config import load_config
 from blockdraft.text.least_tokens import LeastTokens
 from blockdraft.text.vocabulary import Vocabulary
@@ -36,7 +36,6 @@ TEMPLATE_ERRORS = (
 """A template computes with what it is given, and so may fail in any way."""
 
 _OTHER_THINKING = "message.thinking"
-START_OF_THINKING, END_OF_THINKING = "<think>", "</think>"
 _TAIL = 16
 """Tokens at the end of a prompt in which the mark of a thinking section is looked for."""
 OPTIONAL_KEYS = frozenset({"reasoning_content"})
@@ -283,7 +282,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenize
         )
     # The Rust library raises bare Exceptions for a damaged file.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise ModelError(
             f"cannot load a tokenizer from {folder}: {reason}; copy the tokenizer's files there"
         ) from error

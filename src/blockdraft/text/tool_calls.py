@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from json import JSONDecoder
 from typing import Any, Literal
 
+from blockdraft.text.marks import num_begun
 from blockdraft.text.tools import JsonSyntax
 
 
@@ -43,6 +44,8 @@ Piece = str | CallStart | Arguments
 
 _HALF_BARE_CALL = re.compile(r'\s*\{\s*("name"|$)')
 _SPACE = " \t\n\r"
+_OUTSIDE_STRINGS = frozenset("[]:,+-.0123456789Etruefalsn" + _SPACE)
+"""Letters of JSON that stand outside its strings, beside braces and quotes."""
 
 
 class ToolCallParser:
@@ -51,10 +54,10 @@ class ToolCallParser:
     A call is one from where its arguments begin, if it names a known function; what was handed out
     of it by then cannot be taken back. So the arguments of a call may be no JSON, or lack their
     end: `are_whole` tells. A call that is spelled in another order than the model was told comes
-    when it is complete. Anything else stays text, word for word. White space between calls is
-    dropped. Without a begin, a call is at the start of the answer: then what begins with a brace
-    is held back until it cannot be one. An answer that was cut in the middle of what leads up to a
-    call's arguments ends before it.
+    when it is complete. Anything else stays text, word for word, and is handed out as soon as it
+    cannot become a call. White space between calls is dropped. Without a begin, a call is at the
+    start of the answer: then what begins with a brace is held back until it cannot be one. An
+    answer that was cut in the middle of what leads up to a call's arguments ends before it.
     """
 
     def __init__(self, syntax: JsonSyntax, names: Collection[str]) -> None:
@@ -75,7 +78,12 @@ class ToolCallParser:
             "tail": self._take_tail,
         }
         self._is_behind_call = False
-        self._arguments = _JsonObject()
+        self._gap = ""
+        """White space between the last call and a begin, which is text if that begins none."""
+        self._object = _JsonObject()
+        """What stands behind a begin, or the arguments of the call that goes on."""
+        self._num_read = 0
+        """Characters behind the begin that the object has taken."""
         self.are_whole = True
         """False if the arguments of a call are no JSON, such as where the answer ends in them."""
 
@@ -95,20 +103,17 @@ class ToolCallParser:
             return []
         if not self._begin and self._state == "head" and (call := self._parse(self._held)):
             return call
-        text = self._without_half_call() if is_cut else self._held
+        text = self._without_half_call() if is_cut else self._gap + self._held
         if self._is_behind_call and not text.strip():
             return []
         return [text] if text else []
 
     def _without_half_call(self) -> str:
         if self._state == "text":
-            num_held = self._num_held_back()
+            num_held = num_begun(self._held, self._begin)
             # A single letter is too little to tell.
             return self._held[:-num_held] if num_held > 1 else self._held
-        if self._begin:
-            is_half = self._end not in self._held
-        else:
-            is_half = _HALF_BARE_CALL.match(self._held) is not None
+        is_half = self._begin or _HALF_BARE_CALL.match(self._held)
         return "" if is_half else self._held
 
     def _split(self) -> Iterator[Piece]:
@@ -121,28 +126,25 @@ class ToolCallParser:
     def _take_text(self) -> list[Piece]:
         """Text before the next begin, or as much of it as cannot become one."""
         start = self._held.find(self._begin) if self._begin else -1
-        end = start if start >= 0 else len(self._held) - self._num_held_back()
+        end = start if start >= 0 else len(self._held) - num_begun(self._held, self._begin)
         text = self._held[:end]
         if self._is_behind_call and not text.strip() and start < 0:
             return []  # not yet certain: a call may follow, or the end
         self._held = self._held[end:]
         if start >= 0:
-            self._state = "head"
+            self._state, self._object, self._num_read = "head", _JsonObject(), 0
         if self._is_behind_call and not text.strip():
+            self._gap = text
             return []
         self._is_behind_call = False
         return [text]
-
-    def _num_held_back(self) -> int:
-        lengths = range(min(len(self._begin) - 1, len(self._held)), 0, -1)
-        return next((n for n in lengths if self._held.endswith(self._begin[:n])), 0)
 
     def _take_head(self) -> list[Piece]:
         """What leads up to the arguments, or a whole call if it is spelled in another way."""
         found = self._head.match(self._held, len(self._begin))
         if found is not None and found[1] in self._names:
             self._held = self._held[found.end() :]
-            self._state, self._arguments = "arguments", _JsonObject()
+            self._state, self._object, self._gap = "arguments", _JsonObject(), ""
             return [CallStart(found[1])]
         if self._begin:
             return self._take_whole_call()
@@ -152,22 +154,36 @@ class ToolCallParser:
         return []
 
     def _take_whole_call(self) -> list[Piece]:
+        """A call that is complete; what cannot become one is text."""
         start = len(self._begin)
-        end = self._held.find(self._end, start)
-        while end >= 0:  # the first end may stand in the arguments
-            if call := self._parse(self._held[start:end]):
-                self._held = self._held[end + len(self._end) :]
-                self._state, self._is_behind_call = "text", True
-                return call
-            end = self._held.find(self._end, end + 1)
-        return []
+        self._num_read += self._object.take(self._held[start + self._num_read :])
+        if self._object.is_broken:
+            return self._take_as_text(start)
+        if not self._object.is_complete:
+            return []
+        rest = self._held[start + self._num_read :].lstrip(_SPACE)
+        if rest != self._end and self._end.startswith(rest):
+            return []  # not yet certain
+        length = len(self._held) - len(rest.removeprefix(self._end))
+        call = self._parse(self._held[start : start + self._num_read])
+        if not call or not rest.startswith(self._end):
+            return self._take_as_text(length)
+        self._held, self._gap = self._held[length:], ""
+        self._state, self._is_behind_call = "text", True
+        return call
+
+    def _take_as_text(self, length: int) -> list[Piece]:
+        """Go on behind a begin that began no call; calls may follow."""
+        text, self._held = self._gap + self._held[:length], self._held[length:]
+        self._state, self._is_behind_call, self._gap = "text", False, ""
+        return [text]
 
     def _take_arguments(self) -> list[Piece]:
-        length = self._arguments.take(self._held)
+        length = self._object.take(self._held)
         text, self._held = self._held[:length], self._held[length:]
-        if self._arguments.is_complete:
+        if self._object.is_complete:
             self._state = "tail"
-            self.are_whole = self.are_whole and self._arguments.is_json
+            self.are_whole = self.are_whole and self._object.is_json
         return [Arguments(text)] if text else []
 
     def _take_tail(self) -> list[Piece]:
@@ -203,9 +219,13 @@ class _JsonObject:
         self._is_in_string = False
         self._is_escaped = False
         self.is_complete = False
+        self.is_broken = False
+        """It holds a letter that JSON never has there, so it is none, whatever follows."""
 
     def take(self, text: str) -> int:
         """Characters of the text, from its start, that belong to the object."""
+        if self.is_complete:
+            return 0
         length = next((i for i, letter in enumerate(text, 1) if self._closes(letter)), len(text))
         self._text += text[:length]
         return length
@@ -222,13 +242,18 @@ class _JsonObject:
     def _closes(self, letter: str) -> bool:
         """Take a letter; True if it is the last one."""
         if self._is_in_string:
+            self.is_broken = self.is_broken or letter < " "
             self._is_in_string = self._is_escaped or letter != '"'
             self._is_escaped = letter == "\\" and not self._is_escaped
-        elif letter == '"':
-            self._is_in_string = True
+        elif self._depth == 0 and letter != "{":
+            self.is_broken = self.is_broken or letter not in _SPACE
         elif letter in "{}":
             self._depth += 1 if letter == "{" else -1
             self.is_complete = self._depth == 0
+        elif letter == '"':
+            self._is_in_string = True
+        else:
+            self.is_broken = self.is_broken or letter not in _OUTSIDE_STRINGS
         return self.is_complete
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from blockdraft.text.json_types import schema_types, value_types
+from blockdraft.text.marks import num_begun
 from blockdraft.text.tool_calls import Arguments, CallStart, Piece, read_json
 from blockdraft.text.tools import Tool
 
@@ -188,7 +189,9 @@ class XmlCallParser:
             self._state = "function"
             yield Arguments(f'{_quoted(value)[1:-1]}"' if is_text else _as_json(value, self._types))
         elif is_text:
-            length = len(self._held) - _num_held_back(self._held)
+            # The newline before the end is no part of the value.
+            marks = (f"\n{END_OF_PARAMETER}", END_OF_PARAMETER)
+            length = len(self._held) - num_begun(self._held, *marks)
             value, self._held = self._held[:length], self._held[length:]
             if value:
                 yield Arguments(_quoted(value)[1:-1])
@@ -202,15 +205,6 @@ class XmlCallParser:
             self._held = rest[len(END) :]
         self._state, self._is_behind_call = "text", True
         yield from ()
-
-
-def _num_held_back(text: str) -> int:
-    """Length of the end that may belong to the end of a parameter, and the newline before it."""
-    mark = f"\n{END_OF_PARAMETER}"
-    lengths = range(min(len(mark) - 1, len(text)), 0, -1)
-    return next(
-        (n for n in lengths if mark.startswith(text[-n:]) or mark[1:].startswith(text[-n:])), 0
-    )
 
 
 def _as_json(text: str, types: frozenset[str]) -> str:

@@ -21,6 +21,11 @@ def pair(tmp_path_factory):
     return ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32"]
 
 
+@pytest.mark.parametrize("command", ["generate", "explain"])
+def test_standard_input_that_is_no_text_is_refused(command):
+    assert "bytes that are not UTF-8" in refusal(command, "-", input=b"caf\xe9")
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

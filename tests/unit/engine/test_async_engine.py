@@ -270,15 +270,19 @@ def test_a_chunk_that_cannot_be_made_ends_its_own_stream_alone(small, monkeypatc
 
 def test_a_dead_engine_says_so_to_everybody(small, monkeypatch):
     fail_steps(small, monkeypatch, {3, 4, 5})
+    heard = []
 
     async def ask():
         with serving(small) as engine:
+            engine.on_death = heard.append
             streams = [engine.submit([job(small, "abc", n=3)]) for _ in range(3)]
             ends = await asyncio.gather(*map(read, streams), return_exceptions=True)
             assert all(isinstance(end, EngineDead) and "boom" in str(end) for end in ends)
             assert engine.death is not None
             with pytest.raises(EngineDead, match="boom"):
                 engine.submit([job(small, "abc")])
+            death = engine.death
+        assert heard == [death]
 
     run(ask())
 
@@ -288,6 +292,7 @@ def test_stopping_ends_what_is_open(small, monkeypatch):
 
     async def ask():
         with serving(small) as engine:
+            engine.on_death = pytest.fail
             stream = engine.submit([job(small, "abc", n=6)])
             gate.let(1)
             await anext(stream)

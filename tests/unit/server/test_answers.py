@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from blockdraft import SamplingParams
+from blockdraft.server.params import completion_params
+from blockdraft.server.protocol import CompletionRequest
 from tests.serving import MODEL, chat_body, error_of, running_server
 from tests.small_llm import load_llm
 from tests.tiny import CONTEXT
@@ -95,6 +97,11 @@ def test_a_text_is_continued_as_llm_does_streamed_or_not(server, other, fields):
         for choice in event["choices"]:
             streamed[choice["index"]] += choice["text"]
     assert list(streamed.values()) == texts
+
+
+def test_top_k_of_other_engines_for_all_tokens_is_ours():
+    request = CompletionRequest(prompt="abc", top_k=-1)
+    assert completion_params(request, num_prompt=1, max_context=9).top_k == 0
 
 
 def test_prompts_may_be_token_ids(server, other):

@@ -64,19 +64,26 @@ def test_an_odd_id_is_replaced(server, given):
     assert all(MADE.fullmatch(one) for one in ids)
 
 
-def test_pages_of_other_origins_see_the_id(folders):
-    with running_server(load_llm(folders), cors_origins=("http://page.example",)) as server:
+SENT_BY_CLIENTS = "x-request-id, x-stainless-os, x-stainless-async, x-api-key, anthropic-version"
+
+
+def test_clients_in_pages_of_other_origins_are_let_in_and_told(folders):
+    with running_server(load_llm(folders), cors_origins=("http://Page.example/",)) as server:
         asked = {
             "origin": "http://page.example",
             "access-control-request-method": "POST",
-            "access-control-request-headers": "x-request-id",
+            "access-control-request-headers": SENT_BY_CLIENTS,
         }
         leave = sent(server, "OPTIONS", CHAT, headers=asked)
         assert leave.is_success
+        assert leave.headers["access-control-allow-origin"] == "http://page.example"
+        assert leave.headers["access-control-allow-headers"] == SENT_BY_CLIENTS
         assert MADE.fullmatch(leave.headers["x-request-id"])
         answer = sent(server, "GET", "/v1/models", headers={"origin": "http://page.example"})
+        assert answer.headers["access-control-allow-origin"] == "http://page.example"
         exposed = answer.headers["access-control-expose-headers"].lower()
-        assert {"x-request-id", "warning"} <= set(exposed.split(", "))
+        told = {"x-request-id", "warning", "retry-after", "x-should-retry"}
+        assert told <= set(exposed.split(", "))
 
 
 def test_prompts_in_the_log_have_the_id(folders, caplog):

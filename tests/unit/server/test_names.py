@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from blockdraft import ConfigError
-from blockdraft.server.address import Names, is_loopback
+from blockdraft.server.address import Names, is_loopback, url_of
 from blockdraft.server.config import ServeConfig
 from tests.serving import chat_body, error_of, running_server
 from tests.small_llm import load_llm
@@ -101,11 +101,20 @@ def test_names_and_origins_can_be_allowed(llm):
         ({"host": "127.0.0.1"}, True),
         ({"host": "localhost"}, True),
         ({"host": "0.0.0.0"}, False),
+        ({"host": "a" * 64}, False),  # which no name may be, and bind refuses
         ({"host": "0.0.0.0", "allowed_hosts": ("models.example",)}, True),
     ],
 )
 def test_names_are_checked_where_they_are_known(options, are_checked):
     assert Names(ServeConfig(**options)).are_checked == are_checked
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("localhost", "http://localhost:80"), ("::", "http://[::]:80"), ("::1", "http://[::1]:80")],
+)
+def test_the_url_of_an_address_is_one(host, url):
+    assert url_of(host, 80) == url
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,16 @@ def test_rounds_join_to_the_content_and_agree_with_the_usage(server, fields):
         assert len(one["tokens"]) <= one["num_accepted"] + 1
 
 
+@pytest.mark.parametrize("limit", ["_MOST_KINDS", "_MOST_CHARACTERS"])
+def test_a_long_answer_has_no_kinds(server, monkeypatch, limit):
+    monkeypatch.setattr(f"blockdraft.server.pieces.{limit}", 3)
+    events = server.events(CHAT, **chat_body(stream_options=ROUNDS))
+    content, rounds, kinds = rounds_of(events)
+    assert len(rounds) > 1
+    assert len(content) > 3
+    assert kinds is None
+
+
 def test_every_sample_has_its_rounds(server):
     body = chat_body(n=3, temperature=1.0, seed=1)
     events = server.events(CHAT, **body, stream_options=ROUNDS)

@@ -1,11 +1,14 @@
 """Receipts of the server: whole and streamed, of every choice, verified by another LLM."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 
 from blockdraft.core.receipt import read_answers
-from tests.serving import chat_body, error_of, running_server
+from blockdraft.server.receipts import Receipts
+from tests.serving import PATIENCE, chat_body, error_of, running_server
 from tests.small_llm import load_llm
 
 CHAT = "/v1/chat/completions"
@@ -78,3 +81,29 @@ def test_an_echo_is_no_part_of_it(server, auditor):
     choices = server.complete("the abc", echo=True, receipt=True).json()["choices"]
     assert_all_genuine(auditor, choices, 1)
     assert choices[0]["text"] == "the abc" + choices[0]["receipt"]["text"]
+
+
+def test_the_environment_is_found_out_once_however_many_requests_leave():
+    asked, gate = [], threading.Event()
+
+    def find():
+        asked.append(True)
+        assert gate.wait(PATIENCE)
+        if len(asked) == 1:
+            raise OSError("the disk")
+        return "the environment"
+
+    async def story():
+        receipts = Receipts("tiny", find)
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(receipts.prepare(), 0.01)
+        waiting = asyncio.gather(receipts.prepare(), receipts.prepare(), return_exceptions=True)
+        await asyncio.sleep(0)
+        gate.set()
+        assert [str(error) for error in await waiting] == ["the disk"] * 2
+        for _ in range(2):  # a fault may pass
+            await receipts.prepare()
+        assert (len(asked), receipts._environment) == (2, "the environment")
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))

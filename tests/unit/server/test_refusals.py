@@ -67,7 +67,7 @@ SAMPLING = [
     ("temperature", 10**400),
     ("top_p", 0),
     ("top_p", 1.5),
-    ("top_k", -1),
+    ("top_k", -2),
     ("top_k", 1.5),
     ("min_p", 2),
     ("n", 0),
@@ -350,6 +350,7 @@ WRONG_LISTS = [
     (ResponsesRequest, {"input": [{"role": "user", "content": [5] * MANY}]}),
     (ResponsesRequest, {"input": "a", "include": [5] * MANY}),
     (ResponsesRequest, {"input": "a", "tools": [5] * MANY}),
+    (ResponsesRequest, {"input": "a", "logit_bias": {str(i): "a" for i in range(MANY)}}),
     (MessagesRequest, {"messages": [5] * MANY, "max_tokens": 1}),
     (MessagesRequest, {"messages": [{"role": "user", "content": [5] * MANY}], "max_tokens": 1}),
     (MessagesRequest, {"messages": [], "max_tokens": 1, "system": [5] * MANY}),
@@ -517,6 +518,26 @@ def test_what_no_response_can_hold_is_not_told_again(server, value):
         assert response.status_code == 200, response.text
         assert response.json()["metadata"] == {}
         assert response.json()["truncation"] == "disabled"
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_schema", "name": "\ud800", "schema": {"enum": [1]}},
+        {"type": "text", "schema": {"default": math.nan}},
+    ],
+)
+def test_an_effort_or_format_that_no_response_can_hold_is_not_told_again(server, wanted):
+    fields = {
+        "input": "abc",
+        "max_output_tokens": 2,
+        "reasoning": {"effort": "\ud800"},
+        "text": {"format": wanted},
+    }
+    response = server.post("/v1/responses", **fields)
+    assert response.status_code == 200, response.text
+    assert response.json()["reasoning"] == {"effort": None}
+    assert response.json()["text"] == {"format": {"type": "text"}}
 
 
 def test_at_no_depth_is_a_body_read_and_its_answer_not_written(server):

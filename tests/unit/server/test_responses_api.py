@@ -306,8 +306,8 @@ REFUSED = [
     ({"input": []}, "input", "empty"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        "input[0].content[0]",
-        "only text",
+        "input[0].content[0].type",
+        "reads text only",
     ),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "robot"),
     ({"input": 3}, "input", "3"),

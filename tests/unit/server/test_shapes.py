@@ -6,8 +6,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from blockdraft.core.thinking import END_OF_THINKING as END
+from blockdraft.core.thinking import START_OF_THINKING as START
 from blockdraft.server.protocol import ChatRequest
-from blockdraft.server.reasoning import END, START
 from blockdraft.server.shape import read_shape, read_toolbox
 from blockdraft.text.tool_calls import ToolCallParser
 from blockdraft.text.tools import TAGGED

@@ -6,13 +6,17 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from blockdraft import ConfigError
+from blockdraft.core.errors import FAILED, EngineDead, exit_status
 from blockdraft.server.address import bind
 from blockdraft.server.config import ServeConfig
+from blockdraft.server.guard import Traffic
 from blockdraft.server.responses import EventStream
+from blockdraft.server.run import DrainingServer, serve
 from tests.serving import PATIENCE, chat_body, error_of, read_events, running_server, wait_until
 from tests.small_llm import assert_nothing_left, load_llm
 
@@ -244,19 +248,52 @@ def test_a_second_signal_ends_at_once(llm, gate):
         assert error_of(cut_off.result(), 503)["code"] == "shutting_down"
 
 
-def test_a_dead_engine_shows(llm, monkeypatch):
+def test_a_server_answers_what_is_open_and_ends_with_its_engine(llm, gate, monkeypatch, caplog):
     def fail(*args):
         raise RuntimeError("boom")
 
+    monkeypatch.setattr(llm.engine.target, "forward", fail)
     with running_server(llm) as server:
-        with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.target, "forward", fail)
-            assert error_of(server.chat(), 503)["code"] == "engine_dead"
+        running = [in_background(server, n=3) for _ in range(3)]
+        wait_until(lambda: server.traffic.num_active == 3)
+        gate.let()
+        for future in running:
+            assert error_of(future.result(), 503)["code"] == "engine_dead"
+        wait_until(lambda: server.server.should_exit)
+        assert "boom" in server.server.death
+    assert "the server ends with its engine" in caplog.text
+
+
+def test_a_command_whose_engine_has_ended_fails(monkeypatch):
+    def died(self, sockets):
+        self.death = "the engine has ended: boom"
+
+    service = SimpleNamespace(
+        engine=SimpleNamespace(start=lambda: None, stop=lambda: None),
+        model=SimpleNamespace(name="tiny"),
+    )
+    monkeypatch.setattr("blockdraft.server.run.make_service", lambda *_: service)
+    monkeypatch.setattr(DrainingServer, "__init__", lambda *_: None)
+    monkeypatch.setattr(DrainingServer, "run", died)
+    with bind(ServeConfig(port=0)) as sock, pytest.raises(EngineDead, match="boom"):
+        serve(None, ServeConfig(), sock)
+    assert exit_status(EngineDead("boom")) == FAILED
+
+
+def test_a_dead_engine_shows(llm, monkeypatch):
+    with running_server(llm) as server:
+        monkeypatch.setattr(server.service.engine, "_death", "the engine has ended: boom")
         health = server.client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "dead")
         assert "boom" in health.json()["reason"]
         assert server.client.get("/ready").status_code == 503
         assert error_of(server.chat(), 503)["code"] == "engine_dead"
+
+
+def test_idle_connections_outlast_those_of_a_proxy(monkeypatch):
+    monkeypatch.setattr("blockdraft.server.run.create_app", lambda *_: None)
+    server = DrainingServer(SimpleNamespace(config=ServeConfig()), Traffic(), drain_seconds=1.0)
+    assert server.config.timeout_keep_alive > 60  # of nginx, which then opens another
 
 
 def test_an_inner_error_tells_nothing_to_the_client(llm, monkeypatch, caplog):
@@ -280,6 +317,8 @@ def test_an_address_that_is_taken_is_refused_at_once():
             bind(ServeConfig(port=port))
     with pytest.raises(ConfigError, match="cannot listen on nowhere"):
         bind(ServeConfig(host="nowhere.invalid"))
+    with pytest.raises(ConfigError, match=r"cannot listen on a+:8000: .*too long.*--host"):
+        bind(ServeConfig(host="a" * 64))
 
 
 @pytest.mark.parametrize(

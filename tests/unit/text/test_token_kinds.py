@@ -1,6 +1,7 @@
 """The kind of each token, from its text and what stands around it."""
 
 import re
+import time
 
 import pytest
 
@@ -92,6 +93,26 @@ def test_tokens_without_a_text_go_with_the_next():
     assert token_kinds(["", "", "你", "", ""]) == ["language"] * 3 + ["punctuation"] * 2
     assert token_kinds([]) == []
     assert token_kinds(["", ""]) == ["punctuation"] * 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(" " * 3000 + "(" * 3000 + "x", id="spaces"),
+        pytest.param("(;" * 12_000 + "x", id="statement"),
+        pytest.param("def " + "a" * 20_000, id="definition"),
+        pytest.param("```" + " " * 30_000, id="fence"),
+    ],
+)
+def test_odd_texts_take_no_more_time_than_others(text):
+    started = time.process_time()
+    token_kinds([text])
+    # A hundredth of it, unless time grows with the square of a line's length.
+    assert time.process_time() - started < 1.0
+
+
+def test_a_number_of_any_length_is_json():
+    assert token_kinds(['{"a": ', "1" * 5000, "}"]) == ["json"] * 3
 
 
 def test_every_kind_is_listed_and_nested_json_does_no_harm():

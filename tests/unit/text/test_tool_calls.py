@@ -36,6 +36,14 @@ ANSWERS = [
     (TAGGED, '<tool_call>{"name": "look", "arguments": {}}</tool_', [EMPTY]),
     (TAGGED, written(ToolCall("look", "[1]")), [written(ToolCall("look", "[1]"))]),
     (TAGGED, '<tool_call>{"name": ["look"], "arguments": {}}</tool_call>', None),
+    (TAGGED, f"{WRONG_NAME} so\n{written(LOOK_CALL)}", [f"{WRONG_NAME} so\n", LOOK_CALL]),
+    (TAGGED, f"I use <tool_call>, so {written(LOOK_CALL)}", ["I use <tool_call>, so ", LOOK_CALL]),
+    (TAGGED, f"<tool_call>{written(LOOK_CALL)}", ["<tool_call>", LOOK_CALL]),
+    (TAGGED, f"{written(LOOK_CALL)}\n<tool_call> is", [LOOK_CALL, "\n<tool_call> is"]),
+    (TAGGED, f'<tool_call>{{"a": [}}{written(LOOK_CALL)}', ['<tool_call>{"a": [}', LOOK_CALL]),
+    (TAGGED, f'<tool_call>{{"a": 1</{written(LOOK_CALL)}', ['<tool_call>{"a": 1</', LOOK_CALL]),
+    (TAGGED, f'<tool_call>{{"a\n {written(LOOK_CALL)}', ['<tool_call>{"a\n ', LOOK_CALL]),
+    (TAGGED, '<tool_call>{"arguments": {}, "name": "look"} so', None),
     (TAGGED, "<tool_call>" + "[" * 9999 + "</tool_call>", None),
     (BARE, "", []),
     (BARE, "Hello {", ["Hello {"]),
@@ -117,6 +125,8 @@ def test_arguments_that_are_no_json_are_told(text, arguments, is_cut):
         (TAGGED, f"{written(WAIT_CALL)}\n<tool_call>", [WAIT_CALL]),
         (TAGGED, written(WAIT_CALL), [WAIT_CALL]),
         (TAGGED, f"{WRONG_NAME} and so", [f"{WRONG_NAME} and so"]),
+        (TAGGED, "Calls are in <tool_call> tags", ["Calls are in <tool_call> tags"]),
+        (TAGGED, '<tool_call>{"arguments": {"a": "</tool_call>', []),
         (TAGGED, "a <", ["a <"]),
         (TAGGED, "a <tool_ca", ["a "]),
         (TAGGED, f"{written(WAIT_CALL)}\n<to", [WAIT_CALL]),
@@ -144,3 +154,7 @@ def test_text_is_handed_out_as_soon_as_it_is_certain():
     assert parser.push("}}\n</tool_") == [Arguments("}")]
     assert parser.push("call>\n") == []
     assert parser.push("Done") == ["\nDone"]
+    assert parser.push(" <tool_call>") == [" "]
+    assert parser.push(" is") == ["<tool_call>", " is"]
+    assert parser.push(WRONG_NAME[:-1]) == []
+    assert parser.push(">") == [WRONG_NAME]

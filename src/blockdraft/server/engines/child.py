@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from blockdraft.core.libraries import environment_for_others
+from blockdraft.server.address import url_of
 from blockdraft.server.engines.engine import Command
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -103,8 +104,7 @@ def _name(number: int) -> str:
 def _wait_until_ready(name: str, process: subprocess.Popen[Any], host: str, port: int) -> bool:
     """Ask until it serves, telling that we wait; False if it ended before."""
     start = reported = time.monotonic()
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{port}"
+    url = url_of(host, port)
     while process.poll() is None:
         if _is_healthy(host, port):
             waited = time.monotonic() - start

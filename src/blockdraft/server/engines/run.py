@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def serve_with(settings: EngineSettings) -> int:
-    """Start the engine that is asked for for on the pair, until it ends; its exit status.
+    """Run the pair with the engine that is asked for, until it ends; its exit status.
 
     Raises:
         ConfigError: the engine is not there or cannot honor an option, or the address is taken.

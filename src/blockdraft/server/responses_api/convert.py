@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockdraft.core.errors import RequestError
+from blockdraft.server.conversation import TEXT_PARTS, part_text
 from blockdraft.server.extensions import refuse_names
 from blockdraft.server.protocol import (
     CalledFunction,
     ChatMessage,
     ChatRequest,
+    ContentPart,
     FunctionTool,
     MadeCall,
     NamedTool,
@@ -16,7 +18,6 @@ from blockdraft.server.protocol import (
 )
 from blockdraft.server.responses_api.schema import (
     CallItem,
-    ContentPart,
     InputItem,
     MessageItem,
     NamedChoice,
@@ -40,7 +41,7 @@ _OWN_NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
 }
-_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
+_TEXT_PARTS = TEXT_PARTS | {"reasoning_text"}
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -160,18 +161,9 @@ def _other_item(item: OtherItem, place: str) -> RequestError:
 def _text_of(content: str | Sequence[ContentPart], place: str) -> str:
     if isinstance(content, str):
         return content
-    texts = []
-    for index, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in (*_TEXT_PARTS, "refusal"):
-            raise RequestError(
-                f"{place}[{index}] has the type {part.type!r:.60}; only text is taken here",
-                param=f"{place}[{index}]",
-            )
-        if text is None:
-            raise RequestError(f"{place}[{index}] lacks its text", param=f"{place}[{index}]")
-        texts.append(text)
-    return "".join(texts)
+    return "".join(
+        part_text(part, f"{place}[{index}]", _TEXT_PARTS) for index, part in enumerate(content)
+    )
 
 
 def _response_format(request: ResponsesRequest) -> ResponseFormat | None:

@@ -5,15 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from blockdraft.server.extensions import Extensions
-from blockdraft.server.protocol import MAX_STOP_STRINGS, Fields, Listed, Number
-
-
-class ContentPart(Fields):
-    """A piece of an item's content; `type` says which field holds it."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
+from blockdraft.server.protocol import MAX_STOP_STRINGS, ContentPart, Fields, Listed, Number
 
 
 class MessageItem(Fields):

@@ -141,10 +141,12 @@ class ResponseWriter:
             "output": list(self._done),
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None},
+            "reasoning": {
+                "effort": _told_again(asked.reasoning.effort if asked.reasoning else None, None)
+            },
             "store": False,
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "text": {"format": _format(asked)},
+            "text": {"format": _told_again(_format(asked), {"type": "text"})},
             "tool_choice": _tool_choice(asked),
             "tools": _told_again([t.model_dump(exclude_none=True) for t in asked.tools or ()], []),
             "top_p": 1.0 if asked.top_p is None else asked.top_p,

@@ -1,0 +1,38 @@
+"""Files that commands leave behind are whole, or as they were."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from blockdraft.cli.bench_output import publish
+from blockdraft.core.files import write_whole
+
+
+def test_a_report_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
+    output = tmp_path / "report.json"
+    publish({"a": 1}, output, as_json=False)
+    assert output.read_text() == '{\n  "a": 1\n}\n'
+
+    def fill_the_disk(path, text, **_):
+        path.write_bytes(text[:3].encode())
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Path, "write_text", fill_the_disk)
+    with pytest.raises(OSError, match="no space"):
+        publish({"b": 2}, output, as_json=False)
+    assert output.read_text() == '{\n  "a": 1\n}\n'
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, "text")
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
