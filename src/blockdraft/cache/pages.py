@@ -253,15 +253,6 @@ class Pages:
             self.on_forget(page_id)
 
 
-def even_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Tables of the length of the longest, each filled up with its own first page.
-
-    What is filled up is masked, but takes part in the products, so no other sequence may share it.
-    """
-    num_pages = max(map(len, tables))
-    return [[*table, *[table[0]] * (num_pages - len(table))] for table in tables]
-
-
 def _next_digest(digests: _Digests, token_ids: Sequence[int], index: int) -> bytes:
     """Of a page, from the digest of the page before it and its own tokens."""
     before = digests.known[index - 1] if index else digests.domain
