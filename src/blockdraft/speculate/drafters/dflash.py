@@ -219,7 +219,8 @@ class DFlashDrafter(LazyContext):
         # It grows while the choices are made, so each guess sees those before it.
         guesses: list[int] = []
         changed: list[Scores] = []
-        whole = self.guessable.over_whole_vocabulary(logits[: row.num_slots])
+        # One wait for another device, not one for each row.
+        whole = self.guessable.over_whole_vocabulary(logits[: row.num_slots]).cpu()
         # Behind a place where a grammar cannot be followed there is nothing to guess.
         with suppress(RequestError):
             for index, own in enumerate(whole):
