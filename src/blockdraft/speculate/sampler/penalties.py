@@ -20,18 +20,18 @@ def penalize(scores: Values, sequence: Sequence, ahead: list[int]) -> None:
     scores: [V], changed in place. Tokens `ahead` count as output.
     """
     params, known = sequence.params, _known(sequence)
-    counts = sequence.output_counts
-    ids_ahead = np.array(list(set(ahead)), dtype=np.intp)
+    more, counts = Counter(ahead), sequence.output_counts
     if params.repetition_penalty != 1.0:
-        new = [i for i in set(ahead) if i not in counts and i not in sequence.prompt_ids]
+        new = [i for i in more if i not in counts and i not in sequence.prompt_ids]
         _repeat(scores, known.seen, params)
         _repeat(scores, np.array(new, dtype=np.intp), params)
     if params.presence_penalty or params.frequency_penalty:
-        times = [counts[i] + ahead.count(i) for i in ids_ahead.tolist()]
+        ids = np.array(list(more), dtype=np.intp)
+        times = np.array([counts[i] + more[i] for i in more], dtype=np.float32)
         # Those ahead are subtracted once, with what they have in all.
-        values = scores[ids_ahead] - _amounts(np.array(times, dtype=np.float32), params)
+        values = scores[ids] - _amounts(times, params)
         scores[known.output] -= _amounts(known.times, params)
-        scores[ids_ahead] = values
+        scores[ids] = values
 
 
 def _repeat(scores: Values, ids: Ids, params: SamplingParams) -> None:
