@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from blockdraft.allocation.policy import Policy
 from blockdraft.cache.pages import Pages
 from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import FinishReason, SamplingParams
@@ -57,10 +58,13 @@ def run_crowd(
     *,
     known: Sequence[Sequence[int]] | None = None,
     after_step: Callable[[Engine], None] | None = None,
+    policy: Policy | None = None,
     **options: Any,
 ) -> Crowd:
     """Run all requests in one engine; `known` are outputs for a drafter that knows them."""
     engine = Engine(target, drafter, **options)
+    if policy is not None:
+        engine.allocator.policy = policy
     answers, keys, num_steps = [Answer() for _ in requests], [-1] * len(requests), 0
     late = sorted(range(len(requests)), key=lambda index: requests[index].arrival)
     try:

@@ -25,6 +25,7 @@ from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_context import ConcatContext
 from blockdraft.models.draft_convolution import DynamicConvolution, Layer
 from blockdraft.models.sequential import SequentialTarget
+from blockdraft.speculate.drafters.conditionals import ChangedConditionals
 from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter
 from blockdraft.speculate.sampler.noise import gumbel_noise
 from blockdraft.speculate.sampler.philox import Stream
@@ -276,6 +277,28 @@ def test_the_targets_own_logits_are_accepted(params: dict[str, Any]) -> None:
     assert drafted.token_ids == plain.token_ids
     assert sum(drafted.acceptance.drafted.values()) > 12
     assert drafted.acceptance.accepted == drafted.acceptance.drafted
+
+
+def test_a_path_of_changed_logits_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the chain and for the tree, which begins with it."""
+    scored: list[tuple[int, tuple[int, ...]]] = []
+    real = ChangedConditionals.scores
+
+    def counting(self: ChangedConditionals, path: Sequence[int]) -> Any:
+        scored.append((len(self._sample.token_ids), tuple(path)))
+        return real(self, path)
+
+    monkeypatch.setattr(ChangedConditionals, "scores", counting)
+    params = SamplingParams(max_tokens=12, seed=3, **PARAMS["penalties"])
+    with make_target("paged", tiny_target()).released_after() as target:
+        drafter = make_dflash(target, tiny_drafter(block_size=BLOCK, dflash2=DFLASH2))
+        engine = Engine(target, drafter)
+        engine.use_fixed_drafting(NUM_NODES)
+        engine.add(PROMPT, params)
+        while engine.has_work:
+            engine.step()
+    assert scored
+    assert len(set(scored)) == len(scored)
 
 
 def test_a_grammar_that_forbids_every_candidate(tmp_path: Any) -> None:

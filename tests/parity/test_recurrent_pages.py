@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.cache.states import LayerState, StateCache
+from blockdraft.core.plan import PlannedRow
 from blockdraft.core.request import SamplingParams
+from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_states import BorderStates, PagedStates
@@ -237,6 +239,19 @@ def test_states_at_borders_take_no_more_than_their_room() -> None:
     assert borders.taken(7) is None
     borders.put(bytes([5]), [{}], 101)  # too large to be kept at all
     assert not borders.has(bytes([5]))
+
+
+def test_states_at_a_border_are_copied_for_the_first_of_equal_texts_only() -> None:
+    memory, model = Pages(AMPLE), model_of("Lfm2")
+    states = PagedStates(model, memory, 10**9)
+    tokens = [5] * (2 * PAGE_SIZE)
+    with patch.object(StateCache, "states_after", return_value=[]) as copied:
+        for key, own in enumerate([tokens, tokens, [6, *tokens[1:]]]):
+            sequence = Sequence(key, SamplingParams(), 0, 0, frozenset(), [*own, 1], len(own) + 1)
+            memory.open(key, own[:1], with_context=False)
+            states.pretend(key, len(own), len(own))
+            states.keep(PlannedRow(Row(sequence, own, 0)), [])
+            assert copied.call_count == (2, 2, 4)[key]
 
 
 def test_without_room_for_states_nothing_is_taken_over() -> None:

@@ -88,10 +88,6 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
         """No limit."""
         return -1
 
-    def get_max_cache_shape(self) -> int:
-        """No limit; the name in older transformers."""
-        return -1
-
 
 class KVCache(Cache):  # type: ignore[misc]
     """The K/V of one sequence, all layers."""

@@ -34,7 +34,6 @@ class PagedKV:
     ) -> None:
         assert PAGE_SIZE == TILE
         self.num_pages = num_pages
-        self.bytes_per_page = page_bytes(shapes, dtype)
         if isinstance(device, torch.device | str):
             device = [torch.device(device)] * len(shapes)
         pools = [
@@ -129,7 +128,6 @@ class Int8KV(PagedKV):
         device: torch.device | str | Sequence[torch.device],
     ) -> None:
         super().__init__(shapes, num_pages, dtype=torch.int8, device=device)
-        self.bytes_per_page = int8_page_bytes(shapes)
         self.dtype = dtype
         shapes_of_scales = [((*pool.shape[:-1], 1), pool.device) for pool in self.pools]
         scales, stacks = _stacked(shapes_of_scales, torch.float32)

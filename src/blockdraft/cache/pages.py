@@ -257,15 +257,6 @@ class Pages:
             self.on_forget(page_id)
 
 
-def even_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Tables of the length of the longest, each filled up with its own first page.
-
-    What is filled up is masked, but takes part in the products, so no other sequence may share it.
-    """
-    num_pages = max(map(len, tables))
-    return [[*table, *[table[0]] * (num_pages - len(table))] for table in tables]
-
-
 def _domain(*, with_context: bool, is_long: bool) -> bytes:
     """Parts the chain: pages with a draft context and pages without, pages of long texts."""
     return (b"context" if with_context else b"plain") + (b" long" if is_long else b"")

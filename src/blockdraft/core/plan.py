@@ -115,8 +115,10 @@ class Tree:
 
     def through(self, nodes: Sequence[int]) -> list[int]:
         """A path from the anchor, and on from it by first children down to a leaf."""
+        if not nodes:
+            return list(self.runs[0])  # several times a step: runs are found once
         path = list(nodes)
-        while (child := self.first_child(path[-1] if path else ROOT)) is not None:
+        while (child := self.first_child(path[-1])) is not None:
             path.append(child)
         return path
 

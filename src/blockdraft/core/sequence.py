@@ -32,7 +32,7 @@ class Constraint(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """The tokens of one sample, and the few counters that describe it.
 

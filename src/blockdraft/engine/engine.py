@@ -11,7 +11,7 @@ from blockdraft.allocation.allocator import Allocator
 from blockdraft.allocation.best_rate import BestRate
 from blockdraft.allocation.cost_measurement import measure_costs
 from blockdraft.allocation.costs import StepCosts
-from blockdraft.allocation.policy import DEFAULT_NUM_DRAFT_TOKENS, Policy, VerifyAll
+from blockdraft.allocation.policy import DEFAULT_NUM_DRAFT_TOKENS, VerifyAll
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError, RequestError
 from blockdraft.core.failures import FailureLog
@@ -45,7 +45,7 @@ class Engine:
     """Advances sequences step by step; a sequence is addressed by the key that `add` returns.
 
     `free_drafters` run no model, and propose beside `drafter`.
-    `policy` decides how much is drafted, all that is allowed unless given. `timer` tells where
+    All candidates are verified that are allowed, until it is told otherwise. `timer` tells where
     the time of a step goes, and what was computed in it; it and `observer` may be set between
     steps.
     """
@@ -56,17 +56,15 @@ class Engine:
         drafter: Drafter,
         *,
         free_drafters: Ids[FreeDrafter] = (),
-        policy: Policy | None = None,
         max_running: int = _DEFAULTS.max_concurrency,
         prefill_chunk: int = _DEFAULTS.prefill_chunk,
-        timer: Timer | None = None,
     ) -> None:
         self.target = target
         self.proposer = Proposer(drafter, target.vocab_size, free_drafters)
-        self.timer = timer or PhaseTimer(measures=False)
+        self.timer = PhaseTimer(measures=False)
         self.observer: Observer | None = None
         self.failures = FailureLog("the record of a step failed; its tokens are kept", logger)
-        self.allocator = Allocator(policy or VerifyAll(), takes_trees=target.takes_trees)
+        self.allocator = Allocator(VerifyAll(), takes_trees=target.takes_trees)
         self.scheduler = Scheduler(
             target.memory,
             self._forget,

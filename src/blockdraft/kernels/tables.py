@@ -28,3 +28,12 @@ class TableEntries:
             own.page_ids += span.seen_page_ids
             own.path_slots += span.path_slots
         return own
+
+
+def even_tables(tables: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Tables of the length of the longest, each filled up with its own first page.
+
+    What is filled up is masked, but takes part in the products, so no other sequence may share it.
+    """
+    num_pages = max(map(len, tables))
+    return [[*table, *[table[0]] * (num_pages - len(table))] for table in tables]

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from blockdraft.cache.paged_kv import PagedKV
-from blockdraft.cache.pages import PAGE_SIZE
-from blockdraft.kernels.interface import LayerStack, Rotation
+from blockdraft.kernels.interface import LayerStack
 from blockdraft.models.attention.plan import AttentionPlan, kinds_of
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.fused import FusedLayer, with_sign
 from blockdraft.models.layer import stack_of
 from blockdraft.models.packed import is_plain
+from blockdraft.models.rotation_table import RotationTable
 from blockdraft.models.supported import decoder_layers, rope_types, varies
 
 DIRECT_KINDS = frozenset(
@@ -34,32 +34,6 @@ DIRECT_KINDS = frozenset(
     )
 )
 """Whose forward is embedding, rotation, layers, norm and head, and nothing else."""
-
-
-class RotationTable:
-    """The rotations of the first positions, computed once and looked up in every forward.
-
-    rotary: a model's rotary embedding. varies: its rotation of a position depends on more than the
-    position; then it is asked in every forward.
-    """
-
-    def __init__(self, rotary: nn.Module, *, varies: bool = False) -> None:
-        self._rotary, self._varies = rotary, varies
-        self._rotations: Rotation | None = None
-
-    def __call__(self, hidden: Tensor, positions: Tensor) -> Rotation:
-        """Positions [rows] -> cos and signed sin [rows, head_dim], of the type of `hidden`."""
-        if self._varies:
-            cos, signed_sin = with_sign(self._rotary(hidden, position_ids=positions[None]))
-            return cos.flatten(0, 2), signed_sin.flatten(0, 2)
-        end = int(positions.max()) + 1
-        if self._rotations is None or self._rotations[0].shape[0] < end:
-            size = max(PAGE_SIZE, 1 << (end - 1).bit_length())
-            first = torch.arange(size, device=positions.device)[None]
-            cos, signed_sin = with_sign(self._rotary(hidden, position_ids=first))
-            self._rotations = cos[0, :, 0], signed_sin[0, :, 0]
-        cos, signed_sin = self._rotations
-        return cos.index_select(0, positions), signed_sin.index_select(0, positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +68,7 @@ class DirectForward:
         """
         base = self.model.model
         hidden = base.embed_tokens(inputs[:1])
-        rotation = self.rotations(hidden, inputs[1])
+        rotation = self.rotations(hidden, inputs[1], int(inputs[1].max()) + 1)
         states = plan.run_stack(self.stack, self.kinds, hidden, rotation)
         last = states[-1]
         if wanted != list(range(last.shape[1])):
@@ -130,7 +104,11 @@ def direct_forward(
         for index, layer in enumerate(layers)
     ]
     asks_always = any(map(varies, rope_types(model.config)))
-    rotations = RotationTable(model.model.rotary_emb, varies=asks_always)
+    rotary = model.model.rotary_emb
+    rotations = RotationTable(
+        lambda hidden, positions: with_sign(rotary(hidden, position_ids=positions)),
+        varies=asks_always,
+    )
     kinds, _ = kinds_of(attentions)
     return DirectForward(model, stack, kinds, _as_slice(places), hooks, rotations)
 

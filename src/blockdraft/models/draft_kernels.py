@@ -18,6 +18,7 @@ from blockdraft.models.draft_convolution import DynamicConvolution, Layer, convo
 from blockdraft.models.layer import Attend, DecoderLayer, stack_of
 from blockdraft.models.packed import side_by_side
 from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.rotation_table import RotationTable
 
 
 class KernelDraft:
@@ -25,7 +26,9 @@ class KernelDraft:
 
     def __init__(self, model: DraftModel, contexts: PagedContexts, in_int8: bool) -> None:
         self._contexts = contexts
-        self._rotation = model.rotary
+        self._rotations = RotationTable(
+            lambda hidden, positions: model.rotary(positions, hidden.dtype)
+        )
         config, scoring = model.config, Scoring(model.config.head_dim**-0.5)
         self._layers = [
             _layer(contexts.backend, own, config, in_int8) for own in model.draft_layers()
@@ -52,8 +55,8 @@ class KernelDraft:
         first `sizes` slots count.
         """
         plan = self._contexts.blocks(keys, lengths, sizes)
-        cos, signed_sin = self._rotation(positions, embeddings.dtype)
-        rotation = cos.flatten(0, 1), signed_sin.flatten(0, 1)
+        end = max(lengths) + positions.shape[1]
+        rotation = self._rotations(embeddings, positions.flatten(), end)
         # Rows of all blocks one behind another, unless somebody asks which block a row is of.
         x = embeddings if self._is_convolved else embeddings.reshape(-1, embeddings.shape[-1])
         if self._stack is not None:

@@ -102,17 +102,25 @@ class PagedStates:
     @torch.inference_mode()
     def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
         """See Target.keep. States where a page ended are kept for others."""
-        sequence, row = planned.row.sequence, planned.row
+        sequence = planned.row.sequence
         cache = self._caches[sequence.key]
-        start, base = sequence.num_cached, sequence.num_cached + len(row.new_ids)
+        base = sequence.num_cached + len(planned.row.new_ids)
         kept = base + len(nodes)
-        if self._memory.reuse:
+        pages = range(sequence.num_cached // PAGE_SIZE, kept // PAGE_SIZE)
+        if pages and self._memory.reuse:
             token_ids = sequence.token_ids[:base] + [planned.tree.tokens[node] for node in nodes]
-            for page in range(start // PAGE_SIZE, kept // PAGE_SIZE):
-                states = cache.states_after((page + 1) * PAGE_SIZE)
-                digest = self._memory.digest(sequence.key, page, token_ids)
-                self.borders.put(digest, states, cache.num_state_bytes)
+            self._keep_borders(sequence.key, pages, token_ids)
         cache.truncate(kept)
+
+    def _keep_borders(self, key: int, pages: range, token_ids: list[int]) -> None:
+        """Keep the states behind pages of a sequence with these tokens."""
+        cache = self._caches[key]
+        for page in pages:
+            digest = self._memory.digest(key, page, token_ids)
+            # The states of all layers are copied: not for what an equal text has left there.
+            if not self.borders.has(digest):
+                states = cache.states_after((page + 1) * PAGE_SIZE)
+                self.borders.put(digest, states, cache.num_state_bytes)
 
     @torch.inference_mode()
     def go_back(self, key: int, length: int) -> None:

@@ -45,14 +45,16 @@ class SequentialTarget(TransformersTarget):
         self._num_forwards = 0
         outputs = [self._forward_row(planned) for planned in plan]
         return TargetOutput(
-            torch.cat([o[0] for o in outputs]),
+            _joined([o[0] for o in outputs]),
             [o[1] for o in outputs],
             num_forwards=self._num_forwards,
         )
 
     def _forward_row(self, planned: PlannedRow) -> tuple[Tensor, RowFeatures | None]:
         sequence = planned.row.sequence
-        cache = self._caches.setdefault(sequence.key, new_cache(self.model))
+        cache = self._caches.get(sequence.key)
+        if cache is None:
+            cache = self._caches[sequence.key] = new_cache(self.model)
         assert cache.length == sequence.num_cached
         cache.may_return(sequence.num_cached + len(planned.row.new_ids))
         long_from = self._rotation.long_from

@@ -94,7 +94,6 @@ def test_a_page_costs_what_its_keys_and_values_do() -> None:
     num_values = 2 * PAGE_SIZE * sum(heads * head_dim for heads, head_dim in SHAPES)
     assert page_bytes(SHAPES, torch.bfloat16) == 2 * num_values
     assert page_bytes(SHAPES, torch.float64) == 8 * num_values
-    assert make().bytes_per_page == 4 * num_values
     assert sum(layer.nbytes for layer in make(5).pools) == 5 * 4 * num_values
 
 

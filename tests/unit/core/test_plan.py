@@ -39,6 +39,21 @@ def test_a_tree_knows_its_paths():
     assert not BRANCHED.is_chain
 
 
+def test_a_path_goes_on_with_first_children():
+    assert NO_NODES.through([]) == []
+    assert BRANCHED.through([]) == [0, 2, 5]
+    assert BRANCHED.through([1]) == [1, 3]
+    draw = random.Random(0)
+    for _ in range(50):
+        tree = Tree(tuple(range(12)), tuple(draw.randrange(ROOT, node) for node in range(12)))
+        path, node = [], ROOT
+        while (node := tree.first_child(node)) is not None:
+            path.append(node)
+        assert tree.through([]) == path
+        tree.through([]).clear()  # everybody gets a list of their own
+        assert tree.through([]) == tree.through(path[:1]) == path
+
+
 def test_a_chain_is_a_tree_without_branches():
     chain = Proposal.chain([4, 4, 2], "dflash", (0.9, 0.5, 0.5))
     assert chain.tree.is_chain

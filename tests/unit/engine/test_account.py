@@ -170,7 +170,8 @@ def test_a_measurement_that_fails_leaves_the_timer_as_it_was(llm):
 
 def test_parts_that_tell_nothing_are_measured_from_outside():
     target = TableTarget.random()
-    engine = Engine(target, OracleDrafter(3), timer=PhaseTimer())
+    engine = Engine(target, OracleDrafter(3))
+    engine.timer = PhaseTimer()
     engine.use_fixed_drafting(3)
     key = engine.add([1, 2, 3], params(max_tokens=9))
     engine.drafter.known[key] = [0] * 9

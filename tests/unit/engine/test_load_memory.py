@@ -11,6 +11,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.engine.load import MIN_PAGES
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.paged_support import layer_shapes
 from tests.parity.test_architectures import RECURRENT, build
 from tests.tiny import (
     tiny_draft_config,
@@ -26,8 +27,8 @@ def gib_of(num_pages: float, llm: LLM) -> float:
     """Memory of pages of target and drafter."""
     target = llm.engine.target
     assert isinstance(target, PagedTarget)
-    shapes = PagedContexts.shapes(tiny_draft_config())
-    return num_pages * (target.kv.bytes_per_page + page_bytes(shapes, target.model.dtype)) / GIB
+    shapes = [*layer_shapes(target.model), *PagedContexts.shapes(tiny_draft_config())]
+    return num_pages * page_bytes(shapes, target.model.dtype) / GIB
 
 
 @pytest.mark.parametrize("adaptive", [True, False])

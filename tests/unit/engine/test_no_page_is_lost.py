@@ -186,10 +186,11 @@ class Traffic:
         self.engine = Engine(
             SlotTarget(self.pages),
             drafter,
-            policy=RandomDepth(random.Random(seed)) if seed % 2 else None,
             max_running=self.draw.choice([3, 8]),
             prefill_chunk=self.draw.choice([17, 64, 512]),
         )
+        if seed % 2:
+            self.engine.allocator.policy = RandomDepth(random.Random(seed))
         self.expected: dict[int, list[int]] = {}
         self.num_finished = self.num_cancelled = self.num_interrupted = self.num_failed = 0
 

@@ -132,7 +132,7 @@ def shifted(engine, forced, new_ids, run=audits._run):
         (Place, "stream", property(neighbor)),
         (Place, "stream", property(first_sample)),
         (audits, "_run", shifted),
-        (sampler_logits, "_penalize", lambda *_: None),
+        (sampler_logits, "penalize", lambda *_: None),
         (sampler_logits, "_without_stops", lambda allowed, *_: allowed),
     ],
     ids=["noise of a neighbor", "noise of sample 0", "logits off by one", "penalties", "minimum"],

@@ -42,7 +42,8 @@ def tiny_engine(kind="llama"):
     contexts = PagedContexts(drafter_model.config, pages, drafter_model.fc.weight)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     drafter = DFlashDrafter(drafter_model, embedding.weight, head.weight, contexts)
-    engine = Engine(target, drafter, timer=PhaseTimer())
+    engine = Engine(target, drafter)
+    engine.timer = PhaseTimer()
     engine.use_fixed_drafting(NUM_ROWS - 1)
     return engine
 

@@ -1,5 +1,6 @@
 """A model's forward with all layers in one call: the bits of transformers' own forward."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu.layer import NativeStack
 from blockdraft.kernels.cpu.library import library
-from blockdraft.models.direct import RotationTable, direct_forward
+from blockdraft.kernels.interface import Rotation
+from blockdraft.models.direct import direct_forward
 from blockdraft.models.fused import with_sign
 from blockdraft.models.packed_rows import PackedRows
 from blockdraft.models.paged import PagedTarget
-from tests.tiny import NUM_LAYERS, VOCAB_SIZE, tiny_target
+from blockdraft.models.rotation_table import RotationTable
+from tests.tiny import NUM_LAYERS, VOCAB_SIZE, tiny_drafter, tiny_target
 from tests.torch_threads import threads
 from tests.unit.models.test_fused import MODELS, PACKED_DTYPES, make
 
@@ -130,16 +133,26 @@ def test_it_is_left_to_transformers_where_other_things_happen_between_layers(kin
         assert direct_forward(target.model, target.kv, ()) is None
 
 
-def test_the_table_of_rotations_has_the_bits_of_the_module() -> None:
+def check_table(rotate: Callable[[Tensor, Tensor], Rotation], hidden: Tensor) -> None:
     """Also of positions for which it must grow, and of repeated ones in any order."""
+    table = RotationTable(rotate)
+    for positions in ([3], [64, 0, 64], [1000, 5, 63, 300], [2], list(range(700, 706))):
+        at = torch.tensor(positions)
+        expected = rotate(hidden, at[None])
+        for found, own in zip(table(hidden, at, max(positions) + 1), expected, strict=True):
+            assert torch.equal(found, own[0, :, 0])
+
+
+def test_the_table_of_rotations_has_the_bits_of_the_module() -> None:
     with PagedTarget(make("llama"), Pages(20)).released_after() as target:
         rotary = target.model.model.rotary_emb
-        table, hidden = RotationTable(rotary), torch.zeros(1, 1, 8)
-        for positions in ([3], [64, 0, 64], [1000, 5, 63, 300], [2]):
-            at = torch.tensor(positions)
-            expected = with_sign(rotary(hidden, position_ids=at[None]))
-            for found, own in zip(table(hidden, at), expected, strict=True):
-                assert torch.equal(found, own[0, :, 0])
+        check_table(lambda x, at: with_sign(rotary(x, position_ids=at)), torch.zeros(1, 1, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_so_has_that_of_a_draft_model(dtype: torch.dtype) -> None:
+    rotary = tiny_drafter().rotary
+    check_table(lambda x, at: rotary(at, x.dtype), torch.zeros(1, 1, 8, dtype=dtype))
 
 
 @pytest.mark.parametrize("varies", [True, False])
@@ -147,13 +160,12 @@ def test_a_rotation_that_varies_is_asked_in_every_forward(varies: bool) -> None:
     """Longrope and dynamic rotations turn a position by what else there is."""
     asked: list[int] = []
 
-    class Rotary(torch.nn.Module):
-        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-            asked.append(position_ids.shape[1])
-            angles = position_ids[..., None] * torch.ones(4)
-            return angles.cos(), angles.sin()
+    def rotate(x: Tensor, positions: Tensor) -> Rotation:
+        asked.append(positions.shape[1])
+        angles = positions[..., None, None] * torch.ones(4)
+        return angles.cos(), angles.sin()
 
-    table = RotationTable(Rotary(), varies=varies)
+    table = RotationTable(rotate, varies=varies)
     for _ in range(3):
-        table(torch.zeros(1, 2, 4), torch.tensor([7, 9]))
+        table(torch.zeros(1, 2, 4), torch.tensor([7, 9]), 10)
     assert asked == ([2, 2, 2] if varies else [64])

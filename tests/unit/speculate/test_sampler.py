@@ -22,7 +22,8 @@ from blockdraft.core.sequence import Constraint, Row, Sequence
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler import noise as noise_module
 from blockdraft.speculate.sampler import race as race_module
-from blockdraft.speculate.sampler.choose import Chooser, Walk, choose
+from blockdraft.speculate.sampler.choose import Chooser, Walk, choose, choose_processed
+from blockdraft.speculate.sampler.logits import processed
 from blockdraft.speculate.sampler.noise import large_noise
 from blockdraft.speculate.sampler.philox import Stream
 from blockdraft.speculate.sampler.reference import NO_CHOICE, choose_row
@@ -173,6 +174,22 @@ def num_different(seed: int, num_walks: int = 40) -> int:
 def test_mixed_batches_equal_the_reference(seed: int) -> None:
     """Some 5,000 rows: greedy and sampled, filters, penalties, grammars, infinities, no numbers."""
     assert num_different(seed) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_choice_comes_with_the_logits_that_it_was_made_from(seed: int) -> None:
+    draw = random.Random(seed)
+    for walk in [random_walk(draw) for _ in range(100)]:
+        for row, place in zip(walk.logits.float().numpy(), walk.places, strict=True):
+            try:
+                expected = processed(row, place)
+            except RequestError:
+                with pytest.raises(RequestError):
+                    choose_processed(row, place)
+                continue
+            found, scores = choose_processed(row, place)
+            assert found == choose_row(row, place)
+            assert scores.tobytes() == expected.tobytes()
 
 
 def test_mixed_batches_equal_the_reference_in_small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

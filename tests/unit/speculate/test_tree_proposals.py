@@ -15,7 +15,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.plan import ROOT
 from blockdraft.core.request import SamplingParams
-from blockdraft.core.sequence import Sequence
+from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
 from blockdraft.speculate.drafters.branches import (
     Guessable,
@@ -25,14 +25,21 @@ from blockdraft.speculate.drafters.branches import (
     chosen_slots,
     slots_of,
 )
+from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.sampler.filters import survivors
-from blockdraft.speculate.sampler.logits import Place
+from blockdraft.speculate.sampler.logits import Place, processed
 from blockdraft.speculate.sampler.noise import gumbel_noise
 from blockdraft.speculate.sampler.reference import choose_row
 from tests.parity.checks import generate
 from tests.parity.targets import WAYS, make_dflash, make_target
 from tests.small_llm import load_llm
-from tests.tiny import tiny_drafter, tiny_drafter_folder, tiny_target, tiny_target_folder
+from tests.tiny import (
+    VOCAB_SIZE,
+    tiny_drafter,
+    tiny_drafter_folder,
+    tiny_target,
+    tiny_target_folder,
+)
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 7
 BLOCK = 6
@@ -297,6 +304,32 @@ def test_a_block_drafter_says_how_likely_each_token_is(params, num_nodes):
         assert list(proposal.probabilities) == sorted(proposal.probabilities, reverse=True)
 
 
+CHANGES = [
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+    {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
+    {"temperature": 0.9, "logit_bias": {5: 3.0}, "min_tokens": 9, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("num_draft_tokens", [BLOCK - 1, 15], ids=["chain", "tree"])
+@pytest.mark.parametrize("params", CHANGES, ids=str)
+def test_slots_of_changed_logits_are_those_behind_the_chain(params, num_draft_tokens):
+    """Each row is changed once; probabilities are of changed rows where there is room to branch."""
+    target, sample = make_target("sequential", tiny_target()), sample_of(**params)
+    with target.released_after():
+        drafter = make_dflash(target, tiny_drafter(block_size=BLOCK))
+    logits, row = random_logits(BLOCK - 1, VOCAB_SIZE), Row(sample, [], num_draft_tokens, False, 5)
+    chain = []
+    for choice in choices(logits, sample, chain):
+        chain.append(choice)
+    expected = slots_of(logits, chain, sample, drafter.guessable)
+    if num_draft_tokens > len(chain):
+        places = [Place(sample, index, chain) for index in range(len(chain))]
+        changed = np.stack(list(map(processed, logits.numpy(), places)))
+        expected = slots_of(torch.from_numpy(changed), chain, sample, drafter.guessable)
+    assert drafter._slots(logits, row) == expected
+
+
 def test_more_candidates_than_the_path_is_long_are_a_tree():
     target = make_target("sequential", tiny_target())
     engine = Engine(target, make_dflash(target, tiny_drafter(block_size=BLOCK)))
@@ -323,7 +356,7 @@ def test_a_grammar_that_nothing_can_follow_drafts_nothing_and_is_no_failure(
     llm = load_llm(folders, num_draft_tokens=num_draft_tokens, adaptive=False)
     drafter = llm.engine.drafter
     chains = []
-    monkeypatch.setattr(drafter, "_chain", lambda *_: chains.append([]) or [])
+    monkeypatch.setattr(drafter, "_chain", lambda *_: chains.append([]) or ([], []))
     params = SamplingParams(max_tokens=8, grammar=Grammar.regex("[a-f ]{10,30}"))
     answer = llm.generate("a b c", params).completions[0]
     assert len(answer.token_ids) == 8

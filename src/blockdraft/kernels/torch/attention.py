@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.kernels.interface import TILE, KVPages, Rotation, Scoring, Span, WholeLayer
+from blockdraft.kernels.tables import even_tables
 from blockdraft.kernels.torch.rules import row_rule
 from blockdraft.kernels.torch.vectors import in_whole_vectors
 
@@ -184,15 +185,13 @@ class Group:
         num_rows += -num_rows % row_multiple
         rows = [[span.first + min(i, span.num_rows - 1) for i in range(num_rows)] for span in spans]
         self.rows = torch.tensor(rows, device=device)
-        tables = [span.seen_page_ids for span in spans]
-        num_pages = max(map(len, tables))
-        even = [[*table, *[table[0]] * (num_pages - len(table))] for table in tables]
-        self.page_ids = torch.tensor(even, device=device).flatten()
+        tables = even_tables([span.seen_page_ids for span in spans])
+        self.page_ids = torch.tensor(tables, device=device).flatten()
         # Keys of a path that lie elsewhere: their slots, and their places among the pages.
         self.moves: tuple[Tensor, Tensor] | None = None
         if slots := [slot for span in spans for slot in span.path_slots]:
             places = [
-                index * num_pages * TILE + position
+                index * len(tables[0]) * TILE + position
                 for index, span in enumerate(spans)
                 for position in range(span.path_start, span.end)
             ]

@@ -24,11 +24,12 @@ from blockdraft.speculate.drafters.branches import (
     slot_of,
     slots_of,
 )
+from blockdraft.speculate.sampler.choose import choose_processed
 from blockdraft.speculate.sampler.filters import survivors
-from blockdraft.speculate.sampler.logits import Place, processed
+from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.noise import Noise
 from blockdraft.speculate.sampler.philox import Ids
-from blockdraft.speculate.sampler.reference import NO_CHOICE, choose_row
+from blockdraft.speculate.sampler.reference import NO_CHOICE
 
 Values = NDArray[np.float64]
 
@@ -138,6 +139,7 @@ class ChangedConditionals:
         self._logits = logits.float().cpu().numpy()
         self._candidates = candidates
         self._sample = sample
+        self._chosen: dict[tuple[int, ...], tuple[int, Scores]] = {}
 
     def scores(self, path: Sequence[int]) -> tuple[Ids, Values]:
         """See Conditionals. The token before may be any."""
@@ -155,30 +157,37 @@ class ChangedConditionals:
 
     def choice(self, path: Sequence[int]) -> int:
         """See Conditionals."""
-        found = choose_row(self._row(path), self._place(path))
-        # Not even a broken drafter may give the target what is no token.
-        return 0 if found == NO_CHOICE else found
+        return self._choice(path)[0]
 
     def children(self, path: Sequence[int]) -> Slot:
         """See Successors; none where a grammar cannot be followed."""
         try:
-            first = self.choice(path)
-            changed = torch.from_numpy(processed(self._row(path), self._place(path)))
+            first, scores = self._choice(path)
         except RequestError:
             return Slot([], [])
+        changed = torch.from_numpy(scores)
         (slot,) = slots_of(
             changed[None], [first], self._sample, Guessable(changed.shape[0]), len(path)
         )
         return slot
 
-    def _row(self, path: Sequence[int]) -> NDArray[np.float32]:
-        row: NDArray[np.float32] = self._logits[len(path)] - np.float32(OUTSIDE)
+    def _choice(self, path: Sequence[int]) -> tuple[int, Scores]:
+        """The choice behind a path, and the logits [V] that it was made from.
+
+        Both are kept: the chain is chosen first, and its children are asked for afterwards.
+        """
+        key = tuple(path)
+        if key not in self._chosen:
+            found, scores = choose_processed(self._row(path), Place(self._sample, len(path), key))
+            # Not even a broken drafter may give the target what is no token.
+            self._chosen[key] = 0 if found == NO_CHOICE else found, scores
+        return self._chosen[key]
+
+    def _row(self, path: Sequence[int]) -> Scores:
+        row: Scores = self._logits[len(path)] - np.float32(OUTSIDE)
         ids, scores = self.scores(path)
         row[ids] = scores
         return row
-
-    def _place(self, path: Sequence[int]) -> Place:
-        return Place(self._sample, len(path), path)
 
 
 def chain_of(conditionals: Conditionals) -> list[int]:

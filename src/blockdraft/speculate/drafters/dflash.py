@@ -12,6 +12,7 @@ from blockdraft.core.errors import RequestError
 from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import Work
 from blockdraft.core.sequence import Row
+from blockdraft.kernels.backends import widened
 from blockdraft.kernels.interface import GroupWeight
 from blockdraft.models.context_projection import ContextProjection
 from blockdraft.models.draft import DraftModel
@@ -32,8 +33,8 @@ from blockdraft.speculate.drafters.branches import (
     slots_of,
 )
 from blockdraft.speculate.drafters.lazy_context import LazyContext
-from blockdraft.speculate.sampler.choose import Walk, choose
-from blockdraft.speculate.sampler.logits import Place, processed
+from blockdraft.speculate.sampler.choose import choose_processed
+from blockdraft.speculate.sampler.logits import Place, Scores
 from blockdraft.speculate.sampler.reference import NO_CHOICE
 
 
@@ -193,40 +194,42 @@ class DFlashDrafter(LazyContext):
     def _slots(self, logits: Tensor, row: Row) -> list[Slot]:
         """What is thought of a row's slots, from logits [slots, guessable tokens]."""
         if row.sequence.params.changes_logits:
-            return self._changed_slots(logits, row, self._chain(logits, row))
+            return self._changed_slots(logits, row)
         return chosen_slots(logits[: row.num_slots], row.sequence, self.guessable)
 
-    def _changed_slots(self, logits: Tensor, row: Row, chain: list[int]) -> list[Slot]:
-        """The slots of a chain that was chosen, from logits [slots, guessable tokens].
+    def _changed_slots(self, logits: Tensor, row: Row) -> list[Slot]:
+        """The slots of a chain that is chosen first, from logits [slots, guessable tokens].
 
-        Without room for branches, penalties and grammars are left out of the probabilities: they
-        take long to apply, and the chain has been chosen with them.
+        Without room for branches, penalties and grammars are left out of the probabilities: a
+        vocabulary takes long to look through, and the chain has been chosen with them.
         """
-        sequence, guessable = row.sequence, self.guessable
+        chain, changed = self._chain(logits, row)
         if not chain:
             return []
-        if len(chain) < row.num_draft_tokens:
-            whole = guessable.over_whole_vocabulary(logits).float().cpu().numpy()
-            places = [Place(sequence, index, chain) for index in range(len(chain))]
-            with suppress(RequestError):
-                changed = [processed(own, at) for own, at in zip(whole, places, strict=False)]
-                logits = torch.from_numpy(np.stack(changed))
-                guessable = Guessable(guessable.vocab_size)
-        return slots_of(logits, chain, sequence, guessable)
+        if len(chain) == row.num_draft_tokens:
+            return slots_of(logits, chain, row.sequence, self.guessable)
+        whole = Guessable(self.guessable.vocab_size)
+        return slots_of(torch.from_numpy(np.stack(changed)), chain, row.sequence, whole)
 
-    def _chain(self, logits: Tensor, row: Row) -> list[int]:
-        """The guesses of a row, from logits [slots, guessable tokens]."""
-        # It grows while the choices are read, so each guess sees those before it.
+    def _chain(self, logits: Tensor, row: Row) -> tuple[list[int], list[Scores]]:
+        """The guesses of a row, from logits [slots, guessable tokens], and what each was made from.
+
+        That is [V], as the request leaves it.
+        """
+        # It grows while the choices are made, so each guess sees those before it.
         guesses: list[int] = []
-        whole = self.guessable.over_whole_vocabulary(logits[: row.num_slots])
-        (choice_at,) = choose([Walk.chain(whole, row.sequence, guesses)])
+        changed: list[Scores] = []
+        # One wait for another device, not one for each row.
+        whole = self.guessable.over_whole_vocabulary(logits[: row.num_slots]).cpu()
         # Behind a place where a grammar cannot be followed there is nothing to guess.
         with suppress(RequestError):
-            for index in range(row.num_slots):
-                token_id = choice_at(index)
+            for index, own in enumerate(whole):
+                place = Place(row.sequence, index, guesses)
+                token_id, scores = choose_processed(widened(own), place)
                 # Not even a broken drafter may give the target what is no token.
                 guesses.append(0 if token_id == NO_CHOICE else token_id)
-        return guesses
+                changed.append(scores)
+        return guesses, changed
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[b, slots, D] -> [b, slots, guessable tokens]."""

@@ -109,22 +109,24 @@ class DraftModelDrafter:
 
     def _takes(self, row: Row) -> bool:
         """True if the row's tokens and the nodes of its tree have room; brings it up to date."""
-        key, known = row.sequence.key, self._samples.get(row.sequence.key)
-        token_ids = [self._readable(i) for i in row.sequence.token_ids]
-        num_nodes = 1 + (row.num_slots - 1) * WIDTH
-        if len(token_ids) + row.num_slots > self.model.max_context:
+        sequence, key = row.sequence, row.sequence.key
+        num_tokens, num_nodes = len(sequence.token_ids), 1 + (row.num_slots - 1) * WIDTH
+        if num_tokens + row.num_slots > self.model.max_context:
             return False
+        known = self._samples.get(key)
         if known is None:
-            known = Sample(key, _PARAMS, 0, 0, frozenset(), token_ids, len(token_ids))
+            token_ids = self._readable(sequence.token_ids)
+            known = Sample(key, _PARAMS, 0, 0, frozenset(), token_ids, num_tokens)
             known.num_cached = self.model.memory.open(key, token_ids, with_context=False)
             self._samples[key] = known
-        known.token_ids = token_ids
+        known.token_ids += self._readable(sequence.token_ids[len(known.token_ids) :])
         # A proposal that failed may have left more.
         self.model.truncate(key, known.num_cached)
-        return self.model.memory.reserve(key, len(token_ids) + num_nodes)
+        return self.model.memory.reserve(key, num_tokens + num_nodes)
 
-    def _readable(self, token_id: int) -> int:
-        return min(token_id, self.model.vocab_size - 1)
+    def _readable(self, token_ids: Sequence[int]) -> list[int]:
+        last = self.model.vocab_size - 1
+        return [min(token_id, last) for token_id in token_ids]
 
     def _catch_up(self, rows: list[Row]) -> None:
         """Compute what the drafter lacks of long texts; the first level takes a short rest."""

@@ -117,7 +117,6 @@ class _Searched:
     """What is searched for one sample, up to the token that was seen last."""
 
     def __init__(self, prompt: Automaton, new_rates: Callable[[str], RequestRates]) -> None:
-        self._new_rates = new_rates
         self._shared_rates = new_rates("shared")
         # The last one wins among equals: what was written last is the most like what comes.
         self.own = [
@@ -163,8 +162,8 @@ class LookupDrafter(ModelFree):
 
     kind = "lookup"
 
-    def __init__(self, *, shared_tokens: int = 0, max_nodes: int = MAX_LOOKUP_TOKENS) -> None:
-        self.max_nodes = max_nodes
+    def __init__(self, *, shared_tokens: int = 0) -> None:
+        self.max_nodes = MAX_LOOKUP_TOKENS
         self._shared = SharedTexts(shared_tokens) if shared_tokens else None
         self._rates = {name: Rates(_PRIOR) for name in ("prompt", "output", "shared")}
         self._prompts: WeakValueDictionary[tuple[int, ...], Automaton] = WeakValueDictionary()

@@ -119,8 +119,8 @@ class PredictionDrafter(ModelFree):
 
     kind = "prediction"
 
-    def __init__(self, max_nodes: int = MAX_PREDICTED_TOKENS) -> None:
-        self.max_nodes = max_nodes
+    def __init__(self) -> None:
+        self.max_nodes = MAX_PREDICTED_TOKENS
         self._rates = Rates(_PRIOR)
         self._predictions: dict[int, _Prediction] = {}
 

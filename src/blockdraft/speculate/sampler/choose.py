@@ -14,9 +14,15 @@ from torch import Tensor
 from blockdraft.core.plan import Tree
 from blockdraft.core.sequence import Sequence
 from blockdraft.kernels.backends import first_largest, widened
-from blockdraft.speculate.sampler.logits import Place, Scores
+from blockdraft.speculate.sampler.logits import Place, Scores, processed
 from blockdraft.speculate.sampler.race import winners
-from blockdraft.speculate.sampler.reference import NO_CHOICE, Undecided, choose_row, without_noise
+from blockdraft.speculate.sampler.reference import (
+    NO_CHOICE,
+    Undecided,
+    choose_row,
+    of_processed,
+    without_noise,
+)
 
 TILE_BYTES = 16 * 2**20
 """Logits in float32 that are copied at once, or one row if that has more."""
@@ -145,6 +151,20 @@ def choices(logits: Tensor, sequence: Sequence, ahead: list[int]) -> Iterator[in
         return
     for index in range(logits.shape[0]):
         yield _choice_at(walk, index)
+
+
+def choose_processed(scores: Scores, place: Place) -> tuple[int, Scores]:
+    """The choice at a place, given its logits [V], and these as the request leaves them.
+
+    Raises:
+        RequestError: as `choices`.
+    """
+    changed = processed(scores, place)
+    # No number, or none but -inf: no processing may hide it.
+    if not scores.max() > -np.inf:
+        return NO_CHOICE, changed
+    found = of_processed(changed, int(changed.argmax()), place)
+    return (winners([found])[0] if isinstance(found, Undecided) else found), changed
 
 
 def _argmax_at(walk: Walk, found: list[int], index: int) -> int:

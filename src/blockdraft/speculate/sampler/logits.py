@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.sequence import Sequence
+from blockdraft.speculate.sampler.penalties import penalize
 from blockdraft.speculate.sampler.philox import Stream
 
 Scores = NDArray[np.float32]
@@ -52,7 +53,7 @@ def processed(scores: Scores, place: Place) -> Scores:
         return scores
     scores = scores.copy()
     if params.uses_penalties:
-        _penalize(scores, sequence, place.path)
+        penalize(scores, sequence, place.path)
     for token_id, bias in params.logit_bias.items():
         scores[token_id] += np.float32(bias)
     allowed = None
@@ -102,22 +103,6 @@ def _forbid_others(scores: Scores, allowed: Mask) -> None:
     if scores.max() == -np.inf:
         # A drafter may give no chance to any of them, and then all have the same.
         scores[allowed] = 0.0
-
-
-def _penalize(scores: Scores, sequence: Sequence, ahead: list[int]) -> None:
-    """Repetition over prompt and output (arXiv 1909.05858), frequency and presence over output."""
-    params = sequence.params
-    counts = sequence.output_counts + type(sequence.output_counts)(ahead)
-    if params.repetition_penalty != 1.0:
-        seen = np.fromiter(sequence.prompt_ids | counts.keys(), dtype=np.intp)
-        penalty = np.float32(params.repetition_penalty)
-        values = scores[seen]
-        scores[seen] = np.where(values > 0, values / penalty, values * penalty)
-    if counts and (params.presence_penalty or params.frequency_penalty):
-        ids = np.fromiter(counts.keys(), dtype=np.intp)
-        times = np.fromiter(counts.values(), dtype=np.float32)
-        frequency = np.float32(params.frequency_penalty) * times
-        scores[ids] -= frequency + np.float32(params.presence_penalty)
 
 
 def tempered(scores: Scores, top: np.float32, temperature: float) -> NDArray[np.float64]:

@@ -41,12 +41,16 @@ def without_noise(scores: Scores, place: Place) -> int | Undecided:
     best = int(scores.argmax())
     if not scores[best] > -np.inf:
         return NO_CHOICE
-    params = place.sequence.params
-    if params.changes_logits:
+    if place.sequence.params.changes_logits:
         scores = processed(scores, place)
         best = int(scores.argmax())
+    return of_processed(scores, best, place)
+
+
+def of_processed(scores: Scores, best: int, place: Place) -> int | Undecided:
+    """The choice where noise decides nothing, given processed logits [V], largest at `best`."""
     # An infinite logit outweighs all noise.
-    if params.temperature == 0.0 or scores[best] == np.inf:
+    if place.sequence.params.temperature == 0.0 or scores[best] == np.inf:
         return best
     return Undecided(place, scores, scores[best])
 
