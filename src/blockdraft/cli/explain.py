@@ -12,7 +12,7 @@ from blockdraft.cli.bench_output import Progress, headline
 from blockdraft.cli.output import check_writable, describe_llm, print_json
 from blockdraft.cli.stdin import read_prompt
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import NO, ConfigError
+from blockdraft.core.errors import NO, AnswerFailed, ConfigError
 from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 from blockdraft.measure.provenance import describe_environment
@@ -143,7 +143,11 @@ def _publish(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Print and write what was asked for; exit with 1 where exactness failed."""
+    """Print and write what was asked for; exit with 1 where exactness failed.
+
+    Raises:
+        AnswerFailed: an answer ended with an error; what there is was printed.
+    """
     from blockdraft.diagnose.explain.page import render_page
     from blockdraft.diagnose.explain.report import make_report, num_different
 
@@ -154,14 +158,16 @@ def _publish(
         print_json(_described(llm, params) | report)
     else:
         _print(explained, stall_limit)
-    for one in explained:
-        if one.explanation.completion.error is not None:
-            print(f"prompt {one.id}: {one.explanation.completion.error}", file=sys.stderr)
+    failed = [one for one in explained if one.explanation.completion.error is not None]
+    for one in failed:
+        print(f"prompt {one.id}: {one.explanation.completion.error}", file=sys.stderr)
     different = num_different(explained)
     if different:
         print(f"{different} outputs differ between drafted and plain", file=sys.stderr)
     if different and llm.config.exact:
         raise typer.Exit(NO)
+    if failed:
+        raise AnswerFailed(f"{len(failed)} of {len(explained)} answers ended with an error")
 
 
 def _described(llm: "LLM", params: SamplingParams) -> dict[str, Any]:

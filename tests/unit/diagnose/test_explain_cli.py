@@ -1,10 +1,12 @@
 """`blockdraft explain`, and `generate` with what was drafted: what is printed, what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from blockdraft.core.errors import ConfigError
+from blockdraft.cli import explain
+from blockdraft.core.errors import FAILED, ConfigError
 from blockdraft.core.jsonl import MOST_NAMED
 from blockdraft.diagnose.explain.prompts import read_questions
 from blockdraft.diagnose.explain.round import CAUSES
@@ -48,6 +50,24 @@ def test_one_prompt_is_explained(pair):
     assert list(report["sums"]["causes"]) == list(CAUSES)
     assert report["config"]["adaptive"] is False
     assert report["sampling"]["max_tokens"] == 16
+
+
+def test_an_answer_that_failed_is_explained_and_fails(pair, monkeypatch):
+    real = explain._explain
+
+    def failing(*args, **options):
+        (one,) = real(*args, **options)
+        completion = replace(one.explanation.completion, error="no choice at position 3")
+        return [replace(one, explanation=replace(one.explanation, completion=completion))]
+
+    monkeypatch.setattr(explain, "_explain", failing)
+    result = run("explain", *pair, *SHORT, "the abc")
+    assert result.exit_code == FAILED
+    assert "by kind of text" in result.stdout
+    assert result.stderr.splitlines()[-2:] == [
+        "prompt 1: no choice at position 3",
+        "blockdraft: 1 of 1 answers ended with an error",
+    ]
 
 
 def test_an_answer_by_a_grammar_is_explained(pair):
