@@ -19,8 +19,7 @@ def lone_sequence(
 ) -> Iterator[Tokens]:
     """A sequence with room for a prompt and an output, nothing of it cached; closed afterwards.
 
-    `features`: its forwards give features for the drafter too. No prompt may be reused meanwhile:
-    what is computed here is written, whether it was there or not.
+    `features`: its forwards give features for the drafter too.
 
     Raises:
         ConfigError: the K/V memory is too small.
@@ -28,11 +27,9 @@ def lone_sequence(
     target, key = engine.target, next(_KEYS)
     params = SamplingParams(max_tokens=max(1, num_output), num_draft_tokens=None if features else 0)
     sequence = Tokens(key, params, 0, 0, frozenset(), list(prompt_ids), len(prompt_ids))
-    num_reused = target.memory.open(
-        key, sequence.token_ids, with_context=False, longest=sequence.longest
-    )
+    # Of one token, which takes nothing over: what is computed here is written, also if it is there.
+    target.memory.open(key, prompt_ids[:1], with_context=False, longest=sequence.longest)
     try:
-        assert not num_reused
         if not target.memory.reserve(key, len(prompt_ids) + num_output):
             raise ConfigError(
                 f"the K/V memory of {target.memory.num_tokens} tokens is too small; give more "
