@@ -49,7 +49,6 @@ def test_nothing_kept_gives_the_ratio_of_the_steps(llm):
         sum(getattr(m, way).decode_seconds for m in measurements) for way in ("plain", "forced")
     )
     assert found.step_ratio == pytest.approx(forced / plain)
-    assert found.step_ratio > 1.0
 
 
 def test_trees_keep_a_share_of_their_longest_path(llm):
