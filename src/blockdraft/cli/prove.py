@@ -48,7 +48,7 @@ def prove(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Take one prompt of each kind: under two minutes on two cores."
+            "--quick", help="Take one prompt of each kind: about two minutes on two cores."
         ),
     ] = False,
     prompts: Annotated[

@@ -53,4 +53,4 @@ QUICK: dict[str, Any] = {
     "num_noise_cases": 8,
     "num_draws": 2_500,
 }
-"""What `--quick` changes: under two minutes on two cores with the default pair."""
+"""What `--quick` changes: about two minutes on two cores with the default pair."""
