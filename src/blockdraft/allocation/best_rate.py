@@ -125,6 +125,8 @@ class _Step:
     free_saves: float
     with_model: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)
     """By key: gains and branches that are expected if the model drafts; found when asked for."""
+    lags: dict[int, int] = field(default_factory=dict)
+    """By key: tokens that would have to be projected; found when asked for."""
     offer: _Offer | None = None
     is_idle: bool = False
     is_try: bool = False
@@ -316,7 +318,7 @@ class BestRate:
         found += [self._with_model(step, row) for row in rows]
         candidates = [pair for own in found for pair in zip(*own, strict=True)]
         candidates.sort(key=lambda pair: -pair[0])
-        num_lagging = sum(map(self._lag, rows))
+        num_lagging = sum(self._lag_of(step, row) for row in rows)
         project = self._costs.project(num_lagging)
         usual = min(project, self._costs.project(_STEP_TOKENS * len(rows)))
         depth = max(row.num_slots for row in rows)
@@ -345,6 +347,12 @@ class BestRate:
             loss=draft + project + price.forward - prices.plain_worth(price.tokens),
             tokens=price.tokens,
         )
+
+    def _lag_of(self, step: _Step, row: Row) -> int:
+        key = row.sequence.key
+        if key not in step.lags:
+            step.lags[key] = self._lag(row)
+        return step.lags[key]
 
     def _with_model(self, step: _Step, row: Row) -> tuple[list[float], list[float]]:
         """Gains and branches of a row's candidates that are expected if the model drafts too."""
@@ -429,21 +437,19 @@ class BestRate:
         for row, proposal, own in zip(rows, proposals, found, strict=True):
             if row.sequence.key not in step.offer.keys:
                 continue
+            if not any(self._model_kind in name for name in proposal.sources):
+                continue
+            gains = [order.gains[place] for place in own]
+            branches = [order.branches[place] > 0 for place in own]
             of_all = self._for_all(row)
             expectation = self._expectation(row)
             if expectation is of_all:
                 expectation = of_all.of_request()
-            self._known[row.sequence.key] = _Known(expectation, self._num_steps)
-            if not any(self._model_kind in name for name in proposal.sources):
-                # The model has failed for it, or it is too long for the model. Others are not.
-                expectation.record([], [], [])
-                continue
-            gains = [order.gains[place] for place in own]
-            branches = [order.branches[place] > 0 for place in own]
             chances = dict(zip((order.nodes[place] for place in own), gains, strict=True))
             first = [chances[node] for node in proposal.tree.through([])]
             for learning in (expectation, of_all):
                 learning.record(gains, branches, first)
+            self._known[row.sequence.key] = _Known(expectation, self._num_steps)
 
     def record(self, outcomes: Sequence[Outcome], seconds: Mapping[Phase, float]) -> None:
         """See `Policy`."""

@@ -24,8 +24,10 @@ ENDING = ".part.jsonl"
 
 
 def journal_path(output: Path | None) -> Path | None:
-    """Where the journal of a result lies; None without a result that is written."""
-    return None if output is None else output.with_name(output.name + ENDING)
+    """Where the journal of a result lies; None without a result that is written to a file."""
+    if output is None or (output.exists() and not output.is_file()):
+        return None
+    return output.with_name(output.name + ENDING)
 
 
 class RowJournal(Generic[T]):

@@ -9,10 +9,10 @@ import typer
 
 from blockdraft.cli import options
 from blockdraft.cli.bench_output import Progress, headline
-from blockdraft.cli.output import check_writable, describe_llm, print_json
+from blockdraft.cli.output import check_writable, describe_llm, kind_of_failure, print_json
 from blockdraft.cli.stdin import read_prompt
 from blockdraft.core.config import LLMConfig
-from blockdraft.core.errors import NO, AnswerFailed, ConfigError
+from blockdraft.core.errors import NO, ConfigError
 from blockdraft.core.files import write_whole
 from blockdraft.core.request import SamplingParams
 from blockdraft.measure.provenance import describe_environment
@@ -146,7 +146,7 @@ def _publish(
     """Print and write what was asked for; exit with 1 where exactness failed.
 
     Raises:
-        AnswerFailed: an answer ended with an error; what there is was printed.
+        RequestError, AnswerFailed: an answer ended with an error; what there is was printed.
     """
     from blockdraft.diagnose.explain.page import render_page
     from blockdraft.diagnose.explain.report import make_report, num_different
@@ -158,16 +158,18 @@ def _publish(
         print_json(_described(llm, params) | report)
     else:
         _print(explained, stall_limit)
-    failed = [one for one in explained if one.explanation.completion.error is not None]
-    for one in failed:
-        print(f"prompt {one.id}: {one.explanation.completion.error}", file=sys.stderr)
+    ends = [(one.id, one.explanation.completion.error) for one in explained]
+    errors = [(id_, error) for id_, error in ends if error is not None]
+    for id_, error in errors:
+        print(f"prompt {id_}: {error}", file=sys.stderr)
     different = num_different(explained)
     if different:
         print(f"{different} outputs differ between drafted and plain", file=sys.stderr)
     if different and llm.config.exact:
         raise typer.Exit(NO)
-    if failed:
-        raise AnswerFailed(f"{len(failed)} of {len(explained)} answers ended with an error")
+    if errors:
+        kind = kind_of_failure(error for _, error in errors)
+        raise kind(f"{len(errors)} of {len(explained)} answers ended with an error")
 
 
 def _described(llm: "LLM", params: SamplingParams) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockdraft.core.errors import AnswerFailed, ConfigError, Refusal, RequestError
+from blockdraft.core.errors import AnswerFailed, BlockdraftError, ConfigError, Refusal, RequestError
 from blockdraft.core.words import counted
 
 if TYPE_CHECKING:
@@ -91,8 +92,13 @@ def check_answered(generation: "Generation") -> None:
     """
     for completion in generation.completions:
         if completion.error is not None:
-            kind = RequestError if isinstance(completion.error, Refusal) else AnswerFailed
+            kind = kind_of_failure([completion.error])
             raise kind(f"sample {completion.index} ended with an error: {completion.error}")
+
+
+def kind_of_failure(errors: Iterable[str]) -> type[BlockdraftError]:
+    """What a command raises for answers that ended so: the requests' doing, or a fault."""
+    return RequestError if all(isinstance(one, Refusal) for one in errors) else AnswerFailed
 
 
 def summary_line(completion: "Completion") -> str:

@@ -73,8 +73,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all; a device or a pipe is written to, and stays one."""
-    if path.exists() and not path.is_file():
+    """Write a text file whole or not at all; what is a device, pipe or link stays one."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_text(text, encoding="utf-8")
         return
     part = path.with_name(path.name + ".part")

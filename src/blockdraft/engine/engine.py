@@ -368,13 +368,16 @@ class Engine:
             if not self._fits(batch, free):
                 # Perhaps only the candidates were too many.
                 drafts = any(row.num_draft_tokens for row in batch)
-                batch, nothing = [row.within(0) for row in batch], [NOTHING] * len(batch)
-                if not (drafts and self._fits(self.allocator.limit(batch, nothing), nothing)):
+                batch = [row.within(0) for row in batch]
+                if not (drafts and self._fits(batch, [NOTHING] * len(batch))):
                     self._fail_largest(batch)
             return self._report()
 
     def _fits(self, batch: Batch, free: Ids[Proposal]) -> bool:
-        """Advance the rows; False, and they stay what they were, if memory does not suffice."""
+        """Advance the rows; False, and they stay what they were, if memory does not suffice.
+
+        Where some were committed before, they stay so, and a later step advances the others.
+        """
         try:
             self._advance(batch, free)
         except BaseException as error:
@@ -382,7 +385,7 @@ class Engine:
                 self.target.truncate(row.sequence.key, row.sequence.num_cached)
             if not is_out_of_memory(error):
                 raise
-            return False
+            return bool(self._unreported)
         return True
 
     def _note_start(self, batch: Batch) -> None:

@@ -28,10 +28,11 @@ class RotationTable:
         if self._varies:
             cos, signed_sin = self._rotate(hidden, positions[None])
             return cos.flatten(0, 2), signed_sin.flatten(0, 2)
-        if self._rotations is None or self._rotations[0].shape[0] < end:
+        rotations = self._rotations
+        if rotations is None or rotations[0].shape[0] < end:
             size = max(PAGE_SIZE, 1 << (end - 1).bit_length())
             first = torch.arange(size, device=positions.device)[None]
             cos, signed_sin = self._rotate(hidden, first)
-            self._rotations = cos[0, :, 0], signed_sin[0, :, 0]
-        cos, signed_sin = self._rotations
+            rotations = self._rotations = cos[0, :, 0], signed_sin[0, :, 0]
+        cos, signed_sin = rotations
         return cos.index_select(0, positions), signed_sin.index_select(0, positions)

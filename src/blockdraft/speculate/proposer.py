@@ -179,15 +179,22 @@ class Proposer:
     ) -> None:
         """See Drafter.committed. A drafter that fails here drafts no more for the sequence.
 
-        `take_features` is called once, where a drafter reads any; what fails there costs no more.
+        Nor do those that read features, if `take_features` fails.
         """
-        features = None
+        features, are_lost = None, False
+        if take_features is not None:
+            try:
+                features = take_features()
+            except Exception as error:
+                self.failures.note(error)
+                are_lost = True
         for drafter in self.drafters:
             if drafter.kind in row.sequence.lost_drafters:
                 continue
+            if are_lost and drafter.feature_layers:
+                self._lose(row, drafter)
+                continue
             try:
-                if features is None and take_features is not None and drafter.feature_layers:
-                    features = take_features()
                 drafter.committed(row, token_ids, features if drafter.feature_layers else None)
             except Exception as error:
                 self.failures.note(error)

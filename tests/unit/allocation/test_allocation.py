@@ -344,16 +344,28 @@ def test_a_long_prompt_is_not_projected_for_a_few_tokens():
 
 def test_rows_that_the_model_proposes_nothing_for_do_not_speak_for_others():
     # As where a text is too long for the model.
-    policy, row, asked = best_rate(CPU), make_row(99, 5), []
+    policy, row = best_rate(CPU), make_row(99, 5)
     for _ in range(300):
         able = limited(policy, [row])[0].for_model()
-        asked.append(able.num_draft_tokens > 0)
         policy.choose([able], [NOTHING])
         policy.record([Outcome(able, NOTHING, [])], {"forward": CPU.forward(1)})
-    assert sum(asked[100:]) <= 20  # tries
     policy.close(99)
     result = simulate(policy, CPU, always(*CODE), 1, seconds=10)
     assert result.share_drafted > 0.95
+
+
+def test_a_model_that_was_outbid_is_believed_as_before():
+    policy, row = best_rate(CPU), make_row(0, 5)
+    simulate(policy, CPU, always(*CODE), 1, seconds=2)
+    believed, outbid = list(policy._expectation(row).gains), 0
+    for _ in range(20):
+        able = limited(policy, [row])[0].for_model()
+        outbid += able.num_draft_tokens > 0
+        proposal = Proposal.chain([1, 2, 3], "lookup")
+        (chosen,) = policy.choose([able], [proposal])
+        policy.record([Outcome(able, chosen, [])], {"forward": CPU.forward(1 + len(chosen))})
+    assert outbid > 10
+    assert policy._expectation(row).gains == believed
 
 
 def test_no_more_candidates_are_forced_than_there_are_on_the_first_path():

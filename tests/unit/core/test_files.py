@@ -36,3 +36,11 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
         os.close(reader)
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_link_stays_one(tmp_path):
+    file, link = tmp_path / "result.json", tmp_path / "link"
+    link.symlink_to(file)
+    write_whole(link, "text")
+    assert link.is_symlink()
+    assert file.read_text() == "text"

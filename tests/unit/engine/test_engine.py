@@ -199,6 +199,25 @@ def test_a_forward_whose_candidates_do_not_fit_is_made_without_them() -> None:
     assert not target.cached
 
 
+def test_memory_that_ends_behind_the_commit_commits_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(TableTarget(TABLE), ConstantDrafter(7, 3))
+    keys = [engine.add(prompt, GREEDY) for prompt in ([1, 2, 3], [4, 5])]
+    real, calls = engine.allocator.record, itertools.count()
+
+    def record(*args: Any) -> None:
+        real(*args)
+        if next(calls) % 3 == 1:
+            raise MemoryError
+
+    monkeypatch.setattr(engine.allocator, "record", record)
+    outputs = run(engine)
+    for key, prompt in zip(keys, ([1, 2, 3], [4, 5]), strict=True):
+        plain = generate_plain(TableTarget(TABLE), prompt, GREEDY).token_ids
+        assert joined(outputs[key]) == plain
+
+
 def test_with_smaller_chunks_the_same_request_fits() -> None:
     target = SmallTarget(MemoryError(), most=80)
     result = generate_plain(target, [5] * 90, GREEDY, engine_options={"prefill_chunk": 64})
