@@ -395,13 +395,9 @@ def test_a_cache_that_fails_ends_its_row_alone(failing: str) -> None:
     assert [output.finish_reason for output in outputs] == expected
 
 
-def test_features_that_the_drafter_does_not_take_end_its_drafts_and_no_request() -> None:
-    class Failing(Recorder):
-        def committed(self, row: Row, token_ids: Ids[int], features: torch.Tensor | None) -> None:
-            raise RuntimeError("boom")
-
-    recorder, row = Failing(), make_row()
-    one = proposer(recorder)
+def check_drafts_alone_end(recorder: Recorder) -> None:
+    """What fails as this drafter is told of committed tokens ends its drafts, and no request."""
+    row, one = make_row(), proposer(recorder)
     output = commit_one(row, TRUTH[:4], recorder, one)
     assert (output.token_ids, output.error) == (TRUTH, None)
     assert one.failures.num_failures == 1
@@ -411,6 +407,14 @@ def test_features_that_the_drafter_does_not_take_end_its_drafts_and_no_request()
     assert [call[0] for call in recorder.calls] == ["keep", "close"]
 
 
+def test_features_that_the_drafter_does_not_take_end_its_drafts_and_no_request() -> None:
+    class Failing(Recorder):
+        def committed(self, row: Row, token_ids: Ids[int], features: torch.Tensor | None) -> None:
+            raise RuntimeError("boom")
+
+    check_drafts_alone_end(Failing())
+
+
 def test_features_that_cannot_be_taken_end_drafts_and_no_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -418,12 +422,7 @@ def test_features_that_cannot_be_taken_end_drafts_and_no_request(
         raise MemoryError
 
     monkeypatch.setattr(RowFeatures, "at", fail)
-    recorder, row = Recorder(), make_row()
-    one = proposer(recorder)
-    output = commit_one(row, TRUTH[:4], recorder, one)
-    assert (output.token_ids, output.error) == (TRUTH, None)
-    assert one.failures.num_failures == 1
-    assert row.sequence.has_lost_context
+    check_drafts_alone_end(Recorder())
 
 
 @pytest.mark.parametrize("params", CHOOSERS, ids=str)
