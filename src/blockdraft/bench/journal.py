@@ -58,7 +58,8 @@ class RowJournal(Generic[T]):
         """What was there at the start."""
         if path is None:
             return
-        head, rows = json.dumps({"settings": settings}, sort_keys=True), list[dict[str, Any]]()
+        head = json.dumps({"settings": settings}, sort_keys=True)
+        rows: list[dict[str, Any]] = []
         if path.exists():
             first, *rows = [row for _, row in read_jsonl(path, is_growing=True)] or [{}]
             _check_settings(path, first, json.loads(head)["settings"], command)

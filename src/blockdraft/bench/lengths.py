@@ -8,7 +8,7 @@ LENGTH_DEFINITIONS = {
     "break_even_length": "of the lengths that were measured: at_least_as_fast_from, the least at "
     "which, and at all longer ones, drafted decoding took no longer than plain decoding from the "
     "request to the last token; surely_from, the same for the lower end of the band; null: not "
-    "even at the longest",
+    "even at the longest; has_bands: false with a single prompt, which has no band",
 }
 
 
@@ -25,10 +25,11 @@ class BreakEvenLength:
 def break_even_length(speedups: Mapping[int, Mapping[str, Any] | None]) -> BreakEvenLength:
     """Of the speed-ups over plain decoding, end to end, by growing length."""
     lengths = tuple(speedups)
+    lows = [_at(found, "low") for found in speedups.values()]
     return BreakEvenLength(
         lengths,
         _from(lengths, [_at(found, "value") for found in speedups.values()]),
-        _from(lengths, lows := [_at(found, "low") for found in speedups.values()]),
+        _from(lengths, lows),
         any(low is not None for low in lows),
     )
 

@@ -256,11 +256,11 @@ def pareto_json(
 ) -> dict[str, Any]:
     """Everything needed to judge and to repeat a result, and to plan by it."""
     at_interactivity, at_throughput = readings(turns)
-    drafters = {
-        way.name: None if way == PLAIN or folder is None else str(folder)
+    folders = {
+        way.name: None if way == PLAIN else decoder.llm.drafter_folder
         for decoder, way in bench.sides
-        for folder in [decoder.llm.drafter_folder]
     }
+    drafters = {name: None if folder is None else str(folder) for name, folder in folders.items()}
     return {
         **describe_result("pareto", bench.llm, PARETO_DEFINITIONS),
         "bench": asdict(config) | {"num_requests": config.requests_per_point},

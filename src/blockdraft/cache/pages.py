@@ -113,12 +113,12 @@ class Pages:
         is_long = self.long_from is not None and longest > self.long_from
         digests = self._digests(key, with_context, is_long)
         table = self._tables[key] = _Table(digests, is_long=is_long)
-        domains = [digests]
+        chains = [digests]
         if not with_context and self.borders is None:
             # Keys and values of the target are the same, whatever else a page has.
-            domains.append(_Digests(_domain(with_context=True, is_long=is_long)))
+            chains.append(_Digests(_domain(with_context=True, is_long=is_long)))
         for index in range((len(token_ids) - 1) // PAGE_SIZE if self.reuse else 0):
-            found = (self._page_of.get(own.of(index, token_ids)) for own in domains)
+            found = (self._page_of.get(own.of(index, token_ids)) for own in chains)
             page_id = next((page_id for page_id in found if page_id is not None), None)
             if page_id is None:
                 break

@@ -347,8 +347,8 @@ class Engine:
         What goes wrong for one row ends its request with an error, and a drafter that fails only
         costs its proposals. Where memory does not suffice for the step, it is made again without
         candidates, and if that does not fit either, the request with the largest share of it ends
-        with an error. If anything else fails, or is interrupted, the step
-        may be tried again; what it has committed is returned then.
+        with an error. If anything else fails, or is interrupted, the step may be tried again; what
+        it has committed is returned then.
         """
         if self._unreported:
             return self._report()

@@ -62,6 +62,7 @@ class _Known:
 
     @classmethod
     def of(cls, sequence: Sequence) -> "_Known":
+        """What a sequence has now."""
         counts = sequence.output_counts
         return cls(
             sequence.prompt_ids,
