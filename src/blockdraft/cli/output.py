@@ -2,11 +2,13 @@
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockdraft.core.errors import AnswerFailed, BlockdraftError, ConfigError, Refusal, RequestError
+from blockdraft.core.files import is_special
 from blockdraft.core.words import counted
 
 if TYPE_CHECKING:
@@ -28,12 +30,25 @@ def check_writable(path: Path | None) -> None:
     """Refuse at once a file that could not be written at the end.
 
     Raises:
-        ConfigError: its folder does not exist, or it is a folder.
+        ConfigError: its folder does not exist or takes no new file, or it is a folder.
     """
-    if path is not None and not path.absolute().parent.is_dir():
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise ConfigError(f"cannot write {path}: its folder does not exist; make it first")
-    if path is not None and path.is_dir():
+    if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a folder; give the name of a file")
+    if is_special(path):
+        return
+    try:
+        # Permissions do not say it all: a disk may be full or mounted for reading alone.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: its folder takes no new file ({error.strerror}); name another"
+        ) from None
 
 
 def describe_llm(llm: "LLM") -> dict[str, Any]:

@@ -72,9 +72,14 @@ def folder_lock(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
+def is_special(path: Path) -> bool:
+    """Whether it is a link, a device or a pipe, which is written to and never replaced."""
+    return path.is_symlink() or (path.exists() and not path.is_file())
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all; what is a device, pipe or link stays one."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if is_special(path):
         path.write_text(text, encoding="utf-8")
         return
     part = path.with_name(path.name + ".part")

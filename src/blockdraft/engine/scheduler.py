@@ -36,8 +36,8 @@ class Scheduler:
     again later. `draft_context` says whether the drafter keeps one; what is reused must then hold
     it. Candidates of a drafter that runs a model, which a request knows as `model_kind`, are chains
     of at most `model_depth`, or trees of so deep paths and of at most `num_tree_nodes`, if that is
-    more than 0. `free_depth` says how deep the others may propose. `num_draft_tokens` and
-    `draft_depth` are limits for all of them, as those of a request.
+    more than 0. `free_depth` says how deep the others may propose; their trees may have as many.
+    `num_draft_tokens` and `draft_depth` are limits for all of them, as those of a request.
     """
 
     def __init__(
@@ -176,10 +176,11 @@ class Scheduler:
         if depth <= 0:
             return Row(sequence, new_ids, 0)
         num_model_tokens = max(model_depth, self.num_tree_nodes) if model_depth > 0 else 0
+        # Branches need no more depth, so short paths leave room for them whoever proposes.
         return Row(
             sequence,
             new_ids,
-            self._draft_limit(sequence, max(depth, num_model_tokens)),
+            self._draft_limit(sequence, max(depth, self.num_tree_nodes)),
             max_depth=depth,
             num_model_tokens=num_model_tokens,
             max_model_depth=model_depth,

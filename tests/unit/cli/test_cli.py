@@ -365,6 +365,7 @@ def test_a_grammar_that_cannot_be_used_is_refused(pair, tmp_path):
         (["bench", "context", "--max-tokens", "512"], "in the context of 512 tokens"),
         (["bench", "context", "--text", "/absent.txt"], "cannot read /absent.txt"),
         (["bench", "context", "--output", "/absent/report.json"], "its folder does not exist"),
+        (["bench", "context", "--output", "/proc/report.json"], "its folder takes no new file"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_weights_are_read(

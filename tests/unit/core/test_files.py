@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from blockdraft.cli.bench_output import publish
+from blockdraft.cli.output import check_writable
+from blockdraft.core.errors import ConfigError
 from blockdraft.core.files import write_whole
 
 
@@ -44,3 +46,18 @@ def test_a_link_stays_one(tmp_path):
     write_whole(link, "text")
     assert link.is_symlink()
     assert file.read_text() == "text"
+
+
+def test_what_takes_no_file_is_refused_before_the_work(tmp_path):
+    for path, reason in [
+        (tmp_path / "absent" / "file", "does not exist"),
+        (tmp_path, "it is a folder"),
+        (Path("/proc/file"), "takes no new file"),
+    ]:
+        with pytest.raises(ConfigError, match=reason):
+            check_writable(path)
+    link = tmp_path / "link"
+    link.symlink_to("/proc/version")  # a link, as /dev/stdout, says nothing of its own folder
+    for path in (None, tmp_path / "new", link, Path("/dev/null")):
+        check_writable(path)
+    assert list(tmp_path.iterdir()) == [link]

@@ -326,4 +326,17 @@ def test_a_model_that_a_request_does_not_name_is_not_counted_on() -> None:
     rows = scheduler.schedule()
     assert [row.num_model_tokens for row in rows] == [15, 0]
     assert [row.max_model_depth for row in rows] == [7, 0]
-    assert [row.num_draft_tokens for row in rows] == [15, 4]
+    assert [row.num_draft_tokens for row in rows] == [15, 15]
+    assert [row.max_depth for row in rows] == [7, 4]
+
+
+def test_short_paths_without_a_model_may_branch_where_there_are_trees() -> None:
+    scheduler = make_scheduler(model_depth=0)
+    scheduler.free_depth = lambda sequence: 8
+    short = make_sequence(0, num_output=1, draft_depth=2)
+    start(scheduler, short)
+    (chain,) = scheduler.schedule()
+    scheduler.num_tree_nodes = 15
+    (tree,) = scheduler.schedule()
+    assert [chain.max_depth, chain.num_draft_tokens] == [2, 2]
+    assert [tree.max_depth, tree.num_draft_tokens] == [2, 15]

@@ -70,6 +70,15 @@ def test_compilers_are_named_as_they_wrote_themselves(
     assert provenance.made_with()["compiler"] == compiler
 
 
+def test_flags_of_the_user_are_told(tmp_path: Path, monkeypatch: Patch) -> None:
+    made = tmp_path / "kernels.so"
+    made.write_bytes(b"\x7fELF, which calls GOMP_parallel\0")
+    monkeypatch.setattr(provenance, "build", lambda: made)
+    monkeypatch.setenv(EXTRA_FLAGS, "-O1 -DNAME='a b'")
+    flags = " ".join([*COMPILE_FLAGS, "-O1", "-DNAME=a b", "-fopenmp"])
+    assert provenance.made_with()["flags"] == flags
+
+
 def test_its_name_tells_apart_whatever_makes_it_another_library(monkeypatch: Patch) -> None:
     names = {build_module._digest(None)}
     names.add(build_module._digest(Path("libgomp.so")))
