@@ -37,6 +37,10 @@ constexpr int64_t kPanel = kPanelLanes * kLanes;
 // bound by memory, and the processor alone does not ask for enough of it at once. Panels lie one
 // behind another.
 constexpr int64_t kFetchedAhead = 8192;
+// On Intel's processors in two steps: the first-level cache alone has room for too few lines that are
+// on their way.
+constexpr int64_t kFetchedFar = 12288;
+constexpr int64_t kFetchedNear = 3072;
 // Of several blocks, each fetches its share of the next panel, or memory would rest while all but the
 // first are multiplied. More blocks than this are bound by arithmetic.
 constexpr int64_t kFetchingBlocks = 8;
@@ -106,21 +110,29 @@ struct Fetched {
   int64_t bytes;
 };
 
-// Cache lines that are fetched with each step. kOnce: they are read once in a pass, and are not to
-// push out of the caches what is read again before the next one. Measured where the caches hold a
-// tenth of all weights.
-template <int kNum, bool kOnce>
+// Into which caches is fetched what a product reads soon.
+enum class Into {
+  kNone,    // what is read once in a pass is not to push out what is read again before the next one
+  kFirst,   // all levels
+  kSecond,  // all but the first
+  kBoth,    // the second level, and nearer by the first too
+};
+
+// Cache lines that are fetched with each step over the inputs.
+template <int kNum, Into kInto>
 struct FetchedLines {
   static void fetch(const char* from) {
+    constexpr int kLevel = kInto == Into::kNone ? 0 : kInto == Into::kFirst ? 3 : 2;
 #pragma GCC unroll 16
-    for (int line = 0; line < kNum; ++line)
-      __builtin_prefetch(from + line * kCacheLine, 0, kOnce ? 0 : 3);
+    for (int line = 0; line < kNum; ++line) {
+      __builtin_prefetch(from + line * kCacheLine, 0, kLevel);
+      if constexpr (kInto == Into::kBoth)
+        __builtin_prefetch(from + line * kCacheLine - kFetchedFar + kFetchedNear, 0, 3);
+    }
   }
 };
 
-// Whether what is read once is fetched past the caches. That helps on AMD's Zen 5; on Intel's Sapphire
-// Rapids a pass takes twice as long.
-inline bool fetches_past_caches() {
+inline bool is_on_amd() {
 #if defined(__x86_64__)
   static const bool is_amd = __builtin_cpu_is("amd") != 0;
   return is_amd;
@@ -195,25 +207,29 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
     });
   };
   constexpr int64_t kBytes = kRead<W, T>;
-  const bool is_once = product.is_read_again == 0 && fetches_past_caches();
   const char* panel = reinterpret_cast<const char*>(static_cast<const W*>(product.weight) +
                                                     first * product.inputs);
   const int64_t num_steps = product.inputs / kInputs<W, T>;
   const int64_t bytes = (kBytes + num_blocks - 1) / num_blocks;
+  const auto fetch_ahead = [&](auto lines, int64_t ahead) {
+    multiply_block(0, lines, Fetched{panel + ahead, kBytes});
+  };
+  constexpr int kAll = num_lines(kBytes), kHalf = num_lines(kBytes / 2), kThird = num_lines(kBytes / 3);
+  if (num_blocks == 1 && P == 1) {
+    // Past the caches helps on AMD's Zen 5; on Intel's Sapphire Rapids a pass takes twice as long.
+    if (!is_on_amd()) return fetch_ahead(FetchedLines<kAll, Into::kBoth>{}, kFetchedFar);
+    if (product.is_read_again != 0)
+      return fetch_ahead(FetchedLines<kAll, Into::kFirst>{}, kFetchedAhead);
+    return fetch_ahead(FetchedLines<kAll, Into::kNone>{}, kFetchedAhead);
+  }
   for (int64_t block = 0; block < num_blocks; ++block) {
     const Fetched of_next{panel + num_steps * (kBytes + block * bytes), bytes};
     if (P > 1 || num_blocks > kFetchingBlocks)
-      multiply_block(block, FetchedLines<0, false>{}, of_next);
-    else if (num_blocks == 1 && is_once)
-      multiply_block(block, FetchedLines<num_lines(kBytes), true>{},
-                     Fetched{panel + kFetchedAhead, kBytes});
-    else if (num_blocks == 1)
-      multiply_block(block, FetchedLines<num_lines(kBytes), false>{},
-                     Fetched{panel + kFetchedAhead, kBytes});
+      multiply_block(block, FetchedLines<0, Into::kSecond>{}, of_next);
     else if (num_blocks == 2)
-      multiply_block(block, FetchedLines<num_lines(kBytes / 2), false>{}, of_next);
+      multiply_block(block, FetchedLines<kHalf, Into::kSecond>{}, of_next);
     else
-      multiply_block(block, FetchedLines<num_lines(kBytes / 3), false>{}, of_next);
+      multiply_block(block, FetchedLines<kThird, Into::kSecond>{}, of_next);
   }
 }
 
