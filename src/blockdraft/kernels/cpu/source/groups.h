@@ -4,16 +4,15 @@
 // A row is turned into whole numbers too, with a scale for each group. The sums of a group are whole
 // numbers, exact in any order; the groups are added up one after another, each step rounded alone.
 // So a row's bits do not depend on the rows beside it, and torch has the same.
-//
-// AVX2 is enough, also in builds with wider registers.
 
 #pragma once
 
 #include <vector>
 
+#include "int8.h"
 #include "product.h"
 
-#if defined(__AVX2__) && defined(__F16C__)
+#if BLOCKDRAFT_HAS_NUMBERS && defined(__F16C__)
 #define BLOCKDRAFT_GROUPS 1
 #else
 #define BLOCKDRAFT_GROUPS 0
@@ -26,10 +25,8 @@ constexpr int64_t kGroup = 32;
 constexpr int kGroupPanel = 16;
 constexpr float kGroupLevels = 32767.0f;  // the largest whole number of a row: it fits int16
 
-// With weights and a value of a row, the sums of so many rows just fit the registers.
-constexpr int kGroupRows = 6;
-// From so many rows on, the next panel is fetched while this one is computed.
-constexpr int kGroupFetchRows = 3;
+// The sums of so many rows just fit the registers: of a group, and with wide ones of all groups too.
+constexpr int kGroupRows = BLOCKDRAFT_TWO_REGISTERS ? 6 : 12;
 
 struct GroupedRows {
   std::vector<int16_t> values;  // [rows, inputs]
@@ -115,101 +112,91 @@ struct GroupBlock {
   static constexpr int64_t kBytes = kNumbers + kGroup * kGroupPanel * Bits / 8;
 };
 
-inline __m256 eight_halves(const char* from) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+// Sixteen numbers in float16.
+inline Lanes load_halves(const char* from) {
+  const auto* halves = reinterpret_cast<const __m128i*>(from);
+#if BLOCKDRAFT_TWO_REGISTERS
+  return {(Lanes::Register)_mm256_cvtph_ps(_mm_loadu_si128(halves)),
+          (Lanes::Register)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+#else
+  return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+#endif
 }
 
-// The weights of sixteen outputs for two inputs, widened to int16, from eight bits.
-inline void widen(const char* from, __m256i weights[2]) {
-  for (int i = 0; i < 2; ++i)
-    weights[i] = _mm256_cvtepi8_epi16(
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16 * i)));
-}
-
-// c + a * b by pairs. Left alone, compilers make all products of a step first, and have no registers
-// for the sums.
-inline __m256i add_number_pairs(__m256i a, __m256i b, __m256i c) {
-  asm volatile("vpaddd %1, %0, %0" : "+x"(c) : "x"(_mm256_madd_epi16(a, b)));
-  return c;
-}
-
-// M rows with the two inputs whose weights are given. Out of line the sums would lie in memory.
-template <int M>
-__attribute__((always_inline)) inline void add_step(const int16_t* rows, int64_t inputs, const __m256i weights[2], __m256i sums[M][2]) {
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-    int32_t pair;
-    std::memcpy(&pair, rows + m * inputs, sizeof pair);
-    const __m256i value = _mm256_set1_epi32(pair);
-    sums[m][0] = add_number_pairs(value, weights[0], sums[m][0]);
-    sums[m][1] = add_number_pairs(value, weights[1], sums[m][1]);
-  }
-}
-
-// M rows with the numbers of a group. Of four bits, a word has those of one input for outputs i and
-// 8 + i, and of the second input behind it for the same.
-template <int M, int Bits>
-__attribute__((always_inline)) inline void add_group(const int16_t* rows, int64_t inputs, const char* numbers, __m256i sums[M][2]) {
+// The numbers of sixteen outputs for inputs 2 * kPair and 2 * kPair + 1 of a group's four, widened to
+// int16. Of four bits, a word of 16 has those of one input for outputs i and 8 + i, and of the second
+// input behind it for the same; then come those of the other two.
+template <int Bits, int kPair>
+Lanes load_numbers(const char* four) {
   if constexpr (Bits == 8) {
-    for (int64_t input = 0; input < kGroup; input += 2) {
-      __m256i weights[2];
-      widen(numbers + input * kGroupPanel, weights);
-      add_step<M>(rows + input, inputs, weights, sums);
-    }
+    return load_weights(reinterpret_cast<const int8_t*>(four) + kPair * 2 * kGroupPanel);
   } else {
+    constexpr int kFirst = 8 * kPair, kSecond = kFirst + 4;  // bits
+    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(four));
+#if BLOCKDRAFT_TWO_REGISTERS
     const __m256i lowest = _mm256_set1_epi16(15);
-    for (int64_t input = 0; input < kGroup; input += 4) {
-      const __m256i four = _mm256_loadu_si256(
-          reinterpret_cast<const __m256i*>(numbers + input * kGroupPanel / 2));
-      const __m256i first[2] = {_mm256_and_si256(four, lowest),
-                                _mm256_and_si256(_mm256_srli_epi16(four, 4), lowest)};
-      add_step<M>(rows + input, inputs, first, sums);
-      const __m256i second[2] = {_mm256_and_si256(_mm256_srli_epi16(four, 8), lowest),
-                                 _mm256_srli_epi16(four, 12)};
-      add_step<M>(rows + input + 2, inputs, second, sums);
-    }
+    return {(Lanes::Register)_mm256_and_si256(_mm256_srli_epi16(words, kFirst), lowest),
+            (Lanes::Register)_mm256_and_si256(_mm256_srli_epi16(words, kSecond), lowest)};
+#else
+    const __m512i bits = _mm512_inserti64x4(_mm512_set1_epi16(kFirst), _mm256_set1_epi16(kSecond), 1);
+    return (Lanes)_mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(words), bits),
+                                   _mm512_set1_epi16(15));
+#endif
   }
 }
 
-// M rows from `row` on with the panel of the outputs from `first` on.
+// Sums of a group that are kept apart and added at its end. Of few rows each would wait for the one
+// before, where products and sums are one instruction.
+template <int M>
+constexpr int kApart = BLOCKDRAFT_TWO_REGISTERS || M > 4 ? 1 : 2;
+
+// M rows from `row` on with the panel of the outputs from `first` on. fetches_next: whether the panel
+// behind it is fetched meanwhile.
 template <int M, int Bits, bool HasMinimums, typename T>
 void multiply_group_panel(const Product& product, T* output, const GroupedRows& rows, int64_t row,
-                          int64_t first, bool fetches) {
+                          int64_t first, bool fetches_next) {
   using Block = GroupBlock<Bits, HasMinimums>;
+  constexpr int64_t kFourBytes = 4 * kGroupPanel * Bits / 8;
   const int64_t inputs = product.inputs, num_groups = inputs / kGroup;
   const char* block = static_cast<const char*>(product.weight) +
                       first / kGroupPanel * num_groups * Block::kBytes;
-  float totals[M][kGroupPanel] = {};
+  Lanes totals[M] = {};
   for (int64_t group = 0; group < num_groups; ++group, block += Block::kBytes) {
-    if (fetches)
-      for (int64_t i = 0; i < Block::kBytes; i += 64)
+    if (fetches_next)
+      for (int64_t i = 0; i < Block::kBytes; i += kCacheLine)
         __builtin_prefetch(block + num_groups * Block::kBytes + i, 0, 2);
-    __m256i sums[M][2];
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = _mm256_setzero_si256();
-    add_group<M, Bits>(rows.values.data() + row * inputs + group * kGroup, inputs,
-                       block + Block::kNumbers, sums);
-    const size_t place = static_cast<size_t>(row * num_groups + group);
-#pragma GCC unroll 8
-    for (int i = 0; i < 2; ++i) {
-      const __m256 scales = eight_halves(block + 16 * i);
-      const __m256 minimums =
-          HasMinimums ? eight_halves(block + Block::kHalves + 16 * i) : _mm256_setzero_ps();
-#pragma GCC unroll 8
+    const int16_t* values = rows.values.data() + row * inputs + group * kGroup;
+    const char* numbers_of = block + Block::kNumbers;
+    Lanes sums[M][kApart<M>] = {};
+    const auto add_pair = [&](int64_t four, auto pair) {
+      const Lanes weights = load_numbers<Bits, pair>(numbers_of + four * kFourBytes);
+#pragma GCC unroll 16
       for (int m = 0; m < M; ++m) {
-        const size_t own = place + static_cast<size_t>(m * num_groups);
-        __m256 sum = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[m][i]), scales);
-        sum = _mm256_mul_ps(sum, _mm256_set1_ps(rows.scales[own]));
-        sum = _mm256_add_ps(_mm256_loadu_ps(totals[m] + 8 * i), sum);
-        if constexpr (HasMinimums)
-          sum = _mm256_add_ps(sum, _mm256_mul_ps(minimums, _mm256_set1_ps(rows.totals[own])));
-        _mm256_storeu_ps(totals[m] + 8 * i, sum);
+        Lanes& own = sums[m][pair % kApart<M>];
+        own = multiply_step<int16_t>(spread_word(values + m * inputs + 4 * four + 2 * pair),
+                                     weights, own);
       }
+    };
+    for (int64_t four = 0; four < kGroup / 4; ++four) {
+      add_pair(four, std::integral_constant<int, 0>{});
+      add_pair(four, std::integral_constant<int, 1>{});
+    }
+    const Lanes scales = load_halves(block);
+    const Lanes minimums = HasMinimums ? load_halves(block + Block::kHalves) : Lanes{};
+    const size_t place = static_cast<size_t>(row * num_groups + group);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const size_t own = place + static_cast<size_t>(m * num_groups);
+      Lanes sum = sums[m][0];
+      if constexpr (kApart<M> == 2) sum = (Lanes)((Ints)sum + (Ints)sums[m][1]);
+      totals[m] = totals[m] + numbers(sum) * scales * rows.scales[own];
+      if constexpr (HasMinimums) totals[m] = totals[m] + minimums * rows.totals[own];
     }
   }
   const T* bias = static_cast<const T*>(product.bias);
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
-    put_sums(output + (row + m) * product.outputs + first, load(totals[m]),
+    put_sums(output + (row + m) * product.outputs + first, totals[m],
              bias == nullptr ? nullptr : bias + first, product.outputs - first);
 }
 
@@ -224,8 +211,7 @@ void multiply_group_panels(const Product& product, T* output, const T* input, in
       const int64_t begin = num_rows * index / num_blocks;
       const int64_t end = num_rows * (index + 1) / num_blocks;
       with_constant<kGroupRows>(end - begin, [&](auto num) {
-        multiply_group_panel<num, Bits, HasMinimums>(product, output, rows, begin, first,
-                                                     num_rows >= kGroupFetchRows && index == 0);
+        multiply_group_panel<num, Bits, HasMinimums>(product, output, rows, begin, first, index == 0);
       });
     }
 }

@@ -15,6 +15,19 @@ namespace blockdraft {
 #if BLOCKDRAFT_HAS_NUMBERS
 constexpr int64_t kMaxInt8 = 127;
 
+// The weights of sixteen outputs for two inputs, widened to int16.
+inline Lanes load_weights(const int8_t* from) {
+#if BLOCKDRAFT_TWO_REGISTERS
+  const auto eight = [&](int first) {
+    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * first));
+    return (Lanes::Register)_mm256_cvtepi8_epi16(pairs);
+  };
+  return {eight(0), eight(8)};
+#else
+  return (Lanes)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#endif
+}
+
 struct WholeRows {
   std::vector<int16_t> values;
   std::vector<float> scales;

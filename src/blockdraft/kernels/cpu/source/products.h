@@ -72,20 +72,6 @@ inline Lanes load_weights(const Narrow* from) {
   return {(Lanes::Register)_mm256_slli_epi32(words, 16),
           (Lanes::Register)_mm256_and_si256(words, _mm256_set1_epi32(-0x10000))};
 }
-
-// Widened to int16.
-inline Lanes load_weights(const int8_t* from) {
-  const auto eight = [&](int first) {
-    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * first));
-    return (Lanes::Register)_mm256_cvtepi8_epi16(pairs);
-  };
-  return {eight(0), eight(8)};
-}
-#elif BLOCKDRAFT_HAS_NUMBERS
-// Widened to int16.
-inline Lanes load_weights(const int8_t* from) {
-  return (Lanes)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
 #endif
 
 // The weights of sixteen outputs for one part of a step.
