@@ -150,10 +150,10 @@ Lanes load_numbers(const char* four) {
 template <int M>
 constexpr int kApart = BLOCKDRAFT_TWO_REGISTERS || M > 4 ? 1 : 2;
 
-// M rows from `row` on with the panel of the outputs from `first` on. fetches_next: whether the panel
-// behind it is fetched meanwhile.
-template <int M, int Bits, bool HasMinimums, typename T>
-void multiply_group_panel(const Product& product, T* output, const GroupedRows& rows, int64_t row,
+// M rows from `row` on with the panel of the outputs from `first` on: their sums, [M, kGroupPanel].
+// fetches_next: whether the panel behind it is fetched meanwhile.
+template <int M, int Bits, bool HasMinimums>
+void multiply_group_panel(const Product& product, float* to, const GroupedRows& rows, int64_t row,
                           int64_t first, bool fetches_next) {
   using Block = GroupBlock<Bits, HasMinimums>;
   constexpr int64_t kFourBytes = 4 * kGroupPanel * Bits / 8;
@@ -193,26 +193,28 @@ void multiply_group_panel(const Product& product, T* output, const GroupedRows& 
       if constexpr (HasMinimums) totals[m] = totals[m] + minimums * rows.totals[own];
     }
   }
-  const T* bias = static_cast<const T*>(product.bias);
 #pragma GCC unroll 16
-  for (int m = 0; m < M; ++m)
-    put_sums(output + (row + m) * product.outputs + first, totals[m],
-             bias == nullptr ? nullptr : bias + first, product.outputs - first);
+  for (int m = 0; m < M; ++m) store(to + m * kGroupPanel, totals[m]);
 }
 
 template <int Bits, bool HasMinimums, typename T>
 void multiply_group_panels(const Product& product, T* output, const T* input, int64_t num_rows) {
   const GroupedRows& rows = grouped_rows(input, num_rows, product.inputs);
   const int64_t num_blocks = (num_rows + kGroupRows - 1) / kGroupRows;
+  const T* bias = static_cast<const T*>(product.bias);
 #pragma omp for schedule(guided)
   for (int64_t first = 0; first < product.outputs; first += kGroupPanel)
     // Blocks of about as many rows: few would cost nearly as much as many.
     for (int64_t index = 0; index < num_blocks; ++index) {
       const int64_t begin = num_rows * index / num_blocks;
       const int64_t end = num_rows * (index + 1) / num_blocks;
+      float sums[kGroupRows * kGroupPanel];
       with_constant<kGroupRows>(end - begin, [&](auto num) {
-        multiply_group_panel<num, Bits, HasMinimums>(product, output, rows, begin, first, index == 0);
+        multiply_group_panel<num, Bits, HasMinimums>(product, sums, rows, begin, first, index == 0);
       });
+      for (int64_t row = begin; row < end; ++row)
+        put_sums(output + row * product.outputs + first, load(sums + (row - begin) * kGroupPanel),
+                 bias == nullptr ? nullptr : bias + first, product.outputs - first);
     }
 }
 
