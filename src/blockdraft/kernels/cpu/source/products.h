@@ -42,7 +42,7 @@ constexpr int64_t kFetchedAhead = 8192;
 constexpr int64_t kFetchedFar = 12288;
 constexpr int64_t kFetchedNear = 3072;
 // Of several blocks, each fetches its share of the next panel, or memory would rest while all but the
-// first are multiplied. More blocks than this are bound by arithmetic.
+// first are multiplied. In matrix registers more blocks than this are bound by arithmetic.
 constexpr int64_t kFetchingBlocks = 8;
 
 // The upper half of a float32 weight whose lower half is 0. In memory the first eight of sixteen
@@ -210,7 +210,7 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
   }
   for (int64_t block = 0; block < num_blocks; ++block) {
     const Fetched of_next{panel + num_steps * (kBytes + block * bytes), bytes};
-    if (P > 1 || num_blocks > kFetchingBlocks)
+    if (P > 1)
       multiply_block(block, FetchedLines<0, Into::kSecond>{}, of_next);
     else if (num_blocks == 2)
       multiply_block(block, FetchedLines<kHalf, Into::kSecond>{}, of_next);
