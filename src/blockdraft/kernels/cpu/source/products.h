@@ -37,8 +37,8 @@ constexpr int64_t kPanel = kPanelLanes * kLanes;
 // bound by memory, and the processor alone does not ask for enough of it at once. Panels lie one
 // behind another.
 constexpr int64_t kFetchedAhead = 8192;
-// On Intel's processors in two steps: the first-level cache alone has room for too few lines that are
-// on their way.
+// But for AMD's processors in two steps: on Intel's the first-level cache alone has room for too few
+// lines that are on their way.
 constexpr int64_t kFetchedFar = 12288;
 constexpr int64_t kFetchedNear = 3072;
 // Of several blocks, each fetches its share of the next panel, or memory would rest while all but the
