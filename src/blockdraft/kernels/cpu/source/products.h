@@ -38,9 +38,12 @@ constexpr int64_t kPanel = kPanelLanes * kLanes;
 // behind another.
 constexpr int64_t kFetchedAhead = 8192;
 // But for AMD's processors in two steps: on Intel's the first-level cache alone has room for too few
-// lines that are on their way.
-constexpr int64_t kFetchedFar = 12288;
+// lines that are on their way. The second level asks for more by itself, on several pages at once; so
+// the lines of the pages of a window are fetched in turns, a window ahead.
 constexpr int64_t kFetchedNear = 3072;
+constexpr int64_t kPage = 4096;
+constexpr int64_t kPagesInTurns = 4;
+constexpr int64_t kWindow = kPagesInTurns * kPage;
 // Of several blocks, each fetches its share of the next panel, or memory would rest while all but the
 // first are multiplied. In matrix registers more blocks than this are bound by arithmetic.
 constexpr int64_t kFetchingBlocks = 8;
@@ -101,19 +104,31 @@ enum class Into {
   kNone,    // what is read once in a pass is not to push out what is read again before the next one
   kFirst,   // all levels
   kSecond,  // all but the first
-  kBoth,    // the second level, and nearer by the first too
+  kTurns,   // as kSecond, of several pages in turns
+  kBoth,    // as kTurns, a window ahead; and nearer by the first level too
 };
+
+// The line of a window whose turn it is when all come to `from`, which lies in it.
+inline const char* in_turns(const char* from) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(from), line = at % kWindow / kCacheLine;
+  return reinterpret_cast<const char*>(at - at % kWindow + line % kPagesInTurns * kPage +
+                                       line / kPagesInTurns * kCacheLine);
+}
 
 // Cache lines that are fetched with each step over the inputs.
 template <int kNum, Into kInto>
 struct FetchedLines {
-  static void fetch(const char* from) {
+  // Inlined in any case: the compiler leaves out calls of what does nothing but fetch.
+  [[gnu::always_inline]] static void fetch(const char* from) {
     constexpr int kLevel = kInto == Into::kNone ? 0 : kInto == Into::kFirst ? 3 : 2;
 #pragma GCC unroll 16
-    for (int line = 0; line < kNum; ++line) {
-      __builtin_prefetch(from + line * kCacheLine, 0, kLevel);
-      if constexpr (kInto == Into::kBoth)
-        __builtin_prefetch(from + line * kCacheLine - kFetchedFar + kFetchedNear, 0, 3);
+    for (int i = 0; i < kNum; ++i) {
+      const char* line = from + i * kCacheLine;
+      if constexpr (kInto == Into::kTurns || kInto == Into::kBoth)
+        __builtin_prefetch(in_turns(line), 0, kLevel);
+      else
+        __builtin_prefetch(line, 0, kLevel);
+      if constexpr (kInto == Into::kBoth) __builtin_prefetch(line - kWindow + kFetchedNear, 0, 3);
     }
   }
 };
@@ -203,7 +218,7 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
   constexpr int kAll = num_lines(kBytes), kHalf = num_lines(kBytes / 2), kThird = num_lines(kBytes / 3);
   if (num_blocks == 1 && P == 1) {
     // Past the caches helps on AMD's Zen 5; on Intel's Sapphire Rapids a pass takes twice as long.
-    if (!is_on_amd()) return fetch_ahead(FetchedLines<kAll, Into::kBoth>{}, kFetchedFar);
+    if (!is_on_amd()) return fetch_ahead(FetchedLines<kAll, Into::kBoth>{}, kWindow);
     if (product.is_read_again != 0)
       return fetch_ahead(FetchedLines<kAll, Into::kFirst>{}, kFetchedAhead);
     return fetch_ahead(FetchedLines<kAll, Into::kNone>{}, kFetchedAhead);
@@ -212,6 +227,8 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
     const Fetched of_next{panel + num_steps * (kBytes + block * bytes), bytes};
     if (P > 1)
       multiply_block(block, FetchedLines<0, Into::kSecond>{}, of_next);
+    else if (num_blocks == 2 && !is_on_amd())
+      multiply_block(block, FetchedLines<kHalf, Into::kTurns>{}, of_next);
     else if (num_blocks == 2)
       multiply_block(block, FetchedLines<kHalf, Into::kSecond>{}, of_next);
     else
