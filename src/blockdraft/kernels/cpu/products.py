@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockdraft.core.remembered import once
+from blockdraft.kernels.cpu.huge_pages import in_huge_pages
 from blockdraft.kernels.cpu.library import Library, Product
 from blockdraft.kernels.cpu.onednn import own_bias
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16, check_alike, check_sizes
@@ -63,6 +64,7 @@ class NativeProduct:
     ) -> None:
         self._kernels = kernels
         self.shape, self.dtype = shape, dtype
+        weight = in_huge_pages(weight)
         self.weight, self._scales = weight, scales
         self.like = weight.new_empty(0, dtype=dtype)
         """Of the type of rows."""
