@@ -328,6 +328,20 @@ Lanes multiply_step(Lanes a, Lanes b, Lanes c) {
   return multiply_add(a, b, c);
 }
 
+// multiply_step whose result takes the register of c. Where sums just fit the registers, the compiler
+// alone would move them about until some have to wait in memory.
+template <typename T>
+inline Lanes add_step(Lanes a, Lanes b, Lanes c) {
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<T, float>) {
+    __m512 sum = (__m512)c;
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"((__m512)a), "v"((__m512)b));
+    return (Lanes)sum;
+  }
+#endif
+  return multiply_step<T>(a, b, c);
+}
+
 // Calls act(N) with `num`, from 1 to N, as a constant of the compiler.
 template <int N, typename Act>
 void with_constant(int64_t num, const Act& act) {

@@ -112,8 +112,7 @@ void multiply_panels(const Product& product, O* output, const Operand<T, Value>&
     for (int m = 0; m < M; ++m) {
       const Lanes value = spread_word(rows + m * product.inputs + input + part);
 #pragma GCC unroll 16
-      for (int i = 0; i < kSums; ++i)
-        sums[m][i] = multiply_step<T>(value, weights[i], sums[m][i]);
+      for (int i = 0; i < kSums; ++i) sums[m][i] = add_step<T>(value, weights[i], sums[m][i]);
     }
   };
   for (int64_t input = 0; input < product.inputs; input += kInputs<W, T>) {

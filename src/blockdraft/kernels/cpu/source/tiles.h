@@ -272,7 +272,7 @@ void multiply_keys(float* scores, const float* queries, const float* columns, in
     for (int n = 0; n < N; ++n) {
       const Lanes query = spread(queries + (n * num_words + word) * kParts + part);
 #pragma GCC unroll 8
-      for (int i = 0; i < C; ++i) sums[n][i] = multiply_step<Q>(query, keys[i], sums[n][i]);
+      for (int i = 0; i < C; ++i) sums[n][i] = add_step<Q>(query, keys[i], sums[n][i]);
     }
   };
   for (int64_t word = 0; word < num_words; ++word) {
@@ -309,7 +309,7 @@ void add_values(float* sums, const float* weights, const T* values, Range keys, 
     for (int n = 0; n < N; ++n) {
       const Lanes weight = spread(weights + n * kTile + key);
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) held[n][c] = multiply_add(weight, value[c], held[n][c]);
+      for (int c = 0; c < C; ++c) held[n][c] = add_step<float>(weight, value[c], held[n][c]);
     }
   }
 #pragma GCC unroll 8
