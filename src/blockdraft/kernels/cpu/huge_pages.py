@@ -53,13 +53,14 @@ class _Block:
             self._free[end] = begin
         while self._end in self._free:
             self._end = self._free.pop(self._end)
-        begin, end = self._end, self._end + -(-num_bytes // ALIGNED) * ALIGNED
+        num_taken = max(1, -(-num_bytes // ALIGNED)) * ALIGNED
+        begin, end = self._end, self._end + num_taken
         if end > self._num_bytes:
             return None
         own = self._bytes[begin : begin + num_bytes]
-        if num_bytes:
-            finalize(own, self._freed.append, (end, begin)).atexit = False
-            self._end = end
+        # In this order: what is free before it counts as taken would be taken twice.
+        self._end = end
+        finalize(own, self._freed.append, (end, begin)).atexit = False
         return torch.from_numpy(own)
 
 
@@ -68,14 +69,17 @@ _newest: _Block | None = None
 
 
 def in_huge_pages(tensor: Tensor) -> Tensor:
-    """A contiguous copy there; the tensor itself on other devices and where there are none."""
+    """A contiguous copy there; the tensor itself on other devices and where there are none.
+
+    Whoever shares the copy with other processes moves it, and its memory is taken by others.
+    """
     if tensor.device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return tensor
     try:
         own = _take(tensor.numel() * tensor.itemsize)
     except OSError:  # no more memory of this kind; the tensor is there already
         return tensor
-    return own.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return own.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
 
 
 def _take(num_bytes: int) -> Tensor:
