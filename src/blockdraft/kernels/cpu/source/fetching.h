@@ -11,7 +11,7 @@ namespace blockdraft {
 // Weights are fetched so many bytes before few rows are multiplied with them, which memory binds: the
 // processor alone does not ask for enough of it at once. Panels lie one behind another.
 constexpr int64_t kFetchedAhead = 8192;
-// But for AMD's processors in two steps: on Intel's the first-level cache alone has room for too few
+// But for AMD's processors and matrix registers in two steps: on Intel's the first-level cache alone has room for too few
 // lines that are on their way. The second level asks for more by itself, on several pages at once; so
 // the lines of the pages of a window are fetched in turns, a window ahead.
 constexpr int64_t kFetchedNear = 3072;
