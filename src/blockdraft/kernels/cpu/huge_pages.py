@@ -89,7 +89,7 @@ def _take(num_bytes: int) -> Tensor:
         if own is None:
             block = _Block(max(num_bytes, BLOCK))
             own = block.take(num_bytes)
-            # Others go on in the block before where this one is full.
-            _newest = block if num_bytes < BLOCK else _newest
+            if num_bytes < BLOCK:  # or it is full, and others go on in the block before
+                _newest = block
         assert own is not None
         return own
