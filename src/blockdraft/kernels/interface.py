@@ -460,8 +460,8 @@ class LayerStack(Protocol):
 
     def __call__(
         self, hidden: Tensor, rotation: Rotation, seen: Sequence["PagedAttention"]
-    ) -> Tensor:
-        """[.., size] -> [kept + 1, .., size]: the outputs that are kept, then the last layer's.
+    ) -> tuple[Tensor, Tensor]:
+        """[.., size] -> the outputs that are kept [rows, kept, size], and the last one [.., size].
 
         rotation: cos and signed sin, [rows, head_dim] each. seen: of each kind of layer.
         """

@@ -43,8 +43,8 @@ class DirectForward:
     model: Any
     stack: LayerStack
     kinds: Sequence[Visibility]
-    feature_places: slice | list[int]
-    """Where the features are among what the stack gives."""
+    feature_places: list[int] | None
+    """Where the features are among the outputs that the stack keeps; None if these are they."""
     hooks: Sequence[tuple[Sized, Sized, int]]
     """Of each layer what is called before and behind it, and how many of these the target's own
     are, which capture features."""
@@ -64,17 +64,17 @@ class DirectForward:
         wanted: [n], the rows.
 
         Returns:
-            logits [n, V], and the outputs [num_features, rows, hidden] of the layers asked for.
+            logits [n, V], and the outputs [rows, num_features * hidden] of the layers asked for.
         """
         base = self.model.model
         hidden = base.embed_tokens(inputs[:1])
         rotation = self.rotations(hidden, inputs[1], int(inputs[1].max()) + 1)
-        states = plan.run_stack(self.stack, self.kinds, hidden, rotation)
-        last = states[-1]
+        kept, last = plan.run_stack(self.stack, self.kinds, hidden, rotation)
         if wanted != list(range(last.shape[1])):
             last = last[:, torch.tensor(wanted, device=last.device)]
         logits: Tensor = self.model.lm_head(base.norm(last))
-        return logits[0], states[self.feature_places, 0]
+        features = kept if self.feature_places is None else kept[:, self.feature_places]
+        return logits[0], features.flatten(1)
 
 
 def direct_forward(
@@ -92,9 +92,8 @@ def direct_forward(
     forwards = [forward for forward in own_forwards if isinstance(forward, FusedLayer)]
     if len(forwards) != len(layers) or len(layers) != model.config.num_hidden_layers:
         return None
-    last = len(layers) - 1
-    kept = sorted({*layer_ids} - {last})
-    places = [len(kept) if index == last else kept.index(index) for index in layer_ids]
+    kept = sorted({*layer_ids})
+    places = None if kept == [*layer_ids] else [kept.index(index) for index in layer_ids]
     attentions = [forward.attention for forward in forwards]
     stack = stack_of([forward.layer for forward in forwards], attentions, kv, kept)
     if stack is None:
@@ -110,9 +109,4 @@ def direct_forward(
         varies=asks_always,
     )
     kinds, _ = kinds_of(attentions)
-    return DirectForward(model, stack, kinds, _as_slice(places), hooks, rotations)
-
-
-def _as_slice(places: list[int]) -> slice | list[int]:
-    """The same, as a slice if they are the first of all: that copies nothing."""
-    return slice(len(places)) if places == list(range(len(places))) else places
+    return DirectForward(model, stack, kinds, places, hooks, rotations)

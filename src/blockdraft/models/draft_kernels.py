@@ -60,7 +60,7 @@ class KernelDraft:
         # Rows of all blocks one behind another, unless somebody asks which block a row is of.
         x = embeddings if self._is_convolved else embeddings.reshape(-1, embeddings.shape[-1])
         if self._stack is not None:
-            (x,) = plan.run_stack(self._stack, self._kinds, x, rotation)
+            _, x = plan.run_stack(self._stack, self._kinds, x, rotation)
         else:
             for index, layer in enumerate(self._layers):
                 x = layer.over_pages(plan, index, self._attentions[index], x, rotation)

@@ -205,20 +205,13 @@ class PagedTarget(TransformersTarget):
         if self._rotation.long_from is not None:
             self._rotation.follow(self._long_rows(rows), inputs.shape[1], device)
         if self._direct is not None and self._direct.may_run():
-            logits, states = self._direct(plan, inputs, wanted)
-            features = self._side_by_side(states[:, :num_rows]) if with_features else None
+            logits, found = self._direct(plan, inputs, wanted)
+            features = found[:num_rows] if with_features and self.layer_ids else None
         else:
             cache, which = self._cache_arguments(rows), torch.tensor(wanted, device=device)
             logits = self._by_transformers(plan, inputs[:1], inputs[1:2], which, cache)
             features = self._take_features(num_rows, with_features)
         return logits[: len(rows.wanted)], features
-
-    def _side_by_side(self, states: Tensor) -> Tensor | None:
-        """Features of states [num_features, rows, hidden]; None if there are none."""
-        if not len(states):
-            return None
-        with self._capturing(states.shape[1]):
-            return states.transpose(0, 1).flatten(1)
 
     def _plan(self, rows: PackedRows, slots: Tensor) -> AttentionPlan:
         plans = {

@@ -89,8 +89,9 @@ def test_outputs_at_wrong_places_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
     """A planted fault: the features of two layers are exchanged."""
     real = NativeStack.__call__
 
-    def exchanged(stack: NativeStack, *args: Any) -> Tensor:
-        return real(stack, *args)[[1, 0, 2]]
+    def exchanged(stack: NativeStack, *args: Any) -> tuple[Tensor, Tensor]:
+        kept, last = real(stack, *args)
+        return kept[:, [1, 0]], last
 
     with PagedTarget(make("llama"), Pages(20), layer_ids=(0, 2)).released_after() as target:
         if target._direct is None:

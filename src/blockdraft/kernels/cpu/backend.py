@@ -296,7 +296,7 @@ class TiledStack:
 
     def __call__(
         self, hidden: Tensor, rotation: Rotation, seen: Sequence[PagedAttention]
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """See LayerStack.__call__."""
         tiled = [own.attention for own in seen if isinstance(own, TiledPages)]
         return self._stack(hidden, rotation, tiled)

@@ -130,7 +130,7 @@ class NativeStack:
         scales: of each layer; see `pools_of`.
         scorings: of each layer.
         kinds: of each layer, the place of its attention among those that a call is given.
-        kept: numbers of the layers but the last whose outputs are wanted.
+        kept: numbers of the layers whose outputs are wanted, rising.
 
     Raises:
         RuntimeError: pools do not fit the layers, or layers each other.
@@ -162,11 +162,11 @@ class NativeStack:
         self._held = (layers, over, pools, scales, found)
         self._dtype = first.dtype
         self._num_layers, self._size, self._head_dim = len(layers), first.size, over[0].head_dim
-        # The last place is passed on from layer to layer; each wanted output stays at its own.
+        # What nobody wants is passed on in one place; each wanted output stays at its own.
         own = {index: place for place, index in enumerate(kept)}
-        check_sizes(set(own) <= set(range(len(layers) - 1)) and len(own) == len(kept))
-        self._num_places = 1 + len(own)
-        places = [own.get(index, len(own)) for index in range(len(layers))]
+        check_sizes(set(own) <= set(range(len(layers))) and list(own) == sorted(kept))
+        self._num_kept, self._keeps_last = len(own), len(layers) - 1 in own
+        places = [own.get(index, -1) for index in range(len(layers))]
         self._places = (ctypes.c_int64 * len(layers))(*places)
         self._kinds, self._num_kinds = list(kinds), 1 + max(kinds)
         self._weights = _addresses(layer.address for layer in layers)
@@ -175,8 +175,8 @@ class NativeStack:
 
     def __call__(
         self, hidden: Tensor, rotation: Rotation, attentions: Sequence[TiledAttention]
-    ) -> Tensor:
-        """[..., size] -> [kept + 1, .., size]: the outputs wanted, then that of the last layer.
+    ) -> tuple[Tensor, Tensor]:
+        """[.., size] -> the outputs wanted [rows, kept, size], and the last one [.., size].
 
         rotation: cos and signed sin, [rows, head_dim] each. attentions: of each kind.
 
@@ -192,15 +192,16 @@ class NativeStack:
         check_sizes(len(attentions) == self._num_kinds and hidden.numel() == num_rows * self._size)
         check_sizes(all(attention.num_rows == num_rows for attention in attentions))
         check_sizes(cos.numel() == signed_sin.numel() == num_rows * self._head_dim)
-        states = hidden.new_empty((self._num_places, *hidden.shape))
+        kept = hidden.new_empty((num_rows, self._num_kept, self._size))
+        passed = torch.empty_like(hidden)
         addresses = [attention.address for attention in attentions]
         self._kernels.layers(
             IS_BFLOAT16[hidden.dtype], self._num_layers, self._weights,
             _addresses(addresses[kind] for kind in self._kinds), self._layers,
-            states.data_ptr(), self._places, hidden.data_ptr(), cos.data_ptr(),
-            signed_sin.data_ptr(), self._pools,
+            kept.data_ptr(), self._num_kept, self._places, passed.data_ptr(),
+            hidden.data_ptr(), cos.data_ptr(), signed_sin.data_ptr(), self._pools,
         )  # fmt: skip
-        return states
+        return kept, kept[:, -1].reshape(hidden.shape) if self._keeps_last else passed
 
 
 def _addresses(addresses: Iterable[int]) -> "ctypes.Array[ctypes.c_void_p]":

@@ -87,7 +87,7 @@ class AttentionPlan:
         kinds: Sequence[Visibility],
         hidden: Tensor,
         rotation: Rotation,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """All layers in one call; see LayerStack. kinds: of its layers, see `kinds_of`."""
         return stack(hidden, rotation, [self._over(own) for own in kinds])
 

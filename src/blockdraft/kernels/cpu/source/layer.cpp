@@ -40,14 +40,16 @@ T* scratch(int64_t num_values) {
   return kept.data();
 }
 
-// One of several layers, on hidden [plan.num_rows, size].
+// One of several layers, on hidden [plan.num_rows, size]. Strides count values.
 struct LayerCall {
   const Weights* weights;
   const Plan* plan;
   const Layer* layer;
   const Pools* pools;
   void* output;
+  int64_t output_stride;
   const void* hidden;
+  int64_t hidden_stride;
   std::vector<Part> parts;
 
   int64_t size() const { return weights->qkv.inputs; }
@@ -72,8 +74,8 @@ void rotate_and_write(const Rotation<T>& rotation, const Plan& plan, const Layer
   const int64_t first_value = rotation.num_queries + layer.kv_heads;
   const int64_t num_heads = first_value + layer.kv_heads, num_written = num_covered(plan);
 #pragma omp for collapse(2) schedule(static)
-  for (int64_t index = 0; index < num_heads; ++index)
-    for (int64_t row = 0; row < plan.num_rows; ++row) {
+  for (int64_t row = 0; row < plan.num_rows; ++row)
+    for (int64_t index = 0; index < num_heads; ++index) {
       if (index < first_value) rotation.run(row, index);
       if (index < rotation.num_queries || row >= num_written) continue;
       const int64_t head = index - (index < first_value ? rotation.num_queries : first_value);
@@ -94,20 +96,21 @@ void run(const LayerCall& call, T* room, const T* cosine, const T* sine, const P
   const int64_t num_rows = plan.num_rows, size = call.size(), head_dim = layer.head_dim;
   const int64_t heads = layer.kv_heads * layer.group, width = weights.qkv.outputs;
   const int64_t gates = weights.gate_up.outputs;
-  const T* hidden = static_cast<const T*>(call.hidden);
+  const Strided<const T> hidden{static_cast<const T*>(call.hidden), call.hidden_stride};
+  const Strided<T> output{static_cast<T*>(call.output), call.output_stride};
   T *product = room, *qkv = product + num_rows * size, *attended = qkv + num_rows * width;
   T *gate_up = attended + num_rows * call.attended(), *gated = gate_up + num_rows * gates;
   const bool is_few = num_rows <= kFewRows;
   T* normed = is_few ? scratch<T, false>(2 * kFewRows * size) : gated + num_rows * gates / 2;
   T* total = normed + num_rows * size;
   const bool rounds_first = weights.rounds_first != 0;
-  const auto norm_all = [&](const void* weight, float eps, const T* input, const T* residual) {
-    if (!is_few)
-      return norm<T>(normed, total, input, residual, weight, num_rows, size, eps, rounds_first);
+  const auto norm_all = [&](const void* weight, float eps, Strided<const T> input,
+                            Strided<const T> residual) {
     const Norm<T> own{static_cast<const T*>(weight), size, eps, rounds_first};
+    if (!is_few) return norm_rows(own, normed, total, input, residual, num_rows);
     for (int64_t row = 0; row < num_rows; ++row) own.run(normed, total, input, residual, row);
   };
-  norm_all(weights.norm, weights.eps, hidden, nullptr);
+  norm_all(weights.norm, weights.eps, hidden, {nullptr, 0});
   multiply<T>(weights.qkv, qkv, normed, num_rows);
   const Rotation<T> rotation{qkv,
                              width,
@@ -122,11 +125,11 @@ void run(const LayerCall& call, T* room, const T* cosine, const T* sine, const P
   rotate_and_write(rotation, plan, layer, keys, values);
   attend<T>(plan, layer, call.parts, attended, Rows<const T>{qkv, width, head_dim}, keys, values);
   multiply<T>(weights.o, product, attended, num_rows);
-  norm_all(weights.mlp_norm, weights.mlp_eps, product, hidden);
+  norm_all(weights.mlp_norm, weights.mlp_eps, {product, size}, hidden);
   multiply<T>(weights.gate_up, gate_up, normed, num_rows);
   gate<T>(gated, gate_up, num_rows, gates / 2);
   multiply<T>(weights.down, product, gated, num_rows);
-  add<T>(call.output, total, product, num_rows, size);
+  add<T>(output, total, product, num_rows, size);
 }
 
 // All threads stay together from the first layer to the last.
@@ -216,24 +219,32 @@ void blockdraft_multiply(int is_bfloat16, const blockdraft::Product* product, vo
 
 // Layers one behind another, each with its own of weights, plan, layer and pools. hidden:
 // [num_rows, size]; cosine and sine: [num_rows, head_dim], the sign of the rotated first half in the
-// sine. `states` has room for several times the hidden values; the output of a layer goes to the place
-// `places[i]` there, which may be that of its input, and is the input of the next layer. Returns a
-// Refusal; then nothing was read or written.
+// sine. The output of a layer is the input of the next one. It goes to its place `places[i]` in
+// `kept` [num_rows, num_kept, size], or where that is negative to `passed` [num_rows, size]. Returns
+// a Refusal; then nothing was read or written.
 int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Weights* const* weights,
                       const blockdraft::Plan* const* plans, const blockdraft::Layer* const* layers,
-                      void* states, const int64_t* places, const void* hidden, const void* cosine,
-                      const void* sine, const blockdraft::Pools* const* pools) {
+                      void* kept, int64_t num_kept, const int64_t* places, void* passed,
+                      const void* hidden, const void* cosine, const void* sine,
+                      const blockdraft::Pools* const* pools) {
   std::vector<blockdraft::LayerCall> calls;
   calls.reserve(static_cast<size_t>(num_layers));
+  int64_t hidden_stride = num_layers > 0 ? weights[0]->qkv.inputs : 0;
   for (int64_t i = 0; i < num_layers; ++i) {
     if (plans[i]->slots == nullptr) return blockdraft::kSlots;
     const blockdraft::Refusal refusal = blockdraft::refusal_of(*plans[i], *layers[i]);
     if (refusal != blockdraft::kNone) return refusal;
-    const int64_t num_values = plans[i]->num_rows * weights[i]->qkv.inputs;
-    void* output = static_cast<char*>(states) + places[i] * num_values * (is_bfloat16 ? 2 : 4);
-    calls.push_back({weights[i], plans[i], layers[i], pools[i], output, hidden,
-                     blockdraft::parts_of(*plans[i], *layers[i])});
+    const int64_t size = weights[i]->qkv.inputs;
+    void* output = passed;
+    int64_t output_stride = size;
+    if (places[i] >= 0) {
+      output = static_cast<char*>(kept) + places[i] * size * (is_bfloat16 ? 2 : 4);
+      output_stride = num_kept * size;
+    }
+    calls.push_back({weights[i], plans[i], layers[i], pools[i], output, output_stride, hidden,
+                     hidden_stride, blockdraft::parts_of(*plans[i], *layers[i])});
     hidden = output;
+    hidden_stride = output_stride;
   }
   if (is_bfloat16)
     blockdraft::run_all(calls, static_cast<const blockdraft::BFloat16*>(cosine),
@@ -248,9 +259,9 @@ int blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
                      const blockdraft::Plan* plan, const blockdraft::Layer* layer, void* output,
                      const void* hidden, const void* cosine, const void* sine,
                      const blockdraft::Pools* pools) {
-  const int64_t place = 0;
-  return blockdraft_layers(is_bfloat16, 1, &weights, &plan, &layer, output, &place, hidden, cosine,
-                           sine, &pools);
+  const int64_t place = -1;
+  return blockdraft_layers(is_bfloat16, 1, &weights, &plan, &layer, nullptr, 0, &place, output,
+                           hidden, cosine, sine, &pools);
 }
 
 }  // extern "C"

@@ -57,6 +57,15 @@ void add_row(T* to, const T* a, const T* b, int64_t size) {
   }
 }
 
+// Rows of values; the stride counts values.
+template <typename T>
+struct Strided {
+  T* values;
+  int64_t stride;
+
+  T* row(int64_t index) const { return values + index * stride; }
+};
+
 // Of rows of `size`: their sum with a residual, if there is one, goes to `total`, and its norm to
 // the output.
 template <typename T>
@@ -66,10 +75,11 @@ struct Norm {
   float eps;
   bool rounds_first;
 
-  void run(T* output, T* total, const T* input, const T* residual, int64_t row) const {
-    const T* own = input + row * size;
-    if (residual != nullptr) {
-      add_row(total + row * size, own, residual + row * size, size);
+  void run(T* output, T* total, Strided<const T> input, Strided<const T> residual,
+           int64_t row) const {
+    const T* own = input.row(row);
+    if (residual.values != nullptr) {
+      add_row(total + row * size, own, residual.row(row), size);
       own = total + row * size;
     }
     norm_row(output + row * size, own, weight, size, eps, rounds_first);
@@ -79,13 +89,19 @@ struct Norm {
 // What follows shares its rows among the threads of the region that calls it.
 
 template <typename T>
+void norm_rows(const Norm<T>& norm, T* output, T* total, Strided<const T> input,
+               Strided<const T> residual, int64_t num_rows) {
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < num_rows; ++row) norm.run(output, total, input, residual, row);
+}
+
+template <typename T>
 void norm(void* output, void* total, const void* input, const void* residual, const void* weight,
           int64_t num_rows, int64_t size, float eps, bool rounds_first) {
-  const Norm<T> norm{static_cast<const T*>(weight), size, eps, rounds_first};
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < num_rows; ++row)
-    norm.run(static_cast<T*>(output), static_cast<T*>(total), static_cast<const T*>(input),
-             static_cast<const T*>(residual), row);
+  norm_rows(Norm<T>{static_cast<const T*>(weight), size, eps, rounds_first},
+            static_cast<T*>(output), static_cast<T*>(total),
+            Strided<const T>{static_cast<const T*>(input), size},
+            Strided<const T>{static_cast<const T*>(residual), size}, num_rows);
 }
 
 template <typename T>
@@ -165,11 +181,10 @@ void gate(void* output, const void* input, int64_t num_rows, int64_t size) {
 }
 
 template <typename T>
-void add(void* output, const void* a, const void* b, int64_t num_rows, int64_t size) {
+void add(Strided<T> output, const T* a, const T* b, int64_t num_rows, int64_t size) {
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < num_rows; ++row)
-    add_row(static_cast<T*>(output) + row * size, static_cast<const T*>(a) + row * size,
-            static_cast<const T*>(b) + row * size, size);
+    add_row(output.row(row), a + row * size, b + row * size, size);
 }
 
 }  // namespace blockdraft
