@@ -459,11 +459,16 @@ class LayerStack(Protocol):
     """Whole layers one behind another, over the pages that they were bound to."""
 
     def __call__(
-        self, hidden: Tensor, rotation: Rotation, seen: Sequence["PagedAttention"]
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        seen: Sequence["PagedAttention"],
+        wanted: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """[.., size] -> the outputs that are kept [rows, kept, size], and the last one [.., size].
 
-        rotation: cos and signed sin, [rows, head_dim] each. seen: of each kind of layer.
+        rotation: cos and signed sin, [rows, head_dim] each. seen: of each kind of layer. wanted: of
+        hidden [1, rows, size] the n rows whose last output is returned, [1, n, size]; None: all.
         """
 
 

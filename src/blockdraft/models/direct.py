@@ -10,7 +10,6 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -69,9 +68,7 @@ class DirectForward:
         base = self.model.model
         hidden = base.embed_tokens(inputs[:1])
         rotation = self.rotations(hidden, inputs[1], int(inputs[1].max()) + 1)
-        kept, last = plan.run_stack(self.stack, self.kinds, hidden, rotation)
-        if wanted != list(range(last.shape[1])):
-            last = last[:, torch.tensor(wanted, device=last.device)]
+        kept, last = plan.run_stack(self.stack, self.kinds, hidden, rotation, wanted)
         logits: Tensor = self.model.lm_head(base.norm(last))
         features = kept if self.feature_places is None else kept[:, self.feature_places]
         return logits[0], features.flatten(1)

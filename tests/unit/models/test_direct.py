@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from blockdraft.cache.pages import Pages
+from blockdraft.kernels.cpu import layer
 from blockdraft.kernels.cpu.layer import NativeStack
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.interface import Rotation
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here"
 
 IDS = list(range(5, 45))
 LAST = NUM_LAYERS - 1
+LENGTHS = (9, 21), (11, 1), (20, 18)
+"""Of the parts of two sequences in each of three forwards."""
 
 
 @torch.inference_mode()
@@ -56,6 +59,57 @@ def test_logits_and_features_are_those_of_transformers(
         expected = run(target)
     assert all(torch.equal(*pair) for pair in zip(direct, expected, strict=True))
     assert direct[1].shape == (len(IDS), len(layer_ids) * target.model.config.hidden_size)
+
+
+@torch.inference_mode()
+def run_wanting(target: PagedTarget, num_wanted: int) -> list[tuple[Tensor, Tensor]]:
+    """Of a prompt beside another sequence: logits of the last rows of each, and all features."""
+    found = []
+    with target._opened(0, len(IDS)), target._opened(1, len(IDS)):
+        for starts, lengths in zip(((0, 0), (9, 21), (20, 22)), LENGTHS, strict=True):
+            rows = PackedRows()
+            for key, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+                own = IDS[start : start + length]
+                target._add(rows, key, own, start, min(length, num_wanted), owner=key)
+            logits, features = target._run(rows, with_features=True)
+            assert features is not None
+            found.append((logits, features))
+    return found
+
+
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("layer_ids", [(0, 2), (1, LAST)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_go_on_alone_have_the_bits_of_all(
+    name: str, layer_ids: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    with PagedTarget(make(name, dtype), Pages(20), layer_ids=layer_ids).released_after() as target:
+        if target._direct is None:
+            pytest.skip("no products by kernels on this CPU")
+        whole = run_wanting(target, len(IDS))
+        for num_wanted in (1, 7):
+            some = run_wanting(target, num_wanted)
+            for (logits, features), own, lengths in zip(whole, some, LENGTHS, strict=True):
+                assert torch.equal(own[1], features)
+                last = [of_one[-num_wanted:] for of_one in torch.split(logits, lengths)]
+                assert torch.equal(own[0], torch.cat(last))
+
+
+def test_rows_that_go_on_in_the_place_of_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: the row before the wanted one goes on."""
+    real = layer._chosen
+
+    def before(wanted: list[int], num_rows: int) -> Any:
+        return real([max(0, row - 1) for row in wanted], num_rows)
+
+    with PagedTarget(make("llama"), Pages(20), layer_ids=(0, 2)).released_after() as target:
+        if target._direct is None:
+            pytest.skip("no products by kernels on this CPU")
+        right = run_wanting(target, 1)
+        monkeypatch.setattr(layer, "_chosen", before)
+        wrong = run_wanting(target, 1)
+    assert all(torch.equal(own[1], found[1]) for own, found in zip(wrong, right, strict=True))
+    assert not any(torch.equal(own[0], found[0]) for own, found in zip(wrong, right, strict=True))
 
 
 @pytest.mark.parametrize("in_int8", [False, True])

@@ -295,11 +295,15 @@ class TiledStack:
         self._stack = stack
 
     def __call__(
-        self, hidden: Tensor, rotation: Rotation, seen: Sequence[PagedAttention]
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        seen: Sequence[PagedAttention],
+        wanted: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See LayerStack.__call__."""
         tiled = [own.attention for own in seen if isinstance(own, TiledPages)]
-        return self._stack(hidden, rotation, tiled)
+        return self._stack(hidden, rotation, tiled, wanted)
 
 
 def _is_simple(scoring: Scoring) -> bool:

@@ -7,6 +7,7 @@ layers takes one call too: a step of a small model would spend a quarter of its 
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -174,11 +175,13 @@ class NativeStack:
         self._pools = _addresses(map(ctypes.addressof, found))
 
     def __call__(
-        self, hidden: Tensor, rotation: Rotation, attentions: Sequence[TiledAttention]
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        attentions: Sequence[TiledAttention],
+        wanted: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """[.., size] -> the outputs wanted [rows, kept, size], and the last one [.., size].
-
-        rotation: cos and signed sin, [rows, head_dim] each. attentions: of each kind.
+        """See LayerStack.__call__. attentions: of each kind.
 
         Raises:
             RuntimeError: as for `TiledAttention.attend`.
@@ -194,14 +197,28 @@ class NativeStack:
         check_sizes(cos.numel() == signed_sin.numel() == num_rows * self._head_dim)
         kept = hidden.new_empty((num_rows, self._num_kept, self._size))
         passed = torch.empty_like(hidden)
+        chosen = None if wanted is None or self._keeps_last else _chosen(wanted, num_rows)
         addresses = [attention.address for attention in attentions]
         self._kernels.layers(
             IS_BFLOAT16[hidden.dtype], self._num_layers, self._weights,
             _addresses(addresses[kind] for kind in self._kinds), self._layers,
             kept.data_ptr(), self._num_kept, self._places, passed.data_ptr(),
-            hidden.data_ptr(), cos.data_ptr(), signed_sin.data_ptr(), self._pools,
+            chosen, 0 if chosen is None else len(chosen), hidden.data_ptr(), cos.data_ptr(), signed_sin.data_ptr(), self._pools,
         )  # fmt: skip
-        return kept, kept[:, -1].reshape(hidden.shape) if self._keeps_last else passed
+        if chosen is not None:
+            return kept, passed[:, : len(chosen)]
+        last = kept[:, -1].reshape(hidden.shape) if self._keeps_last else passed
+        if wanted is None or list(wanted) == list(range(num_rows)):
+            return kept, last
+        return kept, last[:, torch.tensor(wanted, device=last.device)]
+
+
+def _chosen(wanted: Sequence[int], num_rows: int) -> "ctypes.Array[ctypes.c_int64] | None":
+    """Some rows, if not all are wanted, and these in their order."""
+    if len(wanted) == num_rows or any(one >= next_one for one, next_one in pairwise(wanted)):
+        return None
+    check_sizes(len(wanted) > 0 and wanted[0] >= 0 and wanted[-1] < num_rows)
+    return (ctypes.c_int64 * len(wanted))(*wanted)
 
 
 def _addresses(addresses: Iterable[int]) -> "ctypes.Array[ctypes.c_void_p]":

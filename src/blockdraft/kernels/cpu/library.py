@@ -26,7 +26,10 @@ _SIGNATURES: dict[str, list[type]] = {
     "uses_matrices": [],
     "multiply": [_FLAG, *[_ADDRESS] * 3, _COUNT, _FLAG],
     "layer": [_FLAG, *[_ADDRESS] * 8],
-    "layers": [_FLAG, _COUNT, *[_ADDRESS] * 4, _COUNT, *[_ADDRESS] * 6],
+    "layers": [
+        *[_FLAG, _COUNT, *[_ADDRESS] * 4, _COUNT],
+        *[*[_ADDRESS] * 3, _COUNT, *[_ADDRESS] * 4],
+    ],
     "recurrence": [_FLAG, _ADDRESS, _FLAG],
     "recurrence_key_dim": [],
     "recurrence_taps": [],

@@ -87,9 +87,10 @@ class AttentionPlan:
         kinds: Sequence[Visibility],
         hidden: Tensor,
         rotation: Rotation,
+        wanted: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """All layers in one call; see LayerStack. kinds: of its layers, see `kinds_of`."""
-        return stack(hidden, rotation, [self._over(own) for own in kinds])
+        return stack(hidden, rotation, [self._over(own) for own in kinds], wanted)
 
     def _over(self, visibility: Visibility) -> PagedAttention:
         if visibility not in self._seeing:

@@ -40,6 +40,37 @@ T* scratch(int64_t num_values) {
   return kept.data();
 }
 
+// Some rows of a plan, which go on alone: of a prompt's last layer only the last row is wanted.
+struct Chosen {
+  std::vector<int64_t> rows, spans, ranges, paths;
+  Plan plan{};
+};
+
+// rows: rising, of a plan with ranges.
+void choose_rows(Chosen& chosen, const Plan& plan, const int64_t* rows, int64_t num) {
+  chosen.rows.assign(rows, rows + num);
+  chosen.plan = plan;
+  int64_t place = 0;
+  for (int64_t span = 0; span < plan.num_spans; ++span) {
+    const int64_t* own = plan.spans + 3 * span;
+    const int64_t first = place;
+    for (; place < num && rows[place] < own[0] + own[1]; ++place)
+      chosen.ranges.insert(chosen.ranges.end(), plan.ranges + 2 * rows[place],
+                           plan.ranges + 2 * rows[place] + 2);
+    if (place == first) continue;
+    chosen.spans.insert(chosen.spans.end(), {first, place - first, own[2]});
+    if (plan.paths != nullptr)
+      chosen.paths.insert(chosen.paths.end(), plan.paths + 2 * span, plan.paths + 2 * span + 2);
+  }
+  chosen.plan.num_rows = num;
+  chosen.plan.num_spans = static_cast<int64_t>(chosen.spans.size()) / 3;
+  chosen.plan.spans = chosen.spans.data();
+  chosen.plan.ranges = chosen.ranges.data();
+  chosen.plan.num_ranges = place;
+  chosen.plan.paths = plan.paths == nullptr ? nullptr : chosen.paths.data();
+  chosen.plan.slots = nullptr;
+}
+
 // One of several layers, on hidden [plan.num_rows, size]. Strides count values.
 struct LayerCall {
   const Weights* weights;
@@ -50,6 +81,7 @@ struct LayerCall {
   int64_t output_stride;
   const void* hidden;
   int64_t hidden_stride;
+  const Chosen* chosen;  // the rows that have an output, side by side there; null: all
   std::vector<Part> parts;
 
   int64_t size() const { return weights->qkv.inputs; }
@@ -96,21 +128,22 @@ void run(const LayerCall& call, T* room, const T* cosine, const T* sine, const P
   const int64_t num_rows = plan.num_rows, size = call.size(), head_dim = layer.head_dim;
   const int64_t heads = layer.kv_heads * layer.group, width = weights.qkv.outputs;
   const int64_t gates = weights.gate_up.outputs;
-  const Strided<const T> hidden{static_cast<const T*>(call.hidden), call.hidden_stride};
+  Strided<const T> hidden{static_cast<const T*>(call.hidden), call.hidden_stride};
   const Strided<T> output{static_cast<T*>(call.output), call.output_stride};
   T *product = room, *qkv = product + num_rows * size, *attended = qkv + num_rows * width;
   T *gate_up = attended + num_rows * call.attended(), *gated = gate_up + num_rows * gates;
-  const bool is_few = num_rows <= kFewRows;
-  T* normed = is_few ? scratch<T, false>(2 * kFewRows * size) : gated + num_rows * gates / 2;
-  T* total = normed + num_rows * size;
+  T *normed = nullptr, *total = nullptr;
   const bool rounds_first = weights.rounds_first != 0;
   const auto norm_all = [&](const void* weight, float eps, Strided<const T> input,
-                            Strided<const T> residual) {
+                            Strided<const T> residual, int64_t num) {
     const Norm<T> own{static_cast<const T*>(weight), size, eps, rounds_first};
-    if (!is_few) return norm_rows(own, normed, total, input, residual, num_rows);
-    for (int64_t row = 0; row < num_rows; ++row) own.run(normed, total, input, residual, row);
+    const bool is_few = num <= kFewRows;
+    normed = is_few ? scratch<T, false>(2 * kFewRows * size) : gated + num_rows * gates / 2;
+    total = normed + num * size;
+    if (!is_few) return norm_rows(own, normed, total, input, residual, num);
+    for (int64_t row = 0; row < num; ++row) own.run(normed, total, input, residual, row);
   };
-  norm_all(weights.norm, weights.eps, hidden, {nullptr, 0});
+  norm_all(weights.norm, weights.eps, hidden, {nullptr, 0}, num_rows);
   multiply<T>(weights.qkv, qkv, normed, num_rows);
   const Rotation<T> rotation{qkv,
                              width,
@@ -123,13 +156,24 @@ void run(const LayerCall& call, T* room, const T* cosine, const T* sine, const P
                              weights.head_eps,
                              rounds_first};
   rotate_and_write(rotation, plan, layer, keys, values);
-  attend<T>(plan, layer, call.parts, attended, Rows<const T>{qkv, width, head_dim}, keys, values);
-  multiply<T>(weights.o, product, attended, num_rows);
-  norm_all(weights.mlp_norm, weights.mlp_eps, {product, size}, hidden);
-  multiply<T>(weights.gate_up, gate_up, normed, num_rows);
-  gate<T>(gated, gate_up, num_rows, gates / 2);
-  multiply<T>(weights.down, product, gated, num_rows);
-  add<T>(output, total, product, num_rows, size);
+  if (call.chosen != nullptr) {
+#pragma omp single
+    for (int64_t to = 0; to < call.chosen->plan.num_rows; ++to) {
+      const int64_t row = call.chosen->rows[static_cast<size_t>(to)];
+      if (row != to) std::copy_n(qkv + row * width, heads * head_dim, qkv + to * width);
+      if (hidden.row(row) != output.row(to)) std::copy_n(hidden.row(row), size, output.row(to));
+    }
+    hidden = {output.values, output.stride};
+  }
+  const Plan& rest = call.chosen == nullptr ? plan : call.chosen->plan;
+  const int64_t num = rest.num_rows;
+  attend<T>(rest, layer, call.parts, attended, Rows<const T>{qkv, width, head_dim}, keys, values);
+  multiply<T>(weights.o, product, attended, num);
+  norm_all(weights.mlp_norm, weights.mlp_eps, {product, size}, hidden, num);
+  multiply<T>(weights.gate_up, gate_up, normed, num);
+  gate<T>(gated, gate_up, num, gates / 2);
+  multiply<T>(weights.down, product, gated, num);
+  add<T>(output, total, product, num, size);
 }
 
 // All threads stay together from the first layer to the last.
@@ -220,15 +264,17 @@ void blockdraft_multiply(int is_bfloat16, const blockdraft::Product* product, vo
 // Layers one behind another, each with its own of weights, plan, layer and pools. hidden:
 // [num_rows, size]; cosine and sine: [num_rows, head_dim], the sign of the rotated first half in the
 // sine. The output of a layer is the input of the next one. It goes to its place `places[i]` in
-// `kept` [num_rows, num_kept, size], or where that is negative to `passed` [num_rows, size]. Returns
-// a Refusal; then nothing was read or written.
+// `kept` [num_rows, num_kept, size], or where that is negative to `passed` [num_rows, size]. The last
+// output is that of the rows `wanted` alone, rising, side by side in `passed`; null: of all. Returns a
+// Refusal; then nothing was read or written.
 int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Weights* const* weights,
                       const blockdraft::Plan* const* plans, const blockdraft::Layer* const* layers,
                       void* kept, int64_t num_kept, const int64_t* places, void* passed,
-                      const void* hidden, const void* cosine, const void* sine,
+                      const int64_t* wanted, int64_t num_wanted, const void* hidden, const void* cosine, const void* sine,
                       const blockdraft::Pools* const* pools) {
   std::vector<blockdraft::LayerCall> calls;
   calls.reserve(static_cast<size_t>(num_layers));
+  blockdraft::Chosen chosen;
   int64_t hidden_stride = num_layers > 0 ? weights[0]->qkv.inputs : 0;
   for (int64_t i = 0; i < num_layers; ++i) {
     if (plans[i]->slots == nullptr) return blockdraft::kSlots;
@@ -241,8 +287,12 @@ int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Wei
       output = static_cast<char*>(kept) + places[i] * size * (is_bfloat16 ? 2 : 4);
       output_stride = num_kept * size;
     }
+    const bool chooses = wanted != nullptr && i == num_layers - 1;
+    if (chooses && plans[i]->ranges == nullptr) return blockdraft::kRanges;
+    if (chooses) blockdraft::choose_rows(chosen, *plans[i], wanted, num_wanted);
     calls.push_back({weights[i], plans[i], layers[i], pools[i], output, output_stride, hidden,
-                     hidden_stride, blockdraft::parts_of(*plans[i], *layers[i])});
+                     hidden_stride, chooses ? &chosen : nullptr,
+                     blockdraft::parts_of(chooses ? chosen.plan : *plans[i], *layers[i])});
     hidden = output;
     hidden_stride = output_stride;
   }
@@ -261,7 +311,7 @@ int blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
                      const blockdraft::Pools* pools) {
   const int64_t place = -1;
   return blockdraft_layers(is_bfloat16, 1, &weights, &plan, &layer, nullptr, 0, &place, output,
-                           hidden, cosine, sine, &pools);
+                           nullptr, 0, hidden, cosine, sine, &pools);
 }
 
 }  // extern "C"
