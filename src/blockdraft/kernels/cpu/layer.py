@@ -203,7 +203,8 @@ class NativeStack:
             IS_BFLOAT16[hidden.dtype], self._num_layers, self._weights,
             _addresses(addresses[kind] for kind in self._kinds), self._layers,
             kept.data_ptr(), self._num_kept, self._places, passed.data_ptr(),
-            chosen, 0 if chosen is None else len(chosen), hidden.data_ptr(), cos.data_ptr(), signed_sin.data_ptr(), self._pools,
+            chosen, 0 if chosen is None else len(chosen), hidden.data_ptr(), cos.data_ptr(),
+            signed_sin.data_ptr(), self._pools,
         )  # fmt: skip
         if chosen is not None:
             return kept, passed[:, : len(chosen)]
