@@ -13,7 +13,7 @@ Phase = Literal[
     "draft_head",  # logits of the drafted slots
     "guess",  # the choice rule on those logits
     "forward",  # the target's forward
-    "capture",  # features copied out of the target's forward, and kept for the drafter
+    "capture",  # features kept for the drafter, and put side by side where the target did not
     "choose",  # the target's choices, and where the guesses end
     "commit",  # tokens appended, caches cut
     "controller",  # how much is drafted and verified

@@ -649,8 +649,7 @@ class Backend(Protocol):
         """Layers of this backend, one for each of the pages' pools, in one call.
 
         kinds: of each layer, the place of its attention among those that a call gives. kept:
-        numbers of layers but the last whose outputs are wanted too, each once. None where that
-        cannot be.
+        numbers of layers whose outputs are wanted, rising. None where that cannot be.
         """
 
 

@@ -52,11 +52,12 @@ LEDGER_DEFINITIONS = {
     "were not kept, and all others whose choice was thrown away",
     "draft_prefill, inject": "fusing features and projecting them to keys and values of the draft "
     "layers, split likewise: of prompts, of generated tokens",
-    "capture": "features copied out of the target's forward, and kept until they are projected",
+    "capture": "features kept until they are projected, and put side by side where need be",
     "stream": "tokens become text and leave; all between the steps of a measured run",
     "remainder": "what is inside a step and in no other line",
     "rows": "tokens or slots through the layers; head_rows: through the head or read as logits",
-    "flops": "additions and multiplications of linear layers, attention and head, without filling",
+    "flops": "additions and multiplications of linear layers, attention and head, without filling; "
+    "as if the last layer computed all rows of a prompt, which kernels on a CPU leave out",
     "bytes": "weights once a forward, keys and values of contexts, what is stored, and logits; "
     "lines that share a forward share its weights by their rows",
     "rows_per_token": "target rows of decoding per token that it gave; 1 in plain decoding",

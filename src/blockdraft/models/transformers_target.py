@@ -129,16 +129,10 @@ class TransformersTarget:
         if not found:
             return None
         captured = [one[0, :num_rows].to(self.device) for one in found]
-        with self._capturing(num_rows):
-            return torch.cat(captured, dim=-1)
-
-    @contextmanager
-    def _capturing(self, num_rows: int) -> Iterator[None]:
-        """Around what makes features of so many rows."""
         if self.recorder.measures:
             self.recorder.add("capture", Work(rows=num_rows))
         with self.recorder.phase("capture"):
-            yield
+            return torch.cat(captured, dim=-1)
 
     def logits_of_split(self, token_ids: Sequence[int], split: Split) -> Tensor:
         """Logits [tokens, V] of `token_ids`, run in forwards of the given lengths."""

@@ -1,6 +1,7 @@
 """A model's forward with all layers in one call: the bits of transformers' own forward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from blockdraft.cache.pages import Pages
-from blockdraft.kernels.cpu import layer
 from blockdraft.kernels.cpu.layer import NativeStack
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.interface import Rotation
@@ -26,8 +26,22 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here"
 
 IDS = list(range(5, 45))
 LAST = NUM_LAYERS - 1
-LENGTHS = (9, 21), (11, 1), (20, 18)
-"""Of the parts of two sequences in each of three forwards."""
+FORWARDS: list[list[tuple[int, int, int, dict[int, int]]]] = [
+    [(0, 0, 9, {}), (1, 0, 21, {}), (2, 0, 5, {})],
+    [(0, 9, 11, {}), (2, 5, 1, {})],
+    [
+        (0, 20, 4, {}),
+        (0, 22, 1, {21: 21, 22: 24}),
+        (0, 23, 2, {21: 21, 22: 24, 23: 25, 24: 26}),
+        (1, 21, 19, {}),
+    ],
+    [(2, 6, 4, {})],
+]
+"""Of each span the sequence, its first position, its rows, and where a branch of a tree lies."""
+
+
+ROWS = 9
+"""The place of the wanted rows among the arguments of the kernels' `layers`."""
 
 
 @torch.inference_mode()
@@ -62,52 +76,88 @@ def test_logits_and_features_are_those_of_transformers(
 
 
 @torch.inference_mode()
-def run_wanting(target: PagedTarget, num_wanted: int) -> list[tuple[Tensor, Tensor]]:
-    """Of a prompt beside another sequence: logits of the last rows of each, and all features."""
+def run_wanting(
+    target: PagedTarget, wanted: Callable[[int, int], list[int]]
+) -> list[tuple[Tensor, Tensor]]:
+    """Logits of some rows and features of all, of forwards of prompts and trees together.
+
+    wanted: of the first row and the number of rows of each span, those that have logits.
+    """
     found = []
-    with target._opened(0, len(IDS)), target._opened(1, len(IDS)):
-        for starts, lengths in zip(((0, 0), (9, 21), (20, 22)), LENGTHS, strict=True):
-            rows = PackedRows()
-            for key, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-                own = IDS[start : start + length]
-                target._add(rows, key, own, start, min(length, num_wanted), owner=key)
+    with ExitStack() as opened:
+        for key in range(3):
+            opened.enter_context(target._opened(key, len(IDS)))
+        for spans in FORWARDS:
+            rows, want = PackedRows(), list[int]()
+            for key, start, length, places in spans:
+                want += wanted(len(rows), length)
+                # Branches have tokens of their own.
+                token_ids = [token + len(places) for token in IDS[start : start + length]]
+                target._add(rows, key, token_ids, start, 0, 0, places)
+            rows.wanted = want
             logits, features = target._run(rows, with_features=True)
             assert features is not None
             found.append((logits, features))
     return found
 
 
+def every_row(first: int, num: int) -> list[int]:
+    return list(range(first, first + num))
+
+
+WANTED: dict[str, Callable[[int, int], list[int]]] = {
+    "the last": lambda first, num: [first + num - 1],
+    "some": lambda first, num: every_row(first, num)[-7:],
+    "of later spans": lambda first, num: every_row(first, num)[-2:] if first else [],
+    "in another order, and one twice": lambda first, num: [first + num - 1, first, first],
+}
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
-@pytest.mark.parametrize("layer_ids", [(0, 2), (1, LAST)], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layer_ids", [(0, 2), (0, 1), (1, LAST)], ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_rows_that_go_on_alone_have_the_bits_of_all(
-    name: str, layer_ids: tuple[int, ...], dtype: torch.dtype
+    name: str, layer_ids: tuple[int, ...], dtype: torch.dtype, num_threads: int
 ) -> None:
     with PagedTarget(make(name, dtype), Pages(20), layer_ids=layer_ids).released_after() as target:
         if target._direct is None:
             pytest.skip("no products by kernels on this CPU")
-        whole = run_wanting(target, len(IDS))
-        for num_wanted in (1, 7):
-            some = run_wanting(target, num_wanted)
-            for (logits, features), own, lengths in zip(whole, some, LENGTHS, strict=True):
-                assert torch.equal(own[1], features)
-                last = [of_one[-num_wanted:] for of_one in torch.split(logits, lengths)]
-                assert torch.equal(own[0], torch.cat(last))
+        whole = run_wanting(target, every_row)
+        with threads(num_threads):
+            for wanted in WANTED.values():
+                some = run_wanting(target, wanted)
+                for (logits, features), own, spans in zip(whole, some, FORWARDS, strict=True):
+                    assert torch.equal(own[1], features)
+                    assert torch.equal(own[0], logits[_rows_of(spans, wanted)])
+
+
+def _rows_of(spans: Sequence[Any], wanted: Callable[[int, int], list[int]]) -> list[int]:
+    rows, first = list[int](), 0
+    for _, _, length, _ in spans:
+        rows += wanted(first, length)
+        first += length
+    return rows
 
 
 def test_rows_that_go_on_in_the_place_of_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: the row before the wanted one goes on."""
-    real = layer._chosen
+    kernels = library()
+    assert kernels is not None
+    real = kernels.layers
 
-    def before(wanted: list[int], num_rows: int) -> Any:
-        return real([max(0, row - 1) for row in wanted], num_rows)
+    def before(*args: Any) -> None:
+        own = list(args)
+        if own[ROWS] is not None:
+            own[ROWS] = type(own[ROWS])(*(max(0, row - 1) for row in own[ROWS]))
+        real(*own)
 
     with PagedTarget(make("llama"), Pages(20), layer_ids=(0, 2)).released_after() as target:
         if target._direct is None:
             pytest.skip("no products by kernels on this CPU")
-        right = run_wanting(target, 1)
-        monkeypatch.setattr(layer, "_chosen", before)
-        wrong = run_wanting(target, 1)
+        right = run_wanting(target, WANTED["the last"])
+        monkeypatch.setattr(kernels, "layers", before)
+        wrong = run_wanting(target, WANTED["the last"])
     assert all(torch.equal(own[1], found[1]) for own, found in zip(wrong, right, strict=True))
     assert not any(torch.equal(own[0], found[0]) for own, found in zip(wrong, right, strict=True))
 

@@ -7,7 +7,6 @@ layers takes one call too: a step of a small model would spend a quarter of its 
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -197,29 +196,31 @@ class NativeStack:
         check_sizes(cos.numel() == signed_sin.numel() == num_rows * self._head_dim)
         kept = hidden.new_empty((num_rows, self._num_kept, self._size))
         passed = torch.empty_like(hidden)
-        chosen = None if wanted is None or self._keeps_last else _chosen(wanted, num_rows)
+        chosen = None if wanted is None else self._chosen(wanted, num_rows)
+        rows = None if chosen is None else (ctypes.c_int64 * len(chosen))(*chosen)
         addresses = [attention.address for attention in attentions]
         self._kernels.layers(
             IS_BFLOAT16[hidden.dtype], self._num_layers, self._weights,
             _addresses(addresses[kind] for kind in self._kinds), self._layers,
             kept.data_ptr(), self._num_kept, self._places, passed.data_ptr(),
-            chosen, 0 if chosen is None else len(chosen), hidden.data_ptr(), cos.data_ptr(),
+            rows, 0 if rows is None else len(rows), hidden.data_ptr(), cos.data_ptr(),
             signed_sin.data_ptr(), self._pools,
         )  # fmt: skip
-        if chosen is not None:
-            return kept, passed[:, : len(chosen)]
         last = kept[:, -1].reshape(hidden.shape) if self._keeps_last else passed
-        if wanted is None or list(wanted) == list(range(num_rows)):
+        given: Sequence[int] = range(num_rows)
+        if chosen is not None:
+            last, given = passed[:, : len(chosen)], chosen
+        if wanted is None or list(wanted) == list(given):
             return kept, last
-        return kept, last[:, torch.tensor(wanted, device=last.device)]
+        place_of = {row: place for place, row in enumerate(given)}
+        places = [place_of[row] for row in wanted]
+        return kept, last[:, torch.tensor(places, device=last.device)]
 
-
-def _chosen(wanted: Sequence[int], num_rows: int) -> "ctypes.Array[ctypes.c_int64] | None":
-    """Some rows, if not all are wanted, and these in their order."""
-    if len(wanted) == num_rows or any(one >= next_one for one, next_one in pairwise(wanted)):
-        return None
-    check_sizes(len(wanted) > 0 and wanted[0] >= 0 and wanted[-1] < num_rows)
-    return (ctypes.c_int64 * len(wanted))(*wanted)
+    def _chosen(self, wanted: Sequence[int], num_rows: int) -> list[int] | None:
+        """The rows that go on behind the last keys and values, rising; None for all."""
+        chosen = sorted({*wanted})
+        check_sizes(len(chosen) > 0 and chosen[0] >= 0 and chosen[-1] < num_rows)
+        return None if self._keeps_last or len(chosen) == num_rows else chosen
 
 
 def _addresses(addresses: Iterable[int]) -> "ctypes.Array[ctypes.c_void_p]":

@@ -265,8 +265,8 @@ void blockdraft_multiply(int is_bfloat16, const blockdraft::Product* product, vo
 // [num_rows, size]; cosine and sine: [num_rows, head_dim], the sign of the rotated first half in the
 // sine. The output of a layer is the input of the next one. It goes to its place `places[i]` in
 // `kept` [num_rows, num_kept, size], or where that is negative to `passed` [num_rows, size]. The last
-// output is that of the rows `wanted` alone, rising, side by side in `passed`; null: of all. Returns a
-// Refusal; then nothing was read or written.
+// output is that of the rows `wanted` alone, rising, side by side in `passed`; null: of all. Returns
+// a Refusal; then nothing was read or written.
 int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Weights* const* weights,
                       const blockdraft::Plan* const* plans, const blockdraft::Layer* const* layers,
                       void* kept, int64_t num_kept, const int64_t* places, void* passed,
