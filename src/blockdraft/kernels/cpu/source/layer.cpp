@@ -270,7 +270,8 @@ void blockdraft_multiply(int is_bfloat16, const blockdraft::Product* product, vo
 int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Weights* const* weights,
                       const blockdraft::Plan* const* plans, const blockdraft::Layer* const* layers,
                       void* kept, int64_t num_kept, const int64_t* places, void* passed,
-                      const int64_t* wanted, int64_t num_wanted, const void* hidden, const void* cosine, const void* sine,
+                      const int64_t* wanted, int64_t num_wanted, const void* hidden,
+                      const void* cosine, const void* sine,
                       const blockdraft::Pools* const* pools) {
   std::vector<blockdraft::LayerCall> calls;
   calls.reserve(static_cast<size_t>(num_layers));
