@@ -1,5 +1,7 @@
 """Products with weights in groups: exact sums added up in one order, so the bits are known."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,7 @@ from blockdraft.kernels.interface import (
 )
 from blockdraft.kernels.torch.groups import GroupLinear
 from blockdraft.kernels.torch.int8 import SMALLEST
+from tests.guarded import check_stays_inside
 from tests.torch_threads import threads
 
 SHAPES = [(1, 32), (16, 32), (47, 64), (96, 64), (97, 96), (200, 576), (64, 1536)]
@@ -211,3 +214,16 @@ def test_only_kernels_are_said_to_read_packed_numbers() -> None:
     has_products = kernels is not None and kernels.group_panel() > 0
     for dtype in (torch.float32, torch.bfloat16):
         assert backend_for(dtype, "cpu").multiplies_groups == has_products
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no mprotect there")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at_end", [True, False])
+def test_nothing_is_read_or_written_beside_rows_and_outputs(
+    at_end: bool, kind: tuple[int, bool]
+) -> None:
+    for shape in SHAPES[:5]:
+        product = native(make_weight(shape, kind), draw(shape[0], seed=2))
+        assert isinstance(product, GroupProduct)
+        rows = (draw(num, shape[1], seed=3) for num in (1, 4, 12, 13, 30))
+        check_stays_inside(product, rows, at_end=at_end)

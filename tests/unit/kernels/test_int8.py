@@ -1,5 +1,7 @@
 """Products with int8 weights: whole numbers whose sums are exact, so the bits are known."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from blockdraft.kernels.cpu.products import Int8Product
 from blockdraft.kernels.interface import MAX_INT8, Backend, Int8Weight, LayerParts, Linear, Norm
 from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.kernels.torch.int8 import SMALLEST, Int8Linear
+from tests.guarded import check_stays_inside
 from tests.small_llm import assert_nothing_left, load_llm, params
 from tests.torch_threads import threads
 
@@ -232,3 +235,14 @@ def test_the_option_decides_the_weights(folders, draft_dtype):
 def test_an_unknown_draft_dtype_is_refused():
     with pytest.raises(ConfigError, match="draft_dtype is 'int4'; give auto, int8 or target"):
         LLMConfig(draft_dtype="int4")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no mprotect there")
+@pytest.mark.parametrize("at_end", [True, False])
+def test_nothing_is_read_or_written_beside_rows_and_outputs(at_end: bool) -> None:
+    for outputs, inputs in SHAPES[:5]:
+        weight = Int8Weight.of(draw(outputs, inputs))
+        product = native(weight, draw(outputs, seed=2))
+        assert isinstance(product, Int8Product)
+        rows = (draw(num, inputs, seed=3) for num in (1, 8, 9, 10, 19))
+        check_stays_inside(product, rows, at_end=at_end)

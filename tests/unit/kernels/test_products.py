@@ -1,7 +1,6 @@
 """Products with packed weights are right at every shape, and rows are the same in any company."""
 
 import ctypes
-import mmap
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from blockdraft.kernels.cpu.build import EXTRA_FLAGS
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.ops import IS_BFLOAT16
 from blockdraft.kernels.cpu.products import PackedProduct
+from tests.guarded import check_stays_inside
 from tests.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
@@ -118,45 +118,18 @@ def test_threads_do_not_matter(num: int) -> None:
         assert torch.equal(product(rows), expected)
 
 
-class Guarded:
-    """Bytes that end (or begin) where memory ends: who goes beyond them is killed."""
-
-    def __init__(self, num_bytes: int, *, at_end: bool) -> None:
-        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._map = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.address = start + mmap.PAGESIZE + (size - num_bytes if at_end else 0)
-        protect = ctypes.CDLL(None, use_errno=True).mprotect
-        for page in (start, start + mmap.PAGESIZE + size):
-            assert protect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-
-    def hold(self, values: Tensor) -> int:
-        ctypes.memmove(self.address, values.contiguous().data_ptr(), values.nbytes)
-        return self.address
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no mprotect there")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("at_end", [True, False])
-def test_nothing_is_read_or_written_beside_rows_and_outputs(at_end: bool) -> None:
-    """What a sanitizer does not see: it knows nothing of the instructions of matrix registers."""
-    kernels = library()
-    assert isinstance(kernels, Library)
+def test_nothing_is_read_or_written_beside_rows_and_outputs(
+    at_end: bool, dtype: torch.dtype
+) -> None:
     for inputs in (2, 34, 96):
         for outputs in (1, 48, 49, 95):
-            product = packed(draw(outputs, inputs, seed=1).bfloat16())
-            panels = Guarded(product.weight.nbytes, at_end=at_end)
-            product.struct.weight = panels.hold(product.weight)
-            for num_rows in (1, 15, 16, 17, 33, 49):
-                rows = draw(num_rows, inputs, seed=3).bfloat16()
-                before = Guarded(rows.nbytes, at_end=at_end)
-                after = Guarded(2 * num_rows * outputs, at_end=at_end)
-                kernels.multiply(
-                    1, ctypes.addressof(product.struct), after.address, before.hold(rows),
-                    num_rows, 2,
-                )  # fmt: skip
-                found = torch.empty(num_rows, outputs, dtype=torch.bfloat16)
-                ctypes.memmove(found.data_ptr(), after.address, found.nbytes)
-                assert torch.equal(found, product(rows))
+            bias = draw(outputs, seed=2).to(dtype) if outputs > 1 else None
+            product = packed(draw(outputs, inputs, seed=1).to(dtype), bias)
+            rows = (draw(num, inputs, seed=3).to(dtype) for num in (1, 15, 16, 17, 33, 49))
+            check_stays_inside(product, rows, at_end=at_end)
 
 
 WITH_SMALL_STACK = """
