@@ -57,7 +57,7 @@ LEDGER_DEFINITIONS = {
     "remainder": "what is inside a step and in no other line",
     "rows": "tokens or slots through the layers; head_rows: through the head or read as logits",
     "flops": "additions and multiplications of linear layers, attention and head, without filling; "
-    "as if the last layer computed all rows of a prompt, which kernels on a CPU leave out",
+    "as if the last layer computed all rows of a prompt, which kernels on a CPU may leave out",
     "bytes": "weights once a forward, keys and values of contexts, what is stored, and logits; "
     "lines that share a forward share its weights by their rows",
     "rows_per_token": "target rows of decoding per token that it gave; 1 in plain decoding",
