@@ -2,30 +2,32 @@
 
     python tools/train_hydra.py DRAFTER ANSWERS [ANSWERS]... --states FOLDER --minutes 60
 
-Writes hydra_head.safetensors into the drafter's folder. First the target reads the answers: the
-outputs of three of the layers that the drafter reads, and its final states, are kept in --states,
-4.6 KB a token with a hidden size of 576. An interrupted run goes on where it was. Then the head
-learns, at each place of the answers, the target's distribution over the most frequent tokens: with
-the features before that place, and with its own states in place of the last ones. It begins anew,
-or with --go-on from the head that the drafter has.
+    python tools/train_hydra.py DRAFTER ANSWERS [ANSWERS]... --device cuda --minutes 8
+
+Writes hydra_head.safetensors into the drafter's folder. The target reads the answers: the outputs
+of three of the layers that the drafter reads, and its final states. With --states it does so once,
+before the training: they are kept in that folder, 4.6 KB a token with a hidden size of 576, and an
+interrupted run goes on where it was. Without it reads them again in each step, as a card should.
+The head learns, at each place of the answers, the target's distribution over the most frequent
+tokens: with the features before that place, and with its own states in place of the last ones. It
+begins anew, or with --go-on from the head that the drafter has.
 """
 
 import argparse
 import math
-import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.libraries import let_torch_use_matrix_registers
-from blockdraft.data.dataset import collate, read_examples
+from blockdraft.data.dataset import collate, count_answer_tokens, read_examples, split_held_out
 from blockdraft.data.identity import target_sha256
-from blockdraft.data.store import Example
+from blockdraft.data.store import Example, TextStore
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft_config import DraftConfig
@@ -39,20 +41,23 @@ MAX_TOKENS = 700
 """Of a prompt and its answer; longer ones are left out."""
 TEXTS_AT_ONCE = 512
 """Answers that are ordered by length together, so that those of a batch are of like length."""
-TEXTS_OF_A_BATCH = 16
-"""Of a step."""
+STEP_TOKENS = 4096
+"""Of the texts of a step, with what pads them to one length."""
 WEIGHTS = (1.0, 0.8, 0.6)
 """Of the losses one, two and three tokens ahead."""
 DROPOUT = 0.1
 """Of features."""
 RISE = 0.03
 """Of the run, in which the learning rate rises."""
+HELD_OUT_SHARE = 0.005
+"""Of the prompts, whose answers are not trained on."""
 
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """Of texts, padded, each place a token from the second on: features before it [texts, places, K *
-D], the token [texts, places], the final state there [texts, places, D], and whether the head learns
-the target's choice behind it [texts, places], from the last token of the prompt on."""
+D], the token [texts, places], the final state there [texts, places, D], and the places, of all
+texts one behind another, where the head learns the target's choice: from the last token of the
+prompt on."""
 
 
 class Places:
@@ -62,101 +67,136 @@ class Places:
         self,
         target: FrozenTarget,
         examples: Sequence[Example],
-        folder: Path,
+        folder: Path | None,
         target_sha256: str,
+        step_tokens: int = STEP_TOKENS,
     ) -> None:
         """folder: where the target's states are kept; those of others are deleted there."""
-        self._examples, self._size = examples, target.hidden_size
+        self._examples, self._target, self._step_tokens = examples, target, step_tokens
+        self._lengths: list[int] = TextStore.of(examples).lengths.tolist()
         self._cache = StateCache(target, examples, folder, target_sha256)
 
     def read(self) -> None:
         """Have the target read what the folder lacks."""
-        missing = sorted(self._cache.missing(), key=lambda index: len(self._examples[index]))
-        for first in range(0, len(missing), TEXTS_AT_ONCE):
-            some = missing[first : first + TEXTS_AT_ONCE]
-            for start in range(0, len(some), TEXTS_OF_A_BATCH):
-                self._states(some[start : start + TEXTS_OF_A_BATCH])
-            print(f"{first + len(some)} of {len(missing)} answers read", flush=True)
+        missing = sorted(self._cache.missing(), key=self._lengths.__getitem__)
+        num_read = 0
+        for indices in self._alike(missing):
+            self._states(indices)
+            num_read += len(indices)
+            print(f"{num_read} of {len(missing)} answers read", flush=True)
+
+    def _alike(self, rising: Sequence[int]) -> list[list[int]]:
+        """Texts of rising length, as many together as a step takes."""
+        batches: list[list[int]] = []
+        for index in rising:
+            if not batches or (len(batches[-1]) + 1) * self._lengths[index] > self._step_tokens:
+                batches.append([])
+            batches[-1].append(index)
+        return batches
 
     def _states(self, indices: Sequence[int]) -> Tensor:
         """[texts, tokens, (K + 1) * D], padded."""
-        batch = collate([self._examples[index] for index in indices])
+        device = self._target.embed_weight.device
+        batch = collate([self._examples[index] for index in indices], device)
         return self._cache.get([[index] for index in indices], batch)
 
     def batches(self, generator: torch.Generator) -> Iterator[Batch]:
         """Each text once, those of a batch of like length."""
         order = torch.randperm(len(self._examples), generator=generator).tolist()
         for first in range(0, len(order), TEXTS_AT_ONCE):
-            chosen = sorted(
-                order[first : first + TEXTS_AT_ONCE], key=lambda index: len(self._examples[index])
-            )
-            starts = range(0, len(chosen), TEXTS_OF_A_BATCH)
-            for place in torch.randperm(len(starts), generator=generator).tolist():
-                yield self._batch(chosen[starts[place] : starts[place] + TEXTS_OF_A_BATCH])
+            some = order[first : first + TEXTS_AT_ONCE]
+            alike = self._alike(sorted(some, key=self._lengths.__getitem__))
+            for place in torch.randperm(len(alike), generator=generator).tolist():
+                yield self._batch(alike[place])
 
     def _batch(self, indices: Sequence[int]) -> Batch:
         examples, states = [self._examples[index] for index in indices], self._states(indices)
-        num_places = states.shape[1] - 1
+        num_places, size = states.shape[1] - 1, self._target.hidden_size
         tokens = torch.zeros(len(examples), num_places, dtype=torch.long)
         learns = torch.zeros(len(examples), num_places, dtype=torch.bool)
         for row, example in enumerate(examples):
             tokens[row, : len(example) - 1] = torch.tensor(example.token_ids[1:])
             learns[row, len(example.prompt_ids) - 2 : len(example) - 1] = True
-        return states[:, :-1, : -self._size], tokens, states[:, 1:, -self._size :], learns
+        # The places as numbers: with booleans a card would have to say how many there are.
+        places = learns.flatten().nonzero()[:, 0].to(states.device)
+        tokens = tokens.to(states.device)
+        return states[:, :-1, :-size], tokens, states[:, 1:, -size:], places
 
 
 def losses_of(head: HydraHead, batch: Batch, embed_weight: Tensor, lm_head: Tensor) -> list[Tensor]:
-    """Cross entropies with the target's distribution over the head's tokens, by tokens ahead."""
-    features, tokens, final, learns = batch
+    """Divergences from the target's distribution over the head's tokens, by tokens ahead.
+
+    Kullback-Leibler, in nats, a mean over the places.
+    """
+    features, tokens, final, places = batch
     with torch.no_grad():
-        expected = torch.softmax((final[learns].to(lm_head.dtype) @ lm_head.T).float(), -1)
-    features = torch.nn.functional.dropout(features.float(), DROPOUT)
+        logits = final.flatten(0, 1)[places].to(lm_head.dtype) @ lm_head.T
+        known = torch.log_softmax(logits.float(), -1)
+    if head.training:
+        features = torch.nn.functional.dropout(features.float(), DROPOUT)
     found = []
-    for hidden in head(features, embed_weight[tokens].float(), len(WEIGHTS)):
-        read = hidden[learns].to(lm_head.dtype)
+    for hidden in head(features.float(), embed_weight[tokens].float(), len(WEIGHTS)):
+        read = hidden.flatten(0, 1)[places].to(lm_head.dtype)
         logits = torch.nn.functional.linear(read, lm_head).float() + head.bias
-        found.append(-(expected * torch.log_softmax(logits, -1)).sum(-1).mean())
+        guessed = torch.log_softmax(logits, -1)
+        found.append((known.exp() * (known - guessed)).sum(-1).mean())
     return found
+
+
+@torch.no_grad()
+def divergences(head: HydraHead, places: Places, target: FrozenTarget) -> list[float]:
+    """Of texts that the head has not seen, by tokens ahead."""
+    lm_head, rows = target.lm_head_weight[head.token_ids], list[Tensor]()
+    head.eval()
+    for batch in places.batches(torch.Generator()):
+        own = losses_of(head, batch, target.embed_weight, lm_head)
+        rows.append(torch.stack([*own, own[0].new_ones(())]) * len(batch[-1]))
+    head.train()
+    *sums, number = torch.stack(rows).sum(0).tolist()
+    return [one / number for one in sums]
 
 
 def train(
     head: HydraHead, places: Places, target: FrozenTarget, minutes: float, lr: float
 ) -> list[float]:
     """Train for so long; returns the losses one token ahead."""
-    lm_head = target.lm_head_weight[head.token_ids]
+    lm_head, device = target.lm_head_weight[head.token_ids], target.embed_weight.device
     matrices = [own for name, own in head.named_parameters() if name.endswith(".weight")]
     vectors = [own for name, own in head.named_parameters() if not name.endswith(".weight")]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}],
         betas=(0.9, 0.95),
+        fused=True,
     )
     generator = torch.Generator().manual_seed(0)
-    begin, losses = perf_counter(), list[float]()
+    begin, losses, num_places = perf_counter(), list[Tensor](), 0
     while True:
         for batch in places.batches(generator):
             share = (perf_counter() - begin) / (60 * minutes)
             if share >= 1 and losses:
-                return losses
+                return torch.stack(losses).tolist()
             falling = 0.02 + 0.98 * (1 + math.cos(math.pi * min(1.0, share))) / 2
             for group in optimizer.param_groups:
                 group["lr"] = lr * falling * min(1.0, 0.02 + share / RISE)
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(device.type, torch.bfloat16):
                 own = losses_of(head, batch, target.embed_weight, lm_head)
             loss = torch.stack([w * one for w, one in zip(WEIGHTS, own, strict=True)]).sum()
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimizer.step()
-            losses.append(own[0].item())
+            losses.append(own[0].detach())
+            num_places += len(batch[-1])
             if len(losses) % 100 == 0:
-                print(f"{len(losses)} steps, loss {sum(losses[-100:]) / 100:.3f}", flush=True)
+                recent = float(torch.stack(losses[-100:]).mean())
+                print(f"{len(losses)} steps, {num_places} places, loss {recent:.3f}", flush=True)
 
 
 def new_head(
     target: FrozenTarget, examples: Sequence[Example], num_tokens: int, inner_size: int
 ) -> HydraHead:
     """That guesses the most frequent tokens of the answers, as often as they are at first."""
-    counts = Counter(token for example in examples for token in example.response_ids)
+    counts = count_answer_tokens(examples)
     token_ids = sorted(token for token, _ in counts.most_common(num_tokens))
     torch.manual_seed(0)
     frequent = torch.tensor([counts[token] for token in token_ids]) / counts.total()
@@ -203,10 +243,11 @@ def main() -> None:
     parser.add_argument("answers", type=Path, nargs="+", help="files or folders of answers")
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument(
-        "--states",
-        type=Path,
-        required=True,
-        help="folder for what is read; what it holds of others is lost",
+        "--states", type=Path, help="folder for what is read; what it holds of others is lost"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or a torch device such as cuda")
+    parser.add_argument(
+        "--step-tokens", type=int, default=STEP_TOKENS, help="of a step; for a card 32768"
     )
     parser.add_argument("--limit", type=int, help="answers to learn from, drawn at random")
     parser.add_argument("--minutes", type=float, default=60.0)
@@ -220,25 +261,35 @@ def main() -> None:
         parser.error("with --go-on the head's own layers, tokens and size stay; leave them out")
     let_torch_use_matrix_registers()
     folder = resolve_model(args.target)
-    model = load_target_model(folder, torch.bfloat16, "cpu")
+    # cuDNN prepares its attention anew for each shape of a batch.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    model = load_target_model(folder, torch.bfloat16, args.device)
     check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
     known = _known_head(args.drafter, model.get_input_embeddings().weight) if args.go_on else None
     layers = known.shape.target_layer_ids if known else args.layers or _some_layers(args.drafter)
     target = FrozenTarget(model, layers)
-    examples = [
-        example
-        for example in read_examples(args.answers, min_response_len=1, max_len=2**30)
-        if len(example.token_ids) <= MAX_TOKENS and len(example.prompt_ids) > 1
-    ]
-    random.Random(7).shuffle(examples)
-    examples = examples[: args.limit]
+    texts = read_examples(args.answers, min_response_len=1, max_len=2**30)
+    texts = texts.where((texts.lengths <= MAX_TOKENS) & (texts.prompt_lens > 1))
+    drawn = np.random.default_rng(7).permutation(texts.chosen)[: args.limit]
+    examples, held_out = split_held_out(TextStore(texts.arrays, drawn), HELD_OUT_SHARE)
     if not examples:
         raise ConfigError(f"no answer holds at most {MAX_TOKENS} tokens; give shorter ones")
-    places = Places(target, examples, args.states, target_sha256(folder))
-    places.read()
+    sha256 = target_sha256(folder)
+    others = Places(target, held_out, None, sha256, args.step_tokens)
+    places = Places(target, examples, args.states, sha256, args.step_tokens)
+    if args.states:
+        places.read()
     head = known or new_head(target, examples, args.num_tokens or 8192, args.inner_size or 1152)
-    train(head, places, target, args.minutes, args.lr)
-    head.save(args.drafter)
+    head.to(args.device)
+    for name, work in (("before", None), ("after", args.minutes)):
+        if work is not None:
+            train(head, places, target, work, args.lr)
+        if held_out:
+            found = ", ".join(f"{one:.3f}" for one in divergences(head, others, target))
+            print(
+                f"{name}: divergence of {len(held_out)} answers held out, by tokens ahead {found}"
+            )
+    head.cpu().save(args.drafter)
 
 
 if __name__ == "__main__":
