@@ -3,10 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+from transformers import AutoConfig
+
 from blockdraft.core.errors import ModelError
+from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.backends import card_kernels
 from blockdraft.llm import LLM
 from blockdraft.models.loading import DTYPES
+from blockdraft.models.supported import head_dim_of
 from blockdraft.proof.certificate import describe_proof, make_certificate
 from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
@@ -58,7 +62,8 @@ def _first_that_passes(settings: Settings, notes: Notes) -> Way | None:
 
 def _without_kernels(settings: Settings, dtype: str) -> str:
     """Why a load that should have had the Triton kernels did without them; empty if it did not."""
-    return card_kernels(DTYPES[dtype], settings.device)[1]
+    config = AutoConfig.from_pretrained(resolve_model(settings.target), local_files_only=True)
+    return card_kernels(DTYPES[dtype], settings.device, [head_dim_of(config)])[1]
 
 
 def _prove(llm: LLM, settings: Settings, notes: Notes) -> None:

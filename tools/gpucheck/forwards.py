@@ -30,7 +30,7 @@ def run(settings: Settings, notes: Notes) -> None:
                 continue
             for rule_name in candidates_on(settings.device):
                 with candidate(dtype, rule_name):
-                    are_used, reason = card_kernels(dtype, settings.device)
+                    are_used, reason = card_kernels(dtype, settings.device, [size.head_dim])
                     is_missing = rule_name == TRITON and not are_used
                     found = reason if is_missing else _checked(model)
                 notes.note("rules", name, rule_name, model_name, value=found)

@@ -54,9 +54,13 @@ def failed_load(dtype: torch.dtype, reason: str) -> bool:
     return leave_out(dtype, reason)
 
 
-def card_kernels(dtype: torch.dtype, device: torch.device | str) -> tuple[bool, str]:
-    """Whether a card runs Triton kernels; if not, why."""
+def card_kernels(
+    dtype: torch.dtype, device: torch.device | str, head_dims: Collection[int] = ()
+) -> tuple[bool, str]:
+    """Whether a card runs Triton kernels for a model that attends over such heads; if not, why."""
     reason = why_no_triton(dtype, device)
+    if not reason and type(backend_for(dtype, device, head_dims)) is TorchBackend:
+        reason = f"no attention over heads of {', '.join(map(str, sorted(head_dims)))}, see the log"
     return not reason, reason
 
 

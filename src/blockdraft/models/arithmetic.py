@@ -18,7 +18,7 @@ from blockdraft.models.draft import DraftModel
 from blockdraft.models.experts import stacked_experts
 from blockdraft.models.packed import can_pack
 from blockdraft.models.quantized import stored_bytes
-from blockdraft.models.supported import decoder_layers
+from blockdraft.models.supported import decoder_layers, head_dim_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,7 @@ def target_rates(model: PreTrainedModel) -> Rates:
 def _heads(config: Any) -> tuple[int, int, int]:
     """Query heads, heads of keys and values, and their size."""
     heads: int = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, getattr(config, "num_key_value_heads", None) or heads, head_dim
+    return heads, getattr(config, "num_key_value_heads", None) or heads, head_dim_of(config)
 
 
 def projection_rates(model: DraftModel) -> Rates:

@@ -37,6 +37,14 @@ def check_supported(model: PreTrainedModel, layer_ids: tuple[int, ...], *, exact
         )
 
 
+def head_dim_of(config: Any) -> int:
+    """Of a language model's config: the size of a head, which many leave to their other sizes."""
+    head_dim: int = getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    return head_dim
+
+
 def is_quantized(model: PreTrainedModel) -> bool:
     """True if another package holds the weights, packed, and multiplies with them."""
     return getattr(model.config, "quantization_config", None) is not None

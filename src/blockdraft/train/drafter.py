@@ -16,7 +16,7 @@ from blockdraft.models.draft_config import (
     DraftConfig,
     default_target_layer_ids,
 )
-from blockdraft.models.supported import decoder_layers
+from blockdraft.models.supported import decoder_layers, head_dim_of
 
 _NORMS_OF_HEADS = {f"self_attn.{name}_norm.weight" for name in "qk"}
 """What a layer of a drafter always has; many targets have none."""
@@ -106,14 +106,13 @@ def layer_values(target_config: Any) -> dict[str, Any]:
             f"a drafter takes its shape from the target, and {type(config).__name__} has no single "
             f"{missing[0]}; choose another target"
         )
-    head_dim = getattr(config, "head_dim", None)
     rope = getattr(config, "rope_parameters", None) or {}
     return {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": head_dim or config.hidden_size // config.num_attention_heads,
+        "head_dim": head_dim_of(config),
         "vocab_size": config.vocab_size,
         "rms_norm_eps": next((getattr(config, n) for n in _EPSILONS if hasattr(config, n)), 1e-6),
         # Only the base is taken over: the drafter's own rotation has nothing to stretch yet.

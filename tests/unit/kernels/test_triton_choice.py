@@ -63,6 +63,10 @@ def test_kernels_that_pass_their_check_are_used(card):
     assert kind(torch.float64) is TorchBackend
     assert card.num_checks == 1
     assert backends.card_kernels(FLOAT32, "cuda") == (True, "")
+    assert backends.card_kernels(FLOAT32, "cuda", [64]) == (True, "")
+    # The whole model computes without them then.
+    said = "no attention over heads of 80, see the log"
+    assert backends.card_kernels(FLOAT32, "cuda", [80]) == (False, said)
 
 
 @pytest.mark.parametrize(
