@@ -24,7 +24,7 @@ from blockdraft.speculate.drafters.ngram_table import Shares
 
 WEIGHT = 0.9
 """Of the guesses beside what the table says."""
-NUM_GUESSES = 16
+NUM_GUESSES = 24
 """Tokens that are looked at whoever else names them, the most probable ones."""
 LEAST_TEMPERATURE = 0.7
 """Logits are divided by a request's temperature, but by no less, and never by more than 1."""

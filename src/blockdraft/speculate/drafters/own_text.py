@@ -17,7 +17,7 @@ MAX_REMEMBERED = 32
 """Successors of a context that count, the last ones."""
 
 BESIDE_TABLE = OwnTextBelief(known_token=3.0, priors=(8.0, 4.0, 2.0))
-BESIDE_GUESS = OwnTextBelief(known_token=2.0, priors=(32.0, 16.0, 8.0))
+BESIDE_GUESS = OwnTextBelief(known_token=1.5, priors=(64.0, 32.0, 16.0))
 """A head that has looked back at the text knows most of what its n-grams say."""
 
 
