@@ -239,7 +239,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     args = parser.parse_args()
     torch.manual_seed(1)
-    torch.backends.cuda.enable_cudnn_sdp(False)
     model: Any = load_target_model(resolve_model(args.target), torch.bfloat16, args.device)
     writer, end = LlamaWriter(model), model.config.eos_token_id
     found = groups(_prompts(args.answers), args.token_room, args.max_tokens)

@@ -261,8 +261,6 @@ def main() -> None:
         parser.error("with --go-on the head's own layers, tokens and size stay; leave them out")
     let_torch_use_matrix_registers()
     folder = resolve_model(args.target)
-    # cuDNN prepares its attention anew for each shape of a batch.
-    torch.backends.cuda.enable_cudnn_sdp(False)
     model = load_target_model(folder, torch.bfloat16, args.device)
     check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
     known = _known_head(args.drafter, model.get_input_embeddings().weight) if args.go_on else None
