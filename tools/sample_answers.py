@@ -64,12 +64,17 @@ class LlamaWriter:
     """The target's own layers, with keys and values that stay where they are."""
 
     def __init__(self, model: Any) -> None:
-        """Raises ConfigError for other layers than Llama's."""
+        """Raises ConfigError for other layers than Llama's, and for several end tokens."""
         config = model.config
-        if config.model_type != "llama" or config.rope_parameters["rope_type"] != "default":
+        is_plain = config.model_type == "llama" and config.hidden_act == "silu"
+        is_plain = is_plain and config.rope_parameters["rope_type"] == "default"
+        if not is_plain or config.attention_bias or config.mlp_bias:
             raise ConfigError(
-                f"{config.model_type} has other layers than Llama with plain rotation"
+                f"{config.model_type} has other layers or rotations than Llama; use blockdraft data"
             )
+        if not isinstance(config.eos_token_id, int):
+            raise ConfigError(f"its end tokens are {config.eos_token_id}; use blockdraft data")
+        self.end = config.eos_token_id
         self.num_heads, self.num_keys = config.num_attention_heads, config.num_key_value_heads
         self.head_dim, self.eps = config.head_dim, config.rms_norm_eps
         decoder = model.get_decoder()
@@ -99,11 +104,13 @@ class LlamaWriter:
             x = F.embedding(torch.tensor(ids, device=self.device), self.embedding)
             rotation = self._rotation(torch.arange(width, device=self.device))
             for layer, key, value in zip(self.layers, keys, values, strict=True):
-                query, *own = self._split(layer, x, rotation)
-                for all_rows, new in zip((key, value), own, strict=True):
-                    all_rows[start : start + len(some), :, :width] = new
+                query, own_key, own_value = self._split(layer, x, rotation)
                 # What pads a prompt comes behind it, and later tokens take its place.
-                found = F.scaled_dot_product_attention(query, *own, is_causal=True, enable_gqa=True)
+                key[start : start + len(some), :, :width] = own_key
+                value[start : start + len(some), :, :width] = own_value
+                found = F.scaled_dot_product_attention(
+                    query, own_key, own_value, is_causal=True, enable_gqa=True
+                )
                 x = self._finish(layer, x, found.transpose(1, 2).flatten(2))
         device = self.device
         return Rows(
@@ -146,11 +153,12 @@ class LlamaWriter:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [texts, heads, places, head_dim]."""
         normed = F.rms_norm(x, layer["norm"].shape, layer["norm"], self.eps)
-        heads = F.linear(normed, layer["heads"]).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        turned, value = heads.split((self.num_heads + self.num_keys, self.num_keys), 1)
+        heads = F.linear(normed, layer["heads"])
+        heads = heads.view(*heads.shape[:2], -1, self.head_dim).transpose(1, 2)
+        turned, value = torch.split(heads, [self.num_heads + self.num_keys, self.num_keys], 1)
         first, second = turned.chunk(2, -1)
         turned = turned * rotation[0] + torch.cat((-second, first), -1) * rotation[1]
-        query, key = turned.split((self.num_heads, self.num_keys), 1)
+        query, key = torch.split(turned, [self.num_heads, self.num_keys], 1)
         return query, key, value
 
     def _finish(self, layer: dict[str, Tensor], x: Tensor, found: Tensor) -> Tensor:
@@ -166,9 +174,9 @@ def write(
     prompts: Sequence[Sequence[int]],
     temperature: float,
     max_tokens: int,
-    end: int,
 ) -> list[list[int]]:
     """An answer to each prompt, with its end token if it came."""
+    end = writer.end
     longest = max(map(len, prompts))
     rows = writer.read(prompts, longest + max_tokens)
     said = torch.full((len(prompts), max_tokens), end, device=writer.device)
@@ -240,7 +248,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(1)
     model: Any = load_target_model(resolve_model(args.target), torch.bfloat16, args.device)
-    writer, end = LlamaWriter(model), model.config.eos_token_id
+    writer = LlamaWriter(model)
     found = groups(_prompts(args.answers), args.token_room, args.max_tokens)
     begin, num_tokens = perf_counter(), 0
     with args.output.open("w", encoding="utf-8") as file:
@@ -248,12 +256,12 @@ def main() -> None:
             if perf_counter() - begin > args.seconds:
                 break
             prompts = [own.prompt_ids for own in group]
-            answers = write(writer, prompts, temperature, args.max_tokens, end)
+            answers = write(writer, prompts, temperature, args.max_tokens)
             for own, answer in zip(group, answers, strict=True):
-                row = {"id": own.id, "set": own.set, "prompt_ids": own.prompt_ids}
+                row: dict[str, Any] = {"id": own.id, "set": own.set, "prompt_ids": own.prompt_ids}
                 row |= {"max_tokens": args.max_tokens, "temperature": temperature}
                 row |= {"sample": number + 1, "response_ids": answer}
-                row["finish"] = "stop" if answer[-1] == end else "length"
+                row["finish"] = "stop" if answer[-1] == writer.end else "length"
                 file.write(json.dumps(row, separators=(",", ":")) + "\n")
             num_tokens += sum(map(len, answers))
             seconds = perf_counter() - begin

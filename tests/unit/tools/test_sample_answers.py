@@ -45,7 +45,7 @@ def test_greedy_answers_are_those_of_transformers(model: LlamaForCausalLM) -> No
     texts = prompts(30)
     writer = sample_answers.LlamaWriter(model)
     with patch.multiple(sample_answers, COMPACT_STEPS=3, PREFILL_TEXTS=7, ROOM=4):
-        found = sample_answers.write(writer, texts, 0.0, 24, END)
+        found = sample_answers.write(writer, texts, 0.0, 24)
     lengths = set()
     for prompt, answer in zip(texts, found, strict=True):
         ids = torch.tensor([prompt])
@@ -65,7 +65,7 @@ def test_samples_have_the_target_s_distribution(model: LlamaForCausalLM) -> None
     prompt, number, temperature = prompts(1)[0], 4000, 0.8
     torch.manual_seed(3)
     writer = sample_answers.LlamaWriter(model)
-    found = sample_answers.write(writer, [prompt] * number, temperature, 1, END)
+    found = sample_answers.write(writer, [prompt] * number, temperature, 1)
     counts = torch.bincount(torch.tensor(found)[:, 0], minlength=VOCAB) / number
     logits = model(torch.tensor([prompt])).logits[0, -1]
     expected = torch.softmax(logits / temperature, -1)
@@ -111,3 +111,9 @@ def test_rows_are_those_of_answers_that_can_be_trained_on(
 def test_other_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="has other layers or rotations than Llama"):
         sample_answers.LlamaWriter(tiny_target("qwen3"))
+
+
+def test_several_end_tokens_are_refused(model: LlamaForCausalLM) -> None:
+    model.config.eos_token_id = [2, 3]
+    with pytest.raises(ConfigError, match=r"its end tokens are \[2, 3\]"):
+        sample_answers.LlamaWriter(model)
