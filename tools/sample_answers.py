@@ -3,14 +3,15 @@
     python tools/sample_answers.py ANSWERS [ANSWERS]... --output FILE.jsonl --seconds 90
 
 For training only: values of a row depend on its neighbors here, unlike in `blockdraft data`, which
-takes a hundred times as long. Prompts of like length are answered together, each to its end, in
-random order of these groups until the seconds are over. Targets are those with the layers of Llama.
+takes over a hundred times as long on two cores. Prompts of like length are answered together, each
+to its end, in random order of these groups until the seconds are over. Targets are those with the
+layers of Llama.
 """
 
 import argparse
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +25,8 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.data.dataset import read_examples
 from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.models.loading import load_target_model
+from blockdraft.models.loading import load_target_model, resolve_device
+from blockdraft.text.tokenizer import load_tokenizer
 
 MAX_PROMPT = 380
 """Tokens of a prompt; longer ones are left out."""
@@ -64,7 +66,7 @@ class LlamaWriter:
     """The target's own layers, with keys and values that stay where they are."""
 
     def __init__(self, model: Any) -> None:
-        """Raises ConfigError for other layers than Llama's, and for several end tokens."""
+        """Raises ConfigError for other layers than Llama's."""
         config = model.config
         is_plain = config.model_type == "llama" and config.hidden_act == "silu"
         is_plain = is_plain and config.rope_parameters["rope_type"] == "default"
@@ -72,9 +74,6 @@ class LlamaWriter:
             raise ConfigError(
                 f"{config.model_type} has other layers or rotations than Llama; use blockdraft data"
             )
-        if not isinstance(config.eos_token_id, int):
-            raise ConfigError(f"its end tokens are {config.eos_token_id}; use blockdraft data")
-        self.end = config.eos_token_id
         self.num_heads, self.num_keys = config.num_attention_heads, config.num_key_value_heads
         self.head_dim, self.eps = config.head_dim, config.rms_norm_eps
         decoder = model.get_decoder()
@@ -174,9 +173,10 @@ def write(
     prompts: Sequence[Sequence[int]],
     temperature: float,
     max_tokens: int,
+    eos_ids: Set[int],
 ) -> list[list[int]]:
-    """An answer to each prompt, with its end token if it came."""
-    end = writer.end
+    """An answer to each prompt, with its end token if one came."""
+    ends, end = torch.tensor(sorted(eos_ids), device=writer.device), min(eos_ids)
     longest = max(map(len, prompts))
     rows = writer.read(prompts, longest + max_tokens)
     said = torch.full((len(prompts), max_tokens), end, device=writer.device)
@@ -197,10 +197,14 @@ def write(
             chosen = logits.argmax(-1)
         chosen = chosen.masked_fill(is_over, end)
         said[rows.names, step] = chosen
-        is_over |= chosen == end
+        is_over |= torch.isin(chosen, ends)
         rows.lengths, rows.newest = rows.lengths + 1, chosen
-    answers = said.tolist()
-    return [one[: one.index(end) + 1] if end in one else one for one in answers]
+    return [_until(one, eos_ids) for one in said.tolist()]
+
+
+def _until(answer: list[int], eos_ids: Set[int]) -> list[int]:
+    first = next((place for place, token in enumerate(answer) if token in eos_ids), len(answer))
+    return answer[: first + 1]
 
 
 def groups(prompts: Sequence[Example], token_room: int, max_tokens: int) -> list[list[Example]]:
@@ -238,7 +242,7 @@ def main() -> None:
     parser.add_argument("answers", type=Path, nargs="+", help="whose prompts are answered")
     parser.add_argument("--output", type=Path, required=True, help="file of the answers, anew")
     parser.add_argument("--target", default="smollm2-135m")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="auto", help="auto (a card if there is one) or another")
     parser.add_argument(
         "--temperatures", type=float, nargs="+", default=[1.0], help="of each round"
     )
@@ -247,21 +251,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     args = parser.parse_args()
     torch.manual_seed(1)
-    model: Any = load_target_model(resolve_model(args.target), torch.bfloat16, args.device)
-    writer = LlamaWriter(model)
-    found = groups(_prompts(args.answers), args.token_room, args.max_tokens)
+    folder, device = resolve_model(args.target), resolve_device(args.device)
+    model: Any = load_target_model(folder, torch.bfloat16, device)
+    writer, eos_ids = LlamaWriter(model), load_tokenizer(folder).eos_ids
+    prompts = _prompts(args.answers)
+    if not prompts:
+        raise ConfigError(f"no prompt holds 2 to {MAX_PROMPT} tokens; give other answers")
+    found = groups(prompts, args.token_room, args.max_tokens)
     begin, num_tokens = perf_counter(), 0
     with args.output.open("w", encoding="utf-8") as file:
         for number, temperature, group in _rounds(found, args.temperatures):
             if perf_counter() - begin > args.seconds:
                 break
-            prompts = [own.prompt_ids for own in group]
-            answers = write(writer, prompts, temperature, args.max_tokens)
+            texts = [own.prompt_ids for own in group]
+            answers = write(writer, texts, temperature, args.max_tokens, eos_ids)
             for own, answer in zip(group, answers, strict=True):
                 row: dict[str, Any] = {"id": own.id, "set": own.set, "prompt_ids": own.prompt_ids}
                 row |= {"max_tokens": args.max_tokens, "temperature": temperature}
                 row |= {"sample": number + 1, "response_ids": answer}
-                row["finish"] = "stop" if answer[-1] == writer.end else "length"
+                row["finish"] = "stop" if answer[-1] in eos_ids else "length"
                 file.write(json.dumps(row, separators=(",", ":")) + "\n")
             num_tokens += sum(map(len, answers))
             seconds = perf_counter() - begin

@@ -7,7 +7,8 @@
 Writes hydra_head.safetensors into the drafter's folder. The target reads the answers: the outputs
 of three of the layers that the drafter reads, and its final states. With --states it does so once,
 before the training: they are kept in that folder, 4.6 KB a token with a hidden size of 576, and an
-interrupted run goes on where it was. Without it reads them again in each step, as a card should.
+interrupted run goes on where it was. Without --states it reads them again in each step, which is
+the faster way on a card.
 The head learns, at each place of the answers, the target's distribution over the most frequent
 tokens: with the features before that place, and with its own states in place of the last ones. It
 begins anew, or with --go-on from the head that the drafter has.
@@ -32,7 +33,7 @@ from blockdraft.hub.resolve import resolve_model
 from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft_config import DraftConfig
 from blockdraft.models.hydra_head import HEAD_NAME, HeadShape, HydraHead
-from blockdraft.models.loading import load_target_model
+from blockdraft.models.loading import load_target_model, resolve_device
 from blockdraft.speculate.drafters.kinds import kind_of
 from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.support import check_plain_head
@@ -79,11 +80,11 @@ class Places:
     def read(self) -> None:
         """Have the target read what the folder lacks."""
         missing = sorted(self._cache.missing(), key=self._lengths.__getitem__)
-        num_read = 0
-        for indices in self._alike(missing):
-            self._states(indices)
-            num_read += len(indices)
-            print(f"{num_read} of {len(missing)} answers read", flush=True)
+        for first in range(0, len(missing), TEXTS_AT_ONCE):
+            some = missing[first : first + TEXTS_AT_ONCE]
+            for indices in self._alike(some):
+                self._states(indices)
+            print(f"{first + len(some)} of {len(missing)} answers read", flush=True)
 
     def _alike(self, rising: Sequence[int]) -> list[list[int]]:
         """Texts of rising length, as many together as a step takes."""
@@ -245,11 +246,13 @@ def main() -> None:
     parser.add_argument(
         "--states", type=Path, help="folder for what is read; what it holds of others is lost"
     )
-    parser.add_argument("--device", default="cpu", help="cpu or a torch device such as cuda")
+    parser.add_argument("--device", default="cpu", help="cpu, or a torch device such as cuda")
     parser.add_argument(
         "--step-tokens", type=int, default=STEP_TOKENS, help="of a step; for a card 32768"
     )
-    parser.add_argument("--limit", type=int, help="answers to learn from, drawn at random")
+    parser.add_argument(
+        "--limit", type=int, help="answers to take, drawn at random; 0.5 %% of prompts are held out"
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--go-on", action="store_true", help="from the head in the folder")
@@ -261,7 +264,8 @@ def main() -> None:
         parser.error("with --go-on the head's own layers, tokens and size stay; leave them out")
     let_torch_use_matrix_registers()
     folder = resolve_model(args.target)
-    model = load_target_model(folder, torch.bfloat16, args.device)
+    device = resolve_device(args.device)
+    model = load_target_model(folder, torch.bfloat16, device)
     check_plain_head(model, "training of a Hydra head", "it cannot be trained for this target")
     known = _known_head(args.drafter, model.get_input_embeddings().weight) if args.go_on else None
     layers = known.shape.target_layer_ids if known else args.layers or _some_layers(args.drafter)
@@ -271,22 +275,23 @@ def main() -> None:
     drawn = np.random.default_rng(7).permutation(texts.chosen)[: args.limit]
     examples, held_out = split_held_out(TextStore(texts.arrays, drawn), HELD_OUT_SHARE)
     if not examples:
-        raise ConfigError(f"no answer holds at most {MAX_TOKENS} tokens; give shorter ones")
+        raise ConfigError(
+            f"no answer is left to train on ({len(held_out)} held out; of at most {MAX_TOKENS} "
+            "tokens, prompts of two or more); give others"
+        )
     sha256 = target_sha256(folder)
     others = Places(target, held_out, None, sha256, args.step_tokens)
     places = Places(target, examples, args.states, sha256, args.step_tokens)
     if args.states:
         places.read()
     head = known or new_head(target, examples, args.num_tokens or 8192, args.inner_size or 1152)
-    head.to(args.device)
+    head.to(device)
     for name, work in (("before", None), ("after", args.minutes)):
         if work is not None:
             train(head, places, target, work, args.lr)
         if held_out:
             found = ", ".join(f"{one:.3f}" for one in divergences(head, others, target))
-            print(
-                f"{name}: divergence of {len(held_out)} answers held out, by tokens ahead {found}"
-            )
+            print(f"{name}: divergence in nats on {len(held_out)} held-out answers: {found}")
     head.cpu().save(args.drafter)
 
 

@@ -3,12 +3,16 @@
 Skips itself without one. Where the first test fails, the engine refuses to run exactly.
 """
 
+import os
 import random
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
+from blockdraft.kernels.backends import card_kernels
+from blockdraft.kernels.cuda.choice import SWITCH
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.checks import check_drafted_equals_plain, check_together_equals_alone
 from tests.parity.targets import WAYS, Way, make_dflash, make_target
@@ -19,6 +23,15 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 DTYPES = (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_triton_kernels_are_used(dtype: torch.dtype, head_dim: int) -> None:
+    """All other tests pass with torch's operations, too."""
+    if find_spec("triton") is None or os.environ.get(SWITCH) == "off":
+        pytest.skip("without Triton")
+    assert card_kernels(dtype, "cuda", [head_dim]) == (True, "")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -132,4 +132,4 @@ def test_readme_is_short_and_says_first_what_it_runs_on():
     assert len(lines) <= 150
     first_screen = "\n".join(lines[:30])
     assert "CPU" in first_screen
-    assert re.search(r"GPU.*the default models were not run there", first_screen)
+    assert re.search(r"GPU.*run on one NVIDIA card only", first_screen)

@@ -222,6 +222,19 @@ def test_features_wait_until_they_are_searched_with() -> None:
     assert torch.equal(query.features, parts[-WINDOW:].flatten(0, 1))
 
 
+def test_a_crowd_keeps_no_features_and_what_is_left_of_it_does() -> None:
+    free = ngram_drafter(tiny_target(), [])
+    rows = [row_of(key) for key in range(GUESSED_ROWS + 1)]
+    for row in rows:
+        free.open(row, 0)
+    features = torch.randn(1, len(LAYER_IDS) * HIDDEN_SIZE)
+    free.committed(rows[0], [3], features)
+    assert not free._waiting
+    free.close(rows[-1].sequence.key)
+    free.committed(rows[0], [3], features)
+    assert list(free._waiting) == [rows[0].sequence.key]
+
+
 def test_the_released_head_is_trained_for_as_many_tokens_as_are_guessed() -> None:
     assert len(WEIGHTS) == DEPTH
 

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from transformers import AutoConfig
-
 from blockdraft.core.errors import ModelError
+from blockdraft.hub.model_config import load_config
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.backends import card_kernels
 from blockdraft.llm import LLM
@@ -62,8 +61,9 @@ def _first_that_passes(settings: Settings, notes: Notes) -> Way | None:
 
 def _without_kernels(settings: Settings, dtype: str) -> str:
     """Why a load that should have had the Triton kernels did without them; empty if it did not."""
-    config = AutoConfig.from_pretrained(resolve_model(settings.target), local_files_only=True)
-    return card_kernels(DTYPES[dtype], settings.device, [head_dim_of(config)])[1]
+    config = load_config(resolve_model(settings.target)).get_text_config()
+    head_dims = [head_dim_of(config)] if getattr(config, "num_attention_heads", None) else []
+    return card_kernels(DTYPES[dtype], settings.device, head_dims)[1]
 
 
 def _prove(llm: LLM, settings: Settings, notes: Notes) -> None:

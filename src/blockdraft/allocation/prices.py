@@ -9,6 +9,9 @@ from blockdraft.allocation.costs import StepCosts
 _LEAST_GAIN = 0.10
 """Share of the rate by which candidates must raise it where sequences share a step. Those that
 advance unevenly share fewer steps at their ends: no price says so, and crowds gain little."""
+_CROWD, _LEAST_GAIN_OF_CROWD = 8, 0.20
+"""With more sequences it must be more: what is beside the forward (searching, deciding, keeping
+features) takes a few percent of all steps there, and a quarter of them draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ class StepPrices:
         forward = [one + more for one, more in zip(self._forward(len(gains)), added, strict=True)]
         rates = [own / (one + drafting) for own, one in zip(tokens, forward, strict=True)]
         found = max(range(least, len(rates)), key=rates.__getitem__)
-        if self.num > 1 and rates[found] < (1 + _LEAST_GAIN) * rates[least]:
+        least_gain = _LEAST_GAIN if self.num <= _CROWD else _LEAST_GAIN_OF_CROWD
+        if self.num > 1 and rates[found] < (1 + least_gain) * rates[least]:
             found = least
         return Price(found, tokens[found], forward[found] + drafting, forward[found])
 

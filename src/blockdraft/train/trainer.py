@@ -24,7 +24,13 @@ from blockdraft.data.dataset import (
 )
 from blockdraft.data.identity import target_sha256, texts_sha256
 from blockdraft.data.store import TextStore
-from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype, use_threads
+from blockdraft.models.loading import (
+    leave_cudnn_attention_out,
+    load_target_model,
+    resolve_device,
+    resolve_dtype,
+    use_threads,
+)
 from blockdraft.models.quantized import dequantize
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.train.advice import few_steps, few_texts
@@ -133,6 +139,7 @@ class _Run:
         self.config = config
         self.processes = processes
         self.examples, held_out = TextStore.of(texts.train), texts.held_out
+        leave_cudnn_attention_out(config.device)  # a target that is shared is loaded on the CPU
         self.lengths: list[int] = self.examples.lengths.tolist()
         loaded = load_target_model(
             config.target,

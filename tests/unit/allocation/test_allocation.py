@@ -129,6 +129,11 @@ def test_crowds_leave_out_candidates_that_raise_the_rate_by_next_to_nothing():
     assert forced.num_candidates == 1
     more = StepPrices(costs, 2, 0, 0).best([0.3, 0.5], [0.0, 0.0], 0.0, least=1)
     assert more.num_candidates == 2
+    # Rows that cost nothing: two candidates raise the rate by 0.21, 0.19 and 0.21.
+    flat = StepCosts([(1, 1.0), (64, 1.0)], [(1, 1.0), (64, 1.0)], [(6, 1e-6)])
+    for num, gains, taken in ((8, [0.9, 0.8], 2), (9, [0.9, 0.8], 0), (9, [0.95, 0.95], 2)):
+        price = StepPrices(flat, num, 0, 0).best(gains, [0.0, 0.0], 0.0)
+        assert price.num_candidates == taken
 
 
 def test_keys_cost_the_same_with_candidates_and_without():

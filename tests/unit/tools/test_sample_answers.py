@@ -11,10 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.dataset import read_examples
-from tests.tiny import tiny_target
+from blockdraft.text.tokenizer import load_tokenizer
+from tests.tiny import tiny_target, tiny_target_folder
 from tools import sample_answers
 
-VOCAB, END = 40, 2
+VOCAB, END, OTHER_END = 40, 2, 11
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_greedy_answers_are_those_of_transformers(model: LlamaForCausalLM) -> No
     texts = prompts(30)
     writer = sample_answers.LlamaWriter(model)
     with patch.multiple(sample_answers, COMPACT_STEPS=3, PREFILL_TEXTS=7, ROOM=4):
-        found = sample_answers.write(writer, texts, 0.0, 24)
+        found = sample_answers.write(writer, texts, 0.0, 24, {END, OTHER_END})
     lengths = set()
     for prompt, answer in zip(texts, found, strict=True):
         ids = torch.tensor([prompt])
@@ -55,6 +56,7 @@ def test_greedy_answers_are_those_of_transformers(model: LlamaForCausalLM) -> No
             do_sample=False,
             max_new_tokens=24,
             pad_token_id=END,
+            eos_token_id=[END, OTHER_END],
         )[0, len(prompt) :].tolist()
         assert answer == expected
         lengths.add(len(answer))
@@ -65,7 +67,7 @@ def test_samples_have_the_target_s_distribution(model: LlamaForCausalLM) -> None
     prompt, number, temperature = prompts(1)[0], 4000, 0.8
     torch.manual_seed(3)
     writer = sample_answers.LlamaWriter(model)
-    found = sample_answers.write(writer, [prompt] * number, temperature, 1)
+    found = sample_answers.write(writer, [prompt] * number, temperature, 1, {END})
     counts = torch.bincount(torch.tensor(found)[:, 0], minlength=VOCAB) / number
     logits = model(torch.tensor([prompt])).logits[0, -1]
     expected = torch.softmax(logits / temperature, -1)
@@ -75,7 +77,7 @@ def test_samples_have_the_target_s_distribution(model: LlamaForCausalLM) -> None
 
 def test_groups_hold_each_prompt_once_and_fit_the_room(tmp_path: Path) -> None:
     rows = [
-        {"id": str(number), "set": "s", "prompt_ids": ids, "response_ids": [5, 6]}
+        {"id": str(number), "set": "s", "prompt_ids": ids, "response_ids": [5, number]}
         for number, ids in enumerate([*prompts(40), *prompts(3)])
     ]
     path = tmp_path / "answers.jsonl"
@@ -88,32 +90,42 @@ def test_groups_hold_each_prompt_once_and_fit_the_room(tmp_path: Path) -> None:
     assert together == sorted({tuple(ids) for ids in prompts(40)})
 
 
-def test_rows_are_those_of_answers_that_can_be_trained_on(
-    model: LlamaForCausalLM, tmp_path: Path
-) -> None:
-    model.save_pretrained(tmp_path / "target")
-    given, output = tmp_path / "given.jsonl", tmp_path / "answers.jsonl"
-    given.write_text(
-        json.dumps({"id": "a", "set": "s", "prompt_ids": prompts(1)[0], "response_ids": [5, 6]})
-    )
-    told = [str(given), "--output", str(output), "--target", str(tmp_path / "target")]
-    told += ["--device", "cpu", "--max-tokens", "9", "--temperatures", "1.0", "0.5"]
+def run(target: Path, given: Path, output: Path, *more: str) -> None:
+    told = [str(given), "--output", str(output), "--target", str(target), "--device", "cpu", *more]
     with patch.object(sys, "argv", ["sample_answers.py", *told]):
         sample_answers.main()
+
+
+def given_answer(folder: Path, prompt_ids: list[int]) -> Path:
+    path = folder / "given.jsonl"
+    row = {"id": "a", "set": "s", "prompt_ids": prompt_ids, "response_ids": [5, 6]}
+    path.write_text(json.dumps(row))
+    return path
+
+
+def test_rows_are_those_of_answers_that_can_be_trained_on(tmp_path: Path) -> None:
+    target, output = tiny_target_folder(tmp_path), tmp_path / "answers.jsonl"
+    given = given_answer(tmp_path, [3, 4, 5])
+    run(target, given, output, "--max-tokens", "9", "--temperatures", "1.0", "0.5")
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(row["temperature"], row["sample"]) for row in rows] == [(1.0, 1), (0.5, 2)]
-    assert all(
-        row["finish"] == ("stop" if row["response_ids"][-1] == END else "length") for row in rows
-    )
+    eos_ids = load_tokenizer(target).eos_ids
+    for row in rows:
+        is_over = row["response_ids"][-1] in eos_ids
+        assert row["finish"] == ("stop" if is_over else "length")
+        assert is_over or len(row["response_ids"]) == 9
     assert len(read_examples([output], min_response_len=1, max_len=100)) >= 1
+
+
+def test_prompts_that_are_too_long_are_refused_before_the_file_is_emptied(tmp_path: Path) -> None:
+    target, output = tiny_target_folder(tmp_path), tmp_path / "answers.jsonl"
+    output.write_text("before")
+    given = given_answer(tmp_path, [3] * (sample_answers.MAX_PROMPT + 1))
+    with pytest.raises(ConfigError, match="no prompt holds 2 to 380 tokens"):
+        run(target, given, output)
+    assert output.read_text() == "before"
 
 
 def test_other_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="has other layers or rotations than Llama"):
         sample_answers.LlamaWriter(tiny_target("qwen3"))
-
-
-def test_several_end_tokens_are_refused(model: LlamaForCausalLM) -> None:
-    model.config.eos_token_id = [2, 3]
-    with pytest.raises(ConfigError, match=r"its end tokens are \[2, 3\]"):
-        sample_answers.LlamaWriter(model)

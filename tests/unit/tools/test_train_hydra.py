@@ -1,5 +1,7 @@
 """The tool that trains Hydra heads: what it pairs, that it learns, and that it goes on."""
 
+import json
+import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,6 +19,7 @@ from tests.tiny import (
     edit_json,
     tiny_drafter_folder,
     tiny_target,
+    tiny_target_folder,
 )
 from tools import train_hydra
 
@@ -126,3 +129,38 @@ def test_training_goes_on_from_the_drafter_s_head(target: FrozenTarget, tmp_path
     assert known.training
     assert known.shape.target_layer_ids == LAYER_IDS[:2]
     assert all(own.requires_grad for own in known.parameters())
+
+
+def test_divergences_are_a_mean_over_places_without_dropout(target: FrozenTarget) -> None:
+    texts = examples(9)
+    head = train_hydra.new_head(target, texts, 40, 32)
+    with torch.no_grad():
+        head.last_norm.fill_(1.0)  # so that features matter
+    parts = (texts, texts[:2], texts[2:])
+    places = [train_hydra.Places(target, own, None, "target") for own in parts]
+    whole, *found = (train_hydra.divergences(head, own, target) for own in places)
+    assert whole == train_hydra.divergences(head, places[0], target)
+    assert head.training
+    numbers = [sum(len(text.response_ids) + 1 for text in own) for own in parts[1:]]
+    for ahead, expected in enumerate(whole):
+        total = sum(n * own[ahead] for n, own in zip(numbers, found, strict=True))
+        assert total / sum(numbers) == pytest.approx(expected, rel=1e-4)
+        assert expected > 0
+
+
+@pytest.mark.parametrize("number", [1, 1500])
+def test_the_tool_trains_without_a_folder_of_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    folders = tiny_target_folder(tmp_path), tiny_drafter_folder(tmp_path)
+    answers = tmp_path / "answers.jsonl"
+    with answers.open("w") as file:
+        for text in examples(number):
+            row = {"id": text.id, "set": "s", "prompt_ids": text.prompt_ids}
+            file.write(json.dumps(row | {"response_ids": text.response_ids}) + "\n")
+    told = [str(folders[1]), str(answers), "--target", str(folders[0]), "--minutes", "0.001"]
+    with patch.object(sys, "argv", ["train_hydra.py", *told, "--num-tokens", "30"]):
+        train_hydra.main()
+    assert HydraHead.load(folders[1], HIDDEN_SIZE, VOCAB_SIZE) is not None
+    is_held_out = "held-out answers" in capsys.readouterr().out
+    assert is_held_out == (number > 1)

@@ -18,8 +18,8 @@ SIZE, INNER, HEADS, KV_HEADS = 144, 80, 6, 2
 PRODUCTS = ((200, 2048, 1), (200, 2064, 1), (200, 2048, 62), (200, 2064, 62))
 """Outputs, inputs, and how often the weight is repeated: sums are long, whole tiles of inputs or
 not, and few outputs have other tiles than many."""
-NUM_KEYS = 4 * TILE + 9
-"""More than there are rows: each sees a key, as torch's attention over none is no number."""
+NUM_KEYS = 3 * TILE + 9
+"""More than there are rows: each sees some, as torch's attention over no key is NaN on a card."""
 NUM_PAGES = 67
 """Of the longest row: of its keys the parts are longer than the shortest ones."""
 WINDOW = 21 * TILE

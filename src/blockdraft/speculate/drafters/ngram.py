@@ -53,10 +53,16 @@ class NGramDrafter(ModelFree):
         self._vocab_size = vocab_size
         self._waiting: dict[int, list[Tensor]] = {}
         """Features that no search has had yet: of the tokens before the last ones of a text."""
+        self._open: set[int] = set()
+        """Sequences that may be searched for."""
         self._alone: int | None = None
         """The sequence that was asked for alone, until it is told what was committed."""
         self.feature_layers = () if layers is None else layers.feature_layers
         self._window = 1 if layers is None else layers.window
+
+    def open(self, row: Row, num_reused: int) -> None:
+        """See Drafter.open."""
+        self._open.add(row.sequence.key)
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose: all rows in one search."""
@@ -92,12 +98,14 @@ class NGramDrafter(ModelFree):
         The last token with features stands one before the end of the text when that is searched.
         """
         sample = row.sequence
-        if not self.feature_layers or features is None:
+        # In a crowd no head is asked; what is left of it is read on from there.
+        is_crowd = len(self._open) > GUESSED_ROWS
+        if not self.feature_layers or features is None or is_crowd:
             self._waiting.pop(sample.key, None)
             return
         waiting = self._waiting.setdefault(sample.key, [])
         waiting.append(_readable(features[-self._window :]))
-        # Chunks of a prompt are joined when they are read; a crowd's steps are never read, perhaps.
+        # Chunks of a prompt are joined when they are read; some steps are never read, perhaps.
         del waiting[:-MOST_WAITING]
         # Several rows would wait for each other; their heads are asked when they propose. Whoever
         # was not asked in this step may not be asked in the next one.
@@ -107,6 +115,7 @@ class NGramDrafter(ModelFree):
 
     def close(self, key: int) -> None:
         """See Drafter.close."""
+        self._open.discard(key)
         self._search.close(key)
         self._waiting.pop(key, None)
 
