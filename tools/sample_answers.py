@@ -11,8 +11,9 @@ layers of Llama.
 import argparse
 import json
 import random
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -228,14 +229,6 @@ def _prompts(paths: Sequence[Path]) -> list[Example]:
     return list(chosen.values())
 
 
-def _rounds(
-    found: list[list[Example]], temperatures: Sequence[float]
-) -> Iterator[tuple[int, float, list[Example]]]:
-    for number, temperature in enumerate(temperatures):
-        for group in found:
-            yield number, temperature, group
-
-
 def main() -> None:
     """Answer until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -260,7 +253,7 @@ def main() -> None:
     found = groups(prompts, args.token_room, args.max_tokens)
     begin, num_tokens = perf_counter(), 0
     with args.output.open("w", encoding="utf-8") as file:
-        for number, temperature, group in _rounds(found, args.temperatures):
+        for (number, temperature), group in product(enumerate(args.temperatures), found):
             if perf_counter() - begin > args.seconds:
                 break
             texts = [own.prompt_ids for own in group]

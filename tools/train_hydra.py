@@ -77,6 +77,9 @@ class Places:
         self._lengths: list[int] = TextStore.of(examples).lengths.tolist()
         self._cache = StateCache(target, examples, folder, target_sha256)
 
+    def __len__(self) -> int:
+        return len(self._examples)
+
     def read(self) -> None:
         """Have the target read what the folder lacks."""
         missing = sorted(self._cache.missing(), key=self._lengths.__getitem__)
@@ -286,13 +289,16 @@ def main() -> None:
         places.read()
     head = known or new_head(target, examples, args.num_tokens or 8192, args.inner_size or 1152)
     head.to(device)
-    for name, work in (("before", None), ("after", args.minutes)):
-        if work is not None:
-            train(head, places, target, work, args.lr)
-        if held_out:
-            found = ", ".join(f"{one:.3f}" for one in divergences(head, others, target))
-            print(f"{name}: divergence in nats on {len(held_out)} held-out answers: {found}")
+    _tell("before", head, others, target)
+    train(head, places, target, args.minutes, args.lr)
+    _tell("after", head, others, target)
     head.cpu().save(args.drafter)
+
+
+def _tell(when: str, head: HydraHead, held_out: Places, target: FrozenTarget) -> None:
+    if len(held_out):
+        found = ", ".join(f"{one:.3f}" for one in divergences(head, held_out, target))
+        print(f"{when}: divergence in nats on {len(held_out)} held-out answers: {found}")
 
 
 if __name__ == "__main__":

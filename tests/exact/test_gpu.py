@@ -1,6 +1,6 @@
 """On a GPU: rows do not depend on their company, and drafted output equals plain output.
 
-Skips itself without one. Where the first test fails, the engine refuses to run exactly.
+Skips itself without one. Where rows depend on their company, the engine refuses to run exactly.
 """
 
 import os

@@ -9,7 +9,7 @@ from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.backends import card_kernels
 from blockdraft.llm import LLM
 from blockdraft.models.loading import DTYPES
-from blockdraft.models.supported import head_dim_of
+from blockdraft.models.supported import head_dims_of
 from blockdraft.proof.certificate import describe_proof, make_certificate
 from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts
@@ -62,8 +62,7 @@ def _first_that_passes(settings: Settings, notes: Notes) -> Way | None:
 def _without_kernels(settings: Settings, dtype: str) -> str:
     """Why a load that should have had the Triton kernels did without them; empty if it did not."""
     config = load_config(resolve_model(settings.target)).get_text_config()
-    head_dims = [head_dim_of(config)] if getattr(config, "num_attention_heads", None) else []
-    return card_kernels(DTYPES[dtype], settings.device, head_dims)[1]
+    return card_kernels(DTYPES[dtype], settings.device, head_dims_of(config))[1]
 
 
 def _prove(llm: LLM, settings: Settings, notes: Notes) -> None:

@@ -11,7 +11,7 @@ _LEAST_GAIN = 0.10
 advance unevenly share fewer steps at their ends: no price says so, and crowds gain little."""
 _CROWD, _LEAST_GAIN_OF_CROWD = 8, 0.20
 """With more sequences it must be more: what is beside the forward (searching, deciding, keeping
-features) takes a few percent of all steps there, and a quarter of them draft."""
+features) takes a few percent of the time there, which steps that gain less do not bring back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,11 @@ def head_dim_of(config: Any) -> int:
     return head_dim
 
 
+def head_dims_of(config: Any) -> list[int]:
+    """Sizes of the heads that attend; none in a model that does not attend."""
+    return [head_dim_of(config)] if getattr(config, "num_attention_heads", None) else []
+
+
 def is_quantized(model: PreTrainedModel) -> bool:
     """True if another package holds the weights, packed, and multiplies with them."""
     return getattr(model.config, "quantization_config", None) is not None

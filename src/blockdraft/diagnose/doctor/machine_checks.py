@@ -11,7 +11,7 @@ from blockdraft.core.words import counted
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.pair import Pair
 from blockdraft.kernels.backends import backend_for, card_kernels, kernels_state
-from blockdraft.models.supported import head_dim_of
+from blockdraft.models.supported import head_dims_of
 
 GIB = 2**30
 BUSY = 0.3
@@ -98,9 +98,7 @@ def kernels_check(pair: Pair) -> Check:
     """What the steps between matrix products run on, and whether the CPU knows the precision."""
     name = "kernels"
     if torch.device(pair.device).type != "cpu":
-        config = pair.target_config
-        attends = getattr(config, "num_attention_heads", None)
-        head_dims = [head_dim_of(config)] if attends else []
+        head_dims = head_dims_of(pair.target_config)
         runs, why_not = card_kernels(pair.dtype, pair.device, head_dims)
         said = f"Triton's, on {pair.device}" if runs else f"torch's, on {pair.device}: {why_not}"
         return Check(name, "ok", said)
