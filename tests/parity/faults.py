@@ -192,13 +192,21 @@ def fill_rows_in_a_real_page() -> AbstractContextManager[object]:
 @contextmanager
 def window_one_key_too_wide() -> Iterator[None]:
     """Rows over pages see one key more than the window of their layer, the drafter's slots too."""
-    real = Visibility.key_ranges
+    one, several = Visibility.key_range, Visibility.key_ranges
 
-    def wider(rule: Visibility, queries: Tensor, ends: Tensor) -> Tensor:
-        window = None if rule.window is None else rule.window + 1
-        return real(replace(rule, window=window), queries, ends)
+    def wider(rule: Visibility) -> Visibility:
+        return replace(rule, window=None if rule.window is None else rule.window + 1)
 
-    with patch.object(Visibility, "key_ranges", wider):
+    def of_one(rule: Visibility, query: int, end: int) -> tuple[int, int]:
+        return one(wider(rule), query, end)
+
+    def of_several(rule: Visibility, queries: Tensor, ends: Tensor) -> Tensor:
+        return several(wider(rule), queries, ends)
+
+    with (
+        patch.object(Visibility, "key_range", of_one),
+        patch.object(Visibility, "key_ranges", of_several),
+    ):
         yield
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from blockdraft.cache import pages as pages_module
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
@@ -83,15 +82,14 @@ def sequences_mixed_up(patch: Patch) -> None:
 
 
 def rows_see_one_key_ahead(patch: Patch) -> None:
-    real = Visibility.key_ranges
+    real = Visibility.key_range
 
-    def one_more(self: Visibility, queries: Tensor, ends: Tensor) -> Tensor:
-        found = real(self, queries, ends)
+    def one_more(self: Visibility, query: int, end: int) -> tuple[int, int]:
+        first, last = real(self, query, end)
         # Where there is a page for it.
-        found[:, 1] += found[:, 1] % PAGE_SIZE != 0
-        return found
+        return first, last + (last % PAGE_SIZE != 0)
 
-    patch.setattr(Visibility, "key_ranges", one_more)
+    patch.setattr(Visibility, "key_range", one_more)
 
 
 def digest_without_its_parent(patch: Patch) -> None:

@@ -274,6 +274,14 @@ class LayerParts:
     activation: Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class HeadParts:
+    """What makes logits of the last layer's output."""
+
+    norm: Norm
+    linear: Linear
+
+
 class KVPages(Protocol):
     """Keys and values of all layers in pages.
 
@@ -469,6 +477,7 @@ class LayerStack(Protocol):
 
         rotation: cos and signed sin, [rows, head_dim] each. seen: of each kind of layer. wanted: of
         hidden [1, rows, size] the n rows whose last output is returned, [1, n, size]; None: all.
+        With a head that is their logits, [1, n, V].
         """
 
 
@@ -645,11 +654,13 @@ class Backend(Protocol):
         scorings: Sequence[Scoring],
         kinds: Sequence[int],
         kept: Sequence[int],
+        head: HeadParts | None = None,
     ) -> LayerStack | None:
         """Layers of this backend, one for each of the pages' pools, in one call.
 
         kinds: of each layer, the place of its attention among those that a call gives. kept:
-        numbers of layers whose outputs are wanted, rising. None where that cannot be.
+        numbers of layers whose outputs are wanted, rising. head: behind the last layer. None where
+        that cannot be.
         """
 
 

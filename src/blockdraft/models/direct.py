@@ -1,25 +1,26 @@
 """The forward of a model of a common kind, without transformers' code between its layers.
 
 A step of a small model on a CPU spends a quarter of its time there: it reads all weights, so that
-nothing of what Python needs stays in the caches. Embedding, final norm and head are the model's own
-modules, and rotations come from a table that its module fills; the layers run in one call, with the
-bits that they have one by one.
+nothing of what Python needs stays in the caches. The embedding is the model's own module, and
+rotations come from a table that its module fills; the layers run in one call, final norm and head
+with them where kernels compute both, and all have the bits that they have one by one.
 """
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.cache.paged_kv import PagedKV
-from blockdraft.kernels.interface import LayerStack
+from blockdraft.kernels.interface import HeadParts, LayerStack
 from blockdraft.models.attention.plan import AttentionPlan, kinds_of
 from blockdraft.models.attention.visibility import Visibility
 from blockdraft.models.fused import FusedLayer, with_sign
 from blockdraft.models.layer import stack_of
-from blockdraft.models.packed import is_plain
+from blockdraft.models.norms import replaced_norm
+from blockdraft.models.packed import PackedLinear, is_plain
 from blockdraft.models.rotation_table import RotationTable
 from blockdraft.models.supported import decoder_layers, rope_types, varies
 
@@ -44,34 +45,68 @@ class DirectForward:
     kinds: Sequence[Visibility]
     feature_places: list[int] | None
     """Where the features are among the outputs that the stack keeps; None if these are they."""
-    hooks: Sequence[tuple[Sized, Sized, int]]
-    """Of each layer what is called before and behind it, and how many of these the target's own
-    are, which capture features."""
+    hooks: Sequence[Sized]
+    """What is called before and behind everything that the stack computes."""
+    num_own_hooks: int
+    """How many of these are the target's own: they capture features, and pack the head's rows."""
     rotations: RotationTable
+    head: "_Head | None"
+    """What the stack computes behind the layers; None: norm and head are called."""
 
     def may_run(self) -> bool:
         """Whether nobody else waits for a call that does not happen here."""
-        if not (is_plain(self.model) and is_plain(self.model.model)):
-            return False
-        return not any(before or len(behind) > num for before, behind, num in self.hooks)
+        return (
+            is_plain(self.model)
+            and is_plain(self.model.model)
+            and sum(map(len, self.hooks)) <= self.num_own_hooks
+            and (self.head is None or self.head.is_in(self.model))
+        )
 
     def __call__(
-        self, plan: AttentionPlan, inputs: Tensor, wanted: list[int]
+        self, plan: AttentionPlan, inputs: Tensor, wanted: list[int], end: int
     ) -> tuple[Tensor, Tensor]:
         """Inputs [2 or more, rows], token ids and positions -> logits of n rows, and features.
 
-        wanted: [n], the rows.
+        wanted: [n], the rows. end: behind all positions.
 
         Returns:
             logits [n, V], and the outputs [rows, num_features * hidden] of the layers asked for.
         """
         base = self.model.model
         hidden = base.embed_tokens(inputs[:1])
-        rotation = self.rotations(hidden, inputs[1], int(inputs[1].max()) + 1)
-        kept, last = plan.run_stack(self.stack, self.kinds, hidden, rotation, wanted)
-        logits: Tensor = self.model.lm_head(base.norm(last))
+        rotation = self.rotations(hidden, inputs[1], end)
+        kept, logits = plan.run_stack(self.stack, self.kinds, hidden, rotation, wanted)
+        if self.head is None:
+            logits = self.model.lm_head(base.norm(logits))
         features = kept if self.feature_places is None else kept[:, self.feature_places]
         return logits[0], features.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Final norm and head of a model, and the forwards of theirs that the stack computes."""
+
+    norm: nn.Module
+    lm_head: nn.Module
+    forwards: tuple[object, object]
+    parts: HeadParts
+
+    def is_in(self, model: Any) -> bool:
+        """Whether the model still has them."""
+        norm, lm_head = model.model.norm, model.lm_head
+        forwards = vars(norm).get("forward"), vars(lm_head).get("forward")
+        is_own = [own is other for own, other in zip(self.forwards, forwards, strict=True)]
+        return norm is self.norm and lm_head is self.lm_head and all(is_own)
+
+
+def _head_of(model: Any) -> _Head | None:
+    """None where either is computed otherwise."""
+    norm, lm_head = model.model.norm, model.lm_head
+    forward, replaced = vars(lm_head).get("forward"), replaced_norm(norm)
+    if replaced is None or not isinstance(forward, PackedLinear):
+        return None
+    forwards = vars(norm)["forward"], forward
+    return _Head(norm, lm_head, forwards, HeadParts(replaced, forward.linear))
 
 
 def direct_forward(
@@ -92,13 +127,16 @@ def direct_forward(
     kept = sorted({*layer_ids})
     places = None if kept == [*layer_ids] else [kept.index(index) for index in layer_ids]
     attentions = [forward.attention for forward in forwards]
-    stack = stack_of([forward.layer for forward in forwards], attentions, kv, kept)
+    of_stack = [forward.layer for forward in forwards], attentions, kv, kept
+    head = _head_of(model)
+    stack = None if head is None else stack_of(*of_stack, head.parts)
+    if stack is None:
+        head, stack = None, stack_of(*of_stack)
     if stack is None:
         return None
-    hooks = [
-        (layer._forward_pre_hooks, layer._forward_hooks, int(index in layer_ids))
-        for index, layer in enumerate(layers)
-    ]
+    in_stack = layers if head is None else [*layers, head.norm, head.lm_head]
+    hooks = [own for part in in_stack for own in (part._forward_pre_hooks, part._forward_hooks)]
+    num_own_hooks = len(kept) + (head is not None)
     asks_always = any(map(varies, rope_types(model.config)))
     rotary = model.model.rotary_emb
     rotations = RotationTable(
@@ -106,4 +144,4 @@ def direct_forward(
         varies=asks_always,
     )
     kinds, _ = kinds_of(attentions)
-    return DirectForward(model, stack, kinds, places, hooks, rotations)
+    return DirectForward(model, stack, kinds, places, hooks, num_own_hooks, rotations, head)

@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from blockdraft.cache.paged_kv import PagedKV
-from blockdraft.kernels.interface import Backend, LayerParts, LayerStack, Rotation
+from blockdraft.kernels.interface import (
+    Backend,
+    HeadParts,
+    LayerParts,
+    LayerStack,
+    Rotation,
+)
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, kinds_of
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -79,10 +85,11 @@ def stack_of(
     attentions: Sequence[LayerAttention],
     kv: PagedKV,
     kept: Sequence[int] = (),
+    head: HeadParts | None = None,
 ) -> LayerStack | None:
     """All layers of a model over its pages in one call; None where one of them runs in parts.
 
-    attentions: of each layer. kept: see Backend.stack.
+    attentions: of each layer. kept, head: see Backend.stack.
     """
     whole = [layer.whole for layer in layers]
     found = [layer for layer in whole if layer is not None]
@@ -90,7 +97,7 @@ def stack_of(
         return None
     scorings = [attention.scoring for attention in attentions]
     _, kinds = kinds_of(attentions)
-    return layers[0].backend.stack(found, kv, scorings, kinds, kept)
+    return layers[0].backend.stack(found, kv, scorings, kinds, kept, head)
 
 
 def _over(

@@ -42,6 +42,15 @@ def replace_norms(model: PreTrainedModel) -> ExitStack:
     return undo
 
 
+def replaced_norm(module: nn.Module) -> Norm | None:
+    """What a norm computes that was replaced in this way; None of others."""
+    forward = vars(module).get("forward")
+    if not isinstance(forward, partial) or forward.func is not _normed:
+        return None
+    norm: Norm = forward.args[1]
+    return norm
+
+
 def llama_norm(module: Any) -> Norm:
     """What a norm of one of these kinds is made of.
 

@@ -205,7 +205,7 @@ class PagedTarget(TransformersTarget):
         if self._rotation.long_from is not None:
             self._rotation.follow(self._long_rows(rows), inputs.shape[1], device)
         if self._direct is not None and self._direct.may_run():
-            logits, found = self._direct(plan, inputs, wanted)
+            logits, found = self._direct(plan, inputs, wanted, max(rows.positions) + 1)
             features = found[:num_rows] if with_features and self.layer_ids else None
         else:
             cache, which = self._cache_arguments(rows), torch.tensor(wanted, device=device)

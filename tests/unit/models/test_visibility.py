@@ -1,4 +1,4 @@
-"""One rule of who sees whom, in its three forms: for numbers, for tensors, as ranges of keys."""
+"""One rule of who sees whom in its forms: key by key and as ranges, of numbers and of tensors."""
 
 import itertools
 
@@ -13,7 +13,9 @@ RULES = [
 
 
 def key_range(rule, query, end):
-    return tuple(rule.key_ranges(torch.tensor([query]), torch.tensor([end]))[0].tolist())
+    found = rule.key_range(query, end)
+    assert [list(found)] == rule.key_ranges(torch.tensor([query]), torch.tensor([end])).tolist()
+    return found
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)

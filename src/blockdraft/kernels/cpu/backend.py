@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.cpu.layer import NativeLayer, NativeStack
+from blockdraft.kernels.cpu.layer import NativeHead, NativeLayer, NativeStack
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.onednn import OneDnnBackend
 from blockdraft.kernels.cpu.ops import (
@@ -37,6 +37,7 @@ from blockdraft.kernels.cpu.recurrence import NativeRecurrence, knows
 from blockdraft.kernels.interface import (
     AnyWeight,
     GroupWeight,
+    HeadParts,
     Int8Weight,
     KVPages,
     Largest,
@@ -205,13 +206,21 @@ class NativeBackend(OneDnnBackend):
         scorings: Sequence[Scoring],
         kinds: Sequence[int],
         kept: Sequence[int],
+        head: HeadParts | None = None,
     ) -> LayerStack | None:
         """See Backend.stack. A whole layer has neither soft cap nor sinks."""
         if not all(_is_simple(scoring) for scoring in scorings):
             return None
+        native_head = None
+        if head is not None:
+            if not isinstance(head.linear, NativeProduct):
+                return None
+            native_head = NativeHead(head.norm, head.linear)
         native = [layer for layer in layers if isinstance(layer, NativeLayer)]
-        stack = NativeStack(self._kernels, native, kv.pools, kv.scales, scorings, kinds, kept)
-        return TiledStack(stack)
+        pools = kv.pools, kv.scales
+        return TiledStack(
+            NativeStack(self._kernels, native, *pools, scorings, kinds, kept, native_head)
+        )
 
 
 class TiledRows:

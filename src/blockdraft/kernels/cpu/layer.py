@@ -2,7 +2,8 @@
 
 The parts are those of `ops` and `products`, one after the other, with the same bits. Threads stay
 together from the first to the last; between calls they would go to sleep and wake up. A stack of
-layers takes one call too: a step of a small model would spend a quarter of its time between them.
+layers takes one call too, with the head behind it: a step of a small model would spend a quarter of
+its time between them.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from blockdraft.kernels.cpu.library import Layer, Library, Weights
+from blockdraft.kernels.cpu.library import Head, Layer, Library, Weights
 from blockdraft.kernels.cpu.ops import (
     IS_BFLOAT16,
     TiledAttention,
@@ -119,6 +120,24 @@ class NativeLayer:
         return layer_of(heads, keys, values, scoring)
 
 
+class NativeHead:
+    """A norm, and the product with which the head makes logits of it.
+
+    Raises:
+        RuntimeError: they do not fit each other.
+    """
+
+    def __init__(self, norm: Norm, product: NativeProduct) -> None:
+        weight = norm.weight.contiguous()
+        check_alike(weight, product.like)
+        check_sizes(weight.numel() == product.struct.inputs)
+        self._held = weight, product
+        self.like = weight
+        self.size, self.num_logits = product.struct.inputs, product.struct.outputs
+        self._struct = Head(product.struct, weight.data_ptr(), norm.eps, norm.rounds_first)
+        self.address = ctypes.addressof(self._struct)
+
+
 class NativeStack:
     """Layers one behind another over pages, in one call; see LayerStack.
 
@@ -131,9 +150,10 @@ class NativeStack:
         scorings: of each layer.
         kinds: of each layer, the place of its attention among those that a call is given.
         kept: numbers of the layers whose outputs are wanted, rising.
+        head: behind the last layer.
 
     Raises:
-        RuntimeError: pools do not fit the layers, or layers each other.
+        RuntimeError: pools do not fit the layers, or layers and head each other.
     """
 
     def __init__(
@@ -145,6 +165,7 @@ class NativeStack:
         scorings: Sequence[Scoring],
         kinds: Sequence[int],
         kept: Sequence[int],
+        head: NativeHead | None = None,
     ) -> None:
         check_sizes(len(layers) == len(pools) == len(scales) == len(scorings) == len(kinds) > 0)
         first, *others = layers
@@ -154,7 +175,9 @@ class NativeStack:
             for layer, pool, scoring in zip(layers, pools, scorings, strict=True)
         ]
         check_sizes(len({layer.head_dim for layer in over}) == 1)
-        self._kernels = kernels
+        self._kernels, self._head = kernels, head
+        if head is not None:
+            check_sizes(head.size == first.size and head.like.dtype == first.dtype)
         found = [
             pools_of(first.dtype, pool[0], pool[1], own)
             for pool, own in zip(pools, scales, strict=True)
@@ -197,30 +220,41 @@ class NativeStack:
         kept = hidden.new_empty((num_rows, self._num_kept, self._size))
         passed = torch.empty_like(hidden)
         chosen = None if wanted is None else self._chosen(wanted, num_rows)
-        rows = None if chosen is None else (ctypes.c_int64 * len(chosen))(*chosen)
+        given: Sequence[int] = range(num_rows) if chosen is None else chosen
+        places: Sequence[int] = range(len(given))
+        is_in_order = wanted is None or list(wanted) == list(given)
+        if wanted is not None and not is_in_order:
+            place_of = {row: place for place, row in enumerate(given)}
+            places = [place_of[row] for row in wanted]
+        head, logits = self._head, None
+        if head is not None:
+            logits = hidden.new_empty((1, len(places), head.num_logits))
         addresses = [attention.address for attention in attentions]
         self._kernels.layers(
             IS_BFLOAT16[hidden.dtype], self._num_layers, self._weights,
             _addresses(addresses[kind] for kind in self._kinds), self._layers,
             kept.data_ptr(), self._num_kept, self._places, passed.data_ptr(),
-            rows, 0 if rows is None else len(rows), hidden.data_ptr(), cos.data_ptr(),
-            signed_sin.data_ptr(), self._pools,
+            None if chosen is None else _numbers(chosen), 0 if chosen is None else len(chosen),
+            hidden.data_ptr(), cos.data_ptr(), signed_sin.data_ptr(), self._pools,
+            None if head is None else head.address, _numbers(places), len(places),
+            None if logits is None else logits.data_ptr(),
         )  # fmt: skip
+        if logits is not None:
+            return kept, logits
         last = kept[:, -1].reshape(hidden.shape) if self._keeps_last else passed
-        given: Sequence[int] = range(num_rows)
         if chosen is not None:
-            last, given = passed[:, : len(chosen)], chosen
-        if wanted is None or list(wanted) == list(given):
-            return kept, last
-        place_of = {row: place for place, row in enumerate(given)}
-        places = [place_of[row] for row in wanted]
-        return kept, last[:, torch.tensor(places, device=last.device)]
+            last = passed[:, : len(chosen)]
+        return kept, last if is_in_order else last[:, torch.tensor(places, device=last.device)]
 
     def _chosen(self, wanted: Sequence[int], num_rows: int) -> list[int] | None:
         """The rows that go on behind the last keys and values, rising; None for all."""
         chosen = sorted({*wanted})
         check_sizes(len(chosen) > 0 and chosen[0] >= 0 and chosen[-1] < num_rows)
         return None if self._keeps_last or len(chosen) == num_rows else chosen
+
+
+def _numbers(numbers: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def _addresses(addresses: Iterable[int]) -> "ctypes.Array[ctypes.c_void_p]":

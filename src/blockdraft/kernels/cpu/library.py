@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "layers": [
         *[_FLAG, _COUNT, *[_ADDRESS] * 4, _COUNT],
         *[*[_ADDRESS] * 3, _COUNT, *[_ADDRESS] * 4],
+        *[_ADDRESS, _ADDRESS, _COUNT, _ADDRESS],
     ],
     "recurrence": [_FLAG, _ADDRESS, _FLAG],
     "recurrence_key_dim": [],
@@ -188,6 +189,17 @@ class Weights(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("mlp_eps", ctypes.c_float),
         ("head_eps", ctypes.c_float),
+        ("rounds_first", ctypes.c_int),
+    )
+
+
+class Head(ctypes.Structure):
+    """`Head` of layer.cpp."""
+
+    _fields_ = (
+        ("product", Product),
+        ("norm", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
         ("rounds_first", ctypes.c_int),
     )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from blockdraft.kernels.interface import (
     AnyWeight,
     GroupWeight,
+    HeadParts,
     Int8Weight,
     KVPages,
     Largest,
@@ -192,6 +193,7 @@ class TorchBackend:
         scorings: Sequence[Scoring],
         kinds: Sequence[int],
         kept: Sequence[int],
+        head: HeadParts | None = None,
     ) -> LayerStack | None:
         """None: torch has no whole layers."""
         return None

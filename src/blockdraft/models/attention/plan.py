@@ -99,13 +99,15 @@ class AttentionPlan:
 
     def _ranges(self, visibility: Visibility) -> Tensor:
         """[rows of the spans, 2]: the keys that each row sees."""
-        return _ranges(visibility, self._places())
-
-    def _places(self) -> Tensor:
-        """[2, rows of the spans]: positions, and the ends of the spans' keys."""
-        positions = [p for s in self._spans for p in range(s.start, s.start + s.num_rows)]
-        ends = [span.end for span in self._spans for _ in range(span.num_rows)]
-        return torch.tensor([positions, ends], device=self._device)
+        found = [
+            visibility.key_range(position, span.end)
+            for span in self._spans
+            for position in range(span.start, span.start + span.num_rows)
+        ]
+        if visibility.window is not None:
+            # A row that only fills up a block may see nothing; one key keeps it a number.
+            found = [(min(first, end - 1), end) for first, end in found]
+        return torch.tensor(found, device=self._device)
 
 
 class TablePlan(AttentionPlan):
@@ -118,11 +120,14 @@ class TablePlan(AttentionPlan):
     """
 
     def __init__(self, rows: PagedRows, kv: PagedKV, places: Tensor) -> None:
-        self._rows, self._kv, self._device_places = rows, kv, places
+        self._rows, self._kv, self._places = rows, kv, places
         self._seeing: dict[Visibility, PagedAttention] = {}
 
-    def _places(self) -> Tensor:
-        return self._device_places
+    def _ranges(self, visibility: Visibility) -> Tensor:
+        ranges = visibility.key_ranges(*self._places)
+        if visibility.window is not None:  # see AttentionPlan
+            ranges[:, 0] = torch.minimum(ranges[:, 0], ranges[:, 1] - 1)
+        return ranges
 
 
 class SpreadPlan(AttentionPlan):
@@ -147,14 +152,6 @@ class SpreadPlan(AttentionPlan):
     ) -> Tensor | None:
         """See AttentionPlan.run_layer."""
         return self._plans[hidden.device].run_layer(whole, layer, attention, hidden, rotation)
-
-
-def _ranges(visibility: Visibility, places: Tensor) -> Tensor:
-    ranges = visibility.key_ranges(*places)
-    if visibility.window is not None:
-        # A row that only fills up a block may see nothing; one key keeps it a number.
-        ranges[:, 0] = torch.minimum(ranges[:, 0], ranges[:, 1] - 1)
-    return ranges
 
 
 class PoolNumbers:

@@ -33,11 +33,21 @@ class Visibility:
             visible = visible & (abs(query - key) < self.window)
         return visible
 
-    def key_ranges(self, queries: Tensor, ends: Tensor) -> Tensor:
-        """[n, 2]: the first key that each row at `queries` [n] sees, and the one behind the last.
+    def key_range(self, query: int, end: int) -> tuple[int, int]:
+        """The first key that the row at `query` sees, and the one behind the last.
 
-        What `sees` says, for the keys of a span before its end, `ends` [n].
+        What `sees` says, for the keys of a span before its end.
         """
+        first = 0
+        if self.is_causal:
+            end = min(end, query + 1)
+        if self.window is not None:
+            first = max(query - self.window + 1, 0)
+            end = min(end, query + self.window)
+        return first, end
+
+    def key_ranges(self, queries: Tensor, ends: Tensor) -> Tensor:
+        """[n, 2]: the same of rows at `queries` [n] before `ends` [n], on their device."""
         firsts = torch.zeros_like(queries)
         if self.is_causal:
             ends = torch.minimum(ends, queries + 1)

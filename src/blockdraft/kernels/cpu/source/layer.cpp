@@ -1,4 +1,5 @@
-// Products, and whole decoder layers: norm, attention with rotated heads, norm, gated MLP.
+// Products, whole decoder layers (norm, attention with rotated heads, norm, gated MLP), and the head behind
+// them.
 
 #include <algorithm>
 
@@ -20,6 +21,22 @@ struct Weights {
   float mlp_eps;
   float head_eps;
   int rounds_first;  // norms round before their weight is applied, too
+};
+
+// What is behind the last layer: a norm, and the product that makes logits.
+struct Head {
+  Product product;
+  const void* norm;
+  float eps;
+  int rounds_first;
+};
+
+// The head of the rows [num] of the last output, in this order, whose logits go to [num, outputs].
+struct HeadCall {
+  const Head* head;
+  const int64_t* rows;
+  int64_t num;
+  void* logits;
 };
 
 namespace {
@@ -176,22 +193,42 @@ void run(const LayerCall& call, T* room, const T* cosine, const T* sine, const P
   add<T>(output, total, product, num, size);
 }
 
-// All threads stay together from the first layer to the last.
+// Shares its work among the threads of the region that calls it. room: for size * call.num values.
 template <typename T>
-void run_all(const std::vector<LayerCall>& calls, const T* cosine, const T* sine) {
+void run_head(const HeadCall& call, T* room, Strided<const T> output) {
+  const Head& head = *call.head;
+  const int64_t size = head.product.inputs;
+  const Norm<T> norm{static_cast<const T*>(head.norm), size, head.eps, head.rounds_first != 0};
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < call.num; ++i)
+    norm_row(room + i * size, output.row(call.rows[i]), norm.weight, size, norm.eps,
+             norm.rounds_first);
+  multiply<T>(head.product, call.logits, room, call.num);
+}
+
+// All threads stay together from the first layer to the head, or to the last layer if it has none.
+template <typename T>
+void run_all(const std::vector<LayerCall>& calls, const HeadCall& head, const T* cosine,
+             const T* sine) {
   if (calls.empty()) return;
   int64_t num_values = 0, work = 0;
   for (const LayerCall& call : calls) {
     num_values = std::max(num_values, call.num_values());
     work = std::max(work, call.work());
   }
+  const LayerCall& last = calls.back();
+  num_values = std::max(num_values, head.num * last.size());
   T* room = scratch<T, true>(num_values);
   (void)work;
 #pragma omp parallel num_threads(calls[0].plan->num_threads) if (work >= kMinParallelProducts)
-  for (const LayerCall& call : calls)
-    with_pools<T>(*call.pools, [&](const auto& keys, const auto& values) {
-      run(call, room, cosine, sine, keys, values);
-    });
+  {
+    for (const LayerCall& call : calls)
+      with_pools<T>(*call.pools, [&](const auto& keys, const auto& values) {
+        run(call, room, cosine, sine, keys, values);
+      });
+    if (head.num > 0)
+      run_head<T>(head, room, {static_cast<const T*>(last.output), last.output_stride});
+  }
 }
 
 }  // namespace
@@ -265,14 +302,17 @@ void blockdraft_multiply(int is_bfloat16, const blockdraft::Product* product, vo
 // [num_rows, size]; cosine and sine: [num_rows, head_dim], the sign of the rotated first half in the
 // sine. The output of a layer is the input of the next one. It goes to its place `places[i]` in
 // `kept` [num_rows, num_kept, size], or where that is negative to `passed` [num_rows, size]. The last
-// output is that of the rows `wanted` alone, rising, side by side in `passed`; null: of all. Returns
-// a Refusal; then nothing was read or written.
+// output is that of the rows `wanted` alone, rising, side by side in `passed`; null: of all. head: null
+// if there is none, else of the rows `scored` of the last output. Returns a Refusal; then nothing was
+// read or written.
 int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Weights* const* weights,
                       const blockdraft::Plan* const* plans, const blockdraft::Layer* const* layers,
                       void* kept, int64_t num_kept, const int64_t* places, void* passed,
                       const int64_t* wanted, int64_t num_wanted, const void* hidden,
                       const void* cosine, const void* sine,
-                      const blockdraft::Pools* const* pools) {
+                      const blockdraft::Pools* const* pools, const blockdraft::Head* head,
+                      const int64_t* scored, int64_t num_scored, void* logits) {
+  const blockdraft::HeadCall head_call{head, scored, head == nullptr ? 0 : num_scored, logits};
   std::vector<blockdraft::LayerCall> calls;
   calls.reserve(static_cast<size_t>(num_layers));
   blockdraft::Chosen chosen;
@@ -298,10 +338,11 @@ int blockdraft_layers(int is_bfloat16, int64_t num_layers, const blockdraft::Wei
     hidden_stride = output_stride;
   }
   if (is_bfloat16)
-    blockdraft::run_all(calls, static_cast<const blockdraft::BFloat16*>(cosine),
+    blockdraft::run_all(calls, head_call, static_cast<const blockdraft::BFloat16*>(cosine),
                         static_cast<const blockdraft::BFloat16*>(sine));
   else
-    blockdraft::run_all(calls, static_cast<const float*>(cosine), static_cast<const float*>(sine));
+    blockdraft::run_all(calls, head_call, static_cast<const float*>(cosine),
+                        static_cast<const float*>(sine));
   return blockdraft::kNone;
 }
 
@@ -312,7 +353,7 @@ int blockdraft_layer(int is_bfloat16, const blockdraft::Weights* weights,
                      const blockdraft::Pools* pools) {
   const int64_t place = -1;
   return blockdraft_layers(is_bfloat16, 1, &weights, &plan, &layer, nullptr, 0, &place, output,
-                           nullptr, 0, hidden, cosine, sine, &pools);
+                           nullptr, 0, hidden, cosine, sine, &pools, nullptr, nullptr, 0, nullptr);
 }
 
 }  // extern "C"
