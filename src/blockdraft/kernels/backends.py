@@ -86,6 +86,26 @@ def first_largest(scores: Tensor) -> list[int] | None:
     return ops.first_largest(kernels, scores) if kernels is not None and is_read else None
 
 
+def sampled(
+    scores: Tensor,
+    temperature: float,
+    stream: NDArray[np.uint64],
+    large: tuple[NDArray[np.int64], NDArray[np.float64], float],
+    least_noise: float,
+) -> int | None:
+    """The place of the largest of scores [n] over the temperature plus the noise of a stream.
+
+    large: the places whose noise exceeds a bound, rising, their noise, and the bound. least_noise:
+    none is below. -1 as `first_largest`. None where no kernels read the scores, or where it is not
+    certain.
+    """
+    kernels = library()
+    is_read = scores.device.type == "cpu" and scores.dtype in ops.IS_BFLOAT16
+    if kernels is None or not is_read:
+        return None
+    return ops.sampled(kernels, scores, temperature, stream, large, least_noise)
+
+
 def widened(values: Tensor) -> NDArray[np.float32]:
     """The same values in float32, on the host.
 

@@ -221,6 +221,7 @@ class CountingRows:
 
 def test_rows_behind_the_last_wanted_one_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = CountingRows(torch.zeros(16, 8), monkeypatch)
+    monkeypatch.setattr(choose_module, "sampled", lambda *_: None)
     sequence = make_sequence(SamplingParams(temperature=1.0, seed=1), prompt=[1], output=[])
     found = rows.choices(sequence, [0] * 15)
     next(found)

@@ -19,15 +19,19 @@ from blockdraft.core.grammar import Grammar
 from blockdraft.core.plan import ForwardPlan
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Constraint, Row, Sequence
+from blockdraft.kernels.backends import sampled as sampled_by_kernel
+from blockdraft.kernels.cpu.library import library
 from blockdraft.speculate.sampler import choose as choose_module
 from blockdraft.speculate.sampler import noise as noise_module
 from blockdraft.speculate.sampler import race as race_module
 from blockdraft.speculate.sampler.choose import Chooser, Walk, choose, choose_processed
-from blockdraft.speculate.sampler.logits import processed
-from blockdraft.speculate.sampler.noise import large_noise
+from blockdraft.speculate.sampler.logits import Place, processed
+from blockdraft.speculate.sampler.noise import MIN_NOISE, large_noise
 from blockdraft.speculate.sampler.philox import Stream
 from blockdraft.speculate.sampler.reference import NO_CHOICE, choose_row
 from blockdraft.speculate.verify import verify
+
+needs_kernels = pytest.mark.skipif(library() is None, reason="no kernels on this machine")
 
 Outcome = int | str
 """A token id, or what was raised."""
@@ -199,7 +203,19 @@ def test_mixed_batches_equal_the_reference_in_small_tiles(monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def coarse_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No choice by kernels."""
+    monkeypatch.setattr(choose_module, "sampled", lambda *_: None)
+
+
+@pytest.mark.usefixtures("by_numpy")
+@pytest.mark.parametrize("seed", range(4))
+def test_mixed_batches_equal_the_reference_without_kernels(seed: int) -> None:
+    assert num_different(seed) == 0
+
+
+@pytest.fixture
+def coarse_noise(monkeypatch: pytest.MonkeyPatch, by_numpy: None) -> Iterator[None]:
     """Noise in whole numbers: with logits in whole numbers, many tokens have the largest sum."""
     real = noise_module._noise_of
     monkeypatch.setattr(noise_module, "_noise_of", lambda words: np.round(real(words)))
@@ -270,11 +286,91 @@ def too_low_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.usefixtures("by_numpy")
 @pytest.mark.parametrize("plant", [one_noise_for_all_rows, noise_by_rank, too_low_a_bound])
 def test_the_comparison_finds_planted_faults(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
+    assert sum(num_different(seed) for seed in range(4)) > 0
+
+
+Known = tuple[NDArray[np.int64], NDArray[np.float64], float]
+"""Of the tokens with large noise: ids, noise, and the bound that it exceeds."""
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("temperature", [1e-3, 0.3, 1.0, 2.0])
+def test_kernels_choose_what_the_reference_chooses(dtype: torch.dtype, temperature: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    num_certain = 0
+    for spread in (0.0, 1.0, 5.0):
+        logits = (spread * torch.randn(60, 3_001, generator=generator)).to(dtype)
+        logits[::7, ::5] = -math.inf
+        for i, row in enumerate(logits):
+            sequence = make_sequence(SamplingParams(temperature=temperature), seed=i)
+            place = Place(sequence, 0, [])
+            large = large_noise(place.stream, len(row))
+            known: Known = (large.ids, large.noise, large.bound)
+            found = sampled_by_kernel(row, temperature, place.stream.address(), known, MIN_NOISE)
+            num_certain += found is not None
+            assert found in (None, choose_row(row.float().numpy(), place))
+    # Where all are alike too many could win.
+    assert num_certain >= (120 if temperature < 2.0 else 60)
+
+
+@needs_kernels
+def test_kernels_leave_alone_what_is_too_close_to_tell() -> None:
+    """Of two tokens whose sums differ by less than logarithms may."""
+    stream = Stream(1, 0, 0)
+    nothing: Known = (np.zeros(0, np.int64), np.zeros(0), 40.0)
+    noise = noise_module.gumbel_noise(stream, 2_000)
+    scores, num_close = np.full(2_000, -1e4, np.float32), 0
+    for id in range(1, 2_000):
+        scores[0], scores[id] = noise[id] - noise[0], 0.0
+        difference = abs(float(scores[0]) + noise[0] - noise[id])
+        found = sampled_by_kernel(
+            torch.from_numpy(scores), 1.0, stream.address(), nothing, MIN_NOISE
+        )
+        assert (found is None) == (difference <= 1e-9)
+        num_close += found is None
+        scores[id] = -1e4
+    assert num_close > 0
+
+
+@needs_kernels
+def test_kernels_tell_where_nothing_can_be_chosen() -> None:
+    nothing: Known = (np.zeros(0, np.int64), np.zeros(0), 40.0)
+    address = Stream(1, 0, 0).address()
+    for value, expected in ((math.nan, -1), (-math.inf, -1), (math.inf, 5), (0.0, 5)):
+        scores = torch.full((64,), -math.inf)
+        scores[5] = value
+        assert sampled_by_kernel(scores, 1.0, address, nothing, MIN_NOISE) == expected
+
+
+def another_stream(scores: Tensor, temperature: float, stream: Any, *rest: Any) -> int | None:
+    return sampled_by_kernel(scores, temperature, stream + np.uint64(1), *rest)
+
+
+def too_low_a_bound_of_kernels(
+    scores: Tensor, temperature: float, stream: Any, large: Known, least: float
+) -> int | None:
+    """Tokens that could still win are left out."""
+    ids, noise, bound = large
+    return sampled_by_kernel(scores, temperature, stream, (ids[:2], noise[:2], bound - 4.0), least)
+
+
+def temperature_of_one(scores: Tensor, temperature: float, *rest: Any) -> int | None:
+    return sampled_by_kernel(scores, 1.0, *rest)
+
+
+@needs_kernels
+@pytest.mark.parametrize("fault", [another_stream, too_low_a_bound_of_kernels, temperature_of_one])
+def test_the_comparison_finds_faults_planted_into_kernels(
+    fault: Callable[..., int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose_module, "sampled", fault)
     assert sum(num_different(seed) for seed in range(4)) > 0
 
 
@@ -432,6 +528,7 @@ def test_memory_does_not_grow_with_the_rows(options: dict[str, Any]) -> None:
     assert peak < 2 * choose_module.TILE_BYTES
 
 
+@pytest.mark.usefixtures("by_numpy")
 def test_few_tokens_get_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 20,000: the survivors of filters alone, or those that are near the best."""
     num_drawn: list[int] = []

@@ -37,6 +37,8 @@ _SIGNATURES: dict[str, list[type]] = {
     "recurrence_panel": [],
     "largest": [_FLAG, *[_ADDRESS] * 4, *[_COUNT] * 3],
     "first_largest": [_FLAG, *[_ADDRESS] * 2, *[_COUNT] * 2],
+    "sampled": [_FLAG, _ADDRESS, _COUNT, ctypes.c_double, *[_ADDRESS] * 3, _COUNT,
+                *[ctypes.c_double] * 2],
     "widen": [*[_ADDRESS] * 2, _COUNT],
     "store_context": [_FLAG, *[_ADDRESS] * 5, *[_COUNT] * 2, _ADDRESS, ctypes.c_float,
                       *[_ADDRESS] * 2],
@@ -99,6 +101,8 @@ class Library:
         self.recurrence_panel.restype = _COUNT
         self.largest = _function(loaded, "largest")
         self.first_largest = _function(loaded, "first_largest")
+        self.sampled = _function(loaded, "sampled")
+        self.sampled.restype = _COUNT
         self.widen = _function(loaded, "widen")
         self.store_context = _checked(_function(loaded, "store_context"))
         self.words_at = _function(loaded, "words_at")

@@ -22,6 +22,9 @@ LANES, MAX_HEAD_DIM = 16, 512
 IS_BFLOAT16 = {torch.bfloat16: 1, torch.float32: 0}
 """The types that there are kernels for, and how these are told which."""
 
+_UNDECIDED = -2
+"""`kUndecided` of scores.cpp."""
+
 
 def attends_over(head_dim: int) -> bool:
     """True if attention by kernels, and so a whole layer, knows heads of this size."""
@@ -133,6 +136,27 @@ def first_largest(kernels: Library, scores: Tensor) -> list[int]:
         IS_BFLOAT16[scores.dtype], ctypes.addressof(places), scores.data_ptr(), num_rows, size
     )
     return list(places)
+
+
+def sampled(
+    kernels: Library,
+    scores: Tensor,
+    temperature: float,
+    stream: NDArray[np.uint64],
+    large: tuple[NDArray[np.int64], NDArray[np.float64], float],
+    least_noise: float,
+) -> int | None:
+    """See `backends.sampled`; scores: [n] in float32 or bfloat16."""
+    scores, (ids, noise, bound) = scores.contiguous(), large
+    check_alike(scores)
+    check_sizes(ids.shape == noise.shape and stream.shape == (3,))
+    check_sizes(ids.dtype == np.int64 and noise.dtype == np.float64 and stream.dtype == np.uint64)
+    check_sizes(not len(ids) or 0 <= ids[0] <= ids[-1] < scores.numel())
+    place: int = kernels.sampled(
+        IS_BFLOAT16[scores.dtype], scores.data_ptr(), scores.numel(), temperature,
+        stream.ctypes.data, ids.ctypes.data, noise.ctypes.data, len(ids), bound, least_noise,
+    )  # fmt: skip
+    return None if place == _UNDECIDED else place
 
 
 def widened(kernels: Library, values: Tensor) -> NDArray[np.float32]:

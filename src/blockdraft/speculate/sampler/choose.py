@@ -13,8 +13,10 @@ from torch import Tensor
 
 from blockdraft.core.plan import Tree
 from blockdraft.core.sequence import Sequence
-from blockdraft.kernels.backends import first_largest, widened
+from blockdraft.kernels.backends import first_largest, sampled, widened
+from blockdraft.speculate.sampler.filters import filters
 from blockdraft.speculate.sampler.logits import Place, Scores, processed
+from blockdraft.speculate.sampler.noise import MIN_NOISE, large_noise
 from blockdraft.speculate.sampler.race import winners
 from blockdraft.speculate.sampler.reference import (
     NO_CHOICE,
@@ -79,6 +81,12 @@ class Walk:
         sequence = self.sequence
         limits = sequence.constraint, sequence.thinking
         return sequence.params.uses_penalties or any(limit is not None for limit in limits)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if every choice is of the logits as they are, over the temperature, with noise."""
+        params = self.sequence.params
+        return params.temperature > 0.0 and not (params.changes_logits or filters(params))
 
     @property
     def is_greedy(self) -> bool:
@@ -178,7 +186,24 @@ def _found_at(walk: Walk, found: list[Choice], index: int) -> int:
 
 
 def _choice_at(walk: Walk, index: int) -> int:
+    found = _by_kernel(walk, index)
+    if found is not None:
+        return found
     return _told(_chosen([(widened(walk.logits[index]), walk.places[index])]), 0)
+
+
+def _by_kernel(walk: Walk, index: int) -> int | None:
+    """The same in one call; None where that cannot be."""
+    if not walk.is_plain:
+        return None
+    stream, logits = walk.places[index].stream, walk.logits[index]
+    try:
+        large = large_noise(stream, logits.shape[0])
+        temperature, known = walk.sequence.params.temperature, (large.ids, large.noise, large.bound)
+        return sampled(logits, temperature, stream.address(), known, MIN_NOISE)
+    except Exception:
+        logger.exception("a token could not be chosen by kernels; it is chosen without them")
+        return None
 
 
 def _told(found: list[Choice], index: int) -> int:
@@ -234,6 +259,18 @@ def _argmaxes(logits: list[Tensor]) -> list[list[int]]:
 
 def _sampled(walks: list[Walk]) -> list[list[Choice]]:
     """The choices of all rows of each walk, none of which needs its path."""
+    by_kernel = [[_by_kernel(walk, i) for i in range(walk.logits.shape[0])] for walk in walks]
+    rest = [walk for walk, own in zip(walks, by_kernel, strict=True) if None in own]
+    others = iter(_sampled_by_numpy(rest))
+    found = [[choice for choice in own if choice is not None] for own in by_kernel]
+    return [
+        own if len(own) == walk.logits.shape[0] else next(others)
+        for walk, own in zip(walks, found, strict=True)
+    ]
+
+
+def _sampled_by_numpy(walks: list[Walk]) -> list[list[Choice]]:
+    """The same without kernels."""
     found: list[Choice] = []
     waiting: list[tuple[Scores, Place]] = []
     for walk in walks:

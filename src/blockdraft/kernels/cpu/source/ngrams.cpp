@@ -397,8 +397,7 @@ double noise_of(const Search& search, const Tokens& marked, const Large& large, 
   uint64_t words[1][kWords];
   const int64_t block = token / kWords;
   draw<1>(words, stream, &block);
-  const double uniform = (static_cast<double>(words[0][token % kWords] >> 12) + 0.5) * 0x1p-52;
-  return -std::log(-std::log1p(-uniform));
+  return gumbel_noise(words[0][token % kWords]);
 }
 
 // Weighted with the noise that will choose among them; one alone stays as it is.
