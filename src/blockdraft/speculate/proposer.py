@@ -55,8 +55,10 @@ class Proposer:
 
     def propose_free(self, batch: Batch) -> list[Proposal]:
         """What those propose that run no model, before it is decided who else drafts."""
-        found: dict[int, list[Proposal]] = {row.sequence.key: [] for row in batch}
         drafting = [row for row in batch if row.num_draft_tokens]
+        if not drafting:
+            return [NOTHING] * len(batch)
+        found: dict[int, list[Proposal]] = {row.sequence.key: [] for row in batch}
         for drafter in self.free:
             rows = [row for row in drafting if drafter.serves(row.sequence)]
             rows = [row.within(drafter.max_nodes) for row in rows]

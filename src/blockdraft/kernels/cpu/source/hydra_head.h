@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "largest.h"
@@ -408,37 +409,44 @@ class Guess {
   double largest_ = 0.0, total_ = 1.0;
 };
 
-// A reading that the worker makes, while others decide what to do next.
+// A reading that the worker makes, while others decide what to do next, and a guess of it.
 class ReadingAhead {
  public:
   // Of a text with so many tokens, the last ones of them given. Head and memory must stay, and
-  // nobody else uses the memory before the logits are asked for.
+  // nobody else uses the memory before the guess is asked for. temperature, num_top: of the guess.
   void begin(const HydraHead& head, Memory& memory, const Features& features,
-             const int64_t* last_tokens, int64_t num_tokens) {
+             const int64_t* last_tokens, int64_t num_tokens, double temperature, int64_t num_top) {
     task_.finish();
     reading_.take(head, memory, features, last_tokens, num_tokens);
     head_ = &head;
     memory_ = &memory;
     num_tokens_ = num_tokens;
+    temperature_ = temperature;
+    num_top_ = num_top;
     task_.begin();
   }
 
-  // As of a reading, once; null where the worker has made none of so many tokens.
-  float* logits(int64_t num_tokens) {
+  // Once; null where the worker has made none of so many tokens at this temperature.
+  const Guess* guess(int64_t num_tokens, double temperature) {
     const bool is_done = task_.finish();
-    return is_done && num_tokens == num_tokens_ ? logits_ : nullptr;
+    const bool is_same = num_tokens == num_tokens_ && temperature == temperature_;
+    return is_done && is_same ? &*guess_ : nullptr;
   }
 
   const Thought& end() const { return reading_.end(); }
 
  private:
-  void run() noexcept { logits_ = reading_.logits(*head_, *memory_, 1); }
+  void run() noexcept {
+    guess_.emplace(*head_, reading_.logits(*head_, *memory_, 1), temperature_, num_top_);
+  }
 
   Reading reading_;
   const HydraHead* head_ = nullptr;
   Memory* memory_ = nullptr;
   int64_t num_tokens_ = 0;
-  float* logits_ = nullptr;
+  double temperature_ = 1.0;
+  int64_t num_top_ = 0;
+  std::optional<Guess> guess_;
   // The last one: it ends before what it works with.
   Task task_{[](void* self) { static_cast<ReadingAhead*>(self)->run(); }, this};
 };

@@ -249,6 +249,7 @@ struct Node {
 struct Text {
   Tokens tokens;
   Memory memory;  // of the head
+  double temperature = 1.0;             // of guesses, since the last search
   std::unique_ptr<ReadingAhead> ahead;  // none before the first is begun
   std::unordered_map<Context, std::vector<int64_t>, ContextHash> followed;
 
@@ -426,18 +427,18 @@ class Guesses {
   Guesses(const Rules& rules, Text& text, const Search& search, int64_t num_threads)
       : rules_(rules), text_(text), num_threads_(num_threads) {
     // Greedy requests have none, and what is likely is likelier still at low temperatures.
-    temperature_ = std::clamp(search.temperature, rules.guess_temperature, 1.0);
+    text.temperature = std::clamp(search.temperature, rules.guess_temperature, 1.0);
     if (rules.guesser == nullptr || search.features.values == nullptr) return;
-    float* logits = text.ahead == nullptr ? nullptr : text.ahead->logits(search.num_text);
-    if (logits != nullptr) {
-      add(-1, text.ahead->end(), logits);
+    const Guess* ahead =
+        text.ahead == nullptr ? nullptr : text.ahead->guess(search.num_text, text.temperature);
+    if (ahead != nullptr) {
+      add(-1, text.ahead->end(), *ahead);
     } else {
       static thread_local Reading reading;
       reading.take(*rules.guesser, text.memory, search.features,
                    search.token_ids + search.num_tokens - search.features.num_rows,
                    search.num_text);
-      logits = reading.logits(*rules.guesser, text.memory, num_threads);
-      add(-1, reading.end(), logits);
+      add(-1, reading.end(), guess_of(reading.logits(*rules.guesser, text.memory, num_threads)));
     }
   }
 
@@ -464,7 +465,8 @@ class Guesses {
     float* logits =
         reading.read(*rules_.guesser, text_.memory, before, tokens, read, num_threads_);
     for (size_t i = 0; i < tokens.size(); ++i)
-      add(indices[i], *read[i], logits + static_cast<int64_t>(i) * rules_.guesser->score.outputs);
+      add(indices[i], *read[i],
+          guess_of(logits + static_cast<int64_t>(i) * rules_.guesser->score.outputs));
   }
 
   // Behind a node, -1: behind the text; null where nothing is guessed.
@@ -474,8 +476,11 @@ class Guesses {
   }
 
  private:
-  void add(int64_t index, const Thought& thought, float* logits) {
-    const Guess guess(*rules_.guesser, logits, temperature_, rules_.num_guesses);
+  Guess guess_of(float* logits) const {
+    return Guess(*rules_.guesser, logits, text_.temperature, rules_.num_guesses);
+  }
+
+  void add(int64_t index, const Thought& thought, const Guess& guess) {
     if (!guess.is_known()) return;
     known_.emplace(index, guess);
     thoughts_.emplace(index, &thought);
@@ -484,7 +489,6 @@ class Guesses {
   const Rules& rules_;
   Text& text_;
   int64_t num_threads_;
-  double temperature_;
   std::deque<Thought> kept_;
   std::unordered_map<int64_t, const Thought*> thoughts_;
   std::unordered_map<int64_t, Guess> known_;
@@ -566,7 +570,8 @@ void blockdraft_guess_ahead(const void* rules, void* text, const void* features,
   try {
     if (ahead == nullptr) ahead = std::make_unique<ReadingAhead>();
     ahead->begin(*static_cast<const Rules*>(rules)->guesser, own.memory,
-                 {features, is_bfloat16, num_rows}, last_tokens, num_tokens);
+                 {features, is_bfloat16, num_rows}, last_tokens, num_tokens, own.temperature,
+                 static_cast<const Rules*>(rules)->num_guesses);
   } catch (const std::bad_alloc&) {
     ahead = nullptr;
   }
