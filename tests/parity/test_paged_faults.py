@@ -82,6 +82,7 @@ def sequences_mixed_up(patch: Patch) -> None:
 
 
 def rows_see_one_key_ahead(patch: Patch) -> None:
+    """In plans of the host, as all are here."""
     real = Visibility.key_range
 
     def one_more(self: Visibility, query: int, end: int) -> tuple[int, int]:

@@ -58,7 +58,7 @@ class DirectForward:
         return (
             is_plain(self.model)
             and is_plain(self.model.model)
-            and sum(map(len, self.hooks)) <= self.num_own_hooks
+            and sum(map(len, self.hooks)) == self.num_own_hooks
             and (self.head is None or self.head.is_in(self.model))
         )
 
@@ -75,9 +75,8 @@ class DirectForward:
         base = self.model.model
         hidden = base.embed_tokens(inputs[:1])
         rotation = self.rotations(hidden, inputs[1], end)
-        kept, logits = plan.run_stack(self.stack, self.kinds, hidden, rotation, wanted)
-        if self.head is None:
-            logits = self.model.lm_head(base.norm(logits))
+        kept, last = plan.run_stack(self.stack, self.kinds, hidden, rotation, wanted)
+        logits: Tensor = last if self.head is not None else self.model.lm_head(base.norm(last))
         features = kept if self.feature_places is None else kept[:, self.feature_places]
         return logits[0], features.flatten(1)
 

@@ -1,7 +1,9 @@
 """A model's forward with all layers in one call: the bits of transformers' own forward."""
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu.layer import NativeStack
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.interface import Rotation
+from blockdraft.models import direct as direct_module
 from blockdraft.models.direct import direct_forward
 from blockdraft.models.fused import with_sign
 from blockdraft.models.packed_rows import PackedRows
@@ -42,6 +45,8 @@ FORWARDS: list[list[tuple[int, int, int, dict[int, int]]]] = [
 
 ROWS = 9
 """The place of the wanted rows among the arguments of the kernels' `layers`."""
+SCORED = 16
+"""That of the rows that the head reads."""
 
 
 @torch.inference_mode()
@@ -218,6 +223,10 @@ def test_it_is_left_to_transformers_where_somebody_waits_for_a_call() -> None:
         lambda model: model.model.layers[1].register_forward_pre_hook(called),
         lambda model: model.model.register_forward_hook(called),
         lambda model: model.register_forward_pre_hook(called),
+        lambda model: model.model.norm.register_forward_hook(called),
+        lambda model: model.model.norm.register_forward_pre_hook(called),
+        lambda model: model.lm_head.register_forward_hook(called),
+        lambda model: model.lm_head.register_forward_pre_hook(called),
     ):
         with PagedTarget(make("llama"), Pages(20), layer_ids=(0, 1)).released_after() as target:
             if target._direct is None:
@@ -230,6 +239,70 @@ def test_it_is_left_to_transformers_where_somebody_waits_for_a_call() -> None:
             calls.clear()
             run(target)
             assert not calls
+
+
+def _other_norm(model: Any) -> None:
+    model.model.norm = copy.deepcopy(model.model.norm)
+
+
+def _other_head(model: Any) -> None:
+    vars(model.lm_head)["forward"] = partial(
+        torch.nn.functional.linear, weight=model.lm_head.weight
+    )
+
+
+@pytest.mark.parametrize("replace", [_other_norm, _other_head])
+def test_a_norm_and_a_head_that_were_replaced_are_called(replace: Callable[[Any], None]) -> None:
+    with PagedTarget(make("llama"), Pages(20), layer_ids=(0, 2)).released_after() as target:
+        if target._direct is None:
+            pytest.skip("no products by kernels on this CPU")
+        assert target._direct.head is not None
+        assert target._direct.may_run()
+        right = run(target)
+        replace(target.model)
+        assert not target._direct.may_run()
+        assert torch.allclose(run(target)[0], right[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+def test_a_head_in_the_call_has_the_bits_of_one_behind_it(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for layer_ids in ((0, 1), (1, LAST)):
+        found = []
+        for has_head in (True, False):
+            if not has_head:
+                monkeypatch.setattr(direct_module, "_head_of", lambda model: None)
+            target = PagedTarget(make("qwen3", dtype), Pages(20), layer_ids=layer_ids)
+            with target.released_after():
+                if target._direct is None:
+                    pytest.skip("no products by kernels on this CPU")
+                assert (target._direct.head is not None) == has_head
+                found.append([run_wanting(target, wanted) for wanted in WANTED.values()])
+        monkeypatch.undo()
+        for one, other in zip(*found, strict=True):
+            for pair in zip(one, other, strict=True):
+                assert all(torch.equal(*own) for own in zip(*pair, strict=True))
+
+
+def test_a_head_of_wrong_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: the head reads the rows of the last output in another order."""
+    kernels = library()
+    assert kernels is not None
+    real = kernels.layers
+
+    def turned(*args: Any) -> None:
+        own = list(args)
+        own[SCORED] = type(own[SCORED])(*reversed(own[SCORED]))
+        real(*own)
+
+    with PagedTarget(make("llama"), Pages(20), layer_ids=(0, 2)).released_after() as target:
+        if target._direct is None:
+            pytest.skip("no products by kernels on this CPU")
+        right = run_wanting(target, WANTED["some"])
+        monkeypatch.setattr(kernels, "layers", turned)
+        wrong = run_wanting(target, WANTED["some"])
+    assert not any(torch.equal(own[0], found[0]) for own, found in zip(wrong, right, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen3_moe", "gpt_oss"])

@@ -236,7 +236,7 @@ class NativeStack:
             kept.data_ptr(), self._num_kept, self._places, passed.data_ptr(),
             None if chosen is None else _numbers(chosen), 0 if chosen is None else len(chosen),
             hidden.data_ptr(), cos.data_ptr(), signed_sin.data_ptr(), self._pools,
-            None if head is None else head.address, _numbers(places), len(places),
+            *_scored(head, places),
             None if logits is None else logits.data_ptr(),
         )  # fmt: skip
         if logits is not None:
@@ -251,6 +251,13 @@ class NativeStack:
         chosen = sorted({*wanted})
         check_sizes(len(chosen) > 0 and chosen[0] >= 0 and chosen[-1] < num_rows)
         return None if self._keeps_last or len(chosen) == num_rows else chosen
+
+
+def _scored(
+    head: NativeHead | None, rows: Sequence[int]
+) -> tuple[int | None, "ctypes.Array[ctypes.c_int64] | None", int]:
+    """A head and its rows, as the kernels take them."""
+    return (None, None, 0) if head is None else (head.address, _numbers(rows), len(rows))
 
 
 def _numbers(numbers: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":

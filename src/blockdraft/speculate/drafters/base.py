@@ -66,7 +66,10 @@ class Drafter(Protocol):
 
 
 class FreeDrafter(Drafter, Protocol):
-    """A drafter that runs no model: it proposes first, and for whom it can."""
+    """A drafter that runs no model: it proposes first, and for whom it can.
+
+    It is not asked in steps in which nobody drafts.
+    """
 
     def serves(self, sample: Sample) -> bool:
         """False if there can be no proposal for a sequence, and no room is needed for one."""

@@ -98,6 +98,9 @@ class NGramDrafter(ModelFree):
         The last token with features stands one before the end of the text when that is searched.
         """
         sample = row.sequence
+        is_alone = sample.key == self._alone
+        if is_alone:
+            self._alone = None
         # In a crowd no head is asked; what is left of it is read on from there.
         is_crowd = len(self._open) > GUESSED_ROWS
         if not self.feature_layers or features is None or is_crowd:
@@ -109,8 +112,7 @@ class NGramDrafter(ModelFree):
         del waiting[:-MOST_WAITING]
         # Several rows would wait for each other; their heads are asked when they propose. Whoever
         # was not asked in this step may not be asked in the next one.
-        if sample.key == self._alone and sample.finish_reason is None:
-            self._alone = None
+        if is_alone and sample.finish_reason is None:
             self._search.guess_ahead(sample.key, sample.token_ids, self._joined(waiting))
 
     def close(self, key: int) -> None:

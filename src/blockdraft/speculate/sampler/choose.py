@@ -128,7 +128,7 @@ def choose(walks: list[Walk]) -> list[Chooser]:
     at_once = [walk.first if _is_lazy(walk) else walk for walk in walks]
     pairs = list(zip(at_once, are_greedy, strict=True))
     greedy = iter(_argmaxes([walk.logits for walk, is_greedy in pairs if is_greedy]))
-    sampled = iter(_sampled([w for w, is_greedy in pairs if not is_greedy and not w.needs_path]))
+    others = iter(_sampled([w for w, is_greedy in pairs if not is_greedy and not w.needs_path]))
     choosers: list[Chooser] = []
     for walk, is_greedy in zip(walks, are_greedy, strict=True):
         if is_greedy:
@@ -136,7 +136,7 @@ def choose(walks: list[Walk]) -> list[Chooser]:
         elif walk.needs_path:
             choosers.append(partial(_choice_at, walk))
         else:
-            choosers.append(partial(_found_at, walk, next(sampled)))
+            choosers.append(partial(_found_at, walk, next(others)))
     return choosers
 
 

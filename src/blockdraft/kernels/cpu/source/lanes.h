@@ -54,6 +54,15 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+inline float value_of(float x) { return x; }
+
+inline float value_of(BFloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 inline Lanes all(float x) { return x - Lanes{}; }
 
 #if BLOCKDRAFT_TWO_REGISTERS

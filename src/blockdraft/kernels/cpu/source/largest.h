@@ -20,6 +20,18 @@ Lanes load_scores(const T* from, int64_t num) {
   return load(some);
 }
 
+// Some scores, at most kScorePiece, as `piece`. Returns the largest by lanes.
+template <typename T>
+Lanes load_piece(float* piece, const T* from, int64_t num) {
+  Lanes most = all(-INFINITY);
+  for (int64_t i = 0; i < num; i += kLanes) {
+    const Lanes x = load_scores(from + i, num - i);
+    store(piece + i, x);
+    most = largest(most, x);
+  }
+  return most;
+}
+
 // The `num_kept` largest of `num` scores, the largest first and the first of equal ones, their places,
 // and the sum of exp(score - largest) of all.
 template <typename T>
@@ -29,12 +41,7 @@ void largest_of_row(const T* row, int64_t num, int64_t num_kept, float* values, 
   float piece[kScorePiece];
   for (int64_t first = 0; first < num; first += kScorePiece) {
     const int64_t size = num - first < kScorePiece ? num - first : kScorePiece;
-    Lanes most = all(-INFINITY);
-    for (int64_t i = 0; i < size; i += kLanes) {
-      const Lanes x = load_scores(row + first + i, size - i);
-      store(piece + i, x);
-      most = largest(most, x);
-    }
+    const Lanes most = load_piece(piece, row + first, size);
     if (num_found == num_kept && !(largest(most) > values[num_kept - 1])) continue;
     for (int64_t i = 0; i < size; ++i) {
       if (num_found == num_kept && !(piece[i] > values[num_kept - 1])) continue;

@@ -1,5 +1,5 @@
-// Products, whole decoder layers (norm, attention with rotated heads, norm, gated MLP), and the head behind
-// them.
+// Products, whole decoder layers (norm, attention with rotated heads, norm, gated MLP), and the head
+// behind them.
 
 #include <algorithm>
 
@@ -198,12 +198,19 @@ template <typename T>
 void run_head(const HeadCall& call, T* room, Strided<const T> output) {
   const Head& head = *call.head;
   const int64_t size = head.product.inputs;
-  const Norm<T> norm{static_cast<const T*>(head.norm), size, head.eps, head.rounds_first != 0};
+  const bool is_few = call.num <= kFewRows;
+  T* normed = is_few ? scratch<T, false>(2 * kFewRows * size) : room;
+  const auto norm = [&](int64_t i) {
+    norm_row(normed + i * size, output.row(call.rows[i]), static_cast<const T*>(head.norm), size,
+             head.eps, head.rounds_first != 0);
+  };
+  if (is_few) {
+    for (int64_t i = 0; i < call.num; ++i) norm(i);
+  } else {
 #pragma omp for schedule(static)
-  for (int64_t i = 0; i < call.num; ++i)
-    norm_row(room + i * size, output.row(call.rows[i]), norm.weight, size, norm.eps,
-             norm.rounds_first);
-  multiply<T>(head.product, call.logits, room, call.num);
+    for (int64_t i = 0; i < call.num; ++i) norm(i);
+  }
+  multiply<T>(head.product, call.logits, normed, call.num);
 }
 
 // All threads stay together from the first layer to the head, or to the last layer if it has none.
@@ -217,7 +224,10 @@ void run_all(const std::vector<LayerCall>& calls, const HeadCall& head, const T*
     work = std::max(work, call.work());
   }
   const LayerCall& last = calls.back();
-  num_values = std::max(num_values, head.num * last.size());
+  if (head.num > 0) {
+    num_values = std::max(num_values, head.num * last.size());
+    work = std::max(work, head.num * last.size() * head.head->product.outputs);
+  }
   T* room = scratch<T, true>(num_values);
   (void)work;
 #pragma omp parallel num_threads(calls[0].plan->num_threads) if (work >= kMinParallelProducts)

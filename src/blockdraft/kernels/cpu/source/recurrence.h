@@ -137,15 +137,6 @@ void convolve(const RecurrenceCall& call, bool reads, const Put& put) {
   }
 }
 
-inline float value_of(float x) { return x; }
-
-inline float value_of(BFloat16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 // One value at a time: the library's functions of one value do not look at the others.
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 

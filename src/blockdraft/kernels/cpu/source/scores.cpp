@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "largest.h"
 #include "philox.h"
@@ -12,7 +11,8 @@ namespace blockdraft {
 namespace {
 
 constexpr int64_t kUndecided = -2;
-// Where more than one token in this many can win, all noise is drawn instead, by others.
+// Where more than one token in this many can win, all noise is drawn instead, by others; `MAX_SHARE`
+// of race.py.
 constexpr int64_t kMostShare = 16;
 // Values closer than this may come in another order where logarithms round otherwise.
 constexpr double kTooClose = 1e-9;
@@ -51,24 +51,10 @@ void each_from(const T* scores, int64_t num, float least, const Take& take) {
   for (int64_t first = 0; first < num; first += kScorePiece) {
     const int64_t size = std::min(kScorePiece, num - first);
     float piece[kScorePiece];
-    Lanes most = all(-INFINITY);
-    for (int64_t i = 0; i < size; i += kLanes) {
-      const Lanes x = load_scores(scores + first + i, size - i);
-      store(piece + i, x);
-      most = largest(most, x);
-    }
-    if (largest(most) < least) continue;
+    if (largest(load_piece(piece, scores + first, size)) < least) continue;
     for (int64_t i = 0; i < size; ++i)
       if (piece[i] >= least && !take(first + i, piece[i])) return;
   }
-}
-
-float score_at(const float* scores, int64_t id) { return scores[id]; }
-float score_at(const BFloat16* scores, int64_t id) {
-  const uint32_t bits = static_cast<uint32_t>(scores[id].bits) << 16;
-  float score;
-  std::memcpy(&score, &bits, sizeof score);
-  return score;
 }
 
 // See blockdraft_sampled.
@@ -77,12 +63,14 @@ int64_t sampled(const T* scores, int64_t num, double temperature, const Stream& 
                 const LargeNoise& large) {
   const int64_t highest = first_largest(scores, num);
   if (highest < 0) return highest;
-  const double top = static_cast<double>(score_at(scores, highest));
+  const double top = static_cast<double>(value_of(scores[highest]));
   if (std::isinf(top)) return highest;  // it outweighs all noise
-  const auto tempered = [&](float score) { return (static_cast<double>(score) - top) / temperature; };
+  const auto tempered = [&](float score) {
+    return (static_cast<double>(score) - top) / temperature;
+  };
   Race race;
   for (int64_t i = 0; i < large.num; ++i)
-    race.enter(large.ids[i], tempered(score_at(scores, large.ids[i])) + large.noise[i]);
+    race.enter(large.ids[i], tempered(value_of(scores[large.ids[i]])) + large.noise[i]);
   // No noise of another token exceeds the bound.
   const double distance = std::max(race.best, large.least) - large.bound - kTooClose;
   const double exact = top + distance * temperature - 1e-15 * std::abs(top);
