@@ -93,9 +93,9 @@ class PagedKV:
 
         What an earlier sequence left there may be no number, and would only be masked.
         """
-        # One by one: torch takes several times as long for the same pages together.
-        for page in [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]:
-            for stack, page_ids in self._stacks_with([page]):
+        begun = [slot // PAGE_SIZE for slot in slots if slot % PAGE_SIZE == 0]
+        if begun:
+            for stack, page_ids in self._stacks_with(begun):
                 stack.index_fill_(3, page_ids, 0)
 
     def _stacks_with(self, numbers: Sequence[object]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -262,11 +262,8 @@ def _sampled(walks: list[Walk]) -> list[list[Choice]]:
     by_kernel = [[_by_kernel(walk, i) for i in range(walk.logits.shape[0])] for walk in walks]
     rest = [walk for walk, own in zip(walks, by_kernel, strict=True) if None in own]
     others = iter(_sampled_by_numpy(rest))
-    found: list[list[Choice]] = [[one for one in own if one is not None] for own in by_kernel]
-    return [
-        own if len(own) == walk.logits.shape[0] else next(others)
-        for walk, own in zip(walks, found, strict=True)
-    ]
+    known: list[list[Choice]] = [[one for one in own if one is not None] for own in by_kernel]
+    return [next(others) if None in own else one for own, one in zip(by_kernel, known, strict=True)]
 
 
 def _sampled_by_numpy(walks: list[Walk]) -> list[list[Choice]]:
