@@ -67,12 +67,23 @@ class CostCurve:
         return found
 
     def record(self, size: int, seconds: float) -> None:
-        """Learn from one measurement."""
-        self.move_level(self.record_shape(size, seconds))
+        """Learn from one measurement.
+
+        The less a size was met lately, the more it is its own cost that was wrong, and the less the
+        level: else costs of drafting that were believed too low would make plain steps seem dear.
+        """
+        known = self._known(size)
+        self.move_level(known * self.record_shape(size, seconds))
 
     def move_level(self, surprise: float) -> None:
         """Follow a measurement that was off by this share of what was expected."""
         self.level *= 1 + _LEVEL_GAIN * surprise
+
+    def _known(self, size: float) -> float:
+        """From 0 for sizes that were never met, or not lately, to nearly 1."""
+        left, share = _place(size)
+        weights = self._weights[left : left + 2]
+        return 1 - _SMALLEST_WEIGHT / ((1 - share) * weights[0] + share * weights[1])
 
     def record_shape(self, size: int, seconds: float) -> float:
         """Learn from one measurement but its level; returns by what share it was off, in bounds."""

@@ -3,6 +3,7 @@
 import itertools
 import random
 from dataclasses import replace
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -262,9 +263,14 @@ def test_steps_that_cost_more_than_they_should_are_not_paid_for_long():
 def test_a_good_drafter_is_used_where_it_pays(num, machine, limit):
     rates = always(*[0.85] * 15)
     best = min(1.0, *(all_over_plain(machine, rates, num, k) for k in (limit, 5, 2)))
-    policy = best_rate(machine, limit, max_depth=limit)
-    result = simulate(policy, machine, rates, num, limit=limit, depth=limit, seconds=12)
-    assert result.over_plain < 1.04 * best
+    ratios = []
+    for seed in range(4):
+        policy = best_rate(machine, limit, max_depth=limit)
+        result = simulate(
+            policy, machine, rates, num, limit=limit, depth=limit, seconds=12, seed=seed
+        )
+        ratios.append(result.over_plain)
+    assert mean(ratios) < 1.04 * best
 
 
 def test_a_gain_of_a_few_percent_is_found_and_kept():

@@ -76,6 +76,15 @@ def test_a_wrong_calibration_is_corrected_where_the_curve_is_met():
     assert costs.draft(6) == pytest.approx(0.003, rel=0.03)
 
 
+def test_forwards_that_were_measured_wrongly_say_little_of_plain_steps():
+    costs = make_costs()
+    for _ in range(30):
+        for num_rows in (5, 7, 9, 11, 14, 20):
+            forwarded(costs, num_rows, 1.4 * CostCurve(FORWARD).at(num_rows))
+    assert costs.forward(9) == pytest.approx(1.4 * CostCurve(FORWARD).at(9), rel=0.03)
+    assert costs.plain(1) == pytest.approx(0.016, rel=0.1)
+
+
 def test_a_size_that_was_not_met_for_long_is_learned_anew_quickly():
     curve = CostCurve(FORWARD)
     for size in [1, 6] * 1000 + [6] * 1000:

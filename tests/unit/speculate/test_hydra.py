@@ -132,20 +132,28 @@ def test_kernels_guess_the_same(temperature: float | None, dtype: torch.dtype) -
 
 
 @needs_kernels
-def test_texts_are_guessed_together_as_alone() -> None:
-    """By all threads for each text, and by one for each."""
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("num", [2, 9])
+def test_texts_are_guessed_together_as_alone(num: int) -> None:
+    """Whatever is known of each, and however far it is searched: the head reads all at once."""
     table, layers, draw = small_table(), layers_of(random_head()), random.Random(6)
-    together = native_ngrams(rules_for(table), layers)
-    alone = native_ngrams(rules_for(table), layers)
+    together, alone = (native_ngrams(rules_for(table), layers) for _ in range(2))
     assert together is not None
     assert alone is not None
-    texts = [text_of(draw, 20 + key, 6) for key in range(9)]
-    for num in (2, 9):
-        queries = [
-            NGramQuery(key, text, None, 12, 3, features(key, len(text)))
-            for key, text in enumerate(texts[:num])
-        ]
+    texts = [text_of(draw, 20 + key, 6) for key in range(num)]
+    for step in range(12):
+        queries = []
+        for key, text in enumerate(texts):
+            num_rows = len(text) if step == 0 else draw.choice([1, 2, 3])
+            own = features(100 * key + step, num_rows) if draw.random() < 0.8 else None
+            noise = TokenNoise(key, 0, len(text), draw.choice([0.0, 0.3, 1.0]))
+            nodes, depth = draw.choice([1, 8, 12]), draw.choice([1, 2, 3, 5])
+            queries.append(NGramQuery(key, text, noise, nodes, depth, own))
+            if key == 0 and own is not None:
+                together.guess_ahead(key, text, own)
         assert together.paths(queries) == [alone.paths([query])[0] for query in queries]
+        for text in texts:
+            text += text_of(draw, draw.choice([1, 2, 3]), 6)
 
 
 @needs_kernels

@@ -58,10 +58,15 @@ constexpr int64_t kNoPlace = -1;
 // meets those of sixteen places at once.
 class Memory {
  public:
+  // Slots of a memory, and what fills them up to whole lanes.
+  static int64_t stride_of(const HydraHead& head) {
+    return (head.window + kLanes - 1) / kLanes * kLanes;
+  }
+
   void make_room(const HydraHead& head) {
     if (!places_.empty()) return;
     window_ = head.window;
-    stride_ = (window_ + kLanes - 1) / kLanes * kLanes;
+    stride_ = stride_of(head);
     const int64_t num_values = head.num_keys * head.head_dim * stride_;
     keys_.resize(static_cast<size_t>(num_values));
     values_.resize(static_cast<size_t>(num_values));
@@ -104,6 +109,7 @@ class Memory {
 
 // A place that is read: its state, and its keys and values if they are in no memory.
 struct Thought {
+  const Memory* memory = nullptr;  // of its text
   int64_t place = 0;
   int64_t num_path = 0;  // places in no memory, from the text's end to this one
   std::vector<float> state;
@@ -115,11 +121,11 @@ struct Thought {
 class HeadRows {
  public:
   // num_finished: of the rows, those that go on behind their keys and values. depth: of the longest
-  // path behind the text.
-  void make_room(const HydraHead& head, const Memory& memory, int64_t num_rows,
-                 int64_t num_inputs, int64_t num_finished, int64_t depth) {
+  // path behind a text.
+  void make_room(const HydraHead& head, int64_t num_rows, int64_t num_inputs, int64_t num_finished,
+                 int64_t depth) {
     const int64_t size = head.size(), inner = head.down.inputs;
-    weights_stride_ = memory.stride() + (depth + kLanes - 1) / kLanes * kLanes;
+    weights_stride_ = Memory::stride_of(head) + (depth + kLanes - 1) / kLanes * kLanes;
     fit(inputs, num_rows * num_inputs);
     fit(x, num_rows * size);
     fit(normed, num_rows * size);
@@ -163,17 +169,28 @@ class HeadRows {
     return row_keys(head, row) + head.num_keys * head.head_dim;
   }
 
-  // What the rows from `first_row` on make of what they see, the memory and the thoughts before
-  // them: their states in `x`, and `logits` [rows, score.outputs]. thoughts: one of each row.
-  void finish(const HydraHead& head, const Memory& memory, int64_t first_row,
-              const Thought* const* thoughts, int64_t num_rows) {
+  // Leaves nothing of the rows but these, rising, whose keys and values are read no more.
+  void keep(const HydraHead& head, const std::vector<int64_t>& rows) {
+    const int64_t size = head.size(), num_queries = head.num_heads * head.head_dim;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int64_t to = static_cast<int64_t>(i), from = rows[i];
+      if (to == from) continue;
+      std::copy_n(x.data() + from * size, size, x.data() + to * size);
+      std::copy_n(row_heads(head, from), num_queries, row_heads(head, to));
+    }
+  }
+
+  // What the first rows make of what they see, the memory and the thoughts before them: their states
+  // in `x`, and `logits` [rows, score.outputs]. thoughts: one of each row.
+  void finish(const HydraHead& head, const std::vector<Thought*>& thoughts) {
     const int64_t size = head.size(), inner = head.down.inputs;
-    float* own = x.data() + first_row * size;
+    const int64_t num_rows = static_cast<int64_t>(thoughts.size());
+    float* own = x.data();
 #pragma omp for collapse(2) schedule(static)
     for (int64_t row = 0; row < num_rows; ++row)
       for (int64_t index = 0; index < head.num_heads; ++index)
-        attend(head, memory, *thoughts[row], index,
-               row_heads(head, first_row + row) + index * head.head_dim,
+        attend(head, *thoughts[static_cast<size_t>(row)], index,
+               row_heads(head, row) + index * head.head_dim,
                weights.data() + (row * head.num_heads + index) * weights_stride_,
                attended.data() + (row * head.num_heads + index) * head.head_dim);
     multiply<float>(head.out, normed.data(), attended.data(), num_rows);
@@ -214,8 +231,9 @@ class HeadRows {
   }
 
   // One query head of a row.
-  static void attend(const HydraHead& head, const Memory& memory, const Thought& thought,
-                     int64_t index, const float* query, float* weights, float* to) {
+  static void attend(const HydraHead& head, const Thought& thought, int64_t index,
+                     const float* query, float* weights, float* to) {
+    const Memory& memory = *thought.memory;
     const int64_t dim = head.head_dim, own_head = index / (head.num_heads / head.num_keys);
     const int64_t num_slots = (memory.num_used() + kLanes - 1) / kLanes * kLanes;
     const int64_t num_path = thought.num_path;
@@ -261,59 +279,84 @@ class HeadRows {
   }
 };
 
-// What a head makes of the end of a text.
+// The end of a text that is to be read: features of the tokens before its last ones.
+struct TextEnd {
+  Memory* memory;
+  Features features;
+  const int64_t* last_tokens;
+  int64_t num_tokens;  // of the text
+  Thought* thought;    // what the head makes of it is put here
+};
+
+// What a head makes of the ends of texts. Its weights are read once for all of them.
 class Reading {
  public:
-  // Takes what is read, features of the tokens before the last ones; nothing of it need stay
-  // afterwards. num_tokens: of the text, whose last token is the last one.
-  void take(const HydraHead& head, Memory& memory, const Features& features,
-            const int64_t* last_tokens, int64_t num_tokens) {
-    const int64_t num = features.num_rows, size = head.size(), width = head.join.inputs;
-    memory.make_room(head);
-    rows_.make_room(head, memory, num, width, 1, 0);
-    end_.state.resize(static_cast<size_t>(size));
-    places_.resize(static_cast<size_t>(num));
+  // Takes what is read; of features and tokens nothing need stay afterwards.
+  void take(const HydraHead& head, const std::vector<TextEnd>& ends) {
+    const int64_t size = head.size(), width = head.join.inputs;
     const int64_t num_layers = head.num_values / size;
-    for (int64_t row = 0; row < num; ++row) {
-      float* to = rows_.inputs.data() + row * width;
-      for (int64_t i = 0; i < head.num_features; ++i)
-        HeadRows::take_row(to + i * size, features.values, features.is_bfloat16,
-                           row * num_layers + head.read_places[i], head.feature_norms + i * size,
-                           size, head.eps);
-      HeadRows::take_row(to + head.num_features * size, head.embedding, head.embedding_is_bfloat16,
-                         last_tokens[row], head.embedding_norm, size, head.eps);
-      places_[static_cast<size_t>(row)] = num_tokens - num + row;
+    ends_ = ends;
+    places_.clear();
+    last_rows_.clear();
+    thoughts_.clear();
+    for (const TextEnd& end : ends) {
+      const int64_t num = end.features.num_rows;
+      for (int64_t row = 0; row < num; ++row) places_.push_back(end.num_tokens - num + row);
+      last_rows_.push_back(static_cast<int64_t>(places_.size()) - 1);
+      end.memory->make_room(head);
+      end.thought->memory = end.memory;
+      end.thought->place = places_.back();
+      end.thought->state.resize(static_cast<size_t>(size));
+      thoughts_.push_back(end.thought);
     }
+    rows_.make_room(head, static_cast<int64_t>(places_.size()), width,
+                    static_cast<int64_t>(ends.size()), 0);
+    float* to = rows_.inputs.data();
+    for (const TextEnd& end : ends)
+      for (int64_t row = 0; row < end.features.num_rows; ++row, to += width) {
+        for (int64_t i = 0; i < head.num_features; ++i)
+          HeadRows::take_row(to + i * size, end.features.values, end.features.is_bfloat16,
+                             row * num_layers + head.read_places[i], head.feature_norms + i * size,
+                             size, head.eps);
+        HeadRows::take_row(to + head.num_features * size, head.embedding,
+                           head.embedding_is_bfloat16, end.last_tokens[row], head.embedding_norm,
+                           size, head.eps);
+      }
   }
 
-  // Of the token behind: [score.outputs], until more is taken. Its places go to the memory.
-  float* logits(const HydraHead& head, Memory& memory, int64_t num_threads) {
-    const int64_t num = static_cast<int64_t>(places_.size()), size = head.size();
-    end_.place = places_.back();
-    const Thought* const last = &end_;
+  // Of the tokens behind the texts: [ends, score.outputs], until more is taken. Their places go to
+  // their memories.
+  float* logits(const HydraHead& head, int64_t num_threads) {
     (void)num_threads;
 #pragma omp parallel num_threads(num_threads)
     {
-      multiply<float>(head.join, rows_.x.data(), rows_.inputs.data(), num);
+      multiply<float>(head.join, rows_.x.data(), rows_.inputs.data(),
+                      static_cast<int64_t>(places_.size()));
       rows_.split_heads(head, places_);
 #pragma omp single
-      for (int64_t row = 0; row < num; ++row)
-        memory.put(head, places_[static_cast<size_t>(row)], rows_.row_keys(head, row),
-                   rows_.row_values(head, row));
-      rows_.finish(head, memory, num - 1, &last, 1);
+      remember(head);
+      rows_.finish(head, thoughts_);
     }
-    const float* state = rows_.x.data() + (num - 1) * size;
-    std::copy_n(state, size, end_.state.data());
+    for (size_t i = 0; i < thoughts_.size(); ++i)
+      std::copy_n(rows_.x.data() + static_cast<int64_t>(i) * head.size(), head.size(),
+                  thoughts_[i]->state.data());
     return rows_.logits.data();
   }
 
-  // What was read last.
-  const Thought& end() const { return end_; }
-
  private:
+  void remember(const HydraHead& head) {
+    int64_t row = 0;
+    for (const TextEnd& end : ends_)
+      for (int64_t i = 0; i < end.features.num_rows; ++i, ++row)
+        end.memory->put(head, places_[static_cast<size_t>(row)], rows_.row_keys(head, row),
+                        rows_.row_values(head, row));
+    rows_.keep(head, last_rows_);
+  }
+
   HeadRows rows_;
-  std::vector<int64_t> places_;
-  Thought end_;
+  std::vector<TextEnd> ends_;
+  std::vector<int64_t> places_, last_rows_;
+  std::vector<Thought*> thoughts_;
 };
 
 // Goes on from what was read, token by token of several paths.
@@ -321,15 +364,15 @@ class ReadingOn {
  public:
   // One more token behind each of some thoughts, which must stay. Returns logits, [rows,
   // score.outputs], until it is called again; the new thoughts are put into `thoughts`.
-  float* read(const HydraHead& head, const Memory& memory,
-              const std::vector<const Thought*>& before, const std::vector<int64_t>& tokens,
-              std::vector<Thought*>& thoughts, int64_t num_threads) {
+  float* read(const HydraHead& head, const std::vector<const Thought*>& before,
+              const std::vector<int64_t>& tokens, const std::vector<Thought*>& thoughts,
+              int64_t num_threads) {
     const int64_t num = static_cast<int64_t>(tokens.size()), size = head.size();
     const int64_t num_own = head.num_keys * head.head_dim;
     std::vector<int64_t> places;
     int64_t depth = 0;
     for (const Thought* from : before) depth = std::max(depth, from->num_path + 1);
-    rows_.make_room(head, memory, num, 2 * size, num, depth);
+    rows_.make_room(head, num, 2 * size, num, depth);
     for (int64_t row = 0; row < num; ++row) {
       const Thought& from = *before[static_cast<size_t>(row)];
       float* to = rows_.inputs.data() + row * 2 * size;
@@ -338,6 +381,7 @@ class ReadingOn {
                          tokens[static_cast<size_t>(row)], head.next_norm, size, head.eps);
       places.push_back(from.place + 1);
       Thought& own = *thoughts[static_cast<size_t>(row)];
+      own.memory = from.memory;
       own.place = from.place + 1;
       own.num_path = from.num_path + 1;
       own.before = &from;
@@ -345,7 +389,6 @@ class ReadingOn {
       own.keys.resize(static_cast<size_t>(num_own));
       own.values.resize(static_cast<size_t>(num_own));
     }
-    const std::vector<const Thought*> seeing(thoughts.begin(), thoughts.end());
     (void)num_threads;
 #pragma omp parallel num_threads(num_threads)
     {
@@ -357,7 +400,7 @@ class ReadingOn {
         std::copy_n(rows_.row_keys(head, row), num_own, own.keys.data());
         std::copy_n(rows_.row_values(head, row), num_own, own.values.data());
       }
-      rows_.finish(head, memory, 0, seeing.data(), num);
+      rows_.finish(head, thoughts);
     }
     for (int64_t row = 0; row < num; ++row) {
       const float* state = rows_.x.data() + row * size;
@@ -417,9 +460,8 @@ class ReadingAhead {
   void begin(const HydraHead& head, Memory& memory, const Features& features,
              const int64_t* last_tokens, int64_t num_tokens, double temperature, int64_t num_top) {
     task_.finish();
-    reading_.take(head, memory, features, last_tokens, num_tokens);
+    reading_.take(head, {{&memory, features, last_tokens, num_tokens, &end_}});
     head_ = &head;
-    memory_ = &memory;
     num_tokens_ = num_tokens;
     temperature_ = temperature;
     num_top_ = num_top;
@@ -433,16 +475,16 @@ class ReadingAhead {
     return is_done && is_same ? &*guess_ : nullptr;
   }
 
-  const Thought& end() const { return reading_.end(); }
+  const Thought& end() const { return end_; }
 
  private:
   void run() noexcept {
-    guess_.emplace(*head_, reading_.logits(*head_, *memory_, 1), temperature_, num_top_);
+    guess_.emplace(*head_, reading_.logits(*head_, 1), temperature_, num_top_);
   }
 
   Reading reading_;
+  Thought end_;
   const HydraHead* head_ = nullptr;
-  Memory* memory_ = nullptr;
   int64_t num_tokens_ = 0;
   double temperature_ = 1.0;
   int64_t num_top_ = 0;

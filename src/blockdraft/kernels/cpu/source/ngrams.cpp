@@ -421,53 +421,17 @@ bool is_better(const Node& one, const Node& other) {
   return one.index < other.index;
 }
 
-// What a head says behind a text and behind the paths that are searched there.
+// What a head says behind one text and behind the paths that are searched there.
 class Guesses {
  public:
-  Guesses(const Rules& rules, Text& text, const Search& search, int64_t num_threads)
-      : rules_(rules), text_(text), num_threads_(num_threads) {
-    // Greedy requests have none, and what is likely is likelier still at low temperatures.
-    text.temperature = std::clamp(search.temperature, rules.guess_temperature, 1.0);
-    if (rules.guesser == nullptr || search.features.values == nullptr) return;
-    const Guess* ahead =
-        text.ahead == nullptr ? nullptr : text.ahead->guess(search.num_text, text.temperature);
-    if (ahead != nullptr) {
-      add(-1, text.ahead->end(), *ahead);
-    } else {
-      static thread_local Reading reading;
-      reading.take(*rules.guesser, text.memory, search.features,
-                   search.token_ids + search.num_tokens - search.features.num_rows,
-                   search.num_text);
-      add(-1, reading.end(), guess_of(reading.logits(*rules.guesser, text.memory, num_threads)));
-    }
+  void add(int64_t index, const Thought& thought, const Guess& guess) {
+    if (!guess.is_known()) return;
+    known_.emplace(index, guess);
+    thoughts_.emplace(index, &thought);
   }
 
-  // Guesses behind the likely ones of these nodes, all of one depth.
-  void go_on(const std::vector<Node>& nodes) {
-    static thread_local ReadingOn reading;
-    known_.clear();  // of parents
-    if (thoughts_.empty() || nodes.empty() || nodes[0].depth >= rules_.guess_depth) return;
-    std::vector<const Thought*> before;
-    std::vector<int64_t> tokens, indices;
-    for (const Node& node : nodes) {
-      const auto parent = thoughts_.find(node.parent);
-      const bool is_taken = static_cast<int64_t>(tokens.size()) < rules_.num_guessed_on &&
-                            node.probability >= rules_.least_guessed_on &&
-                            node.token < rules_.guesser->num_tokens;
-      if (parent == thoughts_.end() || !is_taken) continue;
-      before.push_back(parent->second);
-      tokens.push_back(node.token);
-      indices.push_back(node.index);
-    }
-    if (tokens.empty()) return;
-    std::vector<Thought*> read;
-    for (size_t i = 0; i < tokens.size(); ++i) read.push_back(&kept_.emplace_back());
-    float* logits =
-        reading.read(*rules_.guesser, text_.memory, before, tokens, read, num_threads_);
-    for (size_t i = 0; i < tokens.size(); ++i)
-      add(indices[i], *read[i],
-          guess_of(logits + static_cast<int64_t>(i) * rules_.guesser->score.outputs));
-  }
+  // Those of parents, whose logits are written over.
+  void forget() { known_.clear(); }
 
   // Behind a node, -1: behind the text; null where nothing is guessed.
   const Guess* behind(int64_t index) const {
@@ -475,80 +439,250 @@ class Guesses {
     return found == known_.end() ? nullptr : &found->second;
   }
 
+  // Of a node that was guessed behind; else null.
+  const Thought* thought(int64_t index) const {
+    const auto found = thoughts_.find(index);
+    return found == thoughts_.end() ? nullptr : found->second;
+  }
+
+  bool has_any() const { return !thoughts_.empty(); }
+  Thought& new_thought() { return kept_.emplace_back(); }
+
  private:
-  Guess guess_of(float* logits) const {
-    return Guess(*rules_.guesser, logits, text_.temperature, rules_.num_guesses);
-  }
-
-  void add(int64_t index, const Thought& thought, const Guess& guess) {
-    if (!guess.is_known()) return;
-    known_.emplace(index, guess);
-    thoughts_.emplace(index, &thought);
-  }
-
-  const Rules& rules_;
-  Text& text_;
-  int64_t num_threads_;
   std::deque<Thought> kept_;
   std::unordered_map<int64_t, const Thought*> thoughts_;
   std::unordered_map<int64_t, Guess> known_;
 };
 
-std::vector<Node> best_paths(const Rules& rules, Text& text, const Search& search,
-                             int64_t num_threads) {
-  static thread_local Scratch scratch;
-  std::vector<Node> best;
-  std::vector<Node> newest{{1.0, -1, -1, 0, Text::ending(search, search.num_tokens), 0}};
-  Guesses guesses(rules, text, search, num_threads);
-  int64_t num_found = 0;
-  for (int64_t depth = 0; depth < search.max_depth && !newest.empty(); ++depth) {
+// The search behind one text, token by token.
+class PathSearch {
+ public:
+  PathSearch(const Rules& rules, Search& search) : rules_(rules), search_(search) {}
+
+  Guesses guesses;
+
+  // Does nothing after memory was missing.
+  template <typename Act>
+  void attempt(const Act& act) noexcept {
+    if (has_failed_) return;
+    try {
+      act(*this);
+    } catch (const std::bad_alloc&) {
+      has_failed_ = true;
+    }
+  }
+
+  void fail() { has_failed_ = true; }
+
+  // Counts what is new of the text.
+  void count() {
+    Text& text = *search_.text;
+    text.read(rules_, search_);
+    // Greedy requests have none, and what is likely is likelier still at low temperatures.
+    text.temperature = std::clamp(search_.temperature, rules_.guess_temperature, 1.0);
+    newest_.push_back({1.0, -1, -1, 0, Text::ending(search_, search_.num_tokens), 0});
+  }
+
+  double temperature() const { return search_.text->temperature; }
+
+  // Takes what was guessed ahead; false if nothing was.
+  bool take_guessed_ahead() {
+    const auto& ahead = search_.text->ahead;
+    const Guess* guess = ahead == nullptr ? nullptr : ahead->guess(search_.num_text, temperature());
+    if (guess == nullptr) return false;
+    guesses.add(-1, ahead->end(), *guess);
+    return true;
+  }
+
+  bool has_features() const { return !has_failed_ && search_.features.values != nullptr; }
+
+  // What a head reads of the text.
+  TextEnd end(Thought& thought) const {
+    const int64_t* last = search_.token_ids + search_.num_tokens - search_.features.num_rows;
+    return {&search_.text->memory, search_.features, last, search_.num_text, &thought};
+  }
+
+  // True if more is to be guessed before it grows.
+  bool wants_guesses() const {
+    return !has_failed_ && !is_done() && guesses.has_any() && depth_ < rules_.guess_depth;
+  }
+
+  // Calls act(node, what a head made of its parent) for those of the newest nodes behind which is
+  // guessed.
+  template <typename Act>
+  void for_guesses(const Act& act) const {
+    int64_t num = 0;
+    for (const Node& node : newest_) {
+      const Thought* parent = guesses.thought(node.parent);
+      const bool is_taken = num < rules_.num_guessed_on &&
+                            node.probability >= rules_.least_guessed_on &&
+                            node.token < rules_.guesser->num_tokens;
+      if (parent == nullptr || !is_taken) continue;
+      ++num;
+      act(node, *parent);
+    }
+  }
+
+  // Finds what follows the newest nodes.
+  void grow() {
+    static thread_local Scratch scratch;
     const Large none{nullptr, nullptr, 0};
-    const Large& large = depth == 0 ? search.large : none;
+    const Large& large = depth_ == 0 ? search_.large : none;
     const MarkedLarge marked(scratch.large, large);
-    for (const Node& node : newest) {
-      Shares shares =
-          successors(rules, text, node.context, scratch, large, guesses.behind(node.index));
-      if (search.temperature > 0.0) weigh(rules, search, scratch.large, large, depth, shares);
+    for (const Node& node : newest_) {
+      Shares shares = successors(rules_, *search_.text, node.context, scratch, large,
+                                 guesses.behind(node.index));
+      if (search_.temperature > 0.0) weigh(rules_, search_, scratch.large, large, depth_, shares);
       std::stable_sort(shares.all.begin(), shares.all.end(),
                        [](const Share& a, const Share& b) { return a.value > b.value; });
       for (const Share& share : shares.all) {
         // Sums of shares round, and no child may come before its parent.
         const double probability = node.probability * std::min(share.value, 1.0);
-        if (probability < rules.least_probability) break;
-        best.push_back({probability, num_found++, node.index, depth + 1,
-                        followed_by(node.context, share.token), share.token});
+        if (probability < rules_.least_probability) break;
+        best_.push_back({probability, num_found_++, node.index, depth_ + 1,
+                         followed_by(node.context, share.token), share.token});
       }
     }
     // What is not among the best now never will be, nor what follows it.
-    std::sort(best.begin(), best.end(), is_better);
-    if (static_cast<int64_t>(best.size()) > search.num_nodes)
-      best.erase(best.begin() + search.num_nodes, best.end());
-    newest.clear();
-    for (const Node& node : best)
-      if (node.depth == depth + 1) newest.push_back(node);
-    if (depth + 1 < search.max_depth) guesses.go_on(newest);
+    std::sort(best_.begin(), best_.end(), is_better);
+    if (static_cast<int64_t>(best_.size()) > search_.num_nodes)
+      best_.erase(best_.begin() + search_.num_nodes, best_.end());
+    ++depth_;
+    newest_.clear();
+    for (const Node& node : best_)
+      if (node.depth == depth_) newest_.push_back(node);
+    guesses.forget();
   }
-  return best;
-}
 
-// Counts what is new of a text, and finds the best paths behind it: tokens, the place of each parent
-// among them or -1, and probabilities.
-void find_paths(const Rules& rules, Search& search, int64_t num_threads) {
-  try {
-    search.text->read(rules, search);
-    const std::vector<Node> best = best_paths(rules, *search.text, search, num_threads);
-    for (size_t i = 0; i < best.size(); ++i) {
-      search.tokens[i] = best[i].token;
-      search.probabilities[i] = best[i].probability;
-      const auto is_parent = [&](const Node& node) { return node.index == best[i].parent; };
-      const auto parent = std::find_if(best.begin(), best.end(), is_parent);
-      search.parents[i] = parent == best.end() ? -1 : parent - best.begin();
-    }
-    search.num_found = static_cast<int64_t>(best.size());
-  } catch (const std::bad_alloc&) {
-    search.num_found = -1;
+  void grow_to_end() {
+    while (!is_done()) grow();
   }
-}
+
+  // The best paths: tokens, the place of each parent among them or -1, and probabilities.
+  void put_down() const {
+    search_.num_found = has_failed_ ? -1 : static_cast<int64_t>(best_.size());
+    for (int64_t i = 0; i < search_.num_found; ++i) {
+      const Node& own = best_[static_cast<size_t>(i)];
+      search_.tokens[i] = own.token;
+      search_.probabilities[i] = own.probability;
+      const auto is_parent = [&](const Node& node) { return node.index == own.parent; };
+      const auto parent = std::find_if(best_.begin(), best_.end(), is_parent);
+      search_.parents[i] = parent == best_.end() ? -1 : parent - best_.begin();
+    }
+  }
+
+ private:
+  bool is_done() const { return depth_ >= search_.max_depth || newest_.empty(); }
+
+  const Rules& rules_;
+  Search& search_;
+  std::vector<Node> best_, newest_;
+  int64_t depth_ = 0, num_found_ = 0;
+  bool has_failed_ = false;
+};
+
+// Searches that are made together. A head is asked for all of them at once, since most of its time
+// goes into reading its weights.
+class Searches {
+ public:
+  Searches(const Rules& rules, void* const* searches, int64_t num, int64_t num_threads)
+      : rules_(rules), num_threads_(num_threads) {
+    all_.reserve(static_cast<size_t>(num));  // searches stay where they are
+    for (int64_t i = 0; i < num; ++i) all_.emplace_back(rules, *static_cast<Search*>(searches[i]));
+  }
+
+  void run() {
+    in_turn([](PathSearch& own) { own.count(); });
+    together([&] { guess_behind_texts(); });
+    while (std::any_of(all_.begin(), all_.end(),
+                       [](const PathSearch& own) { return own.wants_guesses(); })) {
+      in_turn([](PathSearch& own) {
+        if (own.wants_guesses()) own.grow();
+      });
+      together([&] { guess_on(); });
+    }
+    in_turn([](PathSearch& own) { own.grow_to_end(); });
+    for (const PathSearch& own : all_) own.put_down();
+  }
+
+ private:
+  // Threads share the searches.
+  template <typename Act>
+  void in_turn(const Act& act) {
+    const int64_t num = static_cast<int64_t>(all_.size());
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads_) if (num > 1)
+    for (int64_t i = 0; i < num; ++i) all_[static_cast<size_t>(i)].attempt(act);
+  }
+
+  template <typename Act>
+  void together(const Act& act) {
+    try {
+      act();
+    } catch (const std::bad_alloc&) {
+      for (PathSearch& own : all_) own.fail();
+    }
+  }
+
+  void guess_behind_texts() {
+    static thread_local Reading reading;
+    if (rules_.guesser == nullptr) return;
+    std::vector<TextEnd> ends;
+    std::vector<Place> places;
+    for (PathSearch& own : all_) {
+      if (!own.has_features() || own.take_guessed_ahead()) continue;
+      ends.push_back(own.end(own.guesses.new_thought()));
+      places.push_back({&own, -1, ends.back().thought});
+    }
+    if (!ends.empty()) {
+      reading.take(*rules_.guesser, ends);
+      add_guesses(places, reading.logits(*rules_.guesser, num_threads_));
+    }
+  }
+
+  void guess_on() {
+    static thread_local ReadingOn reading;
+    std::vector<const Thought*> before;
+    std::vector<int64_t> tokens;
+    std::vector<Thought*> thoughts;
+    std::vector<Place> places;
+    for (PathSearch& own : all_) {
+      if (!own.wants_guesses()) continue;
+      own.for_guesses([&](const Node& node, const Thought& parent) {
+        before.push_back(&parent);
+        tokens.push_back(node.token);
+        thoughts.push_back(&own.guesses.new_thought());
+        places.push_back({&own, node.index, thoughts.back()});
+      });
+    }
+    if (!tokens.empty())
+      add_guesses(places, reading.read(*rules_.guesser, before, tokens, thoughts, num_threads_));
+  }
+
+  // A node of a search, -1: its text, and what the head made of it.
+  struct Place {
+    PathSearch* search;
+    int64_t index;
+    const Thought* thought;
+  };
+
+  // logits: [places, score.outputs].
+  void add_guesses(const std::vector<Place>& places, float* logits) {
+    const int64_t num = static_cast<int64_t>(places.size());
+    const int64_t num_outputs = rules_.guesser->score.outputs;
+    std::vector<std::optional<Guess>> guesses(places.size());
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads_) if (num > 1)
+    for (int64_t i = 0; i < num; ++i)
+      guesses[static_cast<size_t>(i)].emplace(*rules_.guesser, logits + i * num_outputs,
+                                              places[static_cast<size_t>(i)].search->temperature(),
+                                              rules_.num_guesses);
+    for (size_t i = 0; i < places.size(); ++i)
+      places[i].search->guesses.add(places[i].index, *places[i].thought, *guesses[i]);
+  }
+
+  const Rules& rules_;
+  int64_t num_threads_;
+  std::vector<PathSearch> all_;
+};
 
 }  // namespace
 }  // namespace blockdraft
@@ -580,18 +714,11 @@ void blockdraft_guess_ahead(const void* rules, void* text, const void* features,
 // Makes [num] searches, of none of the texts twice.
 void blockdraft_ngrams(const void* rules, void* const* searches, int64_t num, int64_t num_threads) {
   using namespace blockdraft;
-  const Rules& known = *static_cast<const Rules*>(rules);
-  const auto search = [&](int64_t i) -> Search& { return *static_cast<Search*>(searches[i]); };
-  bool guesses = false;
-  for (int64_t i = 0; i < num; ++i) guesses = guesses || search(i).features.values != nullptr;
-  // Threads share the texts, or the products of one text after another where there are fewer texts
-  // than threads. Not as a loop of one thread: parallel products within would begin new threads.
-  if (num == 1 || (num < num_threads && guesses)) {
-    for (int64_t i = 0; i < num; ++i) find_paths(known, search(i), num_threads);
-    return;
+  try {
+    Searches(*static_cast<const Rules*>(rules), searches, num, num_threads).run();
+  } catch (const std::bad_alloc&) {
+    for (int64_t i = 0; i < num; ++i) static_cast<Search*>(searches[i])->num_found = -1;
   }
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
-  for (int64_t i = 0; i < num; ++i) find_paths(known, search(i), 1);
 }
 
 }  // extern "C"
