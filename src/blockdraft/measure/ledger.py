@@ -17,6 +17,7 @@ from blockdraft.models.arithmetic import (
     draft_rates,
     feature_bytes,
     head_rates,
+    packed_bytes,
     projection_rates,
     target_rates,
     weight_bytes,
@@ -25,6 +26,8 @@ from blockdraft.models.target import Target
 from blockdraft.models.transformers_target import TransformersTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.draft_model import DraftModelDrafter
+from blockdraft.speculate.drafters.eagle3 import Eagle3Drafter
 
 
 class Measurable(Protocol):
@@ -230,7 +233,8 @@ class Ledger:
 def make_ledger(totals: PhaseTotals, engine: Measurable) -> Ledger:
     """The account of what a PhaseTimer has noted of this engine.
 
-    Operations and bytes are known of transformers targets and DFlash drafters, 0 of any other.
+    Operations and bytes are known of transformers targets and of trained drafters and draft models,
+    0 of any other.
     """
     rates = line_rates(engine)
     times = totals.line_nanoseconds
@@ -255,19 +259,23 @@ def line_rates(engine: Measurable) -> dict[Line, Rates]:
         of_target = target_rates(engine.target.model)
         rates = dict.fromkeys(SPLITS["forward"], of_target)
         rates["choose"] = Rates(head_row_bytes=of_target.head_row_bytes)
-    if isinstance(engine.drafter, DFlashDrafter):
-        model, head = engine.drafter.model, _draft_head(engine.drafter)
+    drafter = engine.drafter
+    if isinstance(drafter, DFlashDrafter | Eagle3Drafter):
+        model, head = drafter.model, _draft_head(drafter)
         rates |= dict.fromkeys(SPLITS["project"], projection_rates(model))
         rates["draft"], rates["draft_head"] = draft_rates(model), head
         rates["guess"] = Rates(head_row_bytes=head.head_row_bytes)
         # A copy is read and written.
         rates["capture"] = Rates(row_bytes=2 * feature_bytes(model))
+    if isinstance(drafter, DraftModelDrafter) and isinstance(drafter.model, TransformersTarget):
+        of_model = target_rates(drafter.model.model)
+        rates |= dict.fromkeys(("draft_prefill", "draft"), of_model)
     return rates
 
 
-def _draft_head(drafter: DFlashDrafter) -> Rates:
-    size = drafter.embed_weight.shape[1]
-    return head_rates(drafter.num_guessable, size, drafter.embed_weight.dtype.itemsize)
+def _draft_head(drafter: DFlashDrafter | Eagle3Drafter) -> Rates:
+    size, itemsize = drafter.model.config.hidden_size, drafter.model.fc.weight.itemsize
+    return head_rates(drafter.num_guessable, size, itemsize)
 
 
 def _waited(totals: PhaseTotals, name: Line, nanoseconds: int) -> int:
@@ -279,13 +287,19 @@ def _waited(totals: PhaseTotals, name: Line, nanoseconds: int) -> int:
 
 def _memory(totals: PhaseTotals, engine: Measurable) -> DraftMemory:
     drafter = engine.drafter
-    if not isinstance(drafter, DFlashDrafter):
+    if isinstance(drafter, DraftModelDrafter) and isinstance(drafter.model, TransformersTarget):
+        return DraftMemory(weights=weight_bytes(drafter.model.model))
+    if not isinstance(drafter, DFlashDrafter | Eagle3Drafter):
         return DraftMemory()
-    model, num_guessable = drafter.model, drafter.num_guessable
-    all_guessable = drafter.vocabulary_ids is None
+    model = drafter.model
+    if isinstance(drafter, Eagle3Drafter):
+        copies = packed_bytes(drafter.model)
+    else:
+        all_guessable = drafter.vocabulary_ids is None
+        copies = copied_bytes(drafter.model, drafter.num_guessable, all_guessable=all_guessable)
     return DraftMemory(
         weights=weight_bytes(model),
-        weight_copies=copied_bytes(model, num_guessable, all_guessable=all_guessable),
+        weight_copies=copies,
         context=totals.most_context * context_bytes(model),
         waiting_features=totals.most_waiting * feature_bytes(model),
     )

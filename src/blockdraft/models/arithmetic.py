@@ -15,10 +15,15 @@ from transformers import PreTrainedModel
 
 from blockdraft.core.recorder import Work
 from blockdraft.models.draft import DraftModel
+from blockdraft.models.eagle3 import Eagle3Model
 from blockdraft.models.experts import stacked_experts
 from blockdraft.models.packed import can_pack
 from blockdraft.models.quantized import stored_bytes
 from blockdraft.models.supported import decoder_layers, head_dim_of
+
+
+TrainedModel = DraftModel | Eagle3Model
+"""Drafters that read features of the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,7 @@ def _heads(config: Any) -> tuple[int, int, int]:
     return heads, getattr(config, "num_key_value_heads", None) or heads, head_dim_of(config)
 
 
-def projection_rates(model: DraftModel) -> Rates:
+def projection_rates(model: TrainedModel) -> Rates:
     """Features of the target become keys and values in every draft layer."""
     keys_values = _context_weights(model)
     fusion = model.fc.weight
@@ -126,10 +131,13 @@ def projection_rates(model: DraftModel) -> Rates:
     )
 
 
-def draft_rates(model: DraftModel) -> Rates:
-    """A draft forward, without the head. Its own keys and values are not kept."""
+def draft_rates(model: TrainedModel) -> Rates:
+    """A draft forward, without the head. Its own keys and values are not kept.
+
+    An EAGLE-3 drafter also fuses the feature before each anchor, one row a proposal: left out.
+    """
     config = model.config
-    matrices = [p for p in model.layers.parameters() if p.ndim == 2]
+    matrices = [p for layer in model.draft_layers() for p in layer.parameters() if p.ndim == 2]
     per_pair = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
     return Rates(
         row_flops=2 * sum(p.numel() for p in matrices),
@@ -149,42 +157,46 @@ def head_rates(num_tokens: int, hidden_size: int, itemsize: int) -> Rates:
     )
 
 
-def feature_bytes(model: DraftModel) -> int:
+def feature_bytes(model: TrainedModel) -> int:
     """Features of one token."""
     config = model.config
     return config.num_features * config.target_hidden_size * model.fc.weight.itemsize
 
 
-def context_bytes(model: DraftModel) -> int:
+def context_bytes(model: TrainedModel) -> int:
     """Keys and values of one token of the draft context."""
     config = model.config
     per_layer = 2 * config.num_key_value_heads * config.head_dim
     return config.num_hidden_layers * per_layer * model.fc.weight.itemsize
 
 
-def weight_bytes(model: DraftModel) -> int:
-    """The drafter's own parameters; embedding and head are the target's."""
+def weight_bytes(model: nn.Module) -> int:
+    """The drafter's own parameters; what it takes from the target is not among them."""
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
+def packed_bytes(model: TrainedModel) -> int:
+    """Second copies of linear layers that a loaded drafter computes from."""
+    return sum(
+        module.weight.nbytes
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and can_pack(module.weight)
+    )
+
+
 def copied_bytes(model: DraftModel, num_guessable: int, *, all_guessable: bool) -> int:
-    """Second copies of weights that a loaded drafter computes from.
+    """Second copies of weights that a loaded DFlash drafter computes from.
 
     Packed linear layers, all context projections side by side, and the rows of the target's head:
     packed, or those of a draft vocabulary.
     """
-    packed = [
-        module.weight
-        for module in model.modules()
-        if isinstance(module, nn.Linear) and can_pack(module.weight)
-    ]
     head = num_guessable * model.config.hidden_size * model.fc.weight.itemsize
     if all_guessable and not can_pack(model.fc.weight):
         head = 0
-    return sum(w.nbytes for w in [*packed, *_context_weights(model)]) + head
+    return packed_bytes(model) + sum(w.nbytes for w in _context_weights(model)) + head
 
 
-def _context_weights(model: DraftModel) -> list[Tensor]:
+def _context_weights(model: TrainedModel) -> list[Tensor]:
     return [
         projection.weight
         for layer in model.draft_layers()

@@ -230,6 +230,10 @@ class Eagle3Model(nn.Module):
             tensors["t2d"][token_ids] = True
         write_checkpoint(Path(folder), config, tensors, provenance)
 
+    def draft_layers(self) -> list[Eagle3Layer]:
+        """The one layer, as a DraftModel gives its layers."""
+        return [self.midlayer]
+
     def new_context(self, capacity: int = 512) -> DraftContext:
         """An empty context for one sequence, fit for this model."""
         config, weight = self.config, self.fc.weight

@@ -16,6 +16,9 @@ from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_context import PagedContexts
 from blockdraft.models.quantized import quantize_model
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.draft_model import DraftModelDrafter
+from tests import eagle
+from tests.parity.targets import make_eagle
 from tests.tiny import (
     HIDDEN_SIZE,
     LAYER_IDS,
@@ -81,6 +84,30 @@ def test_flops_of_a_drafted_step_are_those_that_torch_counts(kind):
     assert lines["draft"].work == Work(NUM_ROWS, 0, NUM_ROWS * 64, NUM_CACHED, 1, 1)
     assert lines["draft_head"].work.head_rows == NUM_ROWS - 1
     assert lines["draft_prefill"].work.rows == NUM_CACHED
+
+
+def test_flops_of_other_drafters_are_those_that_torch_counts():
+    """EAGLE-3: but for the fusion of the feature before the anchor."""
+    draft = eagle.make_model()
+    draft.to(torch.float64)  # as the target
+    with_features, without, own = (
+        PagedTarget(tiny_target("llama", torch.float64), Pages(8), layer_ids=ids, exact=False)
+        for ids in (LAYER_IDS, (), ())
+    )
+    for engine, left_out in (
+        (Engine(with_features, make_eagle(with_features, draft)), 2 * draft.fc.weight.numel()),
+        (Engine(without, DraftModelDrafter(own, VOCAB_SIZE)), 0),
+    ):
+        engine.timer = PhaseTimer()
+        engine.use_fixed_drafting(NUM_ROWS - 1)
+        engine.add(range(1, 1 + NUM_CACHED), SamplingParams(max_tokens=20, ignore_eos=True))
+        engine.step()
+        counted, lines = counted_step(engine)
+        flops = sum(line.flops for line in lines.values())
+        assert lines["draft"].flops > 0
+        assert lines["draft"].num_bytes > 0
+        assert counted == pytest.approx(flops + left_out, rel=1e-12)
+        assert make_ledger(engine.timer.take_totals(), engine).memory.weights > 0
 
 
 def test_the_next_step_projects_what_was_generated():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.plan import NO_NODES, NOTHING, ROOT, ForwardPlan, PlannedRow, Proposal, Tree
-from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
+from blockdraft.core.recorder import NO_RECORDER, Line, Recorder, Work
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
@@ -134,7 +134,7 @@ class DraftModelDrafter:
         late = [own for own in samples if len(own.token_ids) - 1 - own.num_cached > _FEW]
         if late:
             new_ids = [own.token_ids[own.num_cached : -1] for own in late]
-            self._forward(late, new_ids, [NO_NODES] * len(late))
+            self._forward(late, new_ids, [NO_NODES] * len(late), "draft_prefill")
 
     def _draft(self, rows: list[Row]) -> list[Proposal]:
         growing = [_Growing(self._samples[row.sequence.key]) for row in rows]
@@ -169,7 +169,11 @@ class DraftModelDrafter:
         return found
 
     def _forward(
-        self, samples: list[Sample], new_ids: list[list[int]], trees: list[Tree]
+        self,
+        samples: list[Sample],
+        new_ids: list[list[int]],
+        trees: list[Tree],
+        line: Line = "draft",
     ) -> list[Tensor]:
         """Logits [1 + nodes, V] behind the new tokens and their trees, none before the anchor.
 
@@ -183,12 +187,19 @@ class DraftModelDrafter:
             for own, ids, tree in zip(samples, new_ids, trees, strict=True)
         ]
         sizes = [planned.num_logits for planned in plan]
+        if self.recorder.measures:
+            work = Work(
+                rows=sum(planned.num_positions for planned in plan),
+                head_rows=sum(sizes),
+                pairs=sum(planned.num_positions * planned.num_keys for planned in plan),
+                keys=sum(planned.num_keys for planned in plan),
+                forwards=1,
+                sequences=len(plan),
+            )
+            self.recorder.add(line, work)
         logits = self.model.forward(ForwardPlan(plan)).logits
         for own in samples:
             own.num_cached = len(own.token_ids) - 1
             self.model.truncate(own.key, own.num_cached)
             self.model.memory.publish(own.key, own.token_ids, own.num_cached)
-        if self.recorder.measures:
-            num_rows = sum(planned.num_positions for planned in plan)
-            self.recorder.add("draft", Work(num_rows, forwards=1, sequences=len(plan)))
         return list(torch.split(logits, sizes))
