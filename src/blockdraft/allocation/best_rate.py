@@ -42,8 +42,8 @@ _TRY_SHARE = 1 / 500
 """Where candidates are known without a model, tries take no more of the time than this. The first
 one of a sequence projects the features of its whole prompt: in a crowd that is a step's time."""
 _CROWD = 4
-"""With more sequences weighing takes so long that it pauses where it finds nothing: for one step,
-then for two, down to one in _MOST_UNWEIGHED."""
+"""With more sequences it takes long to weigh who might draft. After a step in which nobody should,
+one step goes without, then two, then four, up to _MOST_UNWEIGHED."""
 _MOST_UNWEIGHED = 16
 _POOR = 0.6
 """A sequence is tried where the candidates that are known without a model are expected to give no
@@ -65,7 +65,8 @@ _STEP_TOKENS = 4
 _OUTLIER = 4.0
 """A step loses at most so many plain ones: a machine that stood still tells nothing."""
 _LARGEST_AFTERMATH = 0.25
-"""A plain step behind drafts counts as at most so much slower than others."""
+"""A plain step right behind a drafted one is slower, with cold caches. Drafting is charged for it
+with at most this share of a plain step."""
 _FIRST_TRUST_BESIDE_FREE = 0.7
 """A model that is asked because what is known without it is poor is asked where guessing is hard,
 and gives less there than elsewhere: the default drafter 0.64 of it sampled, and 0.71 greedy."""

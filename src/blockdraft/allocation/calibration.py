@@ -17,7 +17,7 @@ from blockdraft.core.plan import ROOT, Proposal
 _DEEPEST = 8
 """Depths from here on share a line."""
 _LARGEST_LOGIT = 6.0
-"""Beliefs count as at most so sure, 0.9975: a drafter that knows only "certain" can be mended."""
+"""Probabilities are clamped to 0.0025 to 0.9975: a drafter that always says 1 can be corrected."""
 _SUREST = 1 / (1 + exp(-_LARGEST_LOGIT))
 _LEAST_SURE = 1 - _SUREST
 _SCALE_VARIANCE, _BIAS_VARIANCE, _OFFSET_VARIANCE = 0.05, 1.0, 0.3

@@ -62,8 +62,8 @@ def _first_beliefs(num: int) -> list[float]:
 class Trust:
     """By what share predictions come true, by the number of sequences that share a step.
 
-    The best of many predictions was lucky in part, and the more there were the more. first: the
-    share that is believed before anything came.
+    Who takes the best of many predictions overestimates it, and the more of them there are, the
+    more. first: the share that is believed before anything came.
     """
 
     def __init__(self, first: float = 1.0) -> None:

@@ -7,8 +7,8 @@ from itertools import accumulate
 from blockdraft.allocation.costs import StepCosts
 
 _LEAST_GAIN = 0.10
-"""Share of the rate by which candidates must raise it where sequences share a step. Those that
-advance unevenly share fewer steps at their ends: no price says so, and crowds gain little."""
+"""Share by which candidates must raise the rate where sequences share a step. Sequences that
+advance unevenly end at different times and share fewer steps, which no price includes."""
 _CROWD, _LEAST_GAIN_OF_CROWD = 8, 0.20
 """With more sequences it must be more: what is beside the forward (searching, deciding, keeping
 features) takes a few percent of the time there, which steps that gain less do not bring back."""

@@ -21,7 +21,6 @@ from blockdraft.models.packed import can_pack
 from blockdraft.models.quantized import stored_bytes
 from blockdraft.models.supported import decoder_layers, head_dim_of
 
-
 TrainedModel = DraftModel | Eagle3Model
 """Drafters that read features of the target."""
 

@@ -39,7 +39,7 @@ _LAYER_ELSEWHERE = "layers.0."
 
 
 class GrowingKV:
-    """Keys and values of the steps of one training pass, safe for autograd; see `step_mask`."""
+    """Keys and values of the steps of one training pass, safe for autograd."""
 
     num_context = 0
 
@@ -52,18 +52,6 @@ class GrowingKV:
         self._keys.append(k)
         self._values.append(v)
         return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
-
-
-def step_mask(num_pairs: int, num_steps: int, device: torch.device | str = "cpu") -> Tensor:
-    """What the pairs of a training step see: [1, 1, t, num_steps * t], True where they do.
-
-    Of the first step all pairs up to their own, which the target's features stand behind; of the
-    later ones, which read outputs of the drafter, that with their own index: what a drafted chain
-    sees. num_steps: up to this one, the first being 1.
-    """
-    causal = torch.ones(num_pairs, num_pairs, dtype=torch.bool, device=device).tril()
-    own = torch.eye(num_pairs, dtype=torch.bool, device=device)
-    return torch.cat((causal, *[own] * (num_steps - 1)), dim=1)[None, None]
 
 
 class Eagle3Attention(nn.Module):
@@ -280,7 +268,7 @@ class Eagle3Model(nn.Module):
             context: keys and values of earlier pairs; gets those of these. In training a
                 `GrowingKV` for all steps.
             mask: where a pair may look, [b or 1, 1, t, keys], truth values or numbers that are
-                added to the scores; None for everything. In training `step_mask`.
+                added to the scores; None for everything. In training see `train/kinds/eagle3.py`.
 
         Returns:
             [b, t, D], not normed: `logits` are of it, and it is the next step's `hidden`.

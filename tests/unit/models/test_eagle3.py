@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockdraft.models.eagle3 import Eagle3Model, GrowingKV, step_mask
+from blockdraft.models.eagle3 import Eagle3Model, GrowingKV
 from tests.eagle import Reference, make_model
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE
 
@@ -16,6 +16,16 @@ SHAPES: list[dict[str, object]] = [
     {"draft_vocab_size": VOCAB_SIZE},
     {"target_hidden_size": 24, "target_layer_ids": (0, 2)},
 ]
+
+
+def step_mask(num_pairs: int, num_steps: int) -> torch.Tensor:
+    """What the pairs of a training step see: [1, 1, t, num_steps * t], True where they do.
+
+    Of the first step all pairs up to their own; of the later ones that with their own index.
+    """
+    causal = torch.ones(num_pairs, num_pairs, dtype=torch.bool).tril()
+    own = torch.eye(num_pairs, dtype=torch.bool)
+    return torch.cat((causal, *[own] * (num_steps - 1)), dim=1)[None, None]
 
 
 @pytest.mark.parametrize("fields", SHAPES)

@@ -441,4 +441,4 @@ def _checked(function: "ctypes._NamedFuncPointer") -> "ctypes._NamedFuncPointer"
 
 def _raise_refusal(refusal: int, *_: object) -> None:
     if refusal:
-        raise RuntimeError(f"attention by kernels was refused: {REFUSALS[refusal]}")
+        raise RuntimeError(f"a kernel refused its arguments: {REFUSALS[refusal]}")
