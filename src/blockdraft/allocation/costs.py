@@ -80,10 +80,11 @@ class CostCurve:
         self.level *= 1 + _LEVEL_GAIN * surprise
 
     def _known(self, size: float) -> float:
-        """From 0 for sizes that were never met, or not lately, to nearly 1."""
+        """From 0 for sizes that were never met, or not lately, to 1."""
         left, share = _place(size)
         weights = self._weights[left : left + 2]
-        return 1 - _SMALLEST_WEIGHT / ((1 - share) * weights[0] + share * weights[1])
+        weight = (1 - share) * weights[0] + share * weights[1]
+        return min(weight / _SMALLEST_WEIGHT - 1, 1.0)
 
     def record_shape(self, size: int, seconds: float) -> float:
         """Learn from one measurement but its level; returns by what share it was off, in bounds."""

@@ -264,7 +264,7 @@ def test_a_good_drafter_is_used_where_it_pays(num, machine, limit):
     rates = always(*[0.85] * 15)
     best = min(1.0, *(all_over_plain(machine, rates, num, k) for k in (limit, 5, 2)))
     ratios = []
-    for seed in range(4):
+    for seed in range(8):  # by chance one may need 3 % more time than another
         policy = best_rate(machine, limit, max_depth=limit)
         result = simulate(
             policy, machine, rates, num, limit=limit, depth=limit, seconds=12, seed=seed

@@ -82,7 +82,17 @@ def test_forwards_that_were_measured_wrongly_say_little_of_plain_steps():
         for num_rows in (5, 7, 9, 11, 14, 20):
             forwarded(costs, num_rows, 1.4 * CostCurve(FORWARD).at(num_rows))
     assert costs.forward(9) == pytest.approx(1.4 * CostCurve(FORWARD).at(9), rel=0.03)
-    assert costs.plain(1) == pytest.approx(0.016, rel=0.1)
+    assert costs.plain(1) == pytest.approx(0.016, rel=0.12)
+
+
+def test_a_slower_machine_is_noticed_by_forwards_of_many_sizes():
+    costs, luck = make_costs(), random.Random(0)
+    true = CostCurve(FORWARD)
+    for slower, num in ((1, 600), (2, 50)):
+        for _ in range(num):
+            num_rows = luck.randrange(2, 10)
+            forwarded(costs, num_rows, slower * true.at(num_rows))
+    assert costs.plain(1) > 1.45 * 0.016
 
 
 def test_a_size_that_was_not_met_for_long_is_learned_anew_quickly():

@@ -82,7 +82,7 @@ class NativeNGrams:
         self._rules_address = ctypes.addressof(self._rules)
 
     def paths(self, queries: Sequence[NGramQuery]) -> list[NGramPaths]:
-        """See NGramSearch.paths. On all threads: those of one text share its products."""
+        """See NGramSearch.paths. All threads share the searches, and the products of all texts."""
         for query in queries:
             self._check(query.token_ids, query.features)
         texts = [self._text(query.key, query.token_ids) for query in queries]

@@ -32,8 +32,8 @@ MAX_NODES = 8
 MOST_WAITING = 16
 """Parts of features that wait for a search of one text; older ones are given up."""
 GUESSED_ROWS = 4
-"""With more rows a Hydra head is not asked: it takes its time for each, and candidates of a large
-batch are worth less. Batches were measured with this limit, other limits were not."""
+"""With more rows a Hydra head is not asked, since candidates of a large batch are worth less: with
+eight at once it brought nothing (docs/experiments/hydra-head.md)."""
 
 
 class NGramDrafter(ModelFree):

@@ -291,7 +291,8 @@ struct TextEnd {
 // What a head makes of the ends of texts. Its weights are read once for all of them.
 class Reading {
  public:
-  // Takes what is read; of features and tokens nothing need stay afterwards.
+  // Takes what is read. Memories and thoughts must stay until its logits are there; of features and
+  // tokens nothing need stay.
   void take(const HydraHead& head, const std::vector<TextEnd>& ends) {
     const int64_t size = head.size(), width = head.join.inputs;
     const int64_t num_layers = head.num_values / size;

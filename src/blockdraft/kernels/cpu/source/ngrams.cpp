@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <new>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -458,6 +459,8 @@ class Guesses {
 class PathSearch {
  public:
   PathSearch(const Rules& rules, Search& search) : rules_(rules), search_(search) {}
+  PathSearch(const PathSearch&) = delete;  // guesses point at each other
+  PathSearch& operator=(const PathSearch&) = delete;
 
   Guesses guesses;
 
@@ -502,8 +505,8 @@ class PathSearch {
     return {&search_.text->memory, search_.features, last, search_.num_text, &thought};
   }
 
-  // True if more is to be guessed before it grows.
-  bool wants_guesses() const {
+  // True while a head may guess behind its newest nodes: it then grows in step with the others.
+  bool is_guided() const {
     return !has_failed_ && !is_done() && guesses.has_any() && depth_ < rules_.guess_depth;
   }
 
@@ -587,7 +590,6 @@ class Searches {
  public:
   Searches(const Rules& rules, void* const* searches, int64_t num, int64_t num_threads)
       : rules_(rules), num_threads_(num_threads) {
-    all_.reserve(static_cast<size_t>(num));  // searches stay where they are
     for (int64_t i = 0; i < num; ++i) all_.emplace_back(rules, *static_cast<Search*>(searches[i]));
   }
 
@@ -595,9 +597,9 @@ class Searches {
     in_turn([](PathSearch& own) { own.count(); });
     together([&] { guess_behind_texts(); });
     while (std::any_of(all_.begin(), all_.end(),
-                       [](const PathSearch& own) { return own.wants_guesses(); })) {
+                       [](const PathSearch& own) { return own.is_guided(); })) {
       in_turn([](PathSearch& own) {
-        if (own.wants_guesses()) own.grow();
+        if (own.is_guided()) own.grow();
       });
       together([&] { guess_on(); });
     }
@@ -614,6 +616,7 @@ class Searches {
     for (int64_t i = 0; i < num; ++i) all_[static_cast<size_t>(i)].attempt(act);
   }
 
+  // Without memory none goes on: what is read belongs to all.
   template <typename Act>
   void together(const Act& act) {
     try {
@@ -646,7 +649,7 @@ class Searches {
     std::vector<Thought*> thoughts;
     std::vector<Place> places;
     for (PathSearch& own : all_) {
-      if (!own.wants_guesses()) continue;
+      if (!own.is_guided()) continue;
       own.for_guesses([&](const Node& node, const Thought& parent) {
         before.push_back(&parent);
         tokens.push_back(node.token);
@@ -681,7 +684,7 @@ class Searches {
 
   const Rules& rules_;
   int64_t num_threads_;
-  std::vector<PathSearch> all_;
+  std::deque<PathSearch> all_;
 };
 
 }  // namespace
