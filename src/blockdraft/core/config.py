@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.machine import num_cpus
 
 DEFAULT_TARGET = "smollm2-135m"
 
@@ -53,8 +54,8 @@ class LLMConfig:
     recheck: test the kernels and time the steps again, instead of taking what an earlier start of
     the same models on this machine found out.
     trust_remote_code: run the code that comes with a model which transformers does not know.
-    num_threads: of the whole process; None leaves torch's setting, but for no more than the cores
-    that this process may use, and fewer where other programs keep them busy.
+    num_threads: of the whole process, at most the cores that it may use; None leaves torch's
+    setting, but for no more than those cores, and fewer where other programs keep them busy.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -85,6 +86,7 @@ class LLMConfig:
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "prefill_chunk", "draft_depth", "num_threads"):
             _check_count(name, getattr(self, name), 1)
+        _check_threads(self.num_threads)
         _check_count("num_draft_tokens", self.num_draft_tokens, 0)
         if self.draft_dtype not in get_args(DraftDtype):
             raise ConfigError(f"draft_dtype is {self.draft_dtype!r}; give auto, int8 or target")
@@ -131,3 +133,11 @@ class LLMConfig:
 def _check_count(name: str, value: object, least: int) -> None:
     if value is not None and (not isinstance(value, int) or value < least):
         raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}")
+
+
+def _check_threads(asked: int | None) -> None:
+    # Threads that wait for each other take every core; very many take the machine down.
+    if asked is not None and asked > (cores := num_cpus()):
+        available = "1 core is" if cores == 1 else f"{cores} cores are"
+        values = "1" if cores == 1 else f"1 to {cores}"
+        raise ConfigError(f"num_threads is {asked}, and {available} available; give {values}")

@@ -11,6 +11,8 @@ from typing import Any
 
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
+from blockdraft.core.machine import num_cpus
+from blockdraft.core.words import counted
 from blockdraft.proof.config import ProofConfig
 
 KIND = "blockdraft proof"
@@ -60,7 +62,7 @@ def settings_of(certificate: Mapping[str, Any]) -> tuple[LLMConfig, ProofConfig,
     try:
         pair = _fields(LLMConfig, certificate["config"])
         # As many threads as ran then, whatever this machine would take.
-        pair = pair | {"num_threads": int(certificate["threads"])}
+        pair = pair | {"num_threads": _threads_of(certificate)}
         proof = dict(certificate["proof"])
         paths = [Path(path) for path in proof.pop("prompts")]
         return LLMConfig(**pair), ProofConfig(**_fields(ProofConfig, proof)), paths
@@ -68,6 +70,16 @@ def settings_of(certificate: Mapping[str, Any]) -> tuple[LLMConfig, ProofConfig,
         raise ConfigError(
             f"the certificate's settings are damaged ({error}); make a new one"
         ) from error
+
+
+def _threads_of(certificate: Mapping[str, Any]) -> int:
+    threads, cores = int(certificate["threads"]), num_cpus()
+    if threads > cores:
+        raise ConfigError(
+            f"the certificate was made with {threads} threads, and this process may use "
+            f"{counted(cores, 'core')}; replay it where there are {threads}"
+        )
+    return threads
 
 
 def _fields(kind: type[LLMConfig] | type[ProofConfig], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from blockdraft.core import threads
+from blockdraft.core import config, threads
+from blockdraft.core.config import LLMConfig
+from blockdraft.core.errors import ConfigError
 from blockdraft.core.machine import num_cpus
 from blockdraft.core.threads import SPIN_COUNT, bound_spin, num_threads
 
@@ -102,6 +104,17 @@ def test_threads_that_were_asked_for_are_taken(machine, monkeypatch, caplog):
     monkeypatch.setenv("OMP_NUM_THREADS", "12")
     assert num_threads(None, 12) == 12
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("cores", "said"),
+    [(1, "1 core is available; give 1$"), (2, "2 cores are available; give 1 to 2$")],
+)
+def test_more_threads_than_cores_are_refused(monkeypatch, cores, said):
+    monkeypatch.setattr(config, "num_cpus", lambda: cores)
+    assert LLMConfig(num_threads=cores).num_threads == cores
+    with pytest.raises(ConfigError, match=f"^num_threads is 999, and {said}"):
+        LLMConfig(num_threads=999)
 
 
 def test_the_number_does_not_change_under_a_loaded_model(machine):

@@ -361,13 +361,6 @@ def test_a_drafter_that_is_good_for_nothing(pair):
     assert len(names(checks)) == 4
 
 
-def test_more_threads_than_cores(pair):
-    cores = machine.num_cpus()
-    checks = look(pair, num_threads=cores + 1)
-    assert names(checks) == ["threads"]
-    assert f"--threads {cores}" in checks["threads"].remedy
-
-
 def test_fewer_threads_than_the_cores_allow_is_a_warning(pair, monkeypatch):
     monkeypatch.setattr(machine, "num_cpus", lambda: 64)
     before = torch.get_num_threads()

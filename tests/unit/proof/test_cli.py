@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from blockdraft.cli import prove as command
 from blockdraft.cli.main import app
+from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import INTERRUPTED
 from blockdraft.kernels.cpu.backend import NativeBackend
 from blockdraft.kernels.cpu.build import COMPILE_FLAGS
@@ -260,6 +262,17 @@ def test_what_is_no_certificate_is_not_replayed(tmp_path, content, reason):
     path = tmp_path / "c.json"
     path.write_text(content, encoding="utf-8")
     assert reason in refusal("--replay", path)
+
+
+def test_a_proof_on_more_cores_is_replayed_on_as_many(tmp_path):
+    path = tmp_path / "c.json"
+    needed = ("config", "proof", "hashes", "cases", "versions", "machine")
+    certificate = {"kind": "blockdraft proof", "format": 1, **{name: {} for name in needed}}
+    certificate |= {"threads": 9999, "config": asdict(LLMConfig())}
+    path.write_text(json.dumps(certificate), encoding="utf-8")
+    line = refusal("--replay", path)
+    assert "made with 9999 threads, and this process may use" in line
+    assert "replay it where there are 9999" in line
 
 
 def test_a_replay_takes_no_settings_beside_the_certificate(tmp_path):

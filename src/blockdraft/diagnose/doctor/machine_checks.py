@@ -23,9 +23,6 @@ def threads_check(config: LLMConfig) -> Check:
     name, cores = "threads", machine.num_cpus()
     threads = _num_threads(config)
     found = f"{counted(threads, 'thread')}, {counted(cores, 'core')}" + _quota(cores)
-    if threads > cores:
-        remedy = f"give --threads {cores}: threads that wait for each other take all the time"
-        return Check(name, "out", found, remedy)
     if threads <= cores // 3 and config.num_threads is None:
         remedy = "give --threads, or unset OMP_NUM_THREADS"
         return Check(name, "warning", found, remedy)
