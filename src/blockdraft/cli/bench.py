@@ -35,6 +35,7 @@ from blockdraft.cli.bench_pareto import pareto
 from blockdraft.cli.bench_results import plan, report
 from blockdraft.cli.bench_sets import sets
 from blockdraft.cli.bench_traffic import traffic
+from blockdraft.cli.command import Command
 from blockdraft.cli.ledger_output import (
     Ledger,
     Waterfall,
@@ -63,7 +64,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 for command in (concurrency, never_slower, context, traffic, pareto, plan, report, sets):
-    app.command()(with_verbosity(command))
+    app.command(cls=Command)(with_verbosity(command))
 
 WithTransformers = Annotated[
     bool,
@@ -73,7 +74,7 @@ WithTransformers = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Command)
 @with_verbosity
 @options.models(without=[name for name in options.FIXED if name not in options.DRAFTED])
 def speed(
@@ -217,7 +218,7 @@ def _of_lengths(config: SpeedConfig, lengths: str) -> list[SpeedConfig]:
     return [replace(config, max_tokens=length, ignore_eos=True) for length in points]
 
 
-@app.command()
+@app.command(cls=Command)
 @with_verbosity
 @options.models(without=options.FIXED)
 def demo(

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from blockdraft.cli import bench, models
 from blockdraft.cli.chat import chat
+from blockdraft.cli.command import Command
 from blockdraft.cli.data import data
 from blockdraft.cli.doctor import doctor
 from blockdraft.cli.env import env
@@ -95,7 +96,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (generate, chat, prove, verify, explain, doctor, serve, data, train, env):
-    app.command()(with_verbosity(command))
+    app.command(cls=Command)(with_verbosity(command))
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from blockdraft.cli import options
+from blockdraft.cli.command import Command
 from blockdraft.cli.fit_output import fit_lines
 from blockdraft.cli.logs import with_verbosity
 from blockdraft.cli.output import print_json
@@ -14,7 +15,9 @@ from blockdraft.hub.resolve import resolve_config, resolve_model
 
 Name = Annotated[
     str,
-    typer.Argument(help="A name that `blockdraft models` lists, a folder, or a Hugging Face id."),
+    typer.Argument(
+        help="A name that `blockdraft models` lists, a folder, a GGUF file, or a Hugging Face id."
+    ),
 ]
 
 app = typer.Typer(
@@ -29,7 +32,7 @@ def default(ctx: typer.Context) -> None:
         _print_models(as_json=False)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 @with_verbosity
 def list_models(as_json: options.Json = False) -> None:
     """List the models that are known by name."""
@@ -54,7 +57,7 @@ def _print_models(*, as_json: bool) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 @with_verbosity
 def path(name: Name, as_json: options.Json = False) -> None:
     """Print the folder of a model; it is downloaded first if need be."""
@@ -65,7 +68,7 @@ def path(name: Name, as_json: options.Json = False) -> None:
         print(folder)
 
 
-@app.command()
+@app.command(cls=Command)
 @with_verbosity
 def check(
     target: Name,

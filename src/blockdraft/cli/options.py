@@ -6,7 +6,7 @@ Defaults are those of LLMConfig and SamplingParams.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -29,8 +29,8 @@ EXACT: Switch = "on" if LLMConfig().exact else "off"
 Target = Annotated[
     str,
     typer.Option(
-        help="Target model: a name that `blockdraft models` lists, a folder, or a Hugging Face id, "
-        "ORG/NAME or ORG/NAME@REVISION."
+        help="Target model: a name that `blockdraft models` lists, a folder, a GGUF file, or a "
+        "Hugging Face id, ORG/NAME or ORG/NAME@REVISION."
     ),
 ]
 Drafter = Annotated[
@@ -47,6 +47,7 @@ DraftDtypeOption = Annotated[
     DraftDtype,
     typer.Option(
         "--draft-dtype",
+        metavar="TYPE",
         help="Precision of the drafter's weights: int8, target (that of the target), or auto "
         "(whichever drafts faster).",
     ),
@@ -71,8 +72,9 @@ DeviceMapOption = Annotated[
     DeviceMap | None,
     typer.Option(
         "--device-map",
-        help="Spread the target's layers over all devices, as transformers does it; the drafter "
-        "lies beside embedding and head.",
+        metavar="WAY",
+        help="Spread the target's layers over all devices, in one of the ways of transformers: "
+        f"{', '.join(get_args(DeviceMap))}. The drafter lies beside embedding and head.",
         show_default="all on --device",
     ),
 ]

@@ -261,7 +261,7 @@ def test_an_output_that_differs_fails_where_exactness_is_promised(monkeypatch, e
         (["--concurrency", "0"], "concurrency is 0"),
         (["--repeats", "0"], "repeats is 0"),
         (["--requests", "0"], "requests is 0"),
-        (["--max-tokens", "1"], "max_tokens is 1; give 2 or more"),
+        (["--max-tokens", "1"], "--max-tokens is 1; give 2 or more"),
         (["--also-drafter", "auto"], "names a drafter twice"),
     ],
 )

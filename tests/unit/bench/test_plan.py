@@ -257,12 +257,18 @@ def test_bad_arrivals_are_refused(tmp_path, line, reason):
     [
         (["--max-tpot", 50], "no traffic; give --requests-per-second"),
         (["--requests-per-second", 1], "no goal; give --max-tpot"),
-        (["--requests-per-second", 0, "--max-tpot", 50], "requests_per_second is 0"),
-        (["--requests-per-second", 1, "--max-tpot", -5], "max_tpot is -5 ms"),
+        (["--requests-per-second", 0, "--max-tpot", 50], "--requests-per-second is 0"),
+        (["--requests-per-second", 1, "--max-tpot", -5], "--max-tpot is -5 ms"),
         (["--requests-per-second", 1, "--max-tpot", 5, "--percentile", 100], "percentile is 100"),
         (["--requests-per-second", 1, "--max-tpot", 5, "--price", -1], "price is -1"),
-        (["--requests-per-second", 1, "--max-tpot", 5, "--output-tokens", 0], "output_tokens is 0"),
-        (["--requests-per-second", 1, "--max-tpot", 5, "--prompt-tokens", 0], "prompt_tokens is 0"),
+        (
+            ["--requests-per-second", 1, "--max-tpot", 5, "--output-tokens", 0],
+            "--output-tokens is 0",
+        ),
+        (
+            ["--requests-per-second", 1, "--max-tpot", 5, "--prompt-tokens", 0],
+            "--prompt-tokens is 0",
+        ),
         (["--requests-per-second", 1, "--arrivals", "x", "--max-tpot", 5], "leave out"),
     ],
 )
@@ -270,6 +276,13 @@ def test_bad_options_are_refused(curve, arguments, reason):
     result = run_cli(curve, *arguments)
     assert result.exit_code == 2
     assert reason in result.stderr
+
+
+def test_a_field_of_a_file_is_not_taken_for_an_option(curve, tmp_path):
+    path = tmp_path / "arrivals.jsonl"
+    path.write_text('{"at": 1, "output_tokens": 0}\n', encoding="utf-8")
+    result = run_cli(curve, "--max-tpot", 5, "--arrivals", path)
+    assert "line 1: output_tokens is 0; give" in result.stderr
 
 
 def test_a_curve_without_a_baseline_is_refused(curve, tmp_path):

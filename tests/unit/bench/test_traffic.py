@@ -188,11 +188,11 @@ def test_a_different_output_ends_the_command_with_1(arguments, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--requests-per-second", "0"], "requests_per_second is 0"),
-        (["--abort-share", "1.5"], "abort_share is 1.5"),
+        (["--requests-per-second", "0"], "--requests-per-second is 0"),
+        (["--abort-share", "1.5"], "--abort-share is 1.5"),
         (["--temperatures", "warm"], "temperatures is 'warm'"),
         (["--temperatures", "-1"], "temperature is -1"),
-        (["--min-tokens", "20"], "max_tokens 12 is below min_tokens 20"),
+        (["--min-tokens", "20"], "--max-tokens 12 is below --min-tokens 20"),
         (["--requests", "0"], "requests is 0"),
     ],
 )

@@ -7,8 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from safetensors.torch import load_file, save_file
 
+from blockdraft.cli.command import name_options
+from blockdraft.cli.main import app
 from blockdraft.core.errors import MISTAKE, NO
 from tests.command_line import refusal, run, run_json
 from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
@@ -223,6 +226,25 @@ BAD_VALUES = [
 ]
 
 
+def test_a_refusal_names_options_and_not_the_fields_that_they_set():
+    hidden = ["--target", "nowhere", "hi"]
+    for option, value, reason in [
+        ("--threads", 0, "--threads is 0; give a whole number"),
+        ("--threads", 9999, "--threads is 9999, and "),
+        ("--memory", -1, "--memory is -1.0; give a number of GiB"),
+        ("--max-tokens", 0, "--max-tokens is 0; "),
+    ]:
+        assert refusal("generate", option, value, *hidden).startswith(f"blockdraft: {reason}")
+    both = refusal("generate", "--device", "cpu", "--device-map", "auto", *hidden)
+    assert "--device is 'cpu', and --device-map chooses devices too" in both
+
+
+def test_what_only_looks_like_a_field_is_left_as_it_is():
+    command = typer.main.get_command(app).commands["generate"]
+    message = "cannot read /x/max_tokens.json, 'num_threads': the target is no target"
+    assert name_options(message, command.params) == message
+
+
 @pytest.mark.parametrize(("option", "value"), BAD_VALUES)
 def test_a_bad_value_is_refused_before_anything_is_loaded(option, value):
     line = refusal("generate", option, value, "--target", "nowhere", "hi")
@@ -344,7 +366,7 @@ def test_a_grammar_that_cannot_be_used_is_refused(pair, tmp_path):
         (["--regex", "("], "unclosed group"),
         (["--regex", ""], "regex is empty"),
         (["--regex", "a", "--choice", "a"], "--regex and --choice each give a grammar"),
-        (["--regex", "a", "--ignore-eos"], "ignore_eos"),
+        (["--regex", "a", "--ignore-eos"], "leave out --ignore-eos"),
     ]:
         assert reason in refusal("generate", *pair, *arguments, "hi")
 

@@ -1,12 +1,15 @@
 """What all commands share: exit statuses, the log, completion; and what `env` prints."""
 
 import errno
+import inspect
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
+import textwrap
 from dataclasses import fields
 
 import pytest
@@ -177,6 +180,20 @@ def test_a_default_is_the_same_in_every_command(words, command):
     for option in command.params:
         if option.name in options.models.defaults and option.param_type_name == "option":
             assert option.default == options.models.defaults[option.name], option.name
+
+
+@pytest.mark.parametrize(("words", "command"), list(commands()), ids=lambda value: str(value))
+def test_help_in_80_columns_cuts_no_name_and_fills_its_lines(words, command):
+    shown = run(*words, "--help", env={"COLUMNS": "80"}, terminal_width=80).stdout
+    assert "…" not in shown
+    whole = set(re.split(r"[\s,│]+", shown))
+    for parameter in command.params:
+        if not getattr(parameter, "hidden", False):
+            spelled = [*parameter.opts, *parameter.secondary_opts]
+            assert whole.issuperset(name for name in spelled if name.startswith("-"))
+    lines = [line.strip() for line in shown.splitlines()]
+    for paragraph in inspect.cleandoc(command.help).split("\n\n"):
+        assert set(textwrap.wrap(" ".join(paragraph.split()), 78)) <= set(lines)
 
 
 @pytest.mark.parametrize(("words", "command"), list(commands()), ids=lambda value: str(value))

@@ -34,10 +34,12 @@ def refusal(*arguments, **options):
 
 
 def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
-    assert "port is 70000" in refusal("--port", 70000)
-    assert "request_seconds is 0.0" in refusal("--request-timeout", 0)
+    assert "--port is 70000" in refusal("--port", 70000)
+    assert "--request-timeout is 0.0" in refusal("--request-timeout", 0)
     assert "--max-body is nan" in refusal("--max-body", "nan")
-    assert "max_concurrency is 0" in refusal("--max-concurrency", 0)
+    assert "--drain-timeout is -1.0" in refusal("--drain-timeout", -1)
+    assert "--max-waiting is -1" in refusal("--max-waiting", -1)
+    assert "--max-concurrency is 0" in refusal("--max-concurrency", 0)
     assert "cannot read the API keys" in refusal("--api-key-file", tmp_path / "none")
     (tmp_path / "keys").write_text("# nothing\n\n", encoding="ascii")
     assert "holds no API key" in refusal("--api-key-file", tmp_path / "keys")

@@ -155,7 +155,7 @@ def test_other_self_written_prompts_than_before_are_refused(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--self-written", "-5"], "num_self_written is -5"),
+        (["--self-written", "-5"], "--self-written is -5"),
         (["--self-written", "2", "--limit", "0"], "limit is 0"),
         (["--self-written", "2", "--limit", "-5"], "limit is -5"),
         (["--self-written", "2", "--temperature", "-1"], "temperature is -1"),

@@ -62,7 +62,8 @@ def test_a_line_that_is_out_exits_with_1_and_says_what_to_do(tmp_path):
         (["--thinking", "on"], "no such switch"),
         (["--thinking", "perhaps"], "--thinking"),
         (["--dtype", "int3"], "int3"),
-        (["--threads", "0"], "num_threads"),
+        (["--threads", "0"], "--threads is 0; give"),
+        (["--threads", "999"], "--threads is 999, and"),
     ],
 )
 def test_what_cannot_be_examined_is_refused(pair, options, reason):

@@ -152,7 +152,7 @@ def test_a_known_pair_is_found_by_its_name(tmp_path, folders, started, monkeypat
     ("option", "engines"),
     [
         ("--device cpu", ("vllm", "sglang")),
-        ("--threads 2", ("vllm", "sglang")),
+        ("--threads 1", ("vllm", "sglang")),
         ("--draft-depth 2", ("vllm", "sglang")),
         ("--max-waiting 3", ("vllm", "sglang")),
         ("--request-timeout 5", ("vllm", "sglang")),
@@ -179,9 +179,9 @@ def test_values_that_an_engine_cannot_take(tmp_path, folders, started, monkeypat
     pair = ["--target", folders[0], "--drafter", folders[1], "--port", 0]
     vllm, sglang = (["serve", "--engine", name, *pair] for name in ("vllm", "sglang"))
     assert "at most 3 tokens a step" in refusal(*vllm, "--num-draft-tokens", BLOCK_SIZE)
-    assert "tensor_parallel is 0" in refusal(*vllm, "--tensor-parallel", 0)
+    assert "--tensor-parallel is 0" in refusal(*vllm, "--tensor-parallel", 0)
     assert "dtype is float64" in refusal(*vllm, "--dtype", "float64")
-    assert "pipeline_parallel is 2" in refusal(*sglang, "--pipeline-parallel", 2)
+    assert "--pipeline-parallel is 2" in refusal(*sglang, "--pipeline-parallel", 2)
     assert "there is no drafter" in refusal(*vllm, "--drafter", "none", "--num-draft-tokens", 1)
     assert "--port stands in the engine's command" in refusal(*vllm, "--", "--port=1")
     assert "--max-num-seqs stands" in refusal(*vllm, "--max-concurrency", 2, "--", "--max_num_seqs")
