@@ -224,7 +224,8 @@ class LLM:
 
         Raises:
             RequestError: an empty prompt, an unknown token id, a grammar that cannot be used, or
-                another number of params than of prompts; at once, also with `stream`.
+                params that are none, or another number of them than of prompts; at once, also
+                with `stream`.
             ContextTooLong: a prompt and max_tokens do not fit the target's context.
         """
         is_single = _is_single(prompts)
@@ -338,11 +339,26 @@ class LLM:
 def _one_each(params: Params | None, num_prompts: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
+    if not _is_list(params) or isinstance(params, str):
+        raise _no_params("params", params)
+    for index, own in enumerate(params):
+        if not isinstance(own, SamplingParams):
+            raise _no_params(f"params[{index}]", own)
     if len(params) != num_prompts:
         raise RequestError(
             f"{len(params)} sampling params for {num_prompts} prompts; give one, or one for each"
         )
     return params
+
+
+def _no_params(name: str, found: object) -> RequestError:
+    kind = type(found).__name__
+    what = "None" if found is None else f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+    values = ""
+    # What other engines' requests look like, and how it is written here.
+    if isinstance(found, Mapping) and all(isinstance(key, str) for key in found):
+        values = ", ".join(f"{key}={value!r:.40}" for key, value in found.items())
+    return RequestError(f"{name} is {what}; give SamplingParams({values:.200})")
 
 
 def _is_conversation(messages: object) -> bool:

@@ -86,6 +86,24 @@ def test_each_prompt_may_have_its_own_params(llm):
     [
         (lambda llm: llm.generate(["a", "b"], [params()]), "1 sampling params for 2 prompts"),
         (lambda llm: llm.generate("a", [params(), params()]), "2 sampling params for 1 prompts"),
+        (
+            lambda llm: llm.generate("a", {"max_tokens": 1, "stop": ["x"]}),
+            r"params is a dict; give SamplingParams\(max_tokens=1, stop=\['x'\]\)$",
+        ),
+        (
+            lambda llm: llm.chat(MESSAGES, {"n": 2}),
+            r"params is a dict; give SamplingParams\(n=2\)$",
+        ),
+        (
+            lambda llm: llm.generate(["a", "b"], [params(), {"n": 2}]),
+            r"params\[1\] is a dict; give SamplingParams\(n=2\)$",
+        ),
+        (
+            lambda llm: llm.chat([MESSAGES, MESSAGES], [None, params()]),
+            r"params\[0\] is None; give SamplingParams\(\)$",
+        ),
+        (lambda llm: llm.generate("a", 8), r"params is an int; give SamplingParams\(\)$"),
+        (lambda llm: llm.generate("a", "n"), r"params is a str; give SamplingParams\(\)$"),
         (lambda llm: llm.chat([MESSAGES, MESSAGES[0]]), "messages and conversations are mixed"),
         (lambda llm: llm.chat("hello"), "messages are 'hello'"),
         (lambda llm: llm.chat([]), "the conversation is empty"),
