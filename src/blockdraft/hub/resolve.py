@@ -25,7 +25,10 @@ _HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?"
 )
 _HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py")
-_CONFIG_PATTERNS = ("config.json", "model.safetensors.index.json", "provenance.json", "*.py")
+_CONFIG_PATTERNS = (
+    *("config.json", "model.safetensors.index.json", "provenance.json", "draft_vocabulary.json"),
+    "*.py",
+)
 
 
 def resolve_model(name: str) -> Path:

@@ -12,6 +12,7 @@ import torch
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import MISTAKE, NO, ModelError
 from blockdraft.diagnose.fit import Fit, examine_fit
+from blockdraft.models.draft_vocabulary import write_draft_vocabulary
 from blockdraft.models.paged import PagedTarget
 from blockdraft.models.paged_support import layer_shapes
 from blockdraft.models.sequential import SequentialTarget
@@ -129,6 +130,14 @@ def test_names_in_the_files_tell_what_a_drafter_brings(tmp_path: Path, name: str
     is_speculators = name.startswith("speculators")
     assert fit.drafter.layout == ("speculators" if is_speculators else "z-lab")
     assert fit.drafter.guessed_tokens == (len(KNOWN_TOKENS) if is_speculators else VOCAB_SIZE)
+
+
+def test_a_drafter_guesses_from_the_tokens_that_its_file_names(tmp_path: Path) -> None:
+    target = config_folder(tmp_path / "target", "Lfm2", RECURRENT["Lfm2"])
+    drafter = drafter_folder(tmp_path / "drafter")
+    write_draft_vocabulary(drafter, [1, 2, 5])
+    assert run_json("models", "check", target, drafter)["drafter"]["guessed_tokens"] == 3
+    assert "guesses from 3 tokens" in run("models", "check", target, drafter).stdout
 
 
 def test_the_verdict_is_the_first_line_and_the_exit_status(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from blockdraft.core.errors import ModelError
 from blockdraft.models.checkpoint import read_config
 from blockdraft.models.draft import DraftModel
 from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.draft_vocabulary import read_draft_vocabulary
 from blockdraft.models.eagle3 import Eagle3Model
 from blockdraft.models.eagle3_config import Eagle3Config
 from blockdraft.models.loading import check_eagle3, check_pair, target_without_weights
@@ -53,7 +54,7 @@ def read_shape(folder: Path, target: PreTrainedModel, dtype: torch.dtype) -> Dra
     """The shape of a drafter of any kind, beside a target that may be without weights.
 
     Raises:
-        ModelError: its config cannot be read, or describes what cannot be run at all.
+        ModelError: its files cannot be read, or describe what cannot be run at all.
     """
     raw = read_config(folder)
     kind = kind_of(raw)
@@ -72,7 +73,7 @@ def _block_shape(
         layout="speculators" if MARK in raw else "z-lab",
         target_layer_ids=config.target_layer_ids,
         longest_path=config.block_size - 1,
-        guessed_tokens=raw.get("draft_vocab_size") or config.vocab_size,
+        guessed_tokens=_num_guessed(folder, raw, config.vocab_size),
         num_weights=_num_weights(model),
         kv_shapes=tuple(PagedContexts.shapes(config)),
         page_bytes=PagedContexts.page_bytes(config, dtype),
@@ -80,6 +81,13 @@ def _block_shape(
         block_size=config.block_size,
         mask_token_id=config.mask_token_id,
     )
+
+
+def _num_guessed(folder: Path, raw: Mapping[str, Any], vocab_size: int) -> int:
+    if size := raw.get("draft_vocab_size"):
+        return int(size)
+    chosen = read_draft_vocabulary(folder, vocab_size)
+    return vocab_size if chosen is None else len(chosen)
 
 
 def _eagle3_shape(
