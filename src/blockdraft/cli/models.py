@@ -9,7 +9,7 @@ from blockdraft.cli.command import Command
 from blockdraft.cli.fit_output import fit_lines
 from blockdraft.cli.logs import with_verbosity
 from blockdraft.cli.output import print_json
-from blockdraft.core.errors import MISTAKE, NO
+from blockdraft.core.errors import MISTAKE, NO, ConfigError
 from blockdraft.hub.catalog import CATALOG
 from blockdraft.hub.resolve import resolve_config, resolve_model
 
@@ -20,16 +20,24 @@ Name = Annotated[
     ),
 ]
 
+_ABOUT_AND_LINES = 40
+"""Columns for what a model is about, and for the lines of the table."""
+
 app = typer.Typer(
     help="List known models, fetch one, or check whether two fit. Without a command: list."
 )
 
 
 @app.callback(invoke_without_command=True)
-def default(ctx: typer.Context) -> None:
+def default(ctx: typer.Context, as_json: options.Json = False) -> None:
     """List the models unless a command is given."""
     if ctx.invoked_subcommand is None:
-        _print_models(as_json=False)
+        _print_models(as_json=as_json)
+    elif as_json:
+        raise ConfigError(
+            f"--json stands before {ctx.invoked_subcommand}, which then prints text; give it at "
+            "the end"
+        )
 
 
 @app.command("list", cls=Command)
@@ -49,12 +57,21 @@ def _print_models(*, as_json: bool) -> None:
         )
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("name", "role", "drafter", "about")
-    for entry in CATALOG.values():
-        table.add_row(entry.name, entry.role, entry.drafter or "", entry.about)
-    Console().print(table)
+    rows = [(e.name, e.role, e.drafter or "", e.about) for e in CATALOG.values()]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    console = Console()
+    # A name that a table cuts cannot be given to another command.
+    if not console.is_terminal or console.width < sum(widths) + _ABOUT_AND_LINES:
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            print("  ".join([*cells, row[-1]]))
+        return
+    table = Table(*(Column(name, no_wrap=True) for name in ("name", "role", "drafter")), "about")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 @app.command(cls=Command)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from blockdraft.cli.command import name_options
 from blockdraft.cli.main import app
 from blockdraft.core.errors import MISTAKE, NO
+from blockdraft.hub.catalog import CATALOG
 from tests.command_line import refusal, run, run_json
 from tests.tiny import edit_json, tiny_drafter_folder, tiny_target_folder
 
@@ -309,11 +310,26 @@ def test_damaged_models_and_wrong_pairs_are_refused(pair, tmp_path):
 def test_models_lists_finds_and_checks(pair):
     names = [entry["name"] for entry in run_json("models", "list")]
     assert "smollm2-135m" in names
-    assert run("models").exit_code == 0
+    assert run_json("models") == run_json("models", "list")
+    assert "give it at the end" in refusal("models", "--json", "list")
     target, drafter = pair[1], pair[3]
     assert run("models", "path", target).stdout.strip() == target
     found = run_json("models", "check", target, drafter)
     assert (found["fits"], found["block_size"]) == (True, 6)
+
+
+@pytest.mark.parametrize("columns", [None, 60, 120, 200])
+def test_no_name_of_a_model_is_cut(monkeypatch, columns):
+    if columns is not None:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+        monkeypatch.setenv("COLUMNS", str(columns))
+    shown = run("models").stdout
+    assert "…" not in shown
+    for entry in CATALOG.values():
+        (line,) = (one for one in shown.splitlines() if re.match(rf"(│ )?{entry.name} ", one))
+        assert entry.role in line
+        assert (entry.drafter or "") in line
+        assert columns is not None or line.endswith(entry.about)
 
 
 def program(*arguments):
