@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _EXIT_CODES = {"genuine": 0, "altered": NO, "cannot tell": UNDECIDED}
 _WORST_FIRST = ("altered", "cannot tell", "genuine")
-_MACHINE_ONLY = "a token that differs proves nothing where these differ"
 
 
 @options.models(without=("max_concurrency", *options.DRAFTED, "shared_lookup"))
@@ -134,13 +133,22 @@ def _print_audit(found: Mapping[str, Any]) -> None:
     else:
         _print_finding(found["finding"])
     if found["changes"]:
-        print(f"  not as where it was answered; {_MACHINE_ONLY}:")
+        print("  a token that differs proves nothing here:")
         for change in found["changes"]:
-            print(f"    {change['name']}: {change['then']!r}, here {change['now']!r}")
+            print(f"    {_change_line(change)}")
     num_prompt = counted(found["num_prompt_tokens"], "prompt token")
     print(f"  audited in {found['seconds']:.3g} s, with {num_prompt}")
     if "compare" in found:
         _print_comparison(found["compare"])
+
+
+def _change_line(change: Mapping[str, Any]) -> str:
+    name, then, now = change["name"], change["then"], change["now"]
+    if name == "environment":
+        return "the receipt names no environment"
+    if then == now:
+        return f"{name}: {now!r} in the receipt and here"
+    return f"{name}: {then!r} in the receipt, {now!r} here"
 
 
 def _print_finding(finding: Mapping[str, Any]) -> None:

@@ -124,7 +124,7 @@ def decode_again(samples: Samples, receipt: Receipt, *, is_drafted: bool) -> Com
 
 def _changes(then: Environment, now: Environment) -> Iterator[Change]:
     if not then:
-        yield Change("environment", None, "not told")
+        yield Change("environment", None, now)
         return
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):

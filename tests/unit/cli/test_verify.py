@@ -77,7 +77,29 @@ def test_another_machine_is_told_and_not_accused(answer, target, tmp_path):
     result = run("verify", *target, changed(answer, tmp_path, elsewhere))
     assert result.exit_code == UNDECIDED
     assert "CANNOT TELL" in result.stdout
-    assert "cpu: 'another', here '" in result.stdout
+    assert (
+        "a token that differs proves nothing here:\n    cpu: 'another' in the re" in result.stdout
+    )
+
+
+def test_a_receipt_without_an_environment_says_so(answer, target, tmp_path):
+    path = changed(answer, tmp_path, lambda receipt: receipt.pop("environment"))
+    result = run("verify", *target, path)
+    assert result.exit_code == 0, result.output
+    reason = "a token that differs proves nothing here:\n    the receipt names no environment\n"
+    assert reason in result.stdout
+    (change,) = run_json("verify", *target, path)["answers"][1]["changes"]
+    assert (change["name"], change["then"]) == ("environment", None)
+    assert change["now"]["exact"] is True
+
+
+def test_exactness_that_is_off_on_both_sides_is_no_difference(answer, target, tmp_path):
+    def inexact(receipt):
+        receipt["environment"]["exact"] = False
+
+    path = changed(answer, tmp_path, inexact)
+    result = run("verify", *target, "--exact", "off", path)
+    assert "exact: False in the receipt and here\n" in result.stdout
 
 
 def test_comparing_times_the_audit_beside_decoding(pair, answer, target):
