@@ -118,7 +118,7 @@ def _questions(prompt: str | None, prompts: Path | None) -> list["Question"]:
 
     if (prompt is None) == (prompts is None):
         raise ConfigError(
-            "there is not one source of prompts; give a prompt, or else --prompts FILE"
+            "there is no prompt, or two kinds of them; give a prompt or --prompts FILE, one of them"
         )
     if prompts is not None:
         return read_questions(prompts)
@@ -157,6 +157,7 @@ def _publish(
     if as_json:
         print_json(_described(llm, params) | report)
     else:
+        print(_mode_line(llm.config))
         _print(explained, stall_limit)
     ends = [(one.id, one.explanation.completion.error) for one in explained]
     errors = [(id_, error) for id_, error in ends if error is not None]
@@ -178,6 +179,19 @@ def _described(llm: "LLM", params: SamplingParams) -> dict[str, Any]:
         "config": {**describe_llm(llm), "adaptive": llm.config.adaptive},
         "sampling": asdict(params),
     }
+
+
+def _mode_line(config: LLMConfig) -> str:
+    if config.adaptive:
+        return (
+            "mode: as much as saves time, as generate drafts; without --adaptive whole blocks of "
+            "the drafter's model alone"
+        )
+    sources = ["the drafter's model"] if config.names_drafter else []
+    sources += ["lookup"] if config.lookup else []
+    is_limited = (config.num_draft_tokens, config.draft_depth) != (None, None)
+    how_much = "as many tokens as the options allow" if is_limited else "whole blocks"
+    return f"mode: {how_much} of {' and '.join(sources)} alone; --adaptive shows what generate does"
 
 
 def _print(explained: list["Explained"], stall_limit: float | None) -> None:

@@ -52,6 +52,20 @@ def test_one_prompt_is_explained(pair):
     assert report["sampling"]["max_tokens"] == 16
 
 
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ([], "whole blocks of the drafter's model alone; --adaptive shows what generate does"),
+        (["--lookup"], "whole blocks of the drafter's model and lookup alone; --adaptive shows "),
+        (["--draft-depth", 2], "as many tokens as the options allow of the drafter's model alone"),
+        (["--adaptive"], "as much as saves time, as generate drafts; without --adaptive whole"),
+    ],
+)
+def test_the_mode_is_said_first(pair, options, mode):
+    result = run("explain", *pair, *SHORT, *options, "the abc")
+    assert result.stdout.startswith(f"mode: {mode}")
+
+
 def test_an_answer_that_failed_is_explained_and_fails(pair, monkeypatch):
     real = explain._explain
 
@@ -226,7 +240,7 @@ def test_explain_marks_what_was_drafted(pair):
     options = [*pair, *SHORT, "--logit-bias", "77=100", "the abc"]
     result = run("explain", *options)
     assert result.exit_code == 0, result.output
-    answer = result.stdout.splitlines()[0]
+    answer = result.stdout.splitlines()[1]
     plain = run_json("generate", *options)["text"]
     assert answer.replace("‹", "").replace("›", "") == plain
     assert answer.count("‹") == answer.count("›") > 0
