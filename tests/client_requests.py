@@ -347,7 +347,11 @@ OPENAI = [
             "stop": None,
         },
     ),
-    Sent("openai: fill in the middle", {"prompt": "a", "suffix": "b"}, Refused("suffix", "Input")),
+    Sent(
+        "openai: fill in the middle",
+        {"prompt": "a", "suffix": "b"},
+        Refused("suffix", "before a suffix"),
+    ),
 ]
 
 LANGCHAIN = [

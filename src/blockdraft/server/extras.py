@@ -19,10 +19,12 @@ _MAX_NAME = 60
 
 logger = logging.getLogger(__name__)
 
-_NO_BEAMS = "beam search is not supported"
-_NO_SAMPLER = "this way to sample is not supported"
-_SHAPE = "give structured_outputs or response_format instead"
-_TOKENS = "give max_tokens instead"
+_LEAVE_OUT = "; leave it out"
+_OR_LEAVE_OUT = ", or leave it out"
+_NO_BEAMS = f"beam search is not supported{_LEAVE_OUT}"
+_NO_SAMPLER = f"this way to sample is not supported{_LEAVE_OUT}"
+_SHAPE = f"give structured_outputs or response_format instead{_OR_LEAVE_OUT}"
+_TOKENS = f"give max_tokens instead{_OR_LEAVE_OUT}"
 
 _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "use_beam_search": ((False,), _NO_BEAMS),
@@ -36,36 +38,42 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "dry_multiplier": ((0,), _NO_SAMPLER),
     "xtc_probability": ((0,), _NO_SAMPLER),
     "no_repeat_ngram_size": ((0,), _NO_SAMPLER),
-    "repeat_penalty": ((1,), "give repetition_penalty instead"),
-    "bad_words": (([],), "give logit_bias for the tokens to avoid"),
+    "repeat_penalty": ((1,), "give repetition_penalty instead" + _OR_LEAVE_OUT),
+    "bad_words": (([],), "give logit_bias for the tokens to avoid" + _OR_LEAVE_OUT),
     "allowed_token_ids": ((), _SHAPE),
-    "logits_processors": (([],), "code of a request is not run; give logit_bias"),
+    "logits_processors": (([],), "code of a request is not run; give logit_bias" + _OR_LEAVE_OUT),
     "max_new_tokens": ((), _TOKENS),
     "max_completion_tokens": ((), _TOKENS),
     "n_predict": ((-1,), _TOKENS),
-    "prompt": ((), "it belongs to /v1/completions and /tokenize"),
-    "messages": ((), "they belong to /v1/chat/completions and /tokenize"),
-    "tools": (([],), "they belong to /v1/chat/completions"),
-    "suffix": (("",), "text in the middle is not filled in"),
-    "best_of": ((1,), "ranking samples is not supported"),
-    "truncate_prompt_tokens": ((), "prompts are never cut; send a shorter one"),
-    "prompt_embeds": ((), "give prompt as text or token ids"),
-    "prompt_logprobs": ((), "echo and logprobs of /v1/completions score a prompt"),
-    "spaces_between_special_tokens": ((True,), "special tokens are not in the text"),
-    "guided_whitespace_pattern": ((), 'a schema may have {"x-guidance": {"whitespace_pattern"}}'),
+    "prompt": ((), "it belongs to /v1/completions and /tokenize" + _LEAVE_OUT),
+    "messages": ((), "they belong to /v1/chat/completions and /tokenize" + _LEAVE_OUT),
+    "tools": (([],), "they belong to /v1/chat/completions" + _LEAVE_OUT),
+    "suffix": (("",), "inserting before a suffix is not supported" + _LEAVE_OUT),
+    "best_of": ((1,), "ranking samples is not supported" + _LEAVE_OUT),
+    "truncate_prompt_tokens": ((), "prompts are never cut; send a shorter one" + _OR_LEAVE_OUT),
+    "prompt_embeds": ((), "give prompt as text or token ids" + _OR_LEAVE_OUT),
+    "prompt_logprobs": ((), "echo and logprobs of /v1/completions score a prompt" + _LEAVE_OUT),
+    "spaces_between_special_tokens": ((True,), "special tokens are not in the text" + _LEAVE_OUT),
+    "guided_whitespace_pattern": (
+        (),
+        'a schema may have {"x-guidance": {"whitespace_pattern"}}' + _LEAVE_OUT,
+    ),
     "structural_tag": ((), _SHAPE),
     "grammar": (("",), _SHAPE),
     "json_schema": ((), _SHAPE),
     "regex": ((), _SHAPE),
     "ebnf": ((), _SHAPE),
-    "functions": (([],), "it is the old form of tools; give tools instead"),
-    "function_call": (("none", "auto"), "it is the old form of tool_choice; give that instead"),
-    "audio": ((), "answers are text"),
-    "documents": (([],), "put them into a message"),
-    "web_search_options": ((), "there is no web search here"),
+    "functions": (([],), "it is the old form of tools; give tools instead" + _OR_LEAVE_OUT),
+    "function_call": (
+        ("none", "auto"),
+        "it is the old form of tool_choice; give that instead" + _OR_LEAVE_OUT,
+    ),
+    "audio": ((), "answers are text" + _LEAVE_OUT),
+    "documents": (([],), "put them into a message" + _OR_LEAVE_OUT),
+    "web_search_options": ((), "there is no web search here" + _LEAVE_OUT),
 }
 """What would change the answer, fields of other routes included: the values that ask for nothing,
-and the reason or the remedy."""
+and the reason with the remedy."""
 
 
 def tell_of_ignored(request: Request, body: RequestFields, *, strict: bool) -> None:
@@ -96,7 +104,7 @@ def _ignored(body: RequestFields, *, strict: bool) -> list[str]:
             continue
         neutral, reason = _UNSUPPORTED[name]
         if value not in neutral:
-            raise RequestError(f"{name} is {shown(value)}: {reason}, or leave it out", param=name)
+            raise RequestError(f"{name} is {shown(value)}: {reason}", param=name)
     if unknown and strict:
         raise ApiError(
             400,

@@ -280,7 +280,6 @@ class CompletionRequest(Sampling):
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
-    suffix: Literal[""] | None = None
     add_special_tokens: Literal[True] | None = None
 
 

@@ -249,6 +249,27 @@ def test_a_bad_prompt_is_refused(server, param, value):
     assert bare(error["param"]) == param
 
 
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (
+            {"use_beam_search": True},
+            "use_beam_search is true: beam search is not supported; leave it out",
+        ),
+        (
+            {"suffix": "x"},
+            'suffix is "x": inserting before a suffix is not supported; leave it out',
+        ),
+        (
+            {"repeat_penalty": 2},
+            "repeat_penalty is 2: give repetition_penalty instead, or leave it out",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_the_remedy(server, field, message):
+    assert error_of(server.post(TEXT, prompt="abc", **field), 400)["message"] == message
+
+
 @pytest.mark.parametrize("prompt", [[-1], [2**70], [[5], [-1]]])
 def test_ids_that_are_none_are_refused_before_they_are_echoed(server, prompt):
     for logprobs in (None, 0):
