@@ -124,6 +124,8 @@ def _check(values: Mapping[str, Any], config: LLMConfig, params: SamplingParams)
         raise ConfigError("--system needs the chat template; leave out --system or --raw")
     if values["compare"] and not config.drafts:
         raise ConfigError("--compare needs a drafter and --num-draft-tokens above 0")
+    if params.logprobs is not None and not values["as_json"]:
+        raise ConfigError("--logprobs is shown only with --json; add --json")
     if values["smooth"] and (values["as_json"] or params.n != 1):
         raise ConfigError("--smooth needs one sample that streams as text; leave it out")
 

@@ -12,6 +12,8 @@ LogFormat = Literal["text", "json"]
 
 _NO_NAME = re.compile(r"[\s/@*\[\]]|^[^:]*:[0-9]*$")
 """Finds what no bare host name or address holds, a port among it."""
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
+"""Matches what a browser can send: "null" comes from files, and schemes from apps of their own."""
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
@@ -26,7 +28,8 @@ class ServeConfig:
     request_seconds: the longest that a request may take, waiting included.
     drain_seconds: after SIGTERM running requests may take so long to end.
     max_body: bytes of the largest request body.
-    cors_origins: web pages from these origins may ask; none by default.
+    cors_origins: web pages from these origins may ask, such as https://example.org, and with "*"
+    all; none by default.
     strict: refuse fields of a request that are unknown, instead of ignoring them.
     allowed_hosts: names by which the server may be asked, beside those of this machine alone; they
         are checked if it listens to this machine only, or any is given.
@@ -70,9 +73,7 @@ class ServeConfig:
             raise ConfigError(f"prepare_seconds is {self.prepare_seconds}; give a time above 0")
         if not 0 <= self.drain_seconds < math.inf:
             raise ConfigError(f"drain_seconds is {self.drain_seconds}; give a time of 0 or more")
-        # As browsers write them.
-        origins = tuple(origin.lower().rstrip("/") for origin in self.cors_origins)
-        object.__setattr__(self, "cors_origins", origins)
+        object.__setattr__(self, "cors_origins", tuple(map(_as_sent, self.cors_origins)))
         for name in self.allowed_hosts:
             if not name or _NO_NAME.search(name):
                 raise ConfigError(
@@ -85,6 +86,16 @@ class ServeConfig:
         for key in self.api_keys:
             if not key.isascii() or not key.isprintable() or not key.strip():
                 raise ConfigError("an API key is empty or holds odd characters; use plain ASCII")
+
+
+def _as_sent(origin: str) -> str:
+    """An origin as browsers write it."""
+    found = origin.lower().rstrip("/")
+    if not _ORIGIN.fullmatch(found):
+        raise ConfigError(
+            f"cors_origins is {origin!r}; give an origin such as https://example.org, or *"
+        )
+    return found
 
 
 def _check_root_path(path: str) -> None:

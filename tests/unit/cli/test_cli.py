@@ -262,6 +262,7 @@ def test_a_bad_value_is_refused_before_anything_is_loaded(option, value):
         (["--stop-token-id", "99999"], "outside the vocabulary"),
         (["--max-tokens", "4000"], "exceed"),
         (["--raw", "--system", "be kind"], "--system"),
+        (["--logprobs", "3"], "--logprobs is shown only with --json; add --json"),
         (["--compare", "--drafter", "none"], "--compare needs a drafter"),
         (["--compare", "--num-draft-tokens", "0"], "--compare needs a drafter"),
     ],

@@ -39,6 +39,9 @@ def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
     assert "--max-body is nan" in refusal("--max-body", "nan")
     assert "--drain-timeout is -1.0" in refusal("--drain-timeout", -1)
     assert "--max-waiting is -1" in refusal("--max-waiting", -1)
+    for origin in ("foo", "example.org", "https://", "https://*.example.org", "https://a.org/b"):
+        remedy = "give an origin such as https://example.org, or *"
+        assert f"--cors-origin is {origin!r}; {remedy}" in refusal("--cors-origin", origin)
     assert "--max-concurrency is 0" in refusal("--max-concurrency", 0)
     assert "cannot read the API keys" in refusal("--api-key-file", tmp_path / "none")
     (tmp_path / "keys").write_text("# nothing\n\n", encoding="ascii")
@@ -46,6 +49,13 @@ def test_mistakes_are_refused_on_one_line_before_anything_is_loaded(tmp_path):
     with bind(ServeConfig(port=0)) as sock:
         port = sock.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}" in refusal("--port", port)
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "https://Example.org/", "http://localhost:3000", "http://[::1]:8080"]
+)
+def test_an_origin_that_a_browser_sends_is_taken(origin):
+    assert ServeConfig(cors_origins=(origin,)).cors_origins == (origin.lower().rstrip("/"),)
 
 
 def test_a_key_does_not_belong_on_the_command_line():
