@@ -107,9 +107,11 @@ def _known(kind: type[TrainConfig] | type[DataConfig]) -> list[str]:
 def _check_names(settings: Mapping[str, Any], known: Sequence[str], prefix: str) -> None:
     for key in settings:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"setting {prefix + key!r} is unknown; {hint}")
+            near = " or ".join(prefix + name for name in difflib.get_close_matches(key, known))
+            hint = f"did you mean {near}? " if near else ""
+            raise ConfigError(
+                f"setting {prefix + key!r} is unknown; {hint}`blockdraft train --keys` lists all"
+            )
 
 
 def _read_toml(path: Path) -> Mapping[str, Any]:
