@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.core.machine import num_cpus
+from blockdraft.core.threads import check_threads
 
 DEFAULT_TARGET = "smollm2-135m"
 
@@ -86,7 +86,7 @@ class LLMConfig:
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "prefill_chunk", "draft_depth", "num_threads"):
             _check_count(name, getattr(self, name), 1)
-        _check_threads(self.num_threads)
+        check_threads("num_threads", self.num_threads)
         _check_count("num_draft_tokens", self.num_draft_tokens, 0)
         if self.draft_dtype not in get_args(DraftDtype):
             raise ConfigError(f"draft_dtype is {self.draft_dtype!r}; give auto, int8 or target")
@@ -133,11 +133,3 @@ class LLMConfig:
 def _check_count(name: str, value: object, least: int) -> None:
     if value is not None and (not isinstance(value, int) or value < least):
         raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}")
-
-
-def _check_threads(asked: int | None) -> None:
-    # Threads that wait for each other take every core; very many take the machine down.
-    if asked is not None and asked > (cores := num_cpus()):
-        available = "1 core is" if cores == 1 else f"{cores} cores are"
-        values = "1" if cores == 1 else f"1 to {cores}"
-        raise ConfigError(f"num_threads is {asked}, and {available} available; give {values}")

@@ -10,7 +10,9 @@ import sys
 import threading
 from functools import lru_cache
 
+from blockdraft.core.errors import ConfigError
 from blockdraft.core.machine import busy_cores, num_cpus
+from blockdraft.core.words import counted
 
 SPIN_COUNT = "1000"
 """Rounds of a waiting thread's loop, some 20 microseconds; then it sleeps. The runtime's own
@@ -47,11 +49,23 @@ def num_threads(asked: int | None, of_torch: int) -> int:
     if free >= most:
         return most
     logger.warning(
-        "other programs keep %.1f of %d cores busy: %d of %d threads are used; "
-        "end them and start again, or set OMP_NUM_THREADS",
-        *(busy, cores, free, most),
+        "%d cores, %.1f busy with other programs: using %s until this process ends; "
+        "give --threads %d (num_threads=%d in Python), or set OMP_NUM_THREADS=%d, to use %s",
+        *(cores, busy, counted(free, "thread"), most, most, most, "both" if most == 2 else "all"),
     )
     return free
+
+
+def check_threads(name: str, asked: int | None) -> None:
+    """Refuse more than cores: they wait for each other, and very many take the machine down.
+
+    Raises:
+        ConfigError: there are fewer cores for this process; `name` is that of the setting.
+    """
+    if asked is not None and asked > (cores := num_cpus()):
+        available = "1 core is" if cores == 1 else f"{cores} cores are"
+        values = "1" if cores == 1 else f"1 to {cores}"
+        raise ConfigError(f"{name} is {asked}, and {available} available; give {values}")
 
 
 def watch_cores() -> None:

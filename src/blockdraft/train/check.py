@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from blockdraft.core.files import check_output_folder
+from blockdraft.core.threads import check_threads
 from blockdraft.data.config import DataConfig
 from blockdraft.models.loading import target_without_weights
 from blockdraft.train.config import TrainConfig
@@ -36,6 +37,7 @@ def check_run(config: TrainConfig, answers: DataConfig | None = None) -> Checked
         ConfigError: settings or data are not usable, or a disk is too small.
         ModelError: target and drafter do not fit.
     """
+    check_threads("threads", config.threads)
     _, num_processes = launched()
     check_sharing(config, num_processes)
     for folder in (config.out, config.feature_cache):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from blockdraft.core import config, threads
+from blockdraft.core import threads
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.machine import num_cpus
@@ -88,7 +88,22 @@ def test_fewer_threads_where_others_compute(machine, caplog, busy, expected):
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == (expected < 16)
     if said:
-        assert f"{busy:.1f} of 16 cores busy: {expected} of 16 threads" in said[0]
+        assert said[0] == (
+            f"16 cores, {busy:.1f} busy with other programs: using {expected} threads until this "
+            "process ends; give --threads 16 (num_threads=16 in Python), or set "
+            "OMP_NUM_THREADS=16, to use all"
+        )
+
+
+def test_one_of_two_threads_is_said_in_the_singular(machine, monkeypatch, caplog):
+    monkeypatch.setattr(threads, "num_cpus", lambda: 2)
+    machine(1.0)
+    assert num_threads(None, 2) == 1
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "2 cores, 1.0 busy with other programs: using 1 thread until this process ends; "
+        "give --threads 2 (num_threads=2 in Python), or set OMP_NUM_THREADS=2, to use both"
+    )
 
 
 def test_no_more_threads_than_cores_or_than_torch_has(machine):
@@ -111,7 +126,7 @@ def test_threads_that_were_asked_for_are_taken(machine, monkeypatch, caplog):
     [(1, "1 core is available; give 1$"), (2, "2 cores are available; give 1 to 2$")],
 )
 def test_more_threads_than_cores_are_refused(monkeypatch, cores, said):
-    monkeypatch.setattr(config, "num_cpus", lambda: cores)
+    monkeypatch.setattr(threads, "num_cpus", lambda: cores)
     assert LLMConfig(num_threads=cores).num_threads == cores
     with pytest.raises(ConfigError, match=f"^num_threads is 999, and {said}"):
         LLMConfig(num_threads=999)

@@ -179,6 +179,11 @@ def test_a_chat_template_that_fails_for_answers(config, tmp_path, prompts):
     assert not output.exists()
 
 
+@STAGES
+def test_more_threads_than_cores(config, stage):
+    assert "threads is 999, and " in refused(config, "threads=999", *stage)
+
+
 def test_a_plan_and_an_untrained_drafter_at_once(config):
     assert "exclude each other" in refused(config, "--plan", "--init-only")
 
