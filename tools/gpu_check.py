@@ -1,4 +1,4 @@
-"""What is to be known of blockdraft on one CUDA machine, in one command without internet.
+"""Test blockdraft on one CUDA machine.
 
     python tools/gpu_check.py OUT               all parts, in 25 minutes at most
     python tools/gpu_check.py OUT               once more: goes on with what is not done yet

@@ -63,7 +63,7 @@ def _measure_beside_others(target: Target, drafter: Drafter) -> list[Any]:
     if not _is_calm(busy):
         logger.info(
             "other programs kept %.1f of %d cores busy while steps were timed: "
-            "a start beside fewer times them again",
+            "these timings may be off; a start on an idle machine measures them again",
             *(busy, num_cpus()),
         )
     return [busy, costs]

@@ -47,7 +47,7 @@ def plan(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say how many replicas serve a traffic, plainly and drafted, and where drafting should be off.
+    """Say how many replicas a load needs, plainly and drafted, and where drafting should be off.
 
     From a measured curve: a queueing formula gives the number, and a simulation of arrivals checks
     it. Exits with 1 if no way to decode meets the goal with any number of replicas.

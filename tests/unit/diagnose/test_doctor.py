@@ -192,6 +192,7 @@ def test_a_rotation_unlike_the_target_is_measured(pair):
 
 
 def test_a_window_that_was_lost(pair):
+    assert look(pair)["sliding window"].found == "no sliding window"
     kinds = ["sliding_attention", "full_attention"]
     changes = {"layer_types": kinds, "sliding_window": 32, "use_sliding_window": True}
     edit_facts(pair[1], "drafter", **changes)

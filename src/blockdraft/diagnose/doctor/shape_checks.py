@@ -106,7 +106,7 @@ def _windows(fields: Mapping[str, Any]) -> str:
     kinds = fields["layer_types"]
     sliding = sum(kind == "sliding_attention" for kind in kinds)
     if not sliding:
-        return f"all {len(kinds)} layers see everything"
+        return "no sliding window"
     return f"{sliding} of {len(kinds)} layers see {fields.get('sliding_window')} tokens"
 
 
