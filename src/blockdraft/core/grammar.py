@@ -7,6 +7,10 @@ from typing import Any, Literal, Self, get_args
 
 from blockdraft.core.errors import RequestError
 
+_LARGEST_INTEGER = 2**53
+"""Up to here llguidance keeps each integer of a schema; it rounds larger ones."""
+_NUMBERS = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"
+
 GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
 
 
@@ -82,6 +86,26 @@ def _check_schema(source: str) -> None:
     schema = _from_json("JSON schema", source)
     if not isinstance(schema, dict):
         raise RequestError(f"the JSON schema is {source!r:.60}; give a JSON object")
+    check_integers(schema)
+
+
+def check_integers(schema: Any, *, is_value: bool = False) -> None:
+    """Raise a RequestError for an integer of a JSON schema that would be rounded.
+
+    is_value: what is given is itself a value that an answer may have to hold.
+    """
+    if isinstance(schema, list):
+        for own in schema:
+            check_integers(own, is_value=is_value)
+    elif isinstance(schema, dict):
+        for key, own in schema.items():
+            is_own_value = is_value or key in ("const", "enum", *_NUMBERS)
+            check_integers(own, is_value=is_own_value)
+    elif is_value and isinstance(schema, int) and abs(schema) > _LARGEST_INTEGER:
+        raise RequestError(
+            f"the JSON schema holds the integer {schema!s:.40}, and integers beyond "
+            f"{_LARGEST_INTEGER} would be rounded; give it as a string"
+        )
 
 
 def _check_options(options: list[Any]) -> None:

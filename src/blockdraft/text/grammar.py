@@ -1,10 +1,13 @@
 """Grammars: which tokens may come next, so that the whole answer belongs to a language."""
 
 import json
+import re
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from itertools import chain, takewhile
 from threading import Thread
 from time import perf_counter
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -26,12 +29,25 @@ its way could otherwise write white space without end. A schema's `x-guidance` m
 MAX_LEXER_STATES = 50_000
 """Of a compiled grammar, at one or two kilobytes each."""
 
-_LEXER_IS_FULL = "too many states"
-"""In llguidance's error; other errors come again, however often the grammar is renewed."""
+_LEXER_IS_FULL, _STEP_IS_COSTLY = "too many states", "too many expressions"
+"""In llguidance's errors; others come again, however often the grammar is renewed."""
+_MOST_COSTLY_STEPS = 3
+"""Of a sequence: others may have caused one; more are its own, and all wait for them."""
+_STEP_FUEL = 2_000_000
+"""Work of the lexer for one token, about 20 ms, which others wait for. What it takes depends on
+what was met before, also in drafts and in other requests: so the limit is ten times llguidance's
+own, and mostly the number of states ends a grammar that is too complex."""
 _LONGEST_RENEWAL = 1.0
 """Seconds for which all sequences may have to wait for one."""
 
-_LIMITS = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+_LIMITS = LLParserLimits(
+    max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=_STEP_FUEL, verbose_errors=False
+)
+_NOT_SUPPORTED = re.compile(
+    r"^\s*\w+\s*\[[^\]\n]*?\b(max_tokens|stop|temperature)\s*=", re.MULTILINE
+)
+"""Attributes of Lark rules: the parser cannot go back over the first two, as it must where a draft
+is rejected, and nobody obeys the last one."""
 
 Mask = NDArray[np.bool_]
 
@@ -82,11 +98,28 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> "CompiledGrammar":
         try:
+            self._check(grammar)
             compiled = CompiledGrammar(self._ll_tokenizer, _llguidance_source(grammar))
             GrammarState(compiled, self._vocab_size).allowed([], [])
         except (RequestError, ValueError, RecursionError) as error:
             raise _refusal(grammar, str(error)) from error
         return compiled
+
+    def _check(self, grammar: Grammar) -> None:
+        """Raise a RequestError for what llguidance would take, and do otherwise than is asked."""
+        if grammar.kind == "lark" and (found := _NOT_SUPPORTED.search(grammar.source)):
+            raise RequestError(f"{found[1]}= is not supported; leave it out, or use suffix=")
+        added = self._tokenizer.backend.get_added_tokens_decoder().values()
+        special = [token.content for token in added if token.special]
+        for text in _literals(grammar):
+            for content in special:
+                if content in text:
+                    raise RequestError(
+                        f"it asks for the text {content!r}, which is a special token of the "
+                        "target and cannot be written as text; leave it out"
+                    )
+        for _, part in grammar.parts:
+            self._check(part)
 
 
 class CompiledGrammar:
@@ -138,6 +171,7 @@ class GrammarState:
     def __init__(self, compiled: CompiledGrammar, vocab_size: int) -> None:
         self._compiled = compiled
         self._vocab_size = vocab_size
+        self._num_costly_steps = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -148,25 +182,39 @@ class GrammarState:
     def allowed(self, output_ids: list[int], ahead: list[int]) -> Mask | None:
         """The tokens [V] that may follow the output and `ahead`; the output only ever grows.
 
-        None if these have already left the grammar, or ended the answer: what follows is not kept.
+        None if `ahead` has already left the grammar, or the answer has ended: what follows is not
+        kept.
 
         Raises:
-            RequestError: the grammar is too complex to be followed further, or it allows nothing
-                that the target's vocabulary can write.
+            RequestError: the grammar is too complex to be followed further, or it asks for text
+                that the target's vocabulary cannot write.
         """
         mask = self._mask_behind(output_ids, ahead)
-        is_full = self._matcher.is_error() and _LEXER_IS_FULL in self._matcher.get_error()
         # It stays so for good, and what others have met has caused it too: once more, alone.
-        if is_full and self._compiled.renew_soon():
+        if self._may_be_renewed() and self._compiled.renew_soon():
             self._reset()
             mask = self._mask_behind(output_ids, ahead)
         if self._matcher.is_error():
             reason = self._matcher.get_error()
             self._reset()
             raise RequestError(_one_line(f"the grammar cannot be followed any further: {reason}"))
+        if self._num_committed < len(output_ids) and not self._matcher.is_stopped():
+            raise RequestError(
+                "the grammar cannot be followed any further: it is too complex, or asks for text "
+                "that no token of the target's vocabulary is"
+            )
         if mask is not None and not mask.any():
             raise RequestError("no token of the target's vocabulary continues the grammar")
         return mask
+
+    def _may_be_renewed(self) -> bool:
+        if not self._matcher.is_error():
+            return False
+        reason = self._matcher.get_error()
+        self._num_costly_steps += _STEP_IS_COSTLY in reason
+        if _STEP_IS_COSTLY in reason:
+            return self._num_costly_steps <= _MOST_COSTLY_STEPS
+        return _LEXER_IS_FULL in reason
 
     def num_allowed(self, output_ids: list[int], ahead: list[int]) -> int:
         """How many of the tokens `ahead` may follow the output, one behind the other; no masks.
@@ -208,6 +256,35 @@ def _num_same(one: list[int], other: list[int]) -> int:
     """Length of the common beginning."""
     length = min(len(one), len(other))
     return next((i for i in range(length) if one[i] != other[i]), length)
+
+
+def _literals(grammar: Grammar) -> Iterator[str]:
+    """Texts that the answer may have to hold as they stand, as far as they are easily seen."""
+    if grammar.kind == "choice":
+        yield from grammar.options
+    elif grammar.kind == "regex":
+        yield grammar.source
+    elif grammar.kind == "json_schema":
+        yield from _schema_literals(json.loads(grammar.source))
+
+
+def _schema_literals(schema: Any) -> Iterator[str]:
+    """Names of properties, constants, choices and patterns."""
+    if isinstance(schema, list):
+        for own in schema:
+            yield from _schema_literals(own)
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        if key in ("const", "enum", "required"):
+            yield json.dumps(value, ensure_ascii=False)
+        elif key == "pattern":
+            yield str(value)
+        elif key == "properties" and isinstance(value, dict):
+            yield from value
+            yield from _schema_literals(list(value.values()))
+        elif key not in ("default", "examples"):
+            yield from _schema_literals(value)
 
 
 def _llguidance_source(grammar: Grammar) -> str:

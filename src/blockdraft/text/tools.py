@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 from blockdraft.core.errors import RequestError
-from blockdraft.core.grammar import Grammar
+from blockdraft.core.grammar import Grammar, check_integers
 from blockdraft.text.grammar import JSON_WHITESPACE
 
 MAX_TOOLS = 128
@@ -213,6 +213,7 @@ def _function_rules(tools: Sequence[Tool], syntax: CallSyntax) -> list[str]:
 
 def json_rule(schema: Mapping[str, Any]) -> str:
     """What a schema accepts, as a part of a Lark rule."""
+    check_integers(schema)
     guided = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **schema}
     return f"%json {json.dumps(guided, ensure_ascii=False)}"
 

@@ -7,6 +7,7 @@ from threading import current_thread
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.grammar import Grammar
@@ -303,3 +304,85 @@ def test_tokens_ahead_are_allowed_as_far_as_the_masks_say(grammars, tokenizer, n
         if not ahead:
             return
         output.append(ahead[0])
+
+
+COSTLY = Grammar.lark("start: X\nX: ~/(.*ab.*)|(.*c.{0,61}d.*)/")
+
+
+def num_walked(grammars, tokenizer, seed):
+    """Tokens of a random path through COSTLY, at most 80, until the parser gives up."""
+    letters = [tokenizer.encode(letter)[0] for letter in "abcd"]
+    state, draw, output = grammars.start(COSTLY), random.Random(seed), []
+    while len(output) < 80:
+        try:
+            mask = state.allowed(output, [])
+        except RequestError:
+            break
+        output.append(draw.choice([token_id for token_id in letters if mask[token_id]]))
+    return len(output)
+
+
+def test_a_path_that_is_too_costly_ends_no_other(tokenizer, monkeypatch):
+    """The lexer's states are shared: what one request has met must not refuse another."""
+    few = LLParserLimits(step_lexer_fuel=6000, verbose_errors=False)
+    monkeypatch.setattr("blockdraft.text.grammar._LIMITS", few)
+    alone = [num_walked(Grammars(tokenizer, TEXT_VOCAB_SIZE), tokenizer, seed) for seed in range(8)]
+    shared = Grammars(tokenizer, TEXT_VOCAB_SIZE)
+    together = [num_walked(shared, tokenizer, seed) for seed in range(8)]
+    assert min(alone) < 80
+    assert [num == 80 for num in together] == [num == 80 for num in alone]
+    assert max(together) == 80
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar.choice(["<|im_end|>"]),
+        Grammar.regex("a(b|<[|]im_end[|]>)|<|im_end|>"),
+        Grammar.json_schema({"const": {"a": "<|im_end|>"}}),
+        Grammar.json_schema({"properties": {"<|im_end|>": True}}),
+        Grammar.lark("start: @part", part=Grammar.choice(["x <|im_end|>"])),
+    ],
+)
+def test_text_that_is_a_special_token_is_refused(grammar):
+    inner = tiny_tokenizer()
+    inner.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    grammars = Grammars(Tokenizer(inner, [inner.eos_token_id]), TEXT_VOCAB_SIZE)
+    with pytest.raises(RequestError, match="is a special token of the target"):
+        grammars.compile(grammar)
+    assert grammars.compile(Grammar.json_schema({"description": "ends with <|im_end|>"}))
+
+
+def test_a_grammar_that_the_output_has_left_is_not_followed(grammars, tokenizer):
+    state = grammars.start(Grammar.choice(["abc"]))
+    assert state.allowed([], tokenizer.encode("x")) is None  # a draft may be wrong
+    with pytest.raises(RequestError, match="cannot be followed any further"):
+        state.allowed(tokenizer.encode("x"), [])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (Grammar.lark('start: foo "!"\nfoo[stop="e"]: /[a-z ]+/'), "stop= is not supported"),
+        (Grammar.lark("start: foo\nfoo[max_tokens=2]: /[a-z]+/"), "max_tokens= is not supported"),
+        (Grammar.lark("start: foo\nfoo[temperature=0.1]: /a/"), "temperature= is not supported"),
+    ],
+)
+def test_what_cannot_be_taken_back_or_is_not_obeyed_is_refused(grammars, grammar, words):
+    with pytest.raises(RequestError, match=words):
+        grammars.compile(grammar)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**53 + 1},
+        {"enum": ["a", -(2**60)]},
+        {"properties": {"id": {"minimum": 2**60, "maximum": 2**61}}},
+        {"const": {"ids": [10**20]}},
+    ],
+)
+def test_integers_that_would_be_rounded_are_refused(schema):
+    with pytest.raises(RequestError, match="would be rounded; give it as a string"):
+        Grammar.json_schema(schema)
+    assert Grammar.json_schema({"const": 2**53, "default": 10**30, "maxLength": 3})
