@@ -155,8 +155,8 @@ def usage(jobs: Sequence[Job], num_tokens: int, completions: Iterable[Completion
         num_accepted = sum(c.num_predicted_tokens or 0 for c in done)
         num_rejected = sum(c.num_unpredicted_tokens or 0 for c in done)
     else:
-        num_accepted = sum(c.acceptance.accepted.total() for c in done)
-        num_rejected = sum(c.acceptance.drafted.total() for c in done) - num_accepted
+        num_accepted = sum(c.acceptance.num_accepted for c in done)
+        num_rejected = sum(c.acceptance.num_drafted for c in done) - num_accepted
     first = [c for c in done if c.index == 0]
     return {
         "prompt_tokens": num_prompt,

@@ -7,8 +7,12 @@ from dataclasses import replace
 import pytest
 
 from blockdraft import SamplingParams
+from blockdraft.core.plan import ROOT, Proposal, Tree
+from blockdraft.engine.completion import Completion, Timings
+from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.server.params import completion_params
 from blockdraft.server.protocol import CompletionRequest
+from blockdraft.server.render import request_metrics, usage
 from tests.serving import MODEL, chat_body, error_of, running_server
 from tests.small_llm import load_llm
 from tests.tiny import CONTEXT
@@ -138,6 +142,17 @@ def test_usage_adds_up(server):
     assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] > 0
     plain = server.chat(num_draft_tokens=0).json()["usage"]["completion_tokens_details"]
     assert plain == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+
+
+def test_every_candidate_of_a_tree_counts_and_not_only_its_depths():
+    stats, tree = AcceptanceStats(), Tree((5, 6, 7), (ROOT, ROOT, 1))
+    for kept in ([1, 2], [0], []):
+        stats.record(len(kept) + 1, Proposal(tree, (1.0,) * 3, ("test",) * 3), kept)
+    one = Completion(0, (5,) * 6, "", "length", 0, None, stats, Timings(0.1, 0.5, 0.6, 10.0))
+    details = usage([], 6, [one])["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 6}
+    speculation = request_metrics([one], 2)["speculative_decoding"]
+    assert (speculation["num_draft_tokens"], speculation["num_accepted_draft_tokens"]) == (9, 3)
 
 
 def test_the_usage_of_a_stream_comes_last(server):
