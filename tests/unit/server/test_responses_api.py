@@ -1,6 +1,7 @@
 """POST /v1/responses with OpenAI's own client: text, tools, shapes, streams, refusals."""
 
 import json
+import time
 from typing import Any
 
 import jsonschema
@@ -8,6 +9,8 @@ import openai
 import pydantic
 import pytest
 
+from blockdraft.server.responses_api.convert import chat_request
+from blockdraft.server.responses_api.schema import ResponsesRequest
 from blockdraft.text.tools import TAGGED
 from tests.schemas import SCHEMAS
 from tests.serving import (
@@ -331,6 +334,42 @@ def test_what_cannot_be_done_is_refused_with_the_reason(server, changes, param, 
     error = error_of(server.post(PATH, **body), 400)
     assert error["param"] == param
     assert reason in error["message"]
+
+
+MANY = 60_000
+CALL = {"type": "function_call", "call_id": "c", "name": "look", "arguments": LOOK}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        CALL,
+        {"role": "developer", "content": "x" * 200},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 200}]},
+    ],
+)
+def test_many_items_of_a_kind_take_no_seconds(item):
+    request = ResponsesRequest(input=[item] * MANY)
+    started = time.process_time()
+    messages = chat_request(request).messages
+    assert time.process_time() - started < 3
+    assert len(messages) <= 1
+
+
+def test_items_join_to_turns():
+    think = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    system, user = {"role": "system", "content": "a"}, {"role": "user", "content": "q"}
+    items = [system, system, user, think, think, CALL, CALL, think, CALL, system]
+    found = chat_request(ResponsesRequest(instructions="i", input=items)).messages
+    assert [(turn.role, turn.content) for turn in found] == [
+        ("system", "i\n\na\n\na"),
+        ("user", "q"),
+        ("assistant", ""),
+        ("assistant", ""),
+        ("system", "a"),
+    ]
+    assert [len(turn.tool_calls or ()) for turn in found] == [0, 0, 2, 1, 0]
+    assert [turn.reasoning_content for turn in found] == [None, None, "hmhm", "hm", None]
 
 
 def test_errors_are_the_client_s_own(client):

@@ -98,15 +98,24 @@ def _messages(request: ResponsesRequest) -> list[ChatMessage]:
         conversation.add_text("system", request.instructions)
     for index, item in enumerate(items):
         conversation.add(item, f"input[{index}]")
-    return conversation.messages
+    return conversation.messages()
 
 
 class _Conversation:
     """Turns out of items: what the model wrote in one go is one turn, with all of its calls."""
 
     def __init__(self) -> None:
-        self.messages: list[ChatMessage] = []
-        self._reasoning = ""
+        # Pieces are kept apart until all are there: joining each to those before it would take
+        # seconds for the items of a large body.
+        self._system: list[str] = []
+        self._reasoning: list[str] = []
+        self._turns: list[ChatMessage] = []
+
+    def messages(self) -> list[ChatMessage]:
+        """The turns; system messages at the start are one, as many templates take no more."""
+        if not self._system:
+            return self._turns
+        return [ChatMessage(role="system", content="\n\n".join(self._system)), *self._turns]
 
     def add(self, item: InputItem, place: str) -> None:
         """Take the next item; `place` names it in refusals."""
@@ -116,34 +125,35 @@ class _Conversation:
             self._add_call(item)
         elif isinstance(item, ResultItem):
             text = _text_of(item.output, f"{place}.output")
-            self.messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
+            self._turns.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
         elif isinstance(item, ReasoningItem):
-            self._reasoning += _text_of(item.content or [], f"{place}.content")
+            text = _text_of(item.content or [], f"{place}.content")
+            self._reasoning += [text] if text else []
         else:
             raise _other_item(item, place)
 
     def add_text(self, role: Any, text: str) -> None:
-        """Take a turn of text; system messages at the start become one."""
+        """Take a turn of text."""
         role = "system" if role == "developer" else role
-        last = self.messages[-1] if self.messages else None
         if role == "assistant":
-            self.messages.append(self._answer(text))
-        elif role == "system" and len(self.messages) == 1 and last and last.role == "system":
-            # Many templates take one system message, at the start.
-            last.content = f"{last.content}\n\n{text}"
+            self._turns.append(self._answer(text))
+        elif role == "system" and not self._turns:
+            self._system.append(text)
         else:
-            self.messages.append(ChatMessage(role=role, content=text))
+            self._turns.append(ChatMessage(role=role, content=text))
 
     def _add_call(self, item: CallItem) -> None:
         function = CalledFunction(name=item.name, arguments=item.arguments)
         call = MadeCall(id=item.call_id, type="function", function=function)
-        if not self.messages or self.messages[-1].role != "assistant" or self._reasoning:
-            self.messages.append(self._answer(""))
-        last = self.messages[-1]
-        last.tool_calls = [*(last.tool_calls or ()), call]
+        if not self._turns or self._turns[-1].role != "assistant" or self._reasoning:
+            self._turns.append(self._answer(""))
+        last = self._turns[-1]
+        if last.tool_calls is None:
+            last.tool_calls = []
+        last.tool_calls.append(call)
 
     def _answer(self, text: str) -> ChatMessage:
-        reasoning, self._reasoning = self._reasoning or None, ""
+        reasoning, self._reasoning = "".join(self._reasoning) or None, []
         return ChatMessage(role="assistant", content=text, reasoning_content=reasoning)
 
 
