@@ -82,6 +82,8 @@ def create_app(service: Service, traffic: Traffic) -> FastAPI:
         version=version("blockdraft"),
         docs_url=None,
         redoc_url=None,
+        # The address would be the one behind a proxy, without its prefix.
+        redirect_slashes=False,
         responses=ERRORS,
         # Only said in the description; the prefix itself is taken off first of all.
         servers=[{"url": service.config.root_path or "/"}],

@@ -1,6 +1,7 @@
 """Routes that take JSON say so to a client that sends something else. No torch."""
 
 import json
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -22,6 +23,7 @@ class JsonRoute(APIRoute):
 
         async def check_and_answer(request: Request) -> Response:
             _check_type(request.headers.get("content-type", ""))
+            _check_encoding(request.headers.get("content-encoding", ""))
             await _check_body(request)
             return await answer(request)
 
@@ -39,8 +41,11 @@ async def _check_body(request: Request) -> None:
         raise _no_json(f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise _no_json(f"{error.msg} at character {error.pos}") from error
-    except ValueError as error:  # a number with thousands of digits
-        raise _no_json(str(error)) from error
+    except ValueError as error:  # what Python says of it is no advice for a client
+        raise _no_json(
+            f"a number has more than {sys.get_int_max_str_digits()} digits; give it fewer, or send "
+            "it as a string"
+        ) from error
 
 
 def _no_json(reason: str) -> ApiError:
@@ -58,3 +63,13 @@ def _check_type(content_type: str) -> None:
         f"{found}, and this server reads JSON; send Content-Type: application/json",
         code="unsupported_media_type",
     )
+
+
+def _check_encoding(encoding: str) -> None:
+    if encoding.strip().lower() not in ("", "identity"):
+        raise ApiError(
+            415,
+            f"the header Content-Encoding is {encoding!r:.80}, and this server reads what is not "
+            "compressed; send the body uncompressed, without this header",
+            code="unsupported_media_type",
+        )

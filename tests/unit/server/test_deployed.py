@@ -1,5 +1,6 @@
 """What a server needs where it is deployed: a path prefix, a log for machines, clear refusals."""
 
+import gzip
 import json
 import logging
 import sys
@@ -67,6 +68,28 @@ def test_a_body_that_is_not_called_json_is_named_as_such(server, path, kind, nam
     error = error_of(response, 415)
     assert named in error["message"]
     assert "send Content-Type: application/json" in error["message"]
+
+
+@pytest.mark.parametrize("prefix", ["", "/models/a"])
+def test_a_slash_too_many_is_answered_and_not_sent_elsewhere(server, prefix):
+    response = server.client.post(f"{prefix}{CHAT}/", json=chat_body())
+    assert "/openapi.json lists the routes" in error_of(response, 404)["message"]
+    assert "location" not in response.headers
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br, gzip", "Zstd"])
+def test_a_compressed_body_is_refused_by_its_header(server, encoding):
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    body = gzip.compress(json.dumps(chat_body()).encode())
+    error = error_of(server.client.post(CHAT, content=body, headers=headers), 415)
+    assert f"Content-Encoding is '{encoding}'" in error["message"]
+    assert "send the body uncompressed" in error["message"]
+
+
+def test_a_body_that_is_called_uncompressed_is_read(server):
+    body = json.dumps(chat_body(max_tokens=2))
+    headers = {"content-type": "application/json", "content-encoding": "identity"}
+    assert server.client.post(CHAT, content=body, headers=headers).is_success
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON"])
