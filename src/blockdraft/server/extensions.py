@@ -3,6 +3,7 @@
 Both become a ChatRequest, so that exactness, queues, metrics, calls and cancellation are one path.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -65,7 +66,12 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        if error.param is not None:
-            whole = error.param.split("[")[0].split(".")[0]
-            error.param = names.get(whole, error.param)
+        whole = (error.param or "").split("[")[0].split(".")[0]
+        error.param = names.get(whole, error.param)
+        message = str(error)
+        for name, own_name in names.items():
+            # Others are English words too, such as messages.
+            if name == whole or "_" in name:
+                message = re.sub(rf"\b{name}\b", own_name, message)
+        error.args = (message,)
         raise

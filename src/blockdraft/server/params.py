@@ -9,6 +9,7 @@ from typing import Any
 from blockdraft.core.errors import ContextTooLong, RequestError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
+from blockdraft.server.extensions import renaming
 from blockdraft.server.protocol import ChatRequest, CompletionRequest, Sampling
 
 DEFAULT_TEMPERATURE = 1.0
@@ -56,12 +57,13 @@ def chat_params(
         logprobs = request.top_logprobs or 0
     elif request.top_logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    return _params(
-        request,
-        max_tokens=limits.pop() if limits else _room(num_prompt, max_context),
-        logprobs=logprobs,
-        grammar=grammar,
-    )
+    with renaming({"logprobs": "top_logprobs"}):
+        return _params(
+            request,
+            max_tokens=limits.pop() if limits else _room(num_prompt, max_context),
+            logprobs=logprobs,
+            grammar=grammar,
+        )
 
 
 def completion_params(

@@ -157,7 +157,8 @@ class Service:
 
     def _read_prediction(self, request: Sampling) -> tuple[int, ...]:
         """To be called in a thread."""
-        return self.engine.prediction_ids(prediction_text(request.prediction))
+        with blaming("prediction"):
+            return self.engine.prediction_ids(prediction_text(request.prediction))
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> Session:
         """Start to continue texts.

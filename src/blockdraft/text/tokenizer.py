@@ -148,7 +148,7 @@ class Tokenizer:
             RequestError: it is not valid Unicode.
             ContextTooLong: see `check_size`; only with `most`.
         """
-        _check_unicode(text)
+        _check_unicode(text, "text")
         if most is not None:
             self.check_size(text, most)
         ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
@@ -259,11 +259,11 @@ def _check_message(message: Message, *, with_tools: bool) -> None:
         _check_unicode(text)
 
 
-def _check_unicode(text: str) -> None:
+def _check_unicode(text: str, called: str = "prompt") -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RequestError(f"the prompt is not valid Unicode ({error}); give UTF-8") from error
+        raise RequestError(f"the {called} is not valid Unicode ({error}); give UTF-8") from error
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenizer:

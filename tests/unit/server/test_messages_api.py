@@ -338,6 +338,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ({"messages": []}, "empty"),
     ({"stop": ["a"]}, "called stop_sequences"),
+    ({"stop_sequences": [""]}, "stop_sequences holds an empty string"),
     ({"n": 2}, "one answer"),
     ({"messages": 3}, "messages"),
     ({"system": [IMAGE]}, "system[0]"),

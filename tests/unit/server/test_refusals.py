@@ -337,7 +337,10 @@ def test_a_body_that_is_no_request_is_refused(server, body):
     [
         (b'{"prompt": "abc", "prompt"', "at character 26"),
         (b'{"prompt": "\xff\xfe"}', "not UTF-8 (invalid start byte at byte 12)"),
-        (b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}", "4300 digits"),
+        (
+            b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
+            "more than 4300 digits; give it fewer",
+        ),
         (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b'{"prompt": "abc", "\\ud800": 1}', "not valid Unicode"),
     ],
@@ -429,6 +432,20 @@ def test_an_unknown_route_is_named_in_the_same_envelope(server, method, path, st
 )
 def test_bad_tokens_are_refused(server, path, body, param):
     assert error_of(server.post(path, **body), 400)["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs is 21"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs is -1"),
+        ({"prediction": {"content": "a\ud800"}}, "prediction", "the text is not valid Unicode"),
+    ],
+)
+def test_what_is_blamed_is_what_was_given(server, fields, param, message):
+    error = error_of(server.chat(**fields), 400)
+    assert error["param"] == param
+    assert error["message"].startswith(message)
 
 
 def test_both_numbers_of_a_context_that_is_too_long_are_told(server):

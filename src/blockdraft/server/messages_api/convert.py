@@ -30,7 +30,7 @@ from blockdraft.text.tokenizer import THINKING_SWITCH
 CHAT_NAMES = {
     "response_format": "output_config",
     "stop": "stop_sequences",
-    "parallel_tool_calls": "tool_choice",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "thinking_token_budget": "thinking.budget_tokens",
 }
 """How the client calls what the chat calls otherwise."""
