@@ -695,9 +695,13 @@ OTHERS = [
             "provider": {"order": ["a"]},
             "transforms": [],
             "usage": {"include": True},
-            "reasoning": {"effort": "low"},
         },
-        Accepted(ignored=("provider", "transforms", "usage", "reasoning")),
+        Accepted(ignored=("provider", "transforms", "usage")),
+    ),
+    Sent(
+        "openrouter's effort",
+        {"reasoning": {"effort": "low"}},
+        Refused("reasoning", "reasoning_effort"),
     ),
     Sent(
         "ollama: calls with an object of arguments and no id",

@@ -25,6 +25,12 @@ _NO_BEAMS = f"beam search is not supported{_LEAVE_OUT}"
 _NO_SAMPLER = f"this way to sample is not supported{_LEAVE_OUT}"
 _SHAPE = f"give structured_outputs or response_format instead{_OR_LEAVE_OUT}"
 _TOKENS = f"give max_tokens instead{_OR_LEAVE_OUT}"
+_MESSAGE = f"put it into what this route takes, messages, input or prompt{_OR_LEAVE_OUT}"
+_THINKING = (
+    "give enable_thinking in chat_template_kwargs, or reasoning_effort to /v1/chat/completions"
+    f"{_OR_LEAVE_OUT}"
+)
+_OWN_CODE = f"code and weights of a request are not run{_LEAVE_OUT}"
 
 _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "use_beam_search": ((False,), _NO_BEAMS),
@@ -38,15 +44,39 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "dry_multiplier": ((0,), _NO_SAMPLER),
     "xtc_probability": ((0,), _NO_SAMPLER),
     "no_repeat_ngram_size": ((0,), _NO_SAMPLER),
+    "penalty_alpha": ((0,), _NO_SAMPLER),
+    "epsilon_cutoff": ((0,), _NO_SAMPLER),
+    "dynatemp_range": ((0,), _NO_SAMPLER),
+    "smoothing_factor": ((0,), _NO_SAMPLER),
+    "samplers": (([], ""), _NO_SAMPLER),
+    "do_sample": ((True,), "give temperature instead, 0 for greedy decoding" + _OR_LEAVE_OUT),
+    "random_seed": ((), "give seed instead" + _OR_LEAVE_OUT),
+    "custom_logit_processor": (("",), _OWN_CODE),
+    "lora_path": (("",), _OWN_CODE),
     "repeat_penalty": ((1,), "give repetition_penalty instead" + _OR_LEAVE_OUT),
     "bad_words": (([],), "give logit_bias for the tokens to avoid" + _OR_LEAVE_OUT),
     "allowed_token_ids": ((), _SHAPE),
     "logits_processors": (([],), "code of a request is not run; give logit_bias" + _OR_LEAVE_OUT),
     "max_new_tokens": ((), _TOKENS),
+    "max_output_tokens": ((), _TOKENS),
+    "max_length": ((), _TOKENS),
     "max_completion_tokens": ((), _TOKENS),
     "n_predict": ((-1,), _TOKENS),
     "prompt": ((), "it belongs to /v1/completions and /tokenize" + _LEAVE_OUT),
     "messages": ((), "they belong to /v1/chat/completions and /tokenize" + _LEAVE_OUT),
+    "input": ((), _MESSAGE),
+    "instructions": (("",), _MESSAGE),
+    "system": (("", []), _MESSAGE),
+    "text": (
+        ({}, {"format": {"type": "text"}}),
+        "give messages or prompt for a text, response_format for a format" + _OR_LEAVE_OUT,
+    ),
+    "thinking": ((), _THINKING),
+    "reasoning": (({},), _THINKING),
+    "enable_thinking": ((), _THINKING),
+    "stop_sequences": (([],), "give stop instead" + _OR_LEAVE_OUT),
+    "eos_token_id": (([],), "give stop_token_ids instead" + _OR_LEAVE_OUT),
+    "num_return_sequences": ((1,), "give n instead" + _OR_LEAVE_OUT),
     "tools": (([],), "they belong to /v1/chat/completions" + _LEAVE_OUT),
     "suffix": (("",), "inserting before a suffix is not supported" + _LEAVE_OUT),
     "best_of": ((1,), "ranking samples is not supported" + _LEAVE_OUT),

@@ -270,6 +270,46 @@ def test_what_is_not_supported_is_refused_with_the_remedy(server, field, message
     assert error_of(server.post(TEXT, prompt="abc", **field), 400)["message"] == message
 
 
+OF_OTHERS = [
+    ("max_output_tokens", 5, "max_tokens"),
+    ("max_length", 5, "max_tokens"),
+    ("instructions", "Be brief.", "messages"),
+    ("input", "abc", "messages"),
+    ("system", "Be brief.", "messages"),
+    ("text", {"format": {"type": "json_object"}}, "response_format"),
+    ("stop_sequences", ["a"], "stop"),
+    ("eos_token_id", 5, "stop_token_ids"),
+    ("thinking", {"type": "disabled"}, "chat_template_kwargs"),
+    ("reasoning", {"effort": "low"}, "reasoning_effort"),
+    ("enable_thinking", False, "chat_template_kwargs"),
+    ("num_return_sequences", 2, "n"),
+    ("do_sample", False, "temperature"),
+    ("random_seed", 5, "seed"),
+    ("penalty_alpha", 0.6, "not supported"),
+    ("epsilon_cutoff", 0.1, "not supported"),
+    ("dynatemp_range", 0.5, "not supported"),
+    ("smoothing_factor", 0.2, "not supported"),
+    ("samplers", ["top_k"], "not supported"),
+    ("custom_logit_processor", "x", "not run"),
+    ("lora_path", "x", "not run"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "remedy"), OF_OTHERS)
+def test_a_field_of_another_route_or_engine_is_refused(server, name, value, remedy):
+    error = error_of(server.chat(**{name: value}), 400)
+    assert error["param"] == name
+    assert re.search(rf": .*\b{remedy}\b.*leave it out", error["message"])
+
+
+def test_values_that_ask_for_what_happens_anyway_are_taken(server):
+    neutral = {"text": {"format": {"type": "text"}}, "samplers": [], "dynatemp_range": 0}
+    neutral |= {"do_sample": True, "num_return_sequences": 1, "stop_sequences": [], "input": None}
+    response = server.chat(**neutral)
+    assert response.status_code == 200
+    assert "warning" not in response.headers
+
+
 @pytest.mark.parametrize("prompt", [[-1], [2**70], [[5], [-1]]])
 def test_ids_that_are_none_are_refused_before_they_are_echoed(server, prompt):
     for logprobs in (None, 0):

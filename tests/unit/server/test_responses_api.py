@@ -319,6 +319,8 @@ REFUSED = [
     ({"max_output_tokens": 10**6}, "input", "max_output_tokens"),
     ({"temperature": -1}, "temperature", "-1"),
     ({"include": ["message.output_text.logprobs"]}, "include", "log-probabilities"),
+    ({"top_logprobs": 2}, "top_logprobs", "only /v1/chat/completions gives log-probabilities"),
+    ({"logprobs": True}, "logprobs", "only /v1/chat/completions gives log-probabilities"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format", "name"),
     (
         {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "foo"}}}},

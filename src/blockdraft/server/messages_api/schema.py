@@ -85,6 +85,7 @@ class CountRequest(RequestFields):
 
     # Without effect on the text.
     cache_control: Any = None
+    stop_sequences: Any = None  # clients count what they are about to send as it is
 
 
 class MessagesRequest(CountRequest, Extensions):

@@ -5,6 +5,7 @@ from typing import Any
 
 from blockdraft.core.errors import RequestError
 from blockdraft.server.conversation import TEXT_PARTS, part_text
+from blockdraft.server.errors import shown
 from blockdraft.server.extensions import refuse_names
 from blockdraft.server.protocol import (
     CalledFunction,
@@ -53,6 +54,7 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
     """
     refuse_names(request, _OWN_NAMES)
     _refuse_what_needs_a_store(request)
+    _refuse_logprobs(request)
     fields: dict[str, Any] = request.sampling_fields()
     for name in ("model", "stream", "temperature", "top_p", "top_k", "stop", "parallel_tool_calls"):
         fields[name] = getattr(request, name)
@@ -82,11 +84,16 @@ def _refuse_what_needs_a_store(request: ResponsesRequest) -> None:
             "it out and stream the response",
             param="background",
         )
+
+
+def _refuse_logprobs(request: ResponsesRequest) -> None:
+    only = "only /v1/chat/completions gives log-probabilities"
     if _LOGPROBS in (request.include or ()):
-        raise RequestError(
-            f"include asks for {_LOGPROBS}; only /v1/chat/completions gives log-probabilities",
-            param="include",
-        )
+        raise RequestError(f"include asks for {_LOGPROBS}; {only}", param="include")
+    for name in ("logprobs", "top_logprobs"):
+        value = getattr(request, name)
+        if value:
+            raise RequestError(f"{name} is {shown(value)}, and {only}; leave it out", param=name)
 
 
 def _messages(request: ResponsesRequest) -> list[ChatMessage]:

@@ -128,6 +128,10 @@ class ResponsesRequest(Extensions):
     prompt: dict[str, Any] | None = None
     include: Listed[str] | None = None
 
+    # No response has log-probabilities, so these are refused if they ask for some.
+    logprobs: Any = None
+    top_logprobs: Any = None
+
     # Without effect on the text; the first two are told again in the response.
     metadata: Any = None
     truncation: Any = None
@@ -139,4 +143,3 @@ class ResponsesRequest(Extensions):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     max_tool_calls: Any = None
-    top_logprobs: Any = None
