@@ -15,6 +15,10 @@ from pydantic_core import PydanticCustomError
 MAX_STOP_STRINGS = 64
 MAX_LISTED_IDS = 1024
 MAX_PROMPTS = 1024
+MAX_TOOLS = 128
+"""As text/tools.py has it, which loads the library of grammars."""
+MAX_TURNS = 8192
+"""Turns of a conversation, or the items that become them."""
 
 
 class Fields(BaseModel):
@@ -50,20 +54,26 @@ Listed = Annotated[list[Item], Field(fail_fast=True)]
 Ids = Listed[int]
 
 
-def _with_few_keys(given: Any) -> Any:
-    """Refuse many before they are looked at, one by one."""
-    if isinstance(given, dict) and len(given) > MAX_LISTED_IDS:
-        raise PydanticCustomError(
-            "too_long",
-            "Dictionary should have at most {most} items, not {num}",
-            {"most": MAX_LISTED_IDS, "num": len(given)},
-        )
-    return given
+def at_most(most: int, kind: str) -> BeforeValidator:
+    """Refuses many items before they are looked at, one by one, while other requests wait."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict | list) and len(given) > most:
+            raise PydanticCustomError(
+                "too_long",
+                "{kind} should have at most {most} items, not {num}; give fewer",
+                {"kind": kind, "most": most, "num": len(given)},
+            )
+        return given
+
+    return BeforeValidator(check)
 
 
 LogitBias = Annotated[
-    dict[str, Number], Field(max_length=MAX_LISTED_IDS), BeforeValidator(_with_few_keys)
+    dict[str, Number], Field(max_length=MAX_LISTED_IDS), at_most(MAX_LISTED_IDS, "Dictionary")
 ]
+FEW_TOOLS = at_most(MAX_TOOLS, "List")
+FEW_TURNS = at_most(MAX_TURNS, "List")
 
 
 class StreamOptions(Fields):
@@ -240,7 +250,7 @@ class NamedTool(Fields):
 class ToolFields(RequestFields):
     """The tools of a conversation."""
 
-    tools: Listed[FunctionTool] | None = None
+    tools: Annotated[Listed[FunctionTool] | None, FEW_TOOLS] = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -258,7 +268,7 @@ class TemplateFields(ToolFields):
 class ChatRequest(Sampling, TemplateFields):
     """POST /v1/chat/completions."""
 
-    messages: Listed[ChatMessage]
+    messages: Annotated[Listed[ChatMessage], FEW_TURNS]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -288,7 +298,7 @@ class TokenizeRequest(TemplateFields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Listed[ChatMessage] | None = None
+    messages: Annotated[Listed[ChatMessage] | None, FEW_TURNS] = None
     add_special_tokens: Literal[True] | None = None
     return_token_strs: bool | None = None
 

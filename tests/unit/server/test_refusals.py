@@ -431,6 +431,31 @@ def test_a_list_is_refused_for_its_first_wrong_item(kind, body):
     assert refused.value.error_count() < 10
 
 
+@pytest.mark.parametrize(
+    ("path", "param", "most"),
+    [
+        (CHAT, "messages", 8192),
+        ("/tokenize", "messages", 8192),
+        ("/v1/responses", "input", 8192),
+        (CHAT, "tools", 128),
+        ("/v1/responses", "tools", 128),
+    ],
+)
+def test_too_many_items_are_refused_before_they_are_looked_at(server, path, param, most):
+    # Each of them is wrong, which would be told of if the first one had been looked at.
+    body = {"input": "abc"} if path == "/v1/responses" else chat_body()
+    error = error_of(server.post(path, **{**body, param: [5] * (most + 1)}), 400)
+    assert error["param"] == param
+    assert f"at most {most} items, not {most + 1}; give fewer" in error["message"]
+
+
+@pytest.mark.parametrize("param", ["messages", "tools"])
+def test_too_many_turns_or_tools_of_messages_are_refused_at_once(param):
+    body = {"messages": [], "max_tokens": 1, param: [5] * MANY}
+    with pytest.raises(ValidationError, match="should have at most"):
+        MessagesRequest.model_validate(body)
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
 def test_another_kind_of_body_is_refused(server, kind):
     response = server.client.post(TEXT, content=b"prompt=abc", headers={"content-type": kind})

@@ -5,7 +5,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from blockdraft.server.extensions import Extensions
-from blockdraft.server.protocol import MAX_STOP_STRINGS, Fields, Listed, Number, RequestFields
+from blockdraft.server.protocol import (
+    FEW_TOOLS,
+    FEW_TURNS,
+    MAX_STOP_STRINGS,
+    Fields,
+    Listed,
+    Number,
+    RequestFields,
+)
 
 
 class Block(Fields):
@@ -72,9 +80,9 @@ class CountRequest(RequestFields):
     """POST /v1/messages/count_tokens."""
 
     model: str | None = None
-    messages: Listed[Turn]
+    messages: Annotated[Listed[Turn], FEW_TURNS]
     system: Listed[Block] | str | None = None
-    tools: Listed[ClientTool] | None = None
+    tools: Annotated[Listed[ClientTool] | None, FEW_TOOLS] = None
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -5,7 +5,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from blockdraft.server.extensions import Extensions
-from blockdraft.server.protocol import MAX_STOP_STRINGS, ContentPart, Fields, Listed, Number
+from blockdraft.server.protocol import (
+    FEW_TOOLS,
+    FEW_TURNS,
+    MAX_STOP_STRINGS,
+    ContentPart,
+    Fields,
+    Listed,
+    Number,
+)
 
 
 class MessageItem(Fields):
@@ -107,7 +115,7 @@ class ResponsesRequest(Extensions):
     """POST /v1/responses."""
 
     model: str | None = None
-    input: Listed[InputItem] | str
+    input: Annotated[Listed[InputItem] | str, FEW_TURNS]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: Number | None = None
@@ -117,7 +125,7 @@ class ResponsesRequest(Extensions):
     stream: bool | None = False
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    tools: Listed[FunctionTool] | None = None
+    tools: Annotated[Listed[FunctionTool] | None, FEW_TOOLS] = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
 
