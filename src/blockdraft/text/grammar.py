@@ -36,7 +36,7 @@ _MOST_COSTLY_STEPS = 3
 _STEP_FUEL = 2_000_000
 """Work of the lexer for one token, about 20 ms, which others wait for. What it takes depends on
 what was met before, also in drafts and in other requests: so the limit is ten times llguidance's
-own, and mostly the number of states ends a grammar that is too complex."""
+own."""
 _LONGEST_RENEWAL = 1.0
 """Seconds for which all sequences may have to wait for one."""
 
@@ -190,8 +190,11 @@ class GrammarState:
                 that the target's vocabulary cannot write.
         """
         mask = self._mask_behind(output_ids, ahead)
+        reason = self._matcher.get_error() if self._matcher.is_error() else ""
+        is_costly = _STEP_IS_COSTLY in reason and self._num_costly_steps < _MOST_COSTLY_STEPS
         # It stays so for good, and what others have met has caused it too: once more, alone.
-        if self._may_be_renewed() and self._compiled.renew_soon():
+        if (is_costly or _LEXER_IS_FULL in reason) and self._compiled.renew_soon():
+            self._num_costly_steps += is_costly
             self._reset()
             mask = self._mask_behind(output_ids, ahead)
         if self._matcher.is_error():
@@ -206,15 +209,6 @@ class GrammarState:
         if mask is not None and not mask.any():
             raise RequestError("no token of the target's vocabulary continues the grammar")
         return mask
-
-    def _may_be_renewed(self) -> bool:
-        if not self._matcher.is_error():
-            return False
-        reason = self._matcher.get_error()
-        self._num_costly_steps += _STEP_IS_COSTLY in reason
-        if _STEP_IS_COSTLY in reason:
-            return self._num_costly_steps <= _MOST_COSTLY_STEPS
-        return _LEXER_IS_FULL in reason
 
     def num_allowed(self, output_ids: list[int], ahead: list[int]) -> int:
         """How many of the tokens `ahead` may follow the output, one behind the other; no masks.
