@@ -4,6 +4,10 @@
 
 #include <cstdint>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "lanes.h"
 
 namespace blockdraft {
@@ -62,6 +66,23 @@ inline bool is_on_amd() {
 #if defined(__x86_64__)
   static const bool is_amd = __builtin_cpu_is("amd") != 0;
   return is_amd;
+#else
+  return false;
+#endif
+}
+
+// Whether few rows are multiplied faster with weights that are fetched past the caches: a step takes 6 %
+// less time so on AMD's Zen 5. On its Zen 4, of family 19h, eight rows take a seventh more, and on
+// Intel's Sapphire Rapids twice as much.
+inline bool fetches_past_caches() {
+#if defined(__x86_64__)
+  static const bool is_faster = [] {
+    unsigned signature = 0, b = 0, c = 0, d = 0;
+    __get_cpuid(1, &signature, &b, &c, &d);
+    const unsigned family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
+    return is_on_amd() && family != 0x19;
+  }();
+  return is_faster;
 #else
   return false;
 #endif

@@ -158,11 +158,11 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
   };
   constexpr int kAll = num_lines(kBytes), kHalf = num_lines(kBytes / 2), kThird = num_lines(kBytes / 3);
   if (num_blocks == 1 && P == 1) {
-    // Past the caches helps on AMD's Zen 5; on Intel's Sapphire Rapids a pass takes twice as long.
-    if (!is_on_amd()) return fetch_ahead(FetchedLines<kAll, Into::kBoth>{}, kWindow);
-    if (product.is_read_again != 0)
+    if (is_on_amd() && product.is_read_again != 0)
       return fetch_ahead(FetchedLines<kAll, Into::kFirst>{}, kFetchedAhead);
-    return fetch_ahead(FetchedLines<kAll, Into::kNone>{}, kFetchedAhead);
+    if (fetches_past_caches())
+      return fetch_ahead(FetchedLines<kAll, Into::kNone>{}, kFetchedAhead);
+    return fetch_ahead(FetchedLines<kAll, Into::kBoth>{}, kWindow);
   }
   for (int64_t block = 0; block < num_blocks; ++block) {
     const Fetched of_next{panel + num_steps * (kBytes + block * bytes), bytes};
