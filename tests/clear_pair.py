@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from blockdraft.measure.identity import hash_text
-from blockdraft.models.checkpoint import write_provenance
+from blockdraft.models.draft.checkpoint import write_provenance
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.text.tokenizer import load_tokenizer
 from tests.tiny import (

@@ -13,10 +13,10 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import FinishReason, SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.measure.acceptance import AcceptanceStats
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.target import Target, TargetOutput
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.target.interface import Target, TargetOutput
+from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from blockdraft.models.eagle3 import Eagle3Model
-from blockdraft.models.eagle3_config import Eagle3Config
+from blockdraft.models.draft.eagle3 import Eagle3Model
+from blockdraft.models.draft.eagle3_config import Eagle3Config
 from tests.tiny import HIDDEN_SIZE, LAYER_IDS, VOCAB_SIZE
 
 KNOWN = sorted({(7 * i) % VOCAB_SIZE for i in range(60)})

@@ -12,7 +12,7 @@ from blockdraft.cache.memory import Memory, Unlimited
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.sequence import Row, Sequence
-from blockdraft.models.target import TargetOutput
+from blockdraft.models.target.interface import TargetOutput
 from blockdraft.speculate.drafters.base import DraftCost
 
 Rows = IdSequence[Row]

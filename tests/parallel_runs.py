@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.train.config import TrainConfig
 from tests.train_runs import logged
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from blockdraft import LLM, SamplingParams
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_support import NotPaged
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import NotPaged
 
 MAX_TOKENS = 24
 

@@ -25,8 +25,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import DFlash2Config, DraftConfig
+from blockdraft.models.draft.config import DFlash2Config, DraftConfig
+from blockdraft.models.draft.dflash import DraftModel
 
 VOCAB_SIZE = 97
 HIDDEN_SIZE = 64

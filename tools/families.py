@@ -23,11 +23,11 @@ from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.config import Quantize
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_support import NotPaged
-from blockdraft.models.quantized import quantize_model
-from blockdraft.models.recurrent import copies_states
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.layers.quantized import quantize_model
+from blockdraft.models.layers.recurrent import copies_states
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import NotPaged
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.test_architectures import IN_ONE_FORWARD, ONE_AFTER_ANOTHER, RECURRENT, build

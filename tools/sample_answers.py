@@ -26,7 +26,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.data.dataset import read_examples
 from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.models.loading import load_target_model, resolve_device
+from blockdraft.models.target.loading import load_target_model, resolve_device
 from blockdraft.text.tokenizer import load_tokenizer
 
 MAX_PROMPT = 380

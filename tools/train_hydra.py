@@ -30,10 +30,10 @@ from blockdraft.data.dataset import collate, count_answer_tokens, read_examples,
 from blockdraft.data.identity import target_sha256
 from blockdraft.data.store import Example, TextStore
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.models.checkpoint import read_config
-from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.hydra_head import HEAD_NAME, HeadShape, HydraHead
-from blockdraft.models.loading import load_target_model, resolve_device
+from blockdraft.models.draft.checkpoint import read_config
+from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.hydra_head import HEAD_NAME, HeadShape, HydraHead
+from blockdraft.models.target.loading import load_target_model, resolve_device
 from blockdraft.speculate.drafters.kinds import kind_of
 from blockdraft.train.features import FrozenTarget, StateCache
 from blockdraft.train.support import check_plain_head

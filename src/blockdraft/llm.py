@@ -21,7 +21,7 @@ from blockdraft.engine.trained_thinking import warn_of_other_thinking
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
 from blockdraft.measure.identity import describe_numbers
 from blockdraft.measure.measuring import Meter, measured
-from blockdraft.models.loading import resolve_device, resolve_dtype, use_threads
+from blockdraft.models.target.loading import resolve_device, resolve_dtype, use_threads
 from blockdraft.text.grammar import Grammars
 from blockdraft.text.outline import Outline, outline_of
 from blockdraft.text.tokenizer import Message, load_tokenizer

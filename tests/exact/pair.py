@@ -15,11 +15,11 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.hub.catalog import DEFAULT_TARGET, find_drafter
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
-from blockdraft.models.draft import DraftModel, load_draft_model
-from blockdraft.models.loading import check_pair, load_target_model, resolve_dtype
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
-from blockdraft.models.target import TargetOutput
+from blockdraft.models.draft.dflash import DraftModel, load_draft_model
+from blockdraft.models.target.interface import TargetOutput
+from blockdraft.models.target.loading import check_pair, load_target_model, resolve_dtype
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.verify import rows_of
 from tests.exact.prompts import read_prompts

@@ -17,8 +17,8 @@ from blockdraft.allocation.cost_measurement import measure_costs
 from blockdraft.allocation.policy import Policy, VerifyAll
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Crowd, LogitsRecorder, Request, paged_pair, run_crowd

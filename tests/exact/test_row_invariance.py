@@ -6,8 +6,8 @@ import torch
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.torch.rules import row_rule
 from blockdraft.models.attention.exact import STOCK_ATTENTION
-from blockdraft.models.exact import PROBE_SPLITS, Split
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.exact import PROBE_SPLITS, Split
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.exact.pair import load_target, new_target
 from tests.parity.targets import WAYS, Way
 from tests.stock_products import must_differ

@@ -14,9 +14,9 @@ from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
 from blockdraft.engine.engine import Engine
 from blockdraft.kernels.interface import Span
 from blockdraft.models.attention.plan import AttentionPlan
-from blockdraft.models.packed_rows import PackedRows
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.packed_rows import PackedRows
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.fuzz.cases import ModelShape
 from tests.parity.faults import CropOneTooFew
 

@@ -15,10 +15,10 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.sequence import Sequence
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.samples import Samples
-from blockdraft.models.draft_config import DFlash2Config
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_support import NotPaged
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.draft.config import DFlash2Config
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import NotPaged
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.verify import Verdict

@@ -13,16 +13,16 @@ from transformers import PreTrainedModel
 from blockdraft.core.request import FinishReason, SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.measure.acceptance import AcceptanceStats
-from blockdraft.models.draft_context import (
+from blockdraft.models.draft.context import (
     ContextKV,
     ContextSpan,
     DraftContexts,
     LayerKV,
     SeparateContexts,
 )
-from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.target import Target
-from blockdraft.models.waiting_features import Waiting
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.draft.waiting_features import Waiting
+from blockdraft.models.target.interface import Target
 from blockdraft.proof.distribution import LEAST_P, p_value
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.base import Drafter

@@ -22,13 +22,14 @@ from blockdraft.cache.states import PackedStates, StateCache, StateLayer
 from blockdraft.core.plan import PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.scheduler import Scheduler
-from blockdraft.models import draft_convolution, draft_kernels
-from blockdraft.models import paged as paged_module
 from blockdraft.models.attention.visibility import Visibility
-from blockdraft.models.packed_rows import PackedRows
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.recurrent import StepByStep
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.draft import convolution as draft_convolution
+from blockdraft.models.draft import kernels as draft_kernels
+from blockdraft.models.layers.recurrent import StepByStep
+from blockdraft.models.target import paged as paged_module
+from blockdraft.models.target.packed_rows import PackedRows
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.branches import Slot
 from blockdraft.speculate.drafters.conditionals import Candidates
 from blockdraft.speculate.drafters.dflash import DFlashDrafter

@@ -5,13 +5,13 @@ from typing import Literal
 from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import Pages
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.eagle3 import Eagle3Model
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.pair_contexts import PagedPairs
-from blockdraft.models.quantized import weight_of
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.eagle3 import Eagle3Model
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.draft.pair_contexts import PagedPairs
+from blockdraft.models.layers.quantized import weight_of
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.eagle3 import Eagle3Drafter
 from blockdraft.speculate.drafters.kinds import block_drafter

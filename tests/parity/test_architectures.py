@@ -17,9 +17,9 @@ from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.models.attention.plan import PoolNumbers
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_support import NotPaged
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import NotPaged
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter

@@ -21,10 +21,10 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.engine.engine import Engine
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_context import ConcatContext
-from blockdraft.models.draft_convolution import DynamicConvolution, Layer
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.draft.context import ConcatContext
+from blockdraft.models.draft.convolution import DynamicConvolution, Layer
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.conditionals import ChangedConditionals
 from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter
 from blockdraft.speculate.sampler.noise import gumbel_noise

@@ -11,8 +11,8 @@ import torch
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_context import ConcatContext
+from blockdraft.models.draft.context import ConcatContext
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.speculate.drafters.diffusion import DiffusionDrafter
 from tests.parity.checks import generate, generate_plain
 from tests.parity.targets import WAYS, Way, make_dflash, make_target

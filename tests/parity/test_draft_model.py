@@ -11,8 +11,8 @@ from blockdraft.core.errors import ModelError
 from blockdraft.core.grammar import Grammar
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.draft_model import DraftModelDrafter
 from blockdraft.speculate.drafters.levels import DEPTH
 from tests.crowd import Request, run_alone, run_crowd

@@ -21,10 +21,10 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.engine.engine import Engine
-from blockdraft.models import pair_contexts
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.pair_contexts import PagedPairs
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.draft import pair_contexts
+from blockdraft.models.draft.pair_contexts import PagedPairs
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters import eagle3
 from blockdraft.speculate.drafters.eagle3 import Eagle3Drafter
 from blockdraft.speculate.sampler.logits import Place

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_support import NotPaged
-from blockdraft.models.recurrent import is_recurrent
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.layers.recurrent import is_recurrent
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import NotPaged
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.crowd import Answer, Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.checks import stock_greedy

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from blockdraft.models.candidate_selector import lattice_of
-from blockdraft.models.context_projection import ContextProjection
-from blockdraft.models.draft import DraftModel, load_draft_model
-from blockdraft.models.draft_context import ConcatContext, ContextKV, LayerKV
-from blockdraft.models.packed import packed_copy
+from blockdraft.models.draft.candidate_selector import lattice_of
+from blockdraft.models.draft.context import ConcatContext, ContextKV, LayerKV
+from blockdraft.models.draft.context_projection import ContextProjection
+from blockdraft.models.draft.dflash import DraftModel, load_draft_model
+from blockdraft.models.layers.packed import packed_copy
 
 TOLERANCE = 1e-4
 

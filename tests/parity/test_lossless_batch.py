@@ -12,8 +12,8 @@ import torch
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.speculate.verify import TokenLogprobs

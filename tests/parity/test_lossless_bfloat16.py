@@ -7,8 +7,8 @@ import torch
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from tests.fakes import NoisyOracleDrafter, OracleDrafter, RandomDrafter
 from tests.parity.checks import check_drafted_equals_plain

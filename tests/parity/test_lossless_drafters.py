@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.fakes import AlwaysWrongDrafter, ConstantDrafter, OracleDrafter, RandomDrafter

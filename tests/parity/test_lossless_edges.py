@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.fakes import (

@@ -15,8 +15,8 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.scheduler import Scheduler
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.proof.faults import (
     keep_one_too_many,
     redraw,

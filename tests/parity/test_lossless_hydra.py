@@ -20,7 +20,7 @@ from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.engine import load as load_module
 from blockdraft.engine.engine import Engine
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery
-from blockdraft.models.hydra_head import HeadShape, HydraHead
+from blockdraft.models.draft.hydra_head import HeadShape, HydraHead
 from blockdraft.speculate.drafters.guesses import DEPTH
 from blockdraft.speculate.drafters.ngram import GUESSED_ROWS, MOST_WAITING, NGramDrafter
 from blockdraft.speculate.drafters.ngram_table import NGramTable

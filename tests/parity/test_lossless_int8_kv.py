@@ -18,7 +18,7 @@ from blockdraft.kernels.cpu import build as build_module
 from blockdraft.kernels.cpu.build import EXTRA_FLAGS, SOURCES, build
 from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.torch.backend import TorchBackend
-from blockdraft.models.paged import PagedTarget
+from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.base import Drafter
 from tests.crowd import run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter, OracleDrafter
@@ -108,7 +108,9 @@ class PlainPagesOnly(TorchBackend):
 def test_where_no_kernel_takes_them_attention_is_the_references(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("blockdraft.models.paged.backend_for", lambda *_: PlainPagesOnly(DOUBLE))
+    monkeypatch.setattr(
+        "blockdraft.models.target.paged.backend_for", lambda *_: PlainPagesOnly(DOUBLE)
+    )
     for kv_in_int8 in (False, True):
         target = PagedTarget(tiny_target("llama", DOUBLE), Pages(9), kv_in_int8=kv_in_int8)
         (backend,) = target._backends.values()

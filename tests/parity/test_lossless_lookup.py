@@ -15,8 +15,8 @@ from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.target import Target
+from blockdraft.models.target.interface import Target
+from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate import merge as merge_module
 from blockdraft.speculate import proposer as proposer_module
 from blockdraft.speculate.drafters.lookup import LookupDrafter

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.fakes import NoisyOracleDrafter, OracleDrafter, TableTarget

@@ -14,8 +14,8 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.cpu.products import GroupProduct
 from blockdraft.kernels.interface import GROUP, GroupWeight
 from blockdraft.kernels.torch.groups import GroupLinear
-from blockdraft.models import experts
-from blockdraft.models.quantized import dequantize, quantize_model
+from blockdraft.models.layers import experts
+from blockdraft.models.layers.quantized import dequantize, quantize_model
 from blockdraft.speculate.drafters.base import Drafter
 from tests.fakes import NoisyOracleDrafter, OracleDrafter
 from tests.parity.checks import (

@@ -23,9 +23,9 @@ from blockdraft.core.plan import ROOT, PlannedRow, Proposal, Tree
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
-from blockdraft.models.target import Target
+from blockdraft.models.target.interface import Target
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import OracleDrafter, PagedTableTarget, TableTarget

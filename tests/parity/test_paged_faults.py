@@ -16,9 +16,9 @@ from blockdraft.core.sequence import Row
 from blockdraft.kernels.interface import Span
 from blockdraft.models.attention.plan import AttentionPlan
 from blockdraft.models.attention.visibility import Visibility
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.packed_rows import PackedRows
-from blockdraft.models.paged import PagedTarget
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.target.packed_rows import PackedRows
+from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.crowd import Request, paged_pair, run_crowd
 from tests.parity.paged_checks import AMPLE, FEW, check_crowd, requests

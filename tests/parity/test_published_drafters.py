@@ -14,9 +14,9 @@ from blockdraft.core.config import LLMConfig
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.load import make_drafter, make_target
-from blockdraft.models.draft import load_draft_model
-from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.loading import check_pair
+from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.dflash import load_draft_model
+from blockdraft.models.target.loading import check_pair
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.kinds import load_checkpoint
 from blockdraft.speculate.drafters.none import NoDrafter

@@ -18,8 +18,8 @@ from torch import Tensor
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.loading import load_target_model
-from blockdraft.models.paged import PagedTarget
+from blockdraft.models.target.loading import load_target_model
+from blockdraft.models.target.paged import PagedTarget
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
 from tests.tiny import TEXT_VOCAB_SIZE, edit_json, tiny_target, tiny_target_folder

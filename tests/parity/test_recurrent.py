@@ -17,8 +17,8 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
-from blockdraft.models.recurrent import copies_states
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.layers.recurrent import copies_states
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.train.features import FrozenTarget
 from tests.crowd import Answer, Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter

@@ -25,17 +25,17 @@ from blockdraft.kernels.interface import (
     RecurrentInputs,
     RecurrentState,
 )
-from blockdraft.models import kernel_mixers
-from blockdraft.models.kernel_mixers import KernelMixer, kernel_mixer
-from blockdraft.models.mixer_kinds import MIXER_KINDS
-from blockdraft.models.recurrent import (
+from blockdraft.models.layers import kernel_mixers
+from blockdraft.models.layers.kernel_mixers import KernelMixer, kernel_mixer
+from blockdraft.models.layers.mixer_kinds import MIXER_KINDS
+from blockdraft.models.layers.recurrent import (
     StepByStep,
     cache_argument,
     copies_states,
     mixers,
     new_cache,
 )
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.parity.test_architectures import RECURRENT, build
 from tests.parity.test_recurrent_pages import AMPLE, FEW, alone, together
 

@@ -20,9 +20,9 @@ from blockdraft.core.plan import PlannedRow
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.engine.engine import Engine
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_states import BorderStates, PagedStates
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_states import BorderStates, PagedStates
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Answer, Crowd, Request, paged_pair, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter

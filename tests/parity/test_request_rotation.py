@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.crowd import Answer, Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.loading import load_target_model
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.spread import spread
 from blockdraft.models.supported import decoder_layers
+from blockdraft.models.target.loading import load_target_model
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.spread import spread
 from tests.crowd import Request, paged_pair, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
 from tests.second_device import SECOND, move, second_device

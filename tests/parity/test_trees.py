@@ -22,9 +22,9 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.kernels.interface import Span
 from blockdraft.models.attention.plan import AttentionPlan
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
-from blockdraft.models.target import TargetOutput
+from blockdraft.models.target.interface import TargetOutput
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.parity.targets import WAYS, Way, make_target
 from tests.tiny import VOCAB_SIZE, tiny_target
 

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from blockdraft.cache.pages import Pages
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.loading import load_target_model, target_without_weights
-from blockdraft.models.paged import PagedTarget
 from blockdraft.models.supported import decoder_layers
+from blockdraft.models.target.loading import load_target_model, target_without_weights
+from blockdraft.models.target.paged import PagedTarget
 from tests.crowd import Request, run_alone, run_crowd
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.checks import stock_greedy

@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 from blockdraft import LLM
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.exact.prompts import read_prompts
 

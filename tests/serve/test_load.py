@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from blockdraft.models.paged import PagedTarget
+from blockdraft.models.target.paged import PagedTarget
 from tests.serve.pair import default_llm, prompts
 from tests.serving import Running, read_events, running_server, wait_until
 

@@ -21,5 +21,5 @@ def llm(request: pytest.FixtureRequest, folders: tuple[Path, Path]) -> LLM:
     """Both, loaded: all sequences in one forward, or one after another."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "sequential":
-            patch.setattr("blockdraft.models.paged.layer_shapes", without_pages)
+            patch.setattr("blockdraft.models.target.paged.layer_shapes", without_pages)
         return load_llm(folders)

@@ -12,7 +12,7 @@ from blockdraft.allocation import cost_measurement
 from blockdraft.core import remembered
 from blockdraft.core.config import LLMConfig
 from blockdraft.core.machine import OtherWork, num_cpus
-from blockdraft.models.paged import PagedTarget
+from blockdraft.models.target.paged import PagedTarget
 from tests.tiny import tiny_drafter_folder, tiny_target_folder
 
 

@@ -34,9 +34,9 @@ from blockdraft.data.identity import target_sha256
 from blockdraft.data.store import Example
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.measure.provenance import describe_environment
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_context import LayerKV
-from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
+from blockdraft.models.draft.context import LayerKV
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.target.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import feature_layers
 from blockdraft.train.evaluate import HeldOut

@@ -42,8 +42,8 @@ from blockdraft.core.sequence import Sequence as Tokens
 from blockdraft.kernels.cpu.products import NativeProduct
 from blockdraft.kernels.cpu.recurrence import NativeRecurrence
 from blockdraft.measure.provenance import describe_environment
-from blockdraft.models import recurrent
-from blockdraft.models.paged import PagedTarget
+from blockdraft.models.layers import recurrent
+from blockdraft.models.target.paged import PagedTarget
 
 PROMPT, MANY = 512, 8
 NUM_DRAFTS, NUM_KEPT = 15, 7

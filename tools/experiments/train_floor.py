@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from blockdraft.data.dataset import Batch, collate_rows, count_answer_tokens, epoch_batches
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.measure.provenance import describe_environment
-from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
+from blockdraft.models.target.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.blocks import Anchors, sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.config_file import read_run

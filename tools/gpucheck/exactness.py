@@ -8,8 +8,8 @@ from blockdraft.hub.model_config import load_config
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.backends import card_kernels
 from blockdraft.llm import LLM
-from blockdraft.models.loading import DTYPES
 from blockdraft.models.supported import head_dims_of
+from blockdraft.models.target.loading import DTYPES
 from blockdraft.proof.certificate import describe_proof, make_certificate
 from blockdraft.proof.config import QUICK, ProofConfig
 from blockdraft.proof.corpus import BUNDLED, first_of_each_kind, read_prompts

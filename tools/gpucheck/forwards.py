@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.backends import card_kernels
-from blockdraft.models.paged import PagedTarget
+from blockdraft.models.target.paged import PagedTarget
 from gpucheck.notes import Notes, first_line
 from gpucheck.rows import ALL_DTYPES
 from gpucheck.rules import TRITON, candidate, candidates_on

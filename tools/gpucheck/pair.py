@@ -9,7 +9,7 @@ import torch
 
 from blockdraft.bench.workload import BUNDLED, BenchPrompt, read_workload
 from blockdraft.llm import LLM
-from blockdraft.models.loading import DTYPES
+from blockdraft.models.target.loading import DTYPES
 from gpucheck.notes import Notes
 from gpucheck.rules import OWN, candidate
 from gpucheck.settings import Settings

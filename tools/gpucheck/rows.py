@@ -12,7 +12,7 @@ from torch import Tensor
 from blockdraft.kernels.interface import Norm, Scoring
 from blockdraft.kernels.torch.attention import grouped_attention
 from blockdraft.kernels.torch.backend import TorchBackend
-from blockdraft.models.loading import DTYPES
+from blockdraft.models.target.loading import DTYPES
 from gpucheck.clock import seconds_of
 from gpucheck.notes import Notes, first_line
 from gpucheck.row_classes import (

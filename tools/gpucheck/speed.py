@@ -13,7 +13,7 @@ from blockdraft.bench.workload import mixed_prompts
 from blockdraft.core.errors import BlockdraftError
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.llm import LLM
-from blockdraft.models.loading import DTYPES, load_target_model
+from blockdraft.models.target.loading import DTYPES, load_target_model
 from gpucheck.notes import Notes, first_line
 from gpucheck.pair import fast_way, loaded, prompts, ways_to_measure
 from gpucheck.settings import Settings

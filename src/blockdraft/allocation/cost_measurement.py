@@ -18,7 +18,7 @@ from blockdraft.core.remembered import once
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.core.threads import others_at_start
-from blockdraft.models.target import Target
+from blockdraft.models.target.interface import Target
 from blockdraft.speculate.drafters.base import Drafter
 
 FORWARD_ROWS = (1, 2, 4, 6, 8, 12, 16, 32, 48)

@@ -5,7 +5,7 @@ from typing import Any
 
 from blockdraft.hub.model_config import load_config
 from blockdraft.llm import LLM
-from blockdraft.models.loading import target_without_weights
+from blockdraft.models.target.loading import target_without_weights
 from blockdraft.speculate.drafters.shapes import read_shape
 
 

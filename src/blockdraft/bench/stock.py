@@ -8,7 +8,7 @@ from transformers.generation.streamers import BaseStreamer
 from blockdraft.bench.timed_output import TimedOutput
 from blockdraft.core.request import SamplingParams
 from blockdraft.llm import LLM
-from blockdraft.models.stock import StockModel
+from blockdraft.models.target.stock import StockModel
 
 
 class _Clock(BaseStreamer):  # type: ignore[misc]

@@ -205,7 +205,7 @@ def _generation(
 
 def _summary(completion: "Completion", params: SamplingParams) -> str:
     line = summary_line(completion)
-    if params.temperature > 0:
+    if params.is_sampled:
         line += f", seed {completion.seed}"
     return f"[sample {completion.index}: {line}]" if params.n > 1 else f"[{line}]"
 

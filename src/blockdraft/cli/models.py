@@ -99,7 +99,7 @@ def check(
     one line.
     """
     from blockdraft.diagnose.fit import examine_fit
-    from blockdraft.models.loading import resolve_device, resolve_dtype
+    from blockdraft.models.target.loading import resolve_device, resolve_dtype
 
     dtype = resolve_dtype("auto", resolve_device("auto"))
     fit = examine_fit(

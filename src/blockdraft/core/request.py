@@ -106,9 +106,14 @@ class SamplingParams:
         self._take(name, _checked_real(name, getattr(self, name), low, high, low_open=low_open))
 
     @property
+    def is_sampled(self) -> bool:
+        """True if the choice depends on the seed."""
+        return self.temperature > 0.0
+
+    @property
     def is_greedy_argmax(self) -> bool:
         """True if the choice is the plain argmax of the target's logits."""
-        return self.temperature == 0.0 and not self.changes_logits
+        return not self.is_sampled and not self.changes_logits
 
     @property
     def changes_logits(self) -> bool:

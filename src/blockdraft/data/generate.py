@@ -49,7 +49,7 @@ from blockdraft.data.prompts import (
 from blockdraft.data.self_written import read_written, write_prompts
 from blockdraft.data.shards import ANSWERS, write_manifest, write_shards
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.models.loading import (
+from blockdraft.models.target.loading import (
     load_target_model,
     resolve_device,
     resolve_dtype,

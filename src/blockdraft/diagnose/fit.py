@@ -19,12 +19,12 @@ from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import PAGE_SIZE
 from blockdraft.cache.states import StateCache
 from blockdraft.models.attention.exact import EXACT_ATTENTION
-from blockdraft.models.checkpoint import WEIGHTS_NAME
-from blockdraft.models.loading import target_without_weights
-from blockdraft.models.paged_support import NotPaged, layer_shapes
-from blockdraft.models.recurrent import cache_argument, is_recurrent, mixers, new_cache
+from blockdraft.models.draft.checkpoint import WEIGHTS_NAME
+from blockdraft.models.layers.recurrent import cache_argument, is_recurrent, mixers, new_cache
 from blockdraft.models.supported import check_supported, varying_rope_type
-from blockdraft.models.transformers_target import replace_attention
+from blockdraft.models.target.loading import target_without_weights
+from blockdraft.models.target.paged_support import NotPaged, layer_shapes
+from blockdraft.models.target.transformers import replace_attention
 from blockdraft.speculate.drafters.shapes import DrafterShape, read_shape
 
 RunPath = Literal["paged", "one after another", "recurrent", "recurrent, one after another"]

@@ -27,7 +27,7 @@ from blockdraft.engine.scheduler import Scheduler, least, no_free_depth
 from blockdraft.measure.acceptance import AcceptanceStats
 from blockdraft.measure.phases import PhaseTimer, Timer
 from blockdraft.measure.step_work import record_step, rows_work
-from blockdraft.models.target import Target
+from blockdraft.models.target.interface import Target
 from blockdraft.speculate.commit import StepOutput, commit
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.proposer import Proposer

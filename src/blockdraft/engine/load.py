@@ -17,17 +17,17 @@ from blockdraft.engine.engine import Engine
 from blockdraft.engine.start_key import remembered_path, start_key
 from blockdraft.kernels.backends import failed_load, passed_load
 from blockdraft.kernels.hydra_interface import HydraLayers
-from blockdraft.models.exact import RowsDepend
-from blockdraft.models.fused import drop_quantized
-from blockdraft.models.hydra_head import HEAD_NAME, HydraHead
-from blockdraft.models.loading import load_target_model
-from blockdraft.models.packed import multiplies_int8
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_support import NotPaged, layer_shapes
-from blockdraft.models.quantized import weight_of
-from blockdraft.models.recurrent import copies_states, is_recurrent
-from blockdraft.models.sequential import SequentialTarget
-from blockdraft.models.spread import layer_devices, spread
+from blockdraft.models.draft.hydra_head import HEAD_NAME, HydraHead
+from blockdraft.models.layers.fused import drop_quantized
+from blockdraft.models.layers.packed import multiplies_int8
+from blockdraft.models.layers.quantized import weight_of
+from blockdraft.models.layers.recurrent import copies_states, is_recurrent
+from blockdraft.models.target.exact import RowsDepend
+from blockdraft.models.target.loading import load_target_model
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import NotPaged, layer_shapes
+from blockdraft.models.target.sequential import SequentialTarget
+from blockdraft.models.target.spread import layer_devices, spread
 from blockdraft.speculate.drafters.base import Drafter, FreeDrafter
 from blockdraft.speculate.drafters.kinds import Checkpoint, load_checkpoint
 from blockdraft.speculate.drafters.lookup import LookupDrafter

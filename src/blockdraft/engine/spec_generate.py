@@ -14,13 +14,13 @@ from blockdraft.core.errors import ModelError, RequestError
 from blockdraft.core.request import SamplingParams
 from blockdraft.engine.engine import Engine
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.models import draft
-from blockdraft.models.loading import check_pair
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.draft import dflash
+from blockdraft.models.target.loading import check_pair
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.kinds import block_drafter
 
 
-class DraftModel(draft.DraftModel):
+class DraftModel(dflash.DraftModel):
     """A DFlash drafter that can also decode together with a transformers model."""
 
     @classmethod
@@ -122,7 +122,7 @@ def _check_block_size(block_size: int, trained: int) -> None:
         )
 
 
-def _check_same_type(model: draft.DraftModel, target: PreTrainedModel) -> None:
+def _check_same_type(model: dflash.DraftModel, target: PreTrainedModel) -> None:
     own = model.fc.weight
     if own.dtype != target.dtype or own.device != target.device:
         raise ModelError(

@@ -6,7 +6,7 @@ from pathlib import Path
 from blockdraft.core.config import Thinking
 from blockdraft.core.errors import RequestError
 from blockdraft.hub.catalog import CATALOG, catalog_name
-from blockdraft.models.checkpoint import read_provenance
+from blockdraft.models.draft.checkpoint import read_provenance
 from blockdraft.text.tokenizer import Tokenizer, thinking_options
 
 MIXED = "mixed"

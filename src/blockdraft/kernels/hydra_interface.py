@@ -11,7 +11,7 @@ from blockdraft.kernels.interface import Linear
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HydraLayers:
-    """A Hydra head at work on a CPU, on rows in float32; see `models.hydra_head`.
+    """A Hydra head at work on a CPU, on rows in float32; see `models.draft.hydra_head`.
 
     D: hidden size of the target, V: its vocabulary, K: layers whose outputs are read.
 

@@ -22,8 +22,8 @@ from blockdraft.models.arithmetic import (
     target_rates,
     weight_bytes,
 )
-from blockdraft.models.target import Target
-from blockdraft.models.transformers_target import TransformersTarget
+from blockdraft.models.target.interface import Target
+from blockdraft.models.target.transformers import TransformersTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.draft_model import DraftModelDrafter

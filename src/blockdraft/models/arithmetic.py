@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.core.recorder import Work
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.eagle3 import Eagle3Model
-from blockdraft.models.experts import stacked_experts
-from blockdraft.models.packed import can_pack
-from blockdraft.models.quantized import stored_bytes
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.eagle3 import Eagle3Model
+from blockdraft.models.layers.experts import stacked_experts
+from blockdraft.models.layers.packed import can_pack
+from blockdraft.models.layers.quantized import stored_bytes
 from blockdraft.models.supported import decoder_layers, head_dim_of
 
 TrainedModel = DraftModel | Eagle3Model

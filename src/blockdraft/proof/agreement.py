@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Sequence as Tokens
 from blockdraft.llm import LLM
-from blockdraft.models.stock import StockModel
+from blockdraft.models.target.stock import StockModel
 from blockdraft.proof.cases import Case
 from blockdraft.proof.forced import forced_logits
 from blockdraft.proof.ways import PLAIN, run

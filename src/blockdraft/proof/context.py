@@ -16,7 +16,7 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Tokens
 from blockdraft.engine.engine import Engine
-from blockdraft.models.draft_context import LayerKV
+from blockdraft.models.draft.context import LayerKV
 from blockdraft.proof.cases import Case
 from blockdraft.proof.lone import lone_sequence
 from blockdraft.speculate.drafters.lazy_context import LazyContext

@@ -22,8 +22,8 @@ from blockdraft.engine.engine import Engine
 from blockdraft.kernels.backends import backend_for
 from blockdraft.models.attention import exact
 from blockdraft.models.attention.plan import AttentionPlan
-from blockdraft.models.direct import DirectForward
-from blockdraft.models.target import TargetOutput
+from blockdraft.models.target.direct import DirectForward
+from blockdraft.models.target.interface import TargetOutput
 from blockdraft.speculate.sampler.choose import choices
 from blockdraft.speculate.verify import Verdict, rows_of, verify
 

@@ -8,7 +8,7 @@ from functools import partial
 from blockdraft.core.plan import NOTHING, ForwardPlan, PlannedRow, Proposal
 from blockdraft.core.request import FinishReason
 from blockdraft.core.sequence import Sequence
-from blockdraft.models.target import RowFeatures, Target, TargetOutput
+from blockdraft.models.target.interface import RowFeatures, Target, TargetOutput
 from blockdraft.speculate.proposer import Proposer
 from blockdraft.speculate.verify import TokenLogprobs, Verdict
 

@@ -9,10 +9,10 @@
 3. A batch says of each token which text of its row it belongs to and where it stands in it: a row
    holds one text, or several packed.
 4. `features.py` asks the frozen target for the states that the drafter reads, in every pass or from
-   disk. The drafter sees them as it does when it drafts: `models/draft.py` is the same code.
+   disk. The drafter sees them as it does when it drafts: `models/draft/dflash.py` is the same code.
 5. `blocks.py` lays blocks on random answer tokens, others in every pass. A slot sees the features
-   of its own text before its anchor, and its own block (`models/draft_masks.py`, dense;
-   `models/draft_attention.py`, in tiles on a GPU).
+   of its own text before its anchor, and its own block (`models/draft/masks.py`, dense;
+   `models/draft/attention.py`, in tiles on a GPU).
 6. `step.py` goes through the blocks a few anchors at a time and through the head in chunks;
    `loss.py` weighs the slots: the answer's token, the target's distribution, or both.
    `fused_loss.py` is the same with a gradient made by hand.

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from blockdraft.core.files import check_output_folder
 from blockdraft.core.threads import check_threads
 from blockdraft.data.config import DataConfig
-from blockdraft.models.loading import target_without_weights
+from blockdraft.models.target.loading import target_without_weights
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.base import DrafterShape
 from blockdraft.train.kinds.table import drafter_shape

@@ -7,7 +7,7 @@ from typing import Literal
 from blockdraft.core.config import DeviceMap, Quantize
 from blockdraft.core.errors import ConfigError
 from blockdraft.core.settings import check_kinds, require, to_dict
-from blockdraft.models.draft_config_reader import DFLASH2_KEYS
+from blockdraft.models.draft.config_reader import DFLASH2_KEYS
 
 PositionWeights = Literal["dpace", "decay", "uniform"]
 

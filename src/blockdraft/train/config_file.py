@@ -11,7 +11,7 @@ from blockdraft.core.errors import ConfigError
 from blockdraft.core.settings import from_toml
 from blockdraft.data.config import DataConfig
 from blockdraft.hub.resolve import resolve_model
-from blockdraft.models.loading import resolve_device
+from blockdraft.models.target.loading import resolve_device
 from blockdraft.train.config import TrainConfig
 
 ANSWERS = "answers"

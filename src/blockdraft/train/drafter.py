@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from blockdraft.core.errors import ConfigError, ModelError
-from blockdraft.models.draft import DraftLayer, DraftModel
-from blockdraft.models.draft_config import (
+from blockdraft.models.draft.config import (
     AttentionKind,
     DFlash2Config,
     DraftConfig,
     default_target_layer_ids,
 )
+from blockdraft.models.draft.dflash import DraftLayer, DraftModel
 from blockdraft.models.supported import decoder_layers, head_dim_of
 
 _NORMS_OF_HEADS = {f"self_attn.{name}_norm.weight" for name in "qk"}

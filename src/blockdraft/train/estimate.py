@@ -12,8 +12,8 @@ import torch
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.config import DataConfig
 from blockdraft.data.store import Example
-from blockdraft.models.loading import resolve_device, resolve_dtype
 from blockdraft.models.supported import decoder_layers
+from blockdraft.models.target.loading import resolve_device, resolve_dtype
 from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.check import check_run, state_width
 from blockdraft.train.config import TrainConfig

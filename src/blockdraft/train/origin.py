@@ -17,7 +17,7 @@ from blockdraft.data.identity import template_sha256
 from blockdraft.data.shards import read_manifest
 from blockdraft.engine.probe import describe_probe, encode_probe, read_probe, run_probe
 from blockdraft.engine.trained_thinking import MIXED
-from blockdraft.models.checkpoint import read_provenance, write_provenance
+from blockdraft.models.draft.checkpoint import read_provenance, write_provenance
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.text.tokenizer import load_tokenizer
 from blockdraft.train.config import TrainConfig

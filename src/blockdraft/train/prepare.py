@@ -19,11 +19,11 @@ from blockdraft.data.dataset import (
 from blockdraft.data.identity import target_sha256
 from blockdraft.data.shards import read_manifest
 from blockdraft.data.store import Example, TextStore
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import DFlash2Config, DraftConfig
-from blockdraft.models.draft_config_reader import DFLASH2_KEYS
-from blockdraft.models.loading import check_pair, resolve_dtype
+from blockdraft.models.draft.config import DFlash2Config, DraftConfig
+from blockdraft.models.draft.config_reader import DFLASH2_KEYS
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.supported import check_supported
+from blockdraft.models.target.loading import check_pair, resolve_dtype
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import copy_target_layers, draft_config_for, with_block_size
 from blockdraft.train.features import KEY

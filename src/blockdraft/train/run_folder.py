@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.models.checkpoint import PROVENANCE_NAME, read_provenance
+from blockdraft.models.draft.checkpoint import PROVENANCE_NAME, read_provenance
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.base import TrainedDrafter
 from blockdraft.train.report import write_report

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.train.config import TrainConfig
 
 

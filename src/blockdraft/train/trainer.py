@@ -24,14 +24,14 @@ from blockdraft.data.dataset import (
 )
 from blockdraft.data.identity import target_sha256, texts_sha256
 from blockdraft.data.store import TextStore
-from blockdraft.models.loading import (
+from blockdraft.models.layers.quantized import dequantize
+from blockdraft.models.target.loading import (
     leave_cudnn_attention_out,
     load_target_model,
     resolve_device,
     resolve_dtype,
     use_threads,
 )
-from blockdraft.models.quantized import dequantize
 from blockdraft.speculate.drafters.ngram_table import NGramTable
 from blockdraft.train.advice import few_steps, few_texts
 from blockdraft.train.blocks import sample_anchors

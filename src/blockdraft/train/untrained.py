@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from blockdraft.data.config import DataConfig
-from blockdraft.models.loading import load_target_model, resolve_device, resolve_dtype
+from blockdraft.models.target.loading import load_target_model, resolve_device, resolve_dtype
 from blockdraft.train.check import check_run
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.table import load_trained

@@ -37,7 +37,7 @@ from blockdraft.core.errors import (
 )
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.config import DataConfig
-from blockdraft.models import loading
+from blockdraft.models.target import loading
 from blockdraft.train.config import TrainConfig
 from tests.command_line import refusal, run, run_json
 from tests.tiny import tiny_target_folder

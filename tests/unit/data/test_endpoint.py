@@ -21,7 +21,7 @@ from blockdraft.data import endpoint_answers, generate
 from blockdraft.data.answers import Job
 from blockdraft.data.endpoint_answers import KEY_VARIABLE, Endpoint, EndpointWriter
 from blockdraft.data.engine_answers import EngineWriter
-from blockdraft.models.loading import load_target_model
+from blockdraft.models.target.loading import load_target_model
 from blockdraft.text.tokenizer import load_tokenizer
 from tests.serving import running_server
 from tests.small_llm import load_llm

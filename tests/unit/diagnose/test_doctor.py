@@ -17,7 +17,7 @@ from blockdraft.diagnose.doctor.check import verdict
 from blockdraft.diagnose.doctor.examine import examine
 from blockdraft.diagnose.doctor.pair import read_pair
 from blockdraft.kernels import backends
-from blockdraft.models import draft_vocabulary
+from blockdraft.models.draft import vocabulary as draft_vocabulary
 from tests.clear_pair import MASK, SIGN_LAYER, TAU, add_switch, edit_facts, write_pair
 from tests.published import PUBLISHED, shallow, write_published
 from tests.small_llm import without_pages
@@ -339,7 +339,7 @@ def test_features_lost_behind_a_prompt_from_memory(pair, monkeypatch):
 
 
 def test_a_target_that_reuses_nothing(pair, monkeypatch):
-    monkeypatch.setattr("blockdraft.models.paged.layer_shapes", without_pages)
+    monkeypatch.setattr("blockdraft.models.target.paged.layer_shapes", without_pages)
     checks = look(pair, quick=False)
     assert names(checks) == []
     assert "reuses no prompts" in checks["prefix reuse"].found

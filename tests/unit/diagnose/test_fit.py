@@ -12,10 +12,10 @@ import torch
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import MISTAKE, NO, ModelError
 from blockdraft.diagnose.fit import Fit, examine_fit
-from blockdraft.models.draft_vocabulary import write_draft_vocabulary
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_support import layer_shapes
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.draft.vocabulary import write_draft_vocabulary
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import layer_shapes
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.command_line import refusal, run, run_json
 from tests.parity.test_architectures import (
     IN_ONE_FORWARD,

@@ -14,7 +14,7 @@ from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
 from blockdraft.measure.ledger import DraftMemory, Ledger, LedgerLine, make_ledger
 from blockdraft.measure.phases import PhaseTimer, PhaseTotals
-from blockdraft.models.packed import can_pack
+from blockdraft.models.layers.packed import can_pack
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.fakes import OracleDrafter, TableTarget
 from tests.small_llm import params

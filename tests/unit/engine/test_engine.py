@@ -19,8 +19,8 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.engine import engine as engine_module
 from blockdraft.engine.engine import Engine
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.target import TargetOutput
+from blockdraft.models.target.interface import TargetOutput
+from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.commit import StepOutput
 from blockdraft.speculate.drafters.none import NoDrafter
 from tests.fakes import ConstantDrafter, NoisyOracleDrafter, PagedTableTarget, TableTarget

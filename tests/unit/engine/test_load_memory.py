@@ -9,9 +9,9 @@ from blockdraft import LLM, SamplingParams
 from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.core.errors import ConfigError
 from blockdraft.engine.load import MIN_PAGES
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.paged_support import layer_shapes
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import layer_shapes
 from tests.parity.test_architectures import RECURRENT, build
 from tests.tiny import (
     tiny_draft_config,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from blockdraft import LLM, ModelError, SamplingParams
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.parity import faults
 from tests.parity.test_architectures import RECURRENT, build
 from tests.tiny import (
@@ -92,7 +92,7 @@ def test_a_model_without_states_is_refused_at_once(
 ) -> None:
     """Only states are kept otherwise on the other path, so a second load would help nobody."""
     monkeypatch.setattr(
-        "blockdraft.models.transformers_target.first_variant_split", lambda *_: (1, 32)
+        "blockdraft.models.target.transformers.first_variant_split", lambda *_: (1, 32)
     )
     monkeypatch.setattr(SequentialTarget, "__init__", lambda *_, **__: pytest.fail("loaded again"))
     with pytest.raises(ModelError, match=r"change with the number of rows .*; use --exact off"):

@@ -18,10 +18,10 @@ from blockdraft.core.recorder import NO_RECORDER
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
-from blockdraft.models.draft_context import LayerKV
-from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.target import RowFeatures, TargetOutput
-from blockdraft.models.waiting_features import Waiting, WaitingFeatures
+from blockdraft.models.draft.context import LayerKV
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.draft.waiting_features import Waiting, WaitingFeatures
+from blockdraft.models.target.interface import RowFeatures, TargetOutput
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter

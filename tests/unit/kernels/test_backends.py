@@ -22,8 +22,8 @@ from blockdraft.kernels.torch.backend import TorchBackend
 from blockdraft.kernels.torch.vectors import in_whole_vectors
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.attention.visibility import Visibility
-from blockdraft.models.layer import DecoderLayer
-from blockdraft.models.row_blocks import RowBlocks, largest_block
+from blockdraft.models.layers.layer import DecoderLayer
+from blockdraft.models.layers.row_blocks import RowBlocks, largest_block
 from tests.triton_interpreter import triton_on_cpu
 
 DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]

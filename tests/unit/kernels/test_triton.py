@@ -22,10 +22,10 @@ from blockdraft.core.request import SamplingParams
 from blockdraft.kernels.backends import card_kernels
 from blockdraft.kernels.interface import Backend, Norm, Scoring, Span
 from blockdraft.kernels.torch.backend import TorchBackend
-from blockdraft.models import static_forward
 from blockdraft.models.attention.plan import AttentionPlan, LayerAttention
 from blockdraft.models.attention.visibility import CAUSAL, Visibility
-from blockdraft.models.exact import RowsDepend
+from blockdraft.models.target import static_forward
+from blockdraft.models.target.exact import RowsDepend
 from tests import triton_interpreter
 from tests.fakes import NoisyOracleDrafter
 from tests.parity.checks import check_drafted_equals_plain, generate, generate_plain

@@ -12,7 +12,7 @@ from blockdraft.engine import load
 from blockdraft.kernels import backends
 from blockdraft.kernels.cuda import choice
 from blockdraft.kernels.torch.backend import TorchBackend
-from blockdraft.models.exact import RowsDepend
+from blockdraft.models.target.exact import RowsDepend
 
 FLOAT32 = torch.float32
 

@@ -27,7 +27,7 @@ def test_more_tokens_fit_the_same_memory(folders) -> None:
 
 
 def test_a_model_without_pages_is_refused(folders, monkeypatch) -> None:
-    monkeypatch.setattr("blockdraft.models.paged.layer_shapes", without_pages)
+    monkeypatch.setattr("blockdraft.models.target.paged.layer_shapes", without_pages)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype int8 is for models that run in batches"):
         load_llm(folders, kv_cache_dtype="int8")
 

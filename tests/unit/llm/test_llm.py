@@ -6,8 +6,8 @@ import pytest
 from blockdraft import LLM, ConfigError, ContextTooLong, DraftModel, ModelError, RequestError
 from blockdraft.allocation.best_rate import BestRate
 from blockdraft.allocation.policy import VerifyAll
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.small_llm import MAX_TOKENS, assert_nothing_left, load_llm, params, without_pages
 from tests.tiny import CONTEXT, LAYER_IDS, TEXT_VOCAB_SIZE, edit_json, tiny_drafter_folder
 
@@ -214,7 +214,7 @@ def test_a_long_prompt_is_refused_with_both_numbers(llm):
 def test_models_run_in_pages_unless_they_cannot(llm, folders, caplog, monkeypatch):
     assert isinstance(load_llm(folders).engine.target, PagedTarget)
     assert "one after another" not in caplog.text
-    monkeypatch.setattr("blockdraft.models.paged.layer_shapes", without_pages)
+    monkeypatch.setattr("blockdraft.models.target.paged.layer_shapes", without_pages)
     assert isinstance(load_llm(folders).engine.target, SequentialTarget)
     assert "runs its sequences one after another: it is to run without" in caplog.text
     with pytest.raises(ConfigError, match=r"memory of 0\.5 GiB cannot be kept to"):

@@ -12,9 +12,9 @@ from blockdraft.engine.engine import Engine
 from blockdraft.measure.ledger import line_rates, make_ledger
 from blockdraft.measure.phases import PhaseTimer
 from blockdraft.models.arithmetic import Rates, target_rates
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.quantized import quantize_model
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.layers.quantized import quantize_model
+from blockdraft.models.target.paged import PagedTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.draft_model import DraftModelDrafter
 from tests import eagle

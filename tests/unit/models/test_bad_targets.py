@@ -14,8 +14,8 @@ from blockdraft.bench.memory import kv_bytes_per_token
 from blockdraft.bench.stock import StockGenerator
 from blockdraft.core.errors import BlockdraftError, ModelError
 from blockdraft.core.request import SamplingParams
-from blockdraft.models.loading import load_target_model, target_without_weights
 from blockdraft.models.supported import GENERATE
+from blockdraft.models.target.loading import load_target_model, target_without_weights
 from blockdraft.proof.agreement import compare_with_stock
 from blockdraft.text.tokenizer import load_tokenizer
 from tests.command_line import refusal

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.checkpoint import plain_name
-from blockdraft.models.draft import DraftModel, load_draft_model
-from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.draft.checkpoint import plain_name
+from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.dflash import DraftModel, load_draft_model
 
 CONFIG = DraftConfig(
     hidden_size=64,
@@ -74,7 +74,7 @@ def test_a_failed_save_leaves_the_old_checkpoint(folder, monkeypatch):
         Path(path).write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("blockdraft.models.checkpoint.save_file", fail)
+    monkeypatch.setattr("blockdraft.models.draft.checkpoint.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         DraftModel(CONFIG).save_pretrained(folder)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}

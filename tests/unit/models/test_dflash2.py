@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from blockdraft.models.candidate_selector import lattice_of
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_context import ConcatContext
-from blockdraft.models.draft_convolution import DynamicConvolution, convolve
+from blockdraft.models.draft.candidate_selector import lattice_of
+from blockdraft.models.draft.context import ConcatContext
+from blockdraft.models.draft.convolution import DynamicConvolution, convolve
+from blockdraft.models.draft.dflash import DraftModel
 from tests.parity import faults
 from tests.tiny import (
     DFLASH2,

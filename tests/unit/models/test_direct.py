@@ -14,12 +14,12 @@ from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu.layer import NativeStack
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.interface import Rotation
-from blockdraft.models import direct as direct_module
-from blockdraft.models.direct import direct_forward
-from blockdraft.models.fused import with_sign
-from blockdraft.models.packed_rows import PackedRows
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.rotation_table import RotationTable
+from blockdraft.models.layers.fused import with_sign
+from blockdraft.models.layers.rotation_table import RotationTable
+from blockdraft.models.target import direct as direct_module
+from blockdraft.models.target.direct import direct_forward
+from blockdraft.models.target.packed_rows import PackedRows
+from blockdraft.models.target.paged import PagedTarget
 from tests.tiny import NUM_LAYERS, VOCAB_SIZE, tiny_drafter, tiny_target
 from tests.torch_threads import threads
 from tests.unit.models.test_fused import MODELS, PACKED_DTYPES, make

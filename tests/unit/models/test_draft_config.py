@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.draft_config import DFlash2Config, DraftConfig, default_target_layer_ids
+from blockdraft.models.draft.config import DFlash2Config, DraftConfig, default_target_layer_ids
 
 BASE: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],

@@ -9,10 +9,10 @@ from torch import Tensor
 from blockdraft.cache.pages import PAGE_SIZE, Pages
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_context import ContextSpan
-from blockdraft.models.draft_kernels import kernel_draft
-from blockdraft.models.paged_context import PagedContexts
+from blockdraft.models.draft.context import ContextSpan
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.kernels import kernel_draft
+from blockdraft.models.draft.paged_context import PagedContexts
 from tests.parity import faults
 from tests.tiny import DFLASH2, HIDDEN_SIZE, tiny_drafter
 

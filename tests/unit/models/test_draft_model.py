@@ -6,9 +6,9 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from blockdraft.core.errors import ModelError
-from blockdraft.models.draft import DraftModel, RMSNorm, Rotary, _packed
-from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.draft_context import ConcatContext
+from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.context import ConcatContext
+from blockdraft.models.draft.dflash import DraftModel, RMSNorm, Rotary, _packed
 
 FULL = ("full_attention",) * 2
 MIXED = ("sliding_attention", "full_attention")

@@ -8,13 +8,13 @@ import torch
 from blockdraft.core.errors import ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Sequence
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_vocabulary import (
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.vocabulary import (
     FILE_NAME,
     read_draft_vocabulary,
     write_draft_vocabulary,
 )
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.branches import chosen_slots
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from tests.parity.checks import check_drafted_equals_plain

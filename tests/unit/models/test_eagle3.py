@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockdraft.models.eagle3 import Eagle3Model, GrowingKV
+from blockdraft.models.draft.eagle3 import Eagle3Model, GrowingKV
 from tests.eagle import Reference, make_model
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE
 

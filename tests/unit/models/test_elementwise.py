@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from blockdraft.kernels.backends import backend_for
 from blockdraft.kernels.torch.rules import ROW_RULES
 from blockdraft.kernels.torch.vectors import in_whole_vectors, is_whole, rows_in_whole_vectors
-from blockdraft.models.elementwise import Apart, keep_vectors_whole
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.layers.elementwise import Apart, keep_vectors_whole
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.tiny import tiny_target
 from tests.torch_threads import threads
 

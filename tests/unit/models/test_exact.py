@@ -10,8 +10,8 @@ from blockdraft.kernels.interface import RowRule
 from blockdraft.kernels.torch import attention
 from blockdraft.kernels.torch.rules import ROW_RULES, row_rule
 from blockdraft.models.attention.exact import STOCK_ATTENTION
-from blockdraft.models.exact import PROBE_SPLITS, Split, border_probe, first_variant_split
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.exact import PROBE_SPLITS, Split, border_probe, first_variant_split
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.stock_products import must_differ
 from tests.tiny import KINDS, tiny_target
 

@@ -25,14 +25,14 @@ from blockdraft.kernels.cpu.library import Library, library
 from blockdraft.kernels.cpu.onednn import supports_bfloat16
 from blockdraft.kernels.cpu.ops import TiledAttention
 from blockdraft.kernels.interface import Norm
-from blockdraft.models import fused
 from blockdraft.models.attention.exact import EXACT_ATTENTION
 from blockdraft.models.attention.plan import AttentionPlan
-from blockdraft.models.fused import FusedLayer, RotationSigns, fuse_layers, speed_up
-from blockdraft.models.packed import PackedLinear, pack_linears, plain_linears
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.layers import fused
+from blockdraft.models.layers.fused import FusedLayer, RotationSigns, fuse_layers, speed_up
+from blockdraft.models.layers.packed import PackedLinear, pack_linears, plain_linears
 from blockdraft.models.supported import decoder_layers
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.tiny import NUM_LAYERS, VOCAB_SIZE, tiny_target
 
 PACKED_DTYPES = [torch.float32, *([torch.bfloat16] if supports_bfloat16() else [])]

@@ -20,9 +20,9 @@ from blockdraft.hub.resolve import resolve_model
 from blockdraft.kernels.interface import GROUP
 from blockdraft.measure.identity import hash_model
 from blockdraft.models.fingerprint import weights_sha256
-from blockdraft.models.gguf import in_groups
-from blockdraft.models.loading import load_target_model
-from blockdraft.models.quantized import QuantizedEmbedding, QuantizedLinear, dequantize
+from blockdraft.models.layers.quantized import QuantizedEmbedding, QuantizedLinear, dequantize
+from blockdraft.models.target.gguf import in_groups
+from blockdraft.models.target.loading import load_target_model
 from tests.parity.checks import check_drafted_equals_plain
 from tests.parity.targets import WAYS, Way, make_target
 from tests.parity.test_lossless_trees import TreeDrafter

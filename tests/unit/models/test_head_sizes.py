@@ -8,9 +8,9 @@ import torch
 from blockdraft.cache.pages import Pages
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.ops import attends_over
-from blockdraft.models.fused import FusedLayer
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.layers.fused import FusedLayer
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.tiny import tiny_target
 
 SIZES = (4, 8, 16, 20, 24, 32, 40, 48, 100, 120, 128, 256, 496, 512, 520, 528, 1024, 1040)

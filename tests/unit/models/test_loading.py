@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from blockdraft.models import loading
+from blockdraft.models.target import loading
 from tests.tiny import tiny_target_folder
 
 

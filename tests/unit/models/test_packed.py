@@ -13,8 +13,8 @@ from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.cpu.onednn import OneDnnLinear, supports_bfloat16
 from blockdraft.kernels.cpu.products import PackedProduct
 from blockdraft.kernels.torch.rules import ROW_RULES
-from blockdraft.models import packed
-from blockdraft.models.packed import (
+from blockdraft.models.layers import packed
+from blockdraft.models.layers.packed import (
     PackedLinear,
     can_pack,
     linear_of,

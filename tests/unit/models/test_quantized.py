@@ -20,18 +20,18 @@ from blockdraft.kernels.cpu.products import GroupProduct
 from blockdraft.kernels.interface import GROUP
 from blockdraft.measure.setting import describe_setting
 from blockdraft.models.arithmetic import target_rates
-from blockdraft.models.fused import FusedLayer, drop_quantized
-from blockdraft.models.loading import load_target_model
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.quantized import (
+from blockdraft.models.layers.fused import FusedLayer, drop_quantized
+from blockdraft.models.layers.quantized import (
     QuantizedLinear,
     dequantize,
     num_bytes,
     quantize_model,
 )
-from blockdraft.models.rounding import in_groups
-from blockdraft.models.sequential import SequentialTarget
-from blockdraft.models.stock import StockModel
+from blockdraft.models.layers.rounding import in_groups
+from blockdraft.models.target.loading import load_target_model
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.sequential import SequentialTarget
+from blockdraft.models.target.stock import StockModel
 from tests.small_llm import assert_nothing_left, load_llm, params
 from tests.tiny import edit_json, tiny_target, tiny_target_folder
 

@@ -11,11 +11,11 @@ from blockdraft.core.errors import ModelError
 from blockdraft.kernels.cpu.onednn import OneDnnLinear
 from blockdraft.kernels.cpu.products import PackedProduct
 from blockdraft.kernels.torch.rules import ROW_RULES, row_rule
-from blockdraft.models.fused import FusedLayer, speed_up
-from blockdraft.models.packed import PackedLinear
-from blockdraft.models.row_blocks import RowBlocks, keeps_any_rows, largest_block, tried_rows
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.layers.fused import FusedLayer, speed_up
+from blockdraft.models.layers.packed import PackedLinear
+from blockdraft.models.layers.row_blocks import RowBlocks, keeps_any_rows, largest_block, tried_rows
 from blockdraft.models.supported import decoder_layers
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.tiny import tiny_target
 
 RULE = row_rule(torch.float32)

@@ -11,7 +11,7 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
 from blockdraft.models import supported
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.target.sequential import SequentialTarget
 from tests.fakes import RandomDrafter
 from tests.parity.checks import generate, generate_plain, stock_greedy
 from tests.tiny import LAYER_IDS, VOCAB_SIZE, tiny_target

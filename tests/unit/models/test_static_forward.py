@@ -10,9 +10,9 @@ import torch
 from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE
 from blockdraft.kernels.interface import Span
 from blockdraft.kernels.torch.backend import TorchBackend
-from blockdraft.models import static_forward
-from blockdraft.models.packed_rows import PackedRows
-from blockdraft.models.static_forward import (
+from blockdraft.models.target import static_forward
+from blockdraft.models.target.packed_rows import PackedRows
+from blockdraft.models.target.static_forward import (
     SHAPES,
     StaticForwards,
     StaticInputs,

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.pages import PAGE_SIZE, Pages
-from blockdraft.models.draft_context import ContextSpan
-from blockdraft.models.paged_context import WAITING_SHARE, PagedContexts
-from blockdraft.models.waiting_features import Waiting, WaitingFeatures
+from blockdraft.models.draft.context import ContextSpan
+from blockdraft.models.draft.paged_context import WAITING_SHARE, PagedContexts
+from blockdraft.models.draft.waiting_features import Waiting, WaitingFeatures
 from blockdraft.speculate.drafters.lazy_context import _pieces
 from tests.tiny import tiny_drafter
 

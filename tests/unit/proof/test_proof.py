@@ -10,7 +10,7 @@ import pytest
 
 from blockdraft import LLM, ConfigError, RequestError
 from blockdraft.core.plan import ForwardPlan
-from blockdraft.models.target import TargetOutput
+from blockdraft.models.target.interface import TargetOutput
 from blockdraft.proof import faults
 from blockdraft.proof.cases import SETTINGS, plan_cases
 from blockdraft.proof.config import ProofConfig

@@ -17,7 +17,7 @@ from blockdraft.kernels.backends import native_ngrams
 from blockdraft.kernels.cpu.library import library
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import NGramPaths, NGramQuery, TokenNoise
-from blockdraft.models.hydra_head import (
+from blockdraft.models.draft.hydra_head import (
     EPS,
     HEAD_NAME,
     MOST_LEVEL,

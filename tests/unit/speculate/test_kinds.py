@@ -13,8 +13,8 @@ from blockdraft.core.errors import ModelError
 from blockdraft.diagnose.doctor.examine import examine
 from blockdraft.diagnose.doctor.pair import read_pair
 from blockdraft.diagnose.fit import examine_fit
-from blockdraft.models.eagle3 import Eagle3Model
-from blockdraft.models.eagle3_config import Eagle3Config, default_layer_ids
+from blockdraft.models.draft.eagle3 import Eagle3Model
+from blockdraft.models.draft.eagle3_config import Eagle3Config, default_layer_ids
 from blockdraft.speculate.drafters.kinds import kind_of, load_checkpoint
 from tests.eagle import KNOWN, make_model
 from tests.tiny import (

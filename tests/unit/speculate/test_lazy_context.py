@@ -2,8 +2,8 @@
 
 import torch
 
-from blockdraft.models.draft_context import ContextSpan
-from blockdraft.models.waiting_features import Waiting, WaitingFeatures
+from blockdraft.models.draft.context import ContextSpan
+from blockdraft.models.draft.waiting_features import Waiting, WaitingFeatures
 from blockdraft.speculate.drafters.lazy_context import LazyContext
 from tests.allocation_sim import make_row
 

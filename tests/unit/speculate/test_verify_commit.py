@@ -17,7 +17,7 @@ from blockdraft.core.grammar import Grammar
 from blockdraft.core.plan import ROOT, ForwardPlan, PlannedRow, Proposal, Tree
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row, Sequence
-from blockdraft.models.target import RowFeatures, TargetOutput
+from blockdraft.models.target.interface import RowFeatures, TargetOutput
 from blockdraft.speculate import verify as verify_module
 from blockdraft.speculate.commit import StepOutput, commit
 from blockdraft.speculate.proposer import Proposer

@@ -32,7 +32,7 @@ from blockdraft.core.files import folder_lock
 from blockdraft.kernels.cuda.choice import SWITCH
 from blockdraft.kernels.interface import RowRule
 from blockdraft.kernels.torch.rules import ROW_RULES
-from blockdraft.models.hydra_head import HEAD_NAME
+from blockdraft.models.draft.hydra_head import HEAD_NAME
 
 FAKES = """
 import subprocess, sys, time

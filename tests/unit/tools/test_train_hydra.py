@@ -10,7 +10,7 @@ import torch
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.store import Example
-from blockdraft.models.hydra_head import HeadShape, HydraHead
+from blockdraft.models.draft.hydra_head import HeadShape, HydraHead
 from blockdraft.train.features import FrozenTarget
 from tests.tiny import (
     HIDDEN_SIZE,

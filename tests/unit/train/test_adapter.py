@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.models.loading import load_target_model
-from blockdraft.models.quantized import dequantize
+from blockdraft.models.layers.quantized import dequantize
+from blockdraft.models.target.loading import load_target_model
 from blockdraft.train import trainer
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.trainer import train

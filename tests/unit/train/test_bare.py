@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import blockdraft
-from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft.dflash import DraftModel
 from tests.train_runs import small_config
 
 ABSENT = (

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from blockdraft.data.dataset import Batch, collate
 from blockdraft.data.store import Example
-from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.draft_masks import block_masks
+from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.masks import block_masks
 from blockdraft.train.blocks import Anchors, make_blocks, sample_anchors
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.features import FrozenTarget

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.data.dataset import collate
 from blockdraft.data.store import Example
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import DraftConfig
+from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.train import step as step_module
 from blockdraft.train.blocks import Anchors, make_blocks
 from blockdraft.train.drafter import copy_target_layers

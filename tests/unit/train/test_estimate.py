@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from blockdraft.cli.main import app
 from blockdraft.core.errors import ConfigError
-from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.speculate.drafters.ngram_table import NGRAMS_NAME, NGramTable
 from blockdraft.train import estimate, trainer
 from blockdraft.train.advice import (

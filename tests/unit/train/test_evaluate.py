@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from blockdraft.data.store import Example
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_context import ConcatContext
+from blockdraft.models.draft.context import ConcatContext
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.train.evaluate import HeldOut, num_accepted
 from blockdraft.train.features import FrozenTarget
 from blockdraft.train.kinds.block import BlockDrafter

@@ -16,7 +16,7 @@ from blockdraft.cli.main import app
 from blockdraft.core.errors import INTERRUPTED
 from blockdraft.data import generate as data
 from blockdraft.data.config import DataConfig
-from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.train import trainer
 from blockdraft.train.__main__ import main
 from blockdraft.train.config import TrainConfig

@@ -18,7 +18,7 @@ from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.dataset import Batch, collate, collate_rows
 from blockdraft.measure.acceptance import AcceptanceStats
-from blockdraft.models.loading import load_target_model
+from blockdraft.models.target.loading import load_target_model
 from blockdraft.train.blocks import Anchors, Blocks
 from blockdraft.train.evaluate import HeldOut
 from blockdraft.train.features import FrozenTarget

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from blockdraft.core.errors import ConfigError
-from blockdraft.models.loading import target_without_weights
 from blockdraft.models.supported import decoder_layers
+from blockdraft.models.target.loading import target_without_weights
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train
 from tests.parallel_runs import (

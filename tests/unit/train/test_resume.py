@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from blockdraft.core.errors import ConfigError, DiskError
 from blockdraft.core.files import folder_lock
-from blockdraft.models.checkpoint import read_provenance
-from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft.checkpoint import read_provenance
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.models.fingerprint import weights_sha256
 from blockdraft.train import prepare, run_folder, trainer
 from blockdraft.train.config import TrainConfig

@@ -15,8 +15,8 @@ from blockdraft.bench.workload import BUNDLED
 from blockdraft.cli.main import app
 from blockdraft.core.jsonl import read_jsonl
 from blockdraft.data.shards import read_manifest
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.loading import load_target_model
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.target.loading import load_target_model
 from blockdraft.train.optimizer import DraftOptimizer, Float32Muon
 from blockdraft.train.prepare import read_data
 from blockdraft.train.trainer import train

@@ -9,7 +9,7 @@ import torch
 
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.dataset import epoch_batches
-from blockdraft.models.draft import DraftModel
+from blockdraft.models.draft.dflash import DraftModel
 from blockdraft.train.prepare import read_data
 from blockdraft.train.sharing import share_parameters
 from blockdraft.train.trainer import train

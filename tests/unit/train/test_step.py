@@ -8,8 +8,8 @@ import torch
 
 from blockdraft.data.dataset import Batch, collate, collate_rows
 from blockdraft.data.store import Example
-from blockdraft.models.draft_attention import attend, flex_masks
-from blockdraft.models.draft_masks import block_masks
+from blockdraft.models.draft.attention import attend, flex_masks
+from blockdraft.models.draft.masks import block_masks
 from blockdraft.train import loss as loss_module
 from blockdraft.train.blocks import Anchors, make_blocks, sample_anchors
 from blockdraft.train.features import FrozenTarget, StateCache

@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.core.request import SamplingParams
 from blockdraft.data.prompts import Prompt, prompt_ids
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_vocabulary import write_draft_vocabulary
-from blockdraft.models.sequential import SequentialTarget
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.vocabulary import write_draft_vocabulary
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.none import NoDrafter
 from blockdraft.train import prepare, run_state, trainer, true_tau

@@ -26,7 +26,7 @@ from blockdraft.core.libraries import environment_for_others
 from blockdraft.hub.folder import gguf_file
 from blockdraft.hub.resolve import resolve_model
 from blockdraft.llm import LLM
-from blockdraft.models.checkpoint import read_config
+from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.speculate.drafters.kinds import kind_of
 
 logger = logging.getLogger(__name__)

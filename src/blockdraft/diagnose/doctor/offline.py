@@ -20,12 +20,12 @@ from blockdraft.core.plan import ForwardPlan, PlannedRow
 from blockdraft.core.sequence import Row
 from blockdraft.engine.engine import Engine
 from blockdraft.engine.probe import ProbeAnswer
-from blockdraft.models.denoising import denoise, greedy
-from blockdraft.models.draft import Rotary
-from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.draft_context import ConcatContext
-from blockdraft.models.draft_masks import block_masks
-from blockdraft.models.transformers_target import TransformersTarget
+from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.context import ConcatContext
+from blockdraft.models.draft.denoising import denoise, greedy
+from blockdraft.models.draft.dflash import Rotary
+from blockdraft.models.draft.masks import block_masks
+from blockdraft.models.target.transformers import TransformersTarget
 from blockdraft.proof.lone import lone_sequence
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 

@@ -13,10 +13,10 @@ from blockdraft.core.config import LLMConfig, Thinking
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.engine.trained_thinking import trained_thinking
 from blockdraft.hub.resolve import resolve_drafter, resolve_model
-from blockdraft.models.checkpoint import read_config, read_provenance
-from blockdraft.models.draft_config_reader import read_fields
-from blockdraft.models.loading import resolve_device, resolve_dtype, target_without_weights
-from blockdraft.models.speculators_layout import published_layout
+from blockdraft.models.draft.checkpoint import read_config, read_provenance
+from blockdraft.models.draft.config_reader import read_fields
+from blockdraft.models.draft.speculators_layout import published_layout
+from blockdraft.models.target.loading import resolve_device, resolve_dtype, target_without_weights
 from blockdraft.speculate.drafters.shapes import DrafterShape, read_shape
 from blockdraft.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -7,8 +7,8 @@ from blockdraft.core.errors import ModelError
 from blockdraft.diagnose.doctor.check import Check
 from blockdraft.diagnose.doctor.offline import Offline
 from blockdraft.diagnose.doctor.pair import Pair
-from blockdraft.models.draft_config_reader import DEFAULT_ROPE_THETA
-from blockdraft.models.draft_vocabulary import read_draft_vocabulary
+from blockdraft.models.draft.config_reader import DEFAULT_ROPE_THETA
+from blockdraft.models.draft.vocabulary import read_draft_vocabulary
 
 MAX_PADDING_SHARE = 0.01
 """Of all guesses: tokens that do not exist."""

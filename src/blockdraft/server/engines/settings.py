@@ -65,10 +65,10 @@ def resolve_pair(settings: EngineSettings) -> PairFolders:
 def _block_size(target: Path, drafter: Path, *, trust_remote_code: bool) -> int:
     """Slots of a block, with the anchor, of a drafter that fits the target."""
     # They load torch, which the mistakes before this do not need.
-    from blockdraft.models.checkpoint import read_config
-    from blockdraft.models.draft_config import DraftConfig
-    from blockdraft.models.loading import check_pair, target_without_weights
-    from blockdraft.models.own_ends import has_own_ends
+    from blockdraft.models.draft.checkpoint import read_config
+    from blockdraft.models.draft.config import DraftConfig
+    from blockdraft.models.draft.own_ends import has_own_ends
+    from blockdraft.models.target.loading import check_pair, target_without_weights
 
     config = DraftConfig.from_dict(read_config(drafter))
     model = target_without_weights(target, trust_remote_code=trust_remote_code)

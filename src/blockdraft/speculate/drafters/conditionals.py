@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blockdraft.core.errors import RequestError
 from blockdraft.core.sequence import Sequence as Sample
-from blockdraft.models.candidate_selector import CandidateSelector
+from blockdraft.models.draft.candidate_selector import CandidateSelector
 from blockdraft.speculate.drafters.branches import (
     Guessable,
     Slot,
@@ -100,7 +100,7 @@ class PlainConditionals:
         """See Conditionals."""
         ids, scores = self.scores(path)
         noisy = scores + self._noise[len(path)]
-        if self._params.temperature > 0.0 and np.isfinite(scores.max()):
+        if self._params.is_sampled and np.isfinite(scores.max()):
             left = survivors(scores.astype(np.float32), self._params)
             if left is not None:
                 return int(ids[left[noisy[left].argmax()]])

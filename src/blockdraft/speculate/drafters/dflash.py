@@ -14,14 +14,14 @@ from blockdraft.core.recorder import Work
 from blockdraft.core.sequence import Row
 from blockdraft.kernels.backends import widened
 from blockdraft.kernels.interface import GroupWeight
-from blockdraft.models.context_projection import ContextProjection
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_context import DraftContexts, LayerKV, SeparateContexts
-from blockdraft.models.draft_kernels import kernel_draft
-from blockdraft.models.draft_masks import block_masks
-from blockdraft.models.packed import linear_of, packed_copy, plain_linears, rows_of
-from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.waiting_features import Waiting
+from blockdraft.models.draft.context import DraftContexts, LayerKV, SeparateContexts
+from blockdraft.models.draft.context_projection import ContextProjection
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.kernels import kernel_draft
+from blockdraft.models.draft.masks import block_masks
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.draft.waiting_features import Waiting
+from blockdraft.models.layers.packed import linear_of, packed_copy, plain_linears, rows_of
 from blockdraft.speculate.drafters.base import DraftCost, Watch
 from blockdraft.speculate.drafters.branches import (
     Guessable,

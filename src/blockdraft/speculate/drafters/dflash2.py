@@ -9,7 +9,7 @@ from torch import Tensor
 
 from blockdraft.core.plan import Proposal
 from blockdraft.core.sequence import Row
-from blockdraft.models.candidate_selector import Lattice, lattice_of
+from blockdraft.models.draft.candidate_selector import Lattice, lattice_of
 from blockdraft.speculate.drafters.conditionals import (
     Candidates,
     ChangedConditionals,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from blockdraft.core.sequence import Row
-from blockdraft.models.denoising import denoise
-from blockdraft.models.waiting_features import Waiting
+from blockdraft.models.draft.denoising import denoise
+from blockdraft.models.draft.waiting_features import Waiting
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 
 

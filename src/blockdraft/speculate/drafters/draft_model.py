@@ -17,7 +17,7 @@ from blockdraft.core.recorder import NO_RECORDER, Line, Recorder, Work
 from blockdraft.core.request import SamplingParams
 from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
-from blockdraft.models.target import Target
+from blockdraft.models.target.interface import Target
 from blockdraft.speculate.drafters.base import DraftCost, Watch
 from blockdraft.speculate.drafters.branches import Guessable
 from blockdraft.speculate.drafters.levels import DEPTH, Child, LevelGrower

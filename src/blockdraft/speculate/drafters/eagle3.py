@@ -16,13 +16,13 @@ from blockdraft.core.plan import Proposal
 from blockdraft.core.recorder import Work
 from blockdraft.core.sequence import Row
 from blockdraft.kernels.interface import GroupWeight
-from blockdraft.models.draft_context import LayerKV
-from blockdraft.models.eagle3 import Eagle3Model
-from blockdraft.models.eagle3_kernels import kernel_eagle3
-from blockdraft.models.packed import packed_copy
-from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.pair_contexts import PairContexts, SeparatePairs, shifted
-from blockdraft.models.waiting_features import Waiting
+from blockdraft.models.draft.context import LayerKV
+from blockdraft.models.draft.eagle3 import Eagle3Model
+from blockdraft.models.draft.eagle3_kernels import kernel_eagle3
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.draft.pair_contexts import PairContexts, SeparatePairs, shifted
+from blockdraft.models.draft.waiting_features import Waiting
+from blockdraft.models.layers.packed import packed_copy
 from blockdraft.speculate.drafters.base import DraftCost, Watch
 from blockdraft.speculate.drafters.branches import Guessable
 from blockdraft.speculate.drafters.lazy_context import LazyContext

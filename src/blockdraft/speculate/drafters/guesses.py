@@ -1,4 +1,4 @@
-"""What a Hydra head guesses behind a text; see `models.hydra_head`.
+"""What a Hydra head guesses behind a text; see `models.draft.hydra_head`.
 
 The kernels do the same inside their search of n-grams; this serves where there are none.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blockdraft.kernels.hydra_interface import HydraLayers
-from blockdraft.models.hydra_head import (
+from blockdraft.models.draft.hydra_head import (
     joined,
     joined_on,
     logits_of,

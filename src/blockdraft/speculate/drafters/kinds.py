@@ -17,21 +17,21 @@ from blockdraft.cache.paged_kv import page_bytes
 from blockdraft.cache.pages import Pages
 from blockdraft.core.errors import ModelError
 from blockdraft.kernels.interface import GroupWeight
-from blockdraft.models.checkpoint import read_config
-from blockdraft.models.draft import DraftModel, load_draft_model
-from blockdraft.models.draft_config import ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_TOKENS
-from blockdraft.models.draft_context import DraftContexts
-from blockdraft.models.eagle3 import Eagle3Model
-from blockdraft.models.eagle3_config import ARCHITECTURE_EAGLE3
-from blockdraft.models.loading import check_eagle3, check_pair, load_target_model
-from blockdraft.models.paged import PagedTarget
-from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.paged_support import NotPaged, layer_shapes
-from blockdraft.models.pair_contexts import PagedPairs
-from blockdraft.models.quantized import weight_of
-from blockdraft.models.recurrent import is_recurrent
-from blockdraft.models.sequential import SequentialTarget
-from blockdraft.models.speculators_layout import MARK
+from blockdraft.models.draft.checkpoint import read_config
+from blockdraft.models.draft.config import ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_TOKENS
+from blockdraft.models.draft.context import DraftContexts
+from blockdraft.models.draft.dflash import DraftModel, load_draft_model
+from blockdraft.models.draft.eagle3 import Eagle3Model
+from blockdraft.models.draft.eagle3_config import ARCHITECTURE_EAGLE3
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.draft.pair_contexts import PagedPairs
+from blockdraft.models.draft.speculators_layout import MARK
+from blockdraft.models.layers.quantized import weight_of
+from blockdraft.models.layers.recurrent import is_recurrent
+from blockdraft.models.target.loading import check_eagle3, check_pair, load_target_model
+from blockdraft.models.target.paged import PagedTarget
+from blockdraft.models.target.paged_support import NotPaged, layer_shapes
+from blockdraft.models.target.sequential import SequentialTarget
 from blockdraft.speculate.drafters.base import Drafter
 from blockdraft.speculate.drafters.dflash import DFlashDrafter
 from blockdraft.speculate.drafters.dflash2 import DFlash2Drafter

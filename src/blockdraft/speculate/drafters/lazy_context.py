@@ -16,8 +16,8 @@ from blockdraft.cache.paged_kv import LayerShape
 from blockdraft.core.plan import Proposal
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.core.sequence import Row
-from blockdraft.models.draft_context import ContextSpan, DraftContexts, LayerKV
-from blockdraft.models.waiting_features import Waiting
+from blockdraft.models.draft.context import ContextSpan, DraftContexts, LayerKV
+from blockdraft.models.draft.waiting_features import Waiting
 
 MAX_PROJECTED = 512
 """Tokens whose features are projected at once, if one page or sequence alone has no more."""

@@ -5,8 +5,8 @@ text corrects it (`own_text.py`). The most probable paths are found best first, 
 (`branches.py`): their probability is the product along the path. For a sampled request the noise
 decides that will choose the target's token, as far as it is known which tokens can win.
 
-A Hydra head (`models.hydra_head`) may guess beside the table. It is a model, but so small that it
-is asked in every step of a few rows, from what the target thought before the newest token.
+A Hydra head (`models.draft.hydra_head`) may guess beside the table. It is a model, but so small
+that it is asked in every step of a few rows, from what the target thought before the newest token.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from blockdraft.core.sequence import Row
 from blockdraft.core.sequence import Sequence as Sample
 from blockdraft.kernels.hydra_interface import HydraLayers
 from blockdraft.kernels.ngram_interface import READ_DTYPES, NGramPaths, NGramQuery, TokenNoise
-from blockdraft.models.waiting_features import held_alone
+from blockdraft.models.draft.waiting_features import held_alone
 from blockdraft.speculate.drafters.base import ModelFree
 from blockdraft.speculate.drafters.branches import noise_temperature
 from blockdraft.speculate.drafters.ngram_search import ngram_search

@@ -11,18 +11,18 @@ from transformers import PreTrainedModel
 
 from blockdraft.cache.paged_kv import LayerShape, page_bytes
 from blockdraft.core.errors import ModelError
-from blockdraft.models.checkpoint import read_config
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_config import DraftConfig
-from blockdraft.models.draft_vocabulary import read_draft_vocabulary
-from blockdraft.models.eagle3 import Eagle3Model
-from blockdraft.models.eagle3_config import Eagle3Config
-from blockdraft.models.loading import check_eagle3, check_pair, target_without_weights
-from blockdraft.models.own_ends import has_own_embedding, has_own_ends
-from blockdraft.models.paged_context import PagedContexts
-from blockdraft.models.paged_support import NotPaged, layer_shapes
-from blockdraft.models.pair_contexts import PagedPairs
-from blockdraft.models.speculators_layout import MARK
+from blockdraft.models.draft.checkpoint import read_config
+from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.eagle3 import Eagle3Model
+from blockdraft.models.draft.eagle3_config import Eagle3Config
+from blockdraft.models.draft.own_ends import has_own_embedding, has_own_ends
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.draft.pair_contexts import PagedPairs
+from blockdraft.models.draft.speculators_layout import MARK
+from blockdraft.models.draft.vocabulary import read_draft_vocabulary
+from blockdraft.models.target.loading import check_eagle3, check_pair, target_without_weights
+from blockdraft.models.target.paged_support import NotPaged, layer_shapes
 from blockdraft.speculate.drafters.kinds import check_draft_model, kind_of
 from blockdraft.speculate.drafters.levels import DEPTH
 

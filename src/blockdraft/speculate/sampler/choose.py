@@ -86,7 +86,7 @@ class Walk:
     def is_plain(self) -> bool:
         """True if every choice is of the logits as they are, over the temperature, with noise."""
         params = self.sequence.params
-        return params.temperature > 0.0 and not (params.changes_logits or filters(params))
+        return params.is_sampled and not (params.changes_logits or filters(params))
 
     @property
     def is_greedy(self) -> bool:

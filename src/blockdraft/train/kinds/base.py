@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from blockdraft.core.errors import ConfigError
 from blockdraft.data.dataset import Batch
 from blockdraft.data.store import Example
-from blockdraft.models.candidate_selector import CandidateSelector
+from blockdraft.models.draft.candidate_selector import CandidateSelector
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
 

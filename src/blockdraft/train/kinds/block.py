@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 from blockdraft.data.dataset import Batch
 from blockdraft.data.store import Example
-from blockdraft.models.candidate_selector import CandidateSelector
-from blockdraft.models.checkpoint import read_config
-from blockdraft.models.denoising import denoise, greedy, num_fixed
-from blockdraft.models.draft import DraftModel
-from blockdraft.models.draft_attention import ScoreMask, flex_masks
-from blockdraft.models.draft_config import AttentionKind, DraftConfig
-from blockdraft.models.draft_context import ConcatContext, LayerKV
-from blockdraft.models.draft_masks import block_masks
+from blockdraft.models.draft.attention import ScoreMask, flex_masks
+from blockdraft.models.draft.candidate_selector import CandidateSelector
+from blockdraft.models.draft.checkpoint import read_config
+from blockdraft.models.draft.config import AttentionKind, DraftConfig
+from blockdraft.models.draft.context import ConcatContext, LayerKV
+from blockdraft.models.draft.denoising import denoise, greedy, num_fixed
+from blockdraft.models.draft.dflash import DraftModel
+from blockdraft.models.draft.masks import block_masks
 from blockdraft.train.blocks import Anchors, Blocks, make_blocks
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import check_copy, train_only_adapter

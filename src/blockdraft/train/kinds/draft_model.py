@@ -19,9 +19,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from blockdraft.core.errors import ModelError
 from blockdraft.data.dataset import Batch
 from blockdraft.data.store import Example
-from blockdraft.models.checkpoint import write_provenance
-from blockdraft.models.loading import load_target_model, resolve_dtype, target_without_weights
+from blockdraft.models.draft.checkpoint import write_provenance
 from blockdraft.models.supported import decoder_layers
+from blockdraft.models.target.loading import (
+    load_target_model,
+    resolve_dtype,
+    target_without_weights,
+)
 from blockdraft.train.blocks import Anchors, Blocks
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.base import (

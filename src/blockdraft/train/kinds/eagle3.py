@@ -24,11 +24,11 @@ from transformers import PreTrainedModel
 from blockdraft.core.errors import ConfigError, ModelError
 from blockdraft.data.dataset import Batch
 from blockdraft.data.store import Example
-from blockdraft.models.checkpoint import read_config
-from blockdraft.models.eagle3 import Eagle3Model, GrowingKV
-from blockdraft.models.eagle3_config import NUM_FEATURES, Eagle3Config, default_layer_ids
-from blockdraft.models.loading import resolve_dtype
+from blockdraft.models.draft.checkpoint import read_config
+from blockdraft.models.draft.eagle3 import Eagle3Model, GrowingKV
+from blockdraft.models.draft.eagle3_config import NUM_FEATURES, Eagle3Config, default_layer_ids
 from blockdraft.models.supported import decoder_layers
+from blockdraft.models.target.loading import resolve_dtype
 from blockdraft.train.blocks import Anchors, Blocks
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.drafter import feature_layers, layer_values

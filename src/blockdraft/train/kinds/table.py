@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from transformers import PreTrainedModel
 
 from blockdraft.data.store import Example
-from blockdraft.models.checkpoint import read_config
+from blockdraft.models.draft.checkpoint import read_config
 from blockdraft.speculate.drafters import kinds as served
 from blockdraft.train.config import TrainConfig
 from blockdraft.train.kinds.base import DrafterShape, Kind, TrainedDrafter

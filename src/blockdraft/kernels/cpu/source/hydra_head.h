@@ -1,4 +1,4 @@
-// A Hydra head: guesses of the tokens behind a text. `models/hydra_head.py` says what it computes, on
+// A Hydra head: guesses of the tokens behind a text. `models/draft/hydra_head.py` says what it computes, on
 // rows in float32.
 
 #pragma once

@@ -1,0 +1,266 @@
+"""The shape of a DFlash or DFlash 2 drafter (arXiv 2602.06036), and rules that its values keep."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
+
+from blockdraft.core.errors import ModelError
+from blockdraft.models.attention.visibility import Visibility
+from blockdraft.models.draft.config_reader import (
+    ARCHITECTURE,
+    ARCHITECTURE_2,
+    ARCHITECTURE_TOKENS,
+    AttentionKind,
+    DFlash2Config,
+    default_target_layer_ids,
+    read_fields,
+)
+
+__all__ = [
+    "ARCHITECTURE",
+    "ARCHITECTURE_2",
+    "ARCHITECTURE_TOKENS",
+    "AttentionKind",
+    "DFlash2Config",
+    "DraftConfig",
+    "default_target_layer_ids",
+]
+
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""The supported kinds of RoPE and the keys each needs. Kinds whose frequencies depend on the
+length of the sequence are absent: keys that are already in the context could not follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig:
+    """Everything that decides what a DFlash drafter computes.
+
+    Attributes that need a word:
+        rope: `rope_type` and `rope_theta`, and whatever that type needs (transformers' names).
+        num_target_layers: layers of the target it was made for; None when the checkpoint does
+            not say.
+        target_hidden_size: width of one target feature.
+        target_layer_ids: 0-based target layers whose *outputs* are the features, in order; empty
+            for a drafter without features, whose context is the tokens' own embeddings.
+        block_size: slots of a block with the anchor, as trained.
+        sliding_window: keys a sliding layer sees, its own slot included; None without such layers.
+        causal: whether slots see only earlier slots of their block; None means that sliding
+            layers do and full layers do not.
+        dflash2: what DFlash 2 adds; None for DFlash.
+        num_denoising_steps: forwards that fill a block, see `models.denoising`; more than one only
+            without features.
+
+    Raises:
+        ModelError: a value is out of range or two contradict each other.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    target_hidden_size: int
+    target_layer_ids: tuple[int, ...]
+    mask_token_id: int
+    block_size: int
+    layer_types: tuple[AttentionKind, ...]
+    num_target_layers: int | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    rope: Mapping[str, Any] = field(
+        default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
+    )
+    max_position_embeddings: int = 32768
+    attention_bias: bool = False
+    sliding_window: int | None = None
+    causal: bool | None = None
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
+    input_embedding_scale: float = 1.0
+    dflash2: DFlash2Config | None = None
+    num_denoising_steps: int = 1
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        _check_pairing(self)
+        _check_attention(self)
+        check_rope(self.rope)
+        if self.dflash2 is not None:
+            _check_dflash2(self, self.dflash2)
+
+    @property
+    def num_features(self) -> int:
+        """How many target layers are concatenated into one context feature."""
+        return len(self.target_layer_ids)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the context is the tokens themselves, and not features of the target."""
+        return not self.target_layer_ids
+
+    @property
+    def context_width(self) -> int:
+        """Numbers of a context token that `fc` reads."""
+        return self.num_features * self.target_hidden_size or self.hidden_size
+
+    def is_causal(self, kind: AttentionKind) -> bool:
+        """Whether a slot in a layer of this kind sees only itself and earlier slots."""
+        return kind == "sliding_attention" if self.causal is None else self.causal
+
+    def visibility(self, kind: AttentionKind) -> Visibility:
+        """Whom a slot in a layer of this kind sees, of its context and its block."""
+        window = self.sliding_window if kind == "sliding_attention" else None
+        return Visibility(self.is_causal(kind), window)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> "DraftConfig":
+        """Read a published `config.json`.
+
+        Raises:
+            ModelError: it describes another kind of drafter, lacks a key, has a key that would
+                change the computation and is not supported, or a value out of range.
+        """
+        return cls(**read_fields(raw))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The published layout of `config.json`; `from_dict` reads it back to an equal config.
+
+        `block_size` stands in both places in which readers look for it.
+        """
+        drafter: dict[str, Any] = {
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": list(self.target_layer_ids),
+            "block_size": self.block_size,
+        }
+        for name in ("output_multiplier", "final_logit_softcapping", "input_embedding_scale"):
+            if getattr(self, name) != getattr(type(self), name):
+                drafter[name] = getattr(self, name)
+        architecture = ARCHITECTURE
+        if self.reads_tokens:
+            architecture = ARCHITECTURE_TOKENS
+            drafter["num_denoising_steps"] = self.num_denoising_steps
+        if self.dflash2 is not None:
+            architecture = ARCHITECTURE_2
+            drafter |= asdict(self.dflash2)
+        raw: dict[str, Any] = {"architectures": [architecture], "model_type": "qwen3"}
+        for name in (
+            *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+            *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "vocab_size"),
+            *("max_position_embeddings", "attention_bias", "block_size"),
+        ):
+            raw[name] = getattr(self, name)
+        raw["rope_theta"] = self.rope["rope_theta"]
+        if self.rope["rope_type"] != "default":
+            raw["rope_scaling"] = dict(self.rope)
+        raw["tie_word_embeddings"] = False
+        if self.num_target_layers is not None:
+            raw["num_target_layers"] = self.num_target_layers
+        if self.target_hidden_size != self.hidden_size:
+            raw["target_hidden_size"] = self.target_hidden_size
+        raw["layer_types"] = list(self.layer_types)
+        raw["use_sliding_window"] = self.sliding_window is not None
+        raw["sliding_window"] = self.sliding_window
+        if self.causal is not None:
+            raw["is_causal"] = self.causal
+        raw["dflash_config"] = drafter
+        return raw
+
+
+def _check_sizes(config: DraftConfig) -> None:
+    """Raise ModelError unless every size is positive and the heads divide."""
+    for name in (
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "vocab_size", "target_hidden_size"),
+        *("max_position_embeddings", "num_target_layers", "rms_norm_eps"),
+        *("final_logit_softcapping", "sliding_window"),
+    ):
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise ModelError(f"{name} is {value} in the drafter's config; it must be positive")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ModelError(
+            f"num_attention_heads {config.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {config.num_key_value_heads} in the drafter's config"
+        )
+    if config.head_dim % 2:
+        raise ModelError(f"head_dim is {config.head_dim} in the drafter's config; RoPE needs even")
+    if config.block_size < 2:
+        raise ModelError(
+            f"block_size is {config.block_size}; a block needs the anchor and at least one slot "
+            f"to draft, so at least 2"
+        )
+
+
+def _check_pairing(config: DraftConfig) -> None:
+    """Raise ModelError unless the mask token and the layer ids can exist in the target."""
+    if not 0 <= config.mask_token_id < config.vocab_size:
+        raise ModelError(
+            f"mask_token_id {config.mask_token_id} is outside the vocabulary (0 to "
+            f"{config.vocab_size - 1}); set mask_token_id to a row of the target's embedding"
+        )
+    if config.reads_tokens and config.dflash2 is not None:
+        raise ModelError("target_layer_ids is empty; a DFlash 2 drafter reads at least one layer")
+    most = config.block_size - 1 if config.reads_tokens else 1
+    if not 1 <= config.num_denoising_steps <= most:
+        raise ModelError(
+            f"num_denoising_steps is {config.num_denoising_steps} in the drafter's config; give a "
+            f"number from 1 to {most}"
+        )
+    limit = config.num_target_layers
+    if bad := [i for i in config.target_layer_ids if i < 0 or (limit is not None and i >= limit)]:
+        last = "the target's last layer" if limit is None else str(limit - 1)
+        raise ModelError(
+            f"target_layer_ids {bad} are out of range; they count the target's layers from 0 to "
+            f"{last}"
+        )
+
+
+def _check_attention(config: DraftConfig) -> None:
+    """Raise ModelError unless each layer has a known kind, and sliding ones a window."""
+    if len(config.layer_types) != config.num_hidden_layers:
+        raise ModelError(
+            f"layer_types names {len(config.layer_types)} layers, but num_hidden_layers is "
+            f"{config.num_hidden_layers}; make them equal"
+        )
+    if unknown := sorted(set(config.layer_types) - set(get_args(AttentionKind))):
+        raise ModelError(
+            f"layer_types has {', '.join(map(str, unknown))}; supported are "
+            f"{' and '.join(get_args(AttentionKind))}"
+        )
+    if "sliding_attention" in config.layer_types and config.sliding_window is None:
+        raise ModelError(
+            "the drafter has sliding_attention layers and no sliding_window; add its size in tokens"
+        )
+
+
+def check_rope(rope: Mapping[str, Any]) -> None:
+    """Raise ModelError unless the kind of RoPE is supported and complete."""
+    kind = rope.get("rope_type")
+    if kind not in _ROPE_KEYS:
+        raise ModelError(f"rope_type {kind!r} is not supported; known: {', '.join(_ROPE_KEYS)}")
+    if missing := [key for key in ("rope_theta", *_ROPE_KEYS[kind]) if rope.get(key) is None]:
+        raise ModelError(f"rope_type {kind!r} needs {', '.join(missing)} in the drafter's config")
+
+
+def _check_dflash2(config: DraftConfig, added: DFlash2Config) -> None:
+    """Raise ModelError unless the convolutions and the selector fit the drafter."""
+    for name, value in asdict(added).items():
+        if value <= 0:
+            raise ModelError(f"{name} is {value} in the drafter's config; it must be positive")
+    if config.hidden_size % added.conv_group_size:
+        raise ModelError(
+            f"conv_group_size {added.conv_group_size} does not divide hidden_size "
+            f"{config.hidden_size} in the drafter's config; give a divisor"
+        )
+    if added.selector_top_k > config.vocab_size:
+        raise ModelError(
+            f"selector_top_k is {added.selector_top_k} in the drafter's config, and the vocabulary "
+            f"has {config.vocab_size} tokens; give at most so many"
+        )

@@ -1,0 +1,330 @@
+"""Reading a published drafter `config.json` into the fields of `DraftConfig`.
+
+Every drafter key is looked up inside `dflash_config` first, then at the top level, because old and
+new checkpoints put them in different places. A key that would change the computation and is not
+implemented is refused, never ignored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from blockdraft.core.errors import ModelError
+from blockdraft.models.draft.speculators_layout import published_layout
+
+AttentionKind = Literal["full_attention", "sliding_attention"]
+
+ARCHITECTURE = "DFlashDraftModel"
+ARCHITECTURE_2 = "DFlash2DraftModel"
+ARCHITECTURE_TOKENS = "BlockDiffusionDraftModel"
+"""Of this project: a DFlash drafter whose context is the tokens, not features of the target."""
+
+DEFAULT_ROPE_THETA = 10000.0
+"""Where a config names none, as in transformers."""
+
+_NESTED_KEYS = frozenset(
+    {
+        "mask_token_id",
+        "target_layer_ids",
+        "block_size",
+        "causal",
+        "is_causal",
+        "use_swa",
+        "swa_window_size",
+        "output_multiplier",
+        "final_logit_softcapping",
+        "input_embedding_scale",
+        "num_target_layers",
+        "target_hidden_size",
+        # Advice to one engine on how much to draft; what a slot predicts does not depend on it.
+        "runtime_block_size",
+        "num_denoising_steps",
+    }
+)
+
+DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+"""What a DFlash 2 drafter says beside the keys of DFlash."""
+
+_OTHER_METHODS = {
+    "markov_head_type": "DSpark",
+    "markov_rank": "DSpark",
+    "use_confidence_head": "DSpark",
+    "shift_label": "DSpark or Domino",
+    "sample_from_anchor": "DSpark",
+}
+"""Keys that mark another kind of drafter when they are set, and what it is."""
+
+UNSUPPORTED: dict[str, object] = {
+    "attention_sink_bias": False,
+    "attention_value_scale": 1.0,
+    "draft_window_size": 0,
+    "is_neox_style": True,
+    "logit_scale": 1.0,
+    "mlp_bias": False,
+    "quantization_config": {},
+}
+"""Keys that change the computation unless they have this value, and are not supported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlash2Config:
+    """What DFlash 2 adds to a drafter: convolutions inside the block, and a selector of paths.
+
+    Attributes:
+        conv_kernel_size: slots that a convolution reads, its own included.
+        conv_group_size: channels that share the part of a kernel which depends on the input.
+        selector_rank: of the score of a token behind another.
+        selector_top_k: candidates of a slot, the most likely by its logits.
+    """
+
+    conv_kernel_size: int
+    conv_group_size: int
+    selector_rank: int
+    selector_top_k: int
+
+
+def default_target_layer_ids(num_target_layers: int, num_features: int) -> tuple[int, ...]:
+    """Target layers (0-based, their outputs) a drafter reads when its config names none.
+
+    Spread evenly from layer 1 to the fourth from the end, rounded half to even; a single feature
+    comes from the middle.
+    """
+    if num_features == 1:
+        return (num_target_layers // 2,)
+    stride = (num_target_layers - 4) / (num_features - 1)
+    return tuple(round(1 + i * stride) for i in range(num_features))
+
+
+def read_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for `DraftConfig` from a `config.json`; what it does not say is left out.
+
+    The layout is the published one, or that of the speculators library.
+
+    Raises:
+        ModelError: it describes another kind of drafter, lacks a key, or has one that would change
+            the computation and is not supported.
+    """
+    raw = published_layout(raw)
+    _refuse_unsupported(raw)
+    reader = Reader(raw)
+    hidden_size = reader.integer("hidden_size")
+    num_layers = reader.integer("num_hidden_layers")
+    num_heads = reader.integer("num_attention_heads")
+    num_target_layers = reader.optional_integer("num_target_layers")
+    layer_types, sliding_window, causal = _read_attention(reader, num_layers)
+    dflash2 = None
+    if ARCHITECTURE_2 in _architectures(raw):
+        dflash2 = DFlash2Config(**{name: reader.integer(name) for name in DFLASH2_KEYS})
+    fields = {
+        "hidden_size": hidden_size,
+        "intermediate_size": reader.integer("intermediate_size"),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": reader.integer("num_key_value_heads", num_heads),
+        "head_dim": reader.integer("head_dim", hidden_size // max(num_heads, 1)),
+        "vocab_size": reader.integer("vocab_size"),
+        "target_hidden_size": reader.integer("target_hidden_size", hidden_size),
+        "target_layer_ids": ()
+        if ARCHITECTURE_TOKENS in _architectures(raw)
+        else _read_layer_ids(reader, num_target_layers, num_layers),
+        "mask_token_id": reader.integer("mask_token_id"),
+        "block_size": reader.integer("block_size"),
+        "layer_types": layer_types,
+        "num_target_layers": num_target_layers,
+        "hidden_act": reader.optional_string("hidden_act"),
+        "rms_norm_eps": reader.optional_number("rms_norm_eps"),
+        "rope": read_rope(raw),
+        "max_position_embeddings": reader.optional_integer("max_position_embeddings"),
+        "attention_bias": reader.optional_boolean("attention_bias"),
+        "sliding_window": sliding_window,
+        "causal": causal,
+        "output_multiplier": reader.optional_number("output_multiplier"),
+        "final_logit_softcapping": reader.optional_number("final_logit_softcapping"),
+        "input_embedding_scale": reader.optional_number("input_embedding_scale"),
+        "dflash2": dflash2,
+        "num_denoising_steps": reader.optional_integer("num_denoising_steps"),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class Reader:
+    """Typed look-up of config values: inside a nested object, then at the top level."""
+
+    def __init__(self, raw: Mapping[str, Any], nested: str = "dflash_config") -> None:
+        self._top, self._place = raw, nested
+        self._nested: Mapping[str, Any] = raw.get(nested) or {}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, or `default` where it is absent or null."""
+        for place in (self._nested, self._top):
+            if place.get(name) is not None:
+                return place[name]
+        return default
+
+    def optional_integer(self, name: str) -> int | None:
+        """An integer, or None where there is none."""
+        value = self.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ModelError(f"{name} is {value!r} in the drafter's config.json; give an integer")
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """An integer that must be there, unless there is a default.
+
+        Raises:
+            ModelError: it is missing, or no integer.
+        """
+        value = self.optional_integer(name)
+        value = default if value is None else value
+        if value is None:
+            raise ModelError(
+                f"the drafter's config.json has no {name}, neither in {self._place} nor at the "
+                f"top level; add it, or use a checkpoint in the published layout"
+            )
+        return value
+
+    def optional_number(self, name: str) -> float | None:
+        """A number, or None where there is none."""
+        value = self.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ModelError(f"{name} is {value!r} in the drafter's config.json; give a number")
+        return None if value is None else float(value)
+
+    def optional_boolean(self, name: str) -> bool | None:
+        """A truth value, or None where there is none."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ModelError(
+                f"{name} is {value!r} in the drafter's config.json; give true or false"
+            )
+        return value
+
+    def optional_string(self, name: str) -> str | None:
+        """A string, or None where there is none."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise ModelError(f"{name} is {value!r} in the drafter's config.json; give a string")
+        return value
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    """Say what a checkpoint is when it is not a drafter that this project computes in full."""
+    nested = raw.get("dflash_config") or {}
+    if not isinstance(nested, Mapping):
+        raise ModelError(f"dflash_config is {nested!r} in the drafter's config; give an object")
+    architectures = _architectures(raw)
+    if not {ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_TOKENS}.intersection(architectures):
+        raise _unsupported(f"architectures = {architectures}", "another model")
+    for place in (nested, raw):
+        for key in DFLASH2_KEYS:
+            if place.get(key) and ARCHITECTURE_2 not in architectures:
+                raise ModelError(
+                    f"the drafter's config.json has {key} = {place[key]!r}, which belongs to "
+                    f"DFlash 2, and architectures = {architectures}; name {ARCHITECTURE_2} there "
+                    f"if it is one, or remove the key"
+                )
+        projector = place.get("projector_type")
+        if projector not in (None, "dflash"):
+            raise _unsupported(f"projector_type = {projector!r}", "a DSpark or Domino drafter")
+        for key, what in _OTHER_METHODS.items():
+            if place.get(key):
+                raise _unsupported(f"{key} = {place[key]!r}", what)
+        for key, neutral in UNSUPPORTED.items():
+            if place.get(key) not in (None, neutral):
+                raise _unsupported(f"{key} = {place[key]!r}", "a variant with other mathematics")
+    known = _NESTED_KEYS.union(DFLASH2_KEYS, _OTHER_METHODS, UNSUPPORTED, {"projector_type"})
+    if unknown := sorted(set(nested) - known):
+        raise ModelError(
+            f"unknown keys in dflash_config: {', '.join(unknown)}; they may change what the "
+            f"drafter computes, so it is not run; remove them if they do not"
+        )
+
+
+def _unsupported(setting: str, what: str) -> ModelError:
+    return ModelError(
+        f"the drafter's config.json has {setting}: it is {what}, which is not supported yet; use "
+        f"a DFlash checkpoint ({ARCHITECTURE} or {ARCHITECTURE_2})"
+    )
+
+
+def _architectures(raw: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in raw.get("architectures") or [ARCHITECTURE]]
+
+
+def _read_layer_ids(
+    reader: Reader, num_target_layers: int | None, num_layers: int
+) -> tuple[int, ...]:
+    """The named layer ids, or the default ones: as many as the drafter has layers."""
+    ids = reader.get("target_layer_ids")
+    if ids is None:
+        if num_target_layers is None:
+            raise ModelError(
+                "the drafter's config.json has neither target_layer_ids nor num_target_layers; "
+                "add one of them"
+            )
+        return default_target_layer_ids(num_target_layers, num_layers)
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        raise ModelError(f"target_layer_ids is {ids!r}; give a list of 0-based layer numbers")
+    if not ids:
+        raise ModelError(
+            f"target_layer_ids is empty; a drafter reads at least one target layer, unless its "
+            f"architecture is {ARCHITECTURE_TOKENS}"
+        )
+    return tuple(ids)
+
+
+def _read_attention(
+    reader: Reader, num_layers: int
+) -> tuple[tuple[AttentionKind, ...], int | None, bool | None]:
+    """Kind of each layer, the window of the sliding ones, and the explicit causality if any."""
+    causal = reader.optional_boolean("causal")
+    causal = reader.optional_boolean("is_causal") if causal is None else causal
+    sliding: AttentionKind = "sliding_attention"
+    if reader.optional_boolean("use_swa"):
+        # Drafters with this key slide in every layer and, unless they say so, are not causal.
+        return (sliding,) * num_layers, reader.integer("swa_window_size"), bool(causal)
+    window = reader.optional_integer("sliding_window")
+    use_sliding = reader.optional_boolean("use_sliding_window")
+    kinds = reader.get("layer_types")
+    if kinds is None:
+        first = reader.integer("max_window_layers", 28) if use_sliding and window else num_layers
+        kinds = ["full_attention" if i < first else sliding for i in range(num_layers)]
+    if not isinstance(kinds, list):
+        raise ModelError(f"layer_types is {kinds!r}; give a list with one kind a layer")
+    if sliding not in kinds:
+        return tuple(kinds), None, causal
+    if use_sliding is False:
+        raise ModelError(
+            "layer_types has sliding_attention, but use_sliding_window is false; make the "
+            "drafter's config.json say one or the other"
+        )
+    return tuple(kinds), window, causal
+
+
+def read_rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """One flat dict from the three places in which checkpoints keep RoPE's parameters.
+
+    Theta: the scaling dict wins over the top level, as in transformers.
+    """
+    scaling = raw.get("rope_scaling") or {}
+    parameters = raw.get("rope_parameters") or {}
+    for place in (scaling, parameters):
+        if not isinstance(place, Mapping) or any(isinstance(v, Mapping) for v in place.values()):
+            raise ModelError(
+                f"RoPE parameters {place!r} are not one flat object; one set for all layers of a "
+                f"drafter is supported"
+            )
+    rope = dict(scaling or parameters)
+    rope["rope_type"] = rope.pop("rope_type", None) or rope.get("type") or "default"
+    rope.pop("type", None)
+    if rope["rope_type"] == "mrope":
+        rope["rope_type"] = "default"  # of text: the three positions of a token are equal
+    theta = (scaling.get("rope_theta"), parameters.get("rope_theta"), raw.get("rope_theta"))
+    rope["rope_theta"] = next((value for value in theta if value is not None), DEFAULT_ROPE_THETA)
+    partial = rope.pop("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ModelError(
+            f"partial_rotary_factor is {partial!r}; only drafters that rotate whole heads (1.0) "
+            f"are supported"
+        )
+    return rope

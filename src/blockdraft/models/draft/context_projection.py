@@ -1,0 +1,56 @@
+"""The draft keys and values of all layers from one product."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockdraft.kernels.interface import Norm
+from blockdraft.models.draft.context import LayerKV
+from blockdraft.models.draft.dflash import DraftModel, Rotation, rotate
+from blockdraft.models.layers.packed import linear_of
+
+
+class ContextProjection:
+    """`DraftModel.project_context` with the layers side by side, for inference.
+
+    A few tokens at a time cost more in calls than in numbers. Uses the weights of this moment,
+    or the closest in int8.
+    """
+
+    def __init__(self, model: DraftModel, *, in_int8: bool = False) -> None:
+        self._model = model
+        attentions = [layer.self_attn for layer in model.draft_layers()]
+        projections = [p for a in attentions for p in (a.k_proj, a.v_proj)]
+        biases = [p.bias.detach() for p in projections if p.bias is not None]
+        weight = torch.cat([p.weight.detach() for p in projections])
+        self._linear = linear_of(weight, in_int8=in_int8)
+        self._bias = torch.cat(biases) if biases else None
+        # [layers, head_dim]: heads of a layer share a norm.
+        norms = torch.stack([a.k_norm.weight.detach() for a in attentions])
+        config = model.config
+        self.key_norms = Norm(norms, config.rms_norm_eps, rounds_first=True)
+        self._shape = (len(attentions), 2, config.num_key_value_heads, config.head_dim)
+
+    def projected(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
+        """Keys and values as the product leaves them, and the rotation that the keys lack.
+
+        features: [1, c, ..] at positions [1, c]. Returns [c, layers, 2, kv_heads, head_dim], keys
+        before values, and cos and signed sin, [1, c, 1, head_dim] each.
+        """
+        hidden, rotation = self._model.context_inputs(features, positions)
+        projected = self._linear(hidden[0])
+        if self._bias is not None:
+            projected = projected + self._bias
+        return projected.view(-1, *self._shape), rotation
+
+    def __call__(self, features: Tensor, positions: Tensor) -> list[LayerKV]:
+        """Features [1, c, ..] at positions [1, c] -> keys and values of each layer."""
+        projected, (cos, signed_sin) = self.projected(features, positions)
+        # [c, layers, kv_heads, head_dim] each
+        k, v = projected.unbind(2)
+        weight, eps = self.key_norms.weight[:, None], self.key_norms.eps
+        k = F.rms_norm(k, k.shape[-1:], eps=eps) * weight
+        k = rotate(k, (cos[0, :, None], signed_sin[0, :, None]))
+        # Each [layers, 1, kv_heads, c, head_dim].
+        keys, values = k.permute(1, 2, 0, 3)[:, None], v.permute(1, 2, 0, 3)[:, None]
+        return list(zip(keys, values, strict=True))

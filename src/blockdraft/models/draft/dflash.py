@@ -1,0 +1,489 @@
+"""The DFlash drafter: a few decoder layers that fill a block of masked slots in one forward.
+
+Architecture: DFlash (arXiv 2602.06036, appendix A.3), in the layout of the published
+checkpoints: Qwen3-style layers without embedding and head of their own. Features of the target,
+`hidden_norm(fc(features))`, enter every layer as extra keys and values through the layer's own
+projections; the slots of the block see them and each other. The slot at absolute position p
+predicts the token at p; slot 0 is the anchor, the last committed token, and predicts nothing.
+DFlash 2 adds convolutions over the slots of a block (`draft_convolution`), and a selector that
+chooses a slot's token behind the one before it (`candidate_selector`).
+
+Shapes: b sequences, c context tokens, q block slots, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Qwen3Config
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from blockdraft.core.errors import ModelError
+from blockdraft.kernels.interface import GroupWeight
+from blockdraft.models.draft.attention import ScoreMask, attend
+from blockdraft.models.draft.candidate_selector import CandidateSelector, lattice_of
+from blockdraft.models.draft.checkpoint import (
+    check_tensors,
+    read_config,
+    read_tensors,
+    write_checkpoint,
+)
+from blockdraft.models.draft.config import AttentionKind, DraftConfig
+from blockdraft.models.draft.context import ContextKV, DraftContext, LayerKV
+from blockdraft.models.draft.convolution import DynamicConvolution, Layer
+from blockdraft.models.draft.eagle3_config import AnyDraftConfig
+from blockdraft.models.draft.masks import block_masks
+from blockdraft.models.draft.own_ends import (
+    read_mask_embedding,
+    saved_ends,
+    take_own_ends,
+    write_mask_embedding,
+)
+from blockdraft.models.draft.vocabulary import read_draft_vocabulary, write_draft_vocabulary
+from blockdraft.models.layers.quantized import look_up
+
+INIT_STD = 0.02
+"""Standard deviation of freshly initialized projections, as in every published recipe."""
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and signed sin, each [b, tokens, 1, head_dim]."""
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension, computed in float32.
+
+    In bfloat16 it rounds once, after the weight; the published module also rounds before it.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Rotary:
+    """Rotary position embedding of whole heads, halves paired as in Llama and Qwen.
+
+    Not a module: its frequencies must stay float32 when the model is cast.
+
+    Raises:
+        ModelError: transformers rejects the RoPE parameters.
+    """
+
+    def __init__(self, config: AnyDraftConfig) -> None:
+        # Real values even while the model around it is built on the meta device.
+        with torch.device("cpu"):
+            self._frequencies, self._scale = _rope_frequencies(config)
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """Absolute positions [b, t] -> cos and signed sin [b, t, 1, head_dim] in `dtype`."""
+        if self._frequencies.device != positions.device:
+            self._frequencies = self._frequencies.to(positions.device)
+        angles = positions[..., None, None].float() * self._frequencies
+        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        # The sign of the rotated first half sits in the sine, which saves a negation per use.
+        return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
+
+def _rope_frequencies(config: AnyDraftConfig) -> tuple[Tensor, float]:
+    """Inverse frequencies [head_dim / 2] in float32, and the factor on cos and sin."""
+    if config.rope["rope_type"] == "default":
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        return 1.0 / (config.rope["rope_theta"] ** exponents), 1.0
+    try:
+        # transformers completes and checks the parameters of each kind against a model's config.
+        model_config = Qwen3Config(
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_attention_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters=dict(config.rope),
+        )
+        frequencies, scale = ROPE_INIT_FUNCTIONS[config.rope["rope_type"]](model_config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"the drafter's RoPE parameters {dict(config.rope)} are not usable: {error}; "
+            f"correct rope_scaling in its config.json"
+        ) from error
+    return frequencies.float(), float(scale)
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate heads [b, t, heads, head_dim] by their positions."""
+    cos, signed_sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((second, first), dim=-1) * signed_sin
+
+
+class DraftAttention(nn.Module):
+    """Grouped-query attention of the block over context and block."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._head_dim, bias = config.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(config.hidden_size, heads * config.head_dim, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_heads * config.head_dim, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_heads * config.head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * config.head_dim, config.hidden_size, bias=bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
+        """[b, t, D] of context or block -> keys and values, each [b, kv_heads, t, head_dim]."""
+        heads = (*x.shape[:2], -1, self._head_dim)
+        k = rotate(self.k_norm(self.k_proj(x).view(heads)), rotation)
+        return k.transpose(1, 2), self.v_proj(x).view(heads).transpose(1, 2)
+
+    def forward(
+        self, x: Tensor, rotation: Rotation, context: ContextKV, layer: int, mask: ScoreMask
+    ) -> Tensor:
+        """Normed block [b, q, D] -> [b, q, D].
+
+        The mask is over num_context + q keys.
+        """
+        q = rotate(self.q_norm(self.q_proj(x).view(*x.shape[:2], -1, self._head_dim)), rotation)
+        k, v = context.extend(layer, *self.keys_values(x, rotation))
+        out = attend(q.transpose(1, 2), k, v, mask)
+        result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return result
+
+
+class DraftMLP(nn.Module):
+    """Gated feed-forward network."""
+
+    def __init__(self, config: AnyDraftConfig) -> None:
+        super().__init__()
+        if config.hidden_act not in ACT2FN:
+            raise ModelError(
+                f"hidden_act {config.hidden_act!r} is unknown; give one that transformers knows, "
+                f"for example 'silu'"
+            )
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, q, D] -> [b, q, D]."""
+        result: Tensor = self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+
+class DraftLayer(nn.Module):
+    """One pre-norm decoder layer; only the block passes `input_layernorm`, never the context.
+
+    The convolutions of DFlash 2 stand around attention and MLP, inside the residuals; DFlash has
+    None there.
+    """
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = DraftAttention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = DraftMLP(config)
+        self.attention_conv: DynamicConvolution | None = None
+        self.mlp_conv: DynamicConvolution | None = None
+        if config.dflash2 is not None:
+            self.attention_conv = DynamicConvolution(config.hidden_size, config.dflash2)
+            self.mlp_conv = DynamicConvolution(config.hidden_size, config.dflash2)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        context: ContextKV,
+        layer: int,
+        mask: ScoreMask,
+        block_size: int,
+    ) -> Tensor:
+        """[b, q, D] -> [b, q, D], blocks of `block_size`; `mask` as in `DraftAttention.forward`."""
+
+        def attention(normed: Tensor) -> Tensor:
+            attended: Tensor = self.self_attn(normed, rotation, context, layer, mask)
+            return attended
+
+        x = x + _between(self.attention_conv, attention, self.input_layernorm(x), block_size)
+        normed = self.post_attention_layernorm(x)
+        return x + _between(self.mlp_conv, self.mlp, normed, block_size)
+
+    def context_keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
+        """`DraftAttention.keys_values` of the context.
+
+        A method of the layer, which is what processes share out and bring together as one.
+        """
+        return self.self_attn.keys_values(x, rotation)
+
+
+def _between(
+    convolution: DynamicConvolution | None, layer: Layer, x: Tensor, block_size: int
+) -> Tensor:
+    return layer(x) if convolution is None else convolution.around(layer, x, block_size)
+
+
+class DraftModel(nn.Module):
+    """A DFlash or DFlash 2 drafter with random weights; `from_pretrained` loads trained ones.
+
+    Its parameters carry the published names, so its state dict is the checkpoint. Set
+    `draft_vocabulary` to guess from a part of the vocabulary only, see `models.draft.vocabulary`.
+    Some checkpoints bring what others take from the target, see `models.own_ends`:
+    `own_embedding` [V, D], `own_head` [V or draft vocabulary, D] and `mask_embedding` [D].
+
+    Raises:
+        ModelError: the config's activation or RoPE is not usable.
+    """
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.draft_vocabulary: list[int] | None = None
+        # Buffers, so that they go where the weights go; in the state dict they would be trained.
+        self.own_embedding: Tensor | None
+        self.own_head: Tensor | None
+        self.mask_embedding: Tensor | None
+        for name in ("own_embedding", "own_head", "mask_embedding"):
+            self.register_buffer(name, None, persistent=False)
+        self.fc = nn.Linear(config.context_width, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = Rotary(config)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=INIT_STD)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        self.candidate_selector: CandidateSelector | None = None
+        if config.dflash2 is not None:
+            self.candidate_selector = CandidateSelector(
+                config.hidden_size, config.vocab_size, config.dflash2
+            )
+            for layer in self.draft_layers():
+                for convolution in (layer.attention_conv, layer.mlp_conv):
+                    assert convolution is not None
+                    convolution.reset_parameters()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Load a drafter from a folder in the published layout, in evaluation mode.
+
+        Args:
+            folder: holds `config.json` and `model.safetensors`.
+            dtype: of the weights; None keeps that of the checkpoint.
+            device: where the weights go.
+
+        Raises:
+            ModelError: the folder is incomplete, holds another kind of drafter, or its tensors
+                are not those of its config.
+        """
+        config = DraftConfig.from_dict(read_config(Path(folder)))
+        with torch.device("meta"):
+            model = cls(config)
+        tensors = read_tensors(Path(folder))
+        ends = take_own_ends(tensors, config, Path(folder))
+        check_tensors(tensors, model.state_dict(), Path(folder))
+        dtype = dtype or tensors["fc.weight"].dtype
+
+        # Copies, so that nothing is left mapped to a file that a trainer may replace.
+        def placed(value: Tensor) -> Tensor:
+            return value.to(device=device, dtype=dtype, copy=True)
+
+        model.load_state_dict({name: placed(v) for name, v in tensors.items()}, assign=True)
+        model.own_embedding = None if ends.embedding is None else placed(ends.embedding)
+        model.own_head = None if ends.head is None else placed(ends.head)
+        mask = read_mask_embedding(Path(folder), config)
+        model.mask_embedding = None if mask is None else placed(mask)
+        model.draft_vocabulary = ends.token_ids
+        if ends.token_ids is None:
+            model.draft_vocabulary = read_draft_vocabulary(Path(folder), config.vocab_size)
+        return model.eval()
+
+    def save_pretrained(
+        self, folder: str | Path, provenance: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write `config.json` and `model.safetensors` in the published layout.
+
+        Every file appears whole or not at all. `provenance` (how it was made) goes to
+        `provenance.json` beside them.
+        """
+        config = self.config.to_dict()
+        config["dtype"] = str(self.fc.weight.dtype).removeprefix("torch.")
+        ends = saved_ends(self.own_embedding, self.own_head, self.draft_vocabulary)
+        if "d2t" in ends:
+            config["draft_vocab_size"] = len(ends["d2t"])
+        write_checkpoint(Path(folder), config, self.state_dict() | ends, provenance)
+        write_mask_embedding(Path(folder), self.mask_embedding, self.config.mask_token_id)
+        write_draft_vocabulary(Path(folder), self.draft_vocabulary)
+
+    def new_context(self, capacity: int = 512) -> DraftContext:
+        """An empty context for one sequence, fit for this model."""
+        config, weight = self.config, self.fc.weight
+        return DraftContext(
+            config.num_hidden_layers,
+            config.num_key_value_heads,
+            config.head_dim,
+            dtype=weight.dtype,
+            device=weight.device,
+            capacity=capacity,
+        )
+
+    def embed(self, token_ids: Tensor, embed_weight: Tensor | GroupWeight) -> Tensor:
+        """Token ids [b, q] -> [b, q, D]: rows of the target's embedding matrix [V, D], scaled.
+
+        The raw matrix, because some targets' embedding modules scale by a factor of their own.
+        """
+        rows = look_up(token_ids, embed_weight)
+        if self.mask_embedding is not None:
+            is_mask = (token_ids == self.config.mask_token_id)[..., None]
+            rows = torch.where(is_mask, self.mask_embedding, rows)
+        scale = self.config.input_embedding_scale
+        return rows if scale == 1.0 else rows * scale
+
+    def project_context(self, features: Tensor, positions: Tensor) -> list[LayerKV]:
+        """Turn target features into each layer's keys and values.
+
+        Args:
+            features: [b, c, context_width], the outputs of the target's layers
+                `target_layer_ids`, concatenated in that order; of a drafter without features, the
+                tokens' embeddings from `embed`.
+            positions: [b, c], absolute.
+
+        Returns:
+            per layer (k, v), each [b, kv_heads, c, head_dim].
+        """
+        hidden, rotation = self.context_inputs(features, positions)
+        return [layer.context_keys_values(hidden, rotation) for layer in self.draft_layers()]
+
+    def context_inputs(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
+        """What all layers project: fused features [b, c, D], and the rotation of the positions."""
+        hidden = self.hidden_norm(self.fc(_packed(features)))
+        return hidden, self.rotary(positions, hidden.dtype)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        context: ContextKV,
+        masks: Mapping[AttentionKind, ScoreMask],
+        block_size: int | None = None,
+    ) -> Tensor:
+        """Hidden states of the block's slots.
+
+        Args:
+            embeddings: [b, q, D], from `embed`.
+            positions: [b, q], absolute.
+            context: keys and values of the tokens before the block.
+            masks: for each kind of layer in the config, True where a slot may attend, [b or 1, 1,
+                q, num_context + q], or None for everything. No row may be False throughout. In
+                training also tiles, see `models.draft.attention`.
+            block_size: slots of each of several blocks that the forward holds of a sequence, one
+                behind another; None if there is one of q slots.
+
+        Returns:
+            [b, q, D], after the final norm; slot 0 of a block predicts nothing.
+        """
+        rotation = self.rotary(positions, embeddings.dtype)
+        scored = {kind: _score_mask(mask, embeddings.dtype) for kind, mask in masks.items()}
+        x, block_size = _packed(embeddings), block_size or embeddings.shape[1]
+        for index, layer in enumerate(self.draft_layers()):
+            mask = scored[self.config.layer_types[index]]
+            x = layer(x, rotation, context, index, mask, block_size)
+        hidden: Tensor = self.norm(x)
+        return hidden
+
+    def logits(self, hidden: Tensor, lm_head_weight: Tensor) -> Tensor:
+        """Hidden states [..., D] through the target's head [V, D] -> logits [..., V]."""
+        return self.scaled_logits(F.linear(_packed(hidden), lm_head_weight))
+
+    def scaled_logits(self, logits: Tensor) -> Tensor:
+        """The head's output [..., n] -> logits [..., n], with the config's multiplier and cap."""
+        if self.config.output_multiplier != 1.0:
+            logits = logits * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def greedy_guesses(
+        self,
+        hidden: Tensor,
+        logits: Tensor,
+        anchors: Tensor,
+        vocabulary_ids: Tensor | None = None,
+    ) -> Tensor:
+        """What the drafter guesses at temperature 0: token ids [b, s].
+
+        Args:
+            hidden: [b, s, D] of the slots behind the anchor.
+            logits: [b, s, n] of these.
+            anchors: [b] token ids.
+            vocabulary_ids: [n], of the tokens that have logits; None if all have.
+        """
+        if self.candidate_selector is None:
+            found = logits.argmax(dim=-1)
+            return found if vocabulary_ids is None else vocabulary_ids[found]
+        lattice = lattice_of(self.candidate_selector, hidden, logits, anchors, vocabulary_ids)
+        return lattice.greedy_path()
+
+    def block_masks(
+        self, num_context: int, block_size: int, device: torch.device | str = "cpu"
+    ) -> dict[AttentionKind, Tensor | None]:
+        """Masks for one block right after a context that holds every earlier token.
+
+        Returns:
+            for each kind of layer in the config, [1, 1, block_size, num_context + block_size],
+            True where a slot may attend, or None where all slots see everything.
+        """
+        num_keys, window = num_context + block_size, self.config.sliding_window
+        kinds = set(self.config.layer_types)
+        narrow = window is not None and window < num_keys and "sliding_attention" in kinds
+        if not narrow and not any(self.config.is_causal(kind) for kind in kinds):
+            return dict.fromkeys(kinds)
+        anchors = torch.tensor([[num_context]], device=device)
+        return block_masks(self.config, anchors, block_size, num_context)
+
+    def draft_layers(self) -> Iterator[DraftLayer]:
+        """The layers with their type."""
+        for layer in self.layers:
+            assert isinstance(layer, DraftLayer)
+            yield layer
+
+
+def _packed(x: Tensor) -> Tensor:
+    """The same values [..., n] with the strides of a fresh tensor.
+
+    A slice such as `x[:, 1:]` of a batch of one counts as contiguous and keeps the stride of the
+    longer batch; on such a tensor oneDNN refuses a linear layer, and the fallback took 17 times as
+    long for the head of a small model in bfloat16.
+    """
+    return x.reshape(-1, x.shape[-1]).view(x.shape)
+
+
+def _score_mask(mask: ScoreMask, dtype: torch.dtype) -> ScoreMask:
+    """A mask of truth values as numbers, made once a forward instead of once a layer."""
+    if not isinstance(mask, Tensor):
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
+        ~mask, float("-inf")
+    )
+
+
+def load_draft_model(
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> DraftModel:
+    """Same as `DraftModel.from_pretrained`."""
+    return DraftModel.from_pretrained(folder, dtype, device)

@@ -1,0 +1,318 @@
+"""The EAGLE-3 drafter: one decoder layer that extrapolates the target's features, token by token.
+
+Architecture: EAGLE-3 (arXiv 2503.01840), in the layout of the published checkpoints. Features of
+three layers of the target, fused by `fc`, are the hidden state of a committed token. An input of
+the layer is a pair: the hidden state of a position and the token at the next one. Attention reads
+both, normed and side by side; the residual is the hidden state. The output predicts the token
+behind that of the pair, and is the hidden state of the next pair, as the target has no features of
+drafted tokens. So training runs several steps over its own outputs (training-time test).
+
+The head knows a part of the vocabulary: `d2t` adds to each of its rows what makes the token's id.
+
+A pair stands at the position of its token, where its key and value lie. Rotary embeddings only see
+differences of positions, so this equals the authors' count, which is one less throughout.
+
+Shapes: b sequences, t pairs, D hidden size, V vocabulary, n draft vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from blockdraft.core.errors import ModelError
+from blockdraft.kernels.interface import GroupWeight
+from blockdraft.models.draft.attention import ScoreMask, attend
+from blockdraft.models.draft.checkpoint import (
+    check_tensors,
+    read_config,
+    read_tensors,
+    write_checkpoint,
+)
+from blockdraft.models.draft.context import ContextKV, DraftContext, LayerKV
+from blockdraft.models.draft.dflash import INIT_STD, DraftMLP, RMSNorm, Rotary, Rotation, rotate
+from blockdraft.models.draft.eagle3_config import Eagle3Config
+from blockdraft.models.draft.own_ends import EMBEDDING_NAME
+from blockdraft.models.draft.speculators_layout import OF_THE_VERIFIER, draft_vocabulary_of
+from blockdraft.models.layers.quantized import look_up
+
+_LAYER = "midlayer."
+_LAYER_ELSEWHERE = "layers.0."
+
+
+class GrowingKV:
+    """Keys and values of the steps of one training pass, safe for autograd."""
+
+    num_context = 0
+
+    def __init__(self) -> None:
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> LayerKV:
+        """Those of all steps so far and of this one, each [b, kv_heads, steps * t, head_dim]."""
+        self._keys.append(k)
+        self._values.append(v)
+        return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
+
+
+class Eagle3Attention(nn.Module):
+    """Grouped-query attention whose input is twice as wide as its output."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        width = 2 * config.hidden_size
+        self._head_dim = config.head_dim
+        self.q_proj = nn.Linear(width, heads * config.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, kv_heads * config.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, kv_heads * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * config.head_dim, config.hidden_size, bias=False)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if config.head_norms:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def keys_values(self, x: Tensor, rotation: Rotation) -> LayerKV:
+        """[b, t, 2 * D] -> keys and values, each [b, kv_heads, t, head_dim]."""
+        heads = (*x.shape[:2], -1, self._head_dim)
+        k = rotate(self.k_norm(self.k_proj(x).view(heads)), rotation)
+        return k.transpose(1, 2), self.v_proj(x).view(heads).transpose(1, 2)
+
+    def forward(self, x: Tensor, rotation: Rotation, context: ContextKV, mask: ScoreMask) -> Tensor:
+        """[b, t, 2 * D] -> [b, t, D]; the mask is over all that the context returns."""
+        q = rotate(self.q_norm(self.q_proj(x).view(*x.shape[:2], -1, self._head_dim)), rotation)
+        k, v = context.extend(0, *self.keys_values(x, rotation))
+        out = attend(q.transpose(1, 2), k, v, mask)
+        result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return result
+
+
+class Eagle3Layer(nn.Module):
+    """The decoder layer; tokens and hidden states are normed each with a norm of their own."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self._norm_before_residual = config.norm_before_residual
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Eagle3Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = DraftMLP(config)
+
+    def keys_values(self, embeddings: Tensor, hidden: Tensor, rotation: Rotation) -> LayerKV:
+        """Of pairs: token embeddings and hidden states, each [b, t, D]."""
+        x = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(hidden)), dim=-1)
+        return self.self_attn.keys_values(x, rotation)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        hidden: Tensor,
+        rotation: Rotation,
+        context: ContextKV,
+        mask: ScoreMask,
+    ) -> Tensor:
+        """Pairs as in `keys_values` -> [b, t, D]."""
+        normed = self.hidden_norm(hidden)
+        x = torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
+        residual = normed if self._norm_before_residual else hidden
+        x = residual + self.self_attn(x, rotation, context, mask)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Eagle3Model(nn.Module):
+    """An EAGLE-3 drafter with random weights; `from_pretrained` loads trained ones.
+
+    Its parameters carry the authors' names, so its state dict is the checkpoint. `draft_vocabulary`
+    are the token ids [n] that its head knows, ascending; None means all of them, and is possible
+    only if the config says so. `own_embedding` [V, D]: None if it takes the target's.
+
+    Raises:
+        ModelError: the config's activation or RoPE is not usable.
+    """
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.config = config
+        self.draft_vocabulary: list[int] | None = None
+        if config.draft_vocab_size < config.vocab_size:
+            self.draft_vocabulary = list(range(config.draft_vocab_size))
+        # A buffer, so that it goes where the weights go; in the state dict it would be trained.
+        self.own_embedding: Tensor | None
+        self.register_buffer("own_embedding", None, persistent=False)
+        num_inputs = config.num_features * config.target_hidden_size
+        self.fc = nn.Linear(num_inputs, config.hidden_size, bias=False)
+        self.midlayer = Eagle3Layer(config)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.rotary = Rotary(config)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=INIT_STD)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Load a drafter from a folder in either published layout, in evaluation mode.
+
+        Args:
+            folder: holds `config.json` and `model.safetensors`.
+            dtype: of the weights; None keeps that of the checkpoint.
+            device: where the weights go.
+
+        Raises:
+            ModelError: the folder is incomplete, holds another kind of drafter, or its tensors
+                are not those of its config.
+        """
+        folder = Path(folder)
+        config = Eagle3Config.from_dict(read_config(folder))
+        tensors = _authors_names(read_tensors(folder))
+        # Qwen3's norms show in the tensors; model_type is not always that of the layer.
+        has_head_norms = f"{_LAYER}self_attn.q_norm.weight" in tensors
+        config = replace(config, head_norms=has_head_norms)
+        token_ids = _take_vocabulary(tensors, config, folder)
+        embedding = tensors.pop(EMBEDDING_NAME, None)
+        if embedding is not None and list(embedding.shape) != [
+            config.vocab_size,
+            config.hidden_size,
+        ]:
+            raise ModelError(
+                f"{folder} holds {EMBEDDING_NAME} {list(embedding.shape)} instead of "
+                f"{[config.vocab_size, config.hidden_size]}; use the files of one checkpoint"
+            )
+        with torch.device("meta"):
+            model = cls(config)
+        check_tensors(tensors, model.state_dict(), folder)
+        dtype = dtype or tensors["fc.weight"].dtype
+
+        # Copies, so that nothing is left mapped to a file that a trainer may replace.
+        def placed(value: Tensor) -> Tensor:
+            return value.to(device=device, dtype=dtype, copy=True)
+
+        model.load_state_dict({name: placed(v) for name, v in tensors.items()}, assign=True)
+        model.own_embedding = None if embedding is None else placed(embedding)
+        model.draft_vocabulary = token_ids
+        return model.eval()
+
+    def save_pretrained(
+        self, folder: str | Path, provenance: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write `config.json` and `model.safetensors` in the authors' layout.
+
+        Every file appears whole or not at all. `provenance` (how it was made) goes to
+        `provenance.json` beside them.
+        """
+        config, tensors = self.config.to_dict(), dict(self.state_dict())
+        config["dtype"] = str(self.fc.weight.dtype).removeprefix("torch.")
+        if self.own_embedding is not None:
+            tensors[EMBEDDING_NAME] = self.own_embedding
+        if self.draft_vocabulary is not None:
+            token_ids = torch.tensor(self.draft_vocabulary)
+            tensors["d2t"] = token_ids - torch.arange(len(token_ids))
+            tensors["t2d"] = torch.zeros(self.config.vocab_size, dtype=torch.bool)
+            tensors["t2d"][token_ids] = True
+        write_checkpoint(Path(folder), config, tensors, provenance)
+
+    def draft_layers(self) -> list[Eagle3Layer]:
+        """The one layer, as a DraftModel gives its layers."""
+        return [self.midlayer]
+
+    def new_context(self, capacity: int = 512) -> DraftContext:
+        """An empty context for one sequence, fit for this model."""
+        config, weight = self.config, self.fc.weight
+        return DraftContext(
+            *(config.num_hidden_layers, config.num_key_value_heads, config.head_dim),
+            dtype=weight.dtype,
+            device=weight.device,
+            capacity=capacity,
+        )
+
+    def embed(self, token_ids: Tensor, embed_weight: Tensor | GroupWeight) -> Tensor:
+        """Token ids [b, t] -> [b, t, D]: rows of an embedding matrix [V, D]."""
+        return look_up(token_ids, embed_weight).to(self.fc.weight.dtype)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Features [b, t, num_features * target_hidden_size] -> hidden states [b, t, D]."""
+        hidden: Tensor = self.fc(features)
+        return hidden
+
+    def keys_values(self, embeddings: Tensor, hidden: Tensor, positions: Tensor) -> LayerKV:
+        """Keys and values of pairs, each [b, kv_heads, t, head_dim]; see `forward`.
+
+        There is one layer, so those of a context need nothing of the pairs before them.
+        """
+        return self.midlayer.keys_values(
+            embeddings, hidden, self.rotary(positions, embeddings.dtype)
+        )
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        context: ContextKV,
+        mask: ScoreMask = None,
+    ) -> Tensor:
+        """One step: the hidden states that the target would have behind each pair's token.
+
+        Args:
+            embeddings: [b, t, D] of the pairs' tokens, from `embed`.
+            hidden: [b, t, D] of the position before each token: from `fuse`, or what an earlier
+                step returned.
+            positions: [b, t] of the tokens, absolute.
+            context: keys and values of earlier pairs; gets those of these. In training a
+                `GrowingKV` for all steps.
+            mask: where a pair may look, [b or 1, 1, t, keys], truth values or numbers that are
+                added to the scores; None for everything. In training see `train/kinds/eagle3.py`.
+
+        Returns:
+            [b, t, D], not normed: `logits` are of it, and it is the next step's `hidden`.
+        """
+        rotation = self.rotary(positions, embeddings.dtype)
+        out: Tensor = self.midlayer(embeddings, hidden, rotation, context, mask)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What `forward` returned, [..., D] -> logits [..., n] of the next token."""
+        found: Tensor = self.lm_head(self.norm(hidden))
+        return found
+
+
+def _authors_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without what training alone needs, and the layer by the name that it has in both layouts."""
+    return {
+        _LAYER + name.removeprefix(_LAYER_ELSEWHERE)
+        if name.startswith(_LAYER_ELSEWHERE)
+        else name: value
+        for name, value in tensors.items()
+        if name not in OF_THE_VERIFIER
+    }
+
+
+def _take_vocabulary(
+    tensors: dict[str, Tensor], config: Eagle3Config, folder: Path
+) -> list[int] | None:
+    """Take `d2t` and `t2d` out of the tensors: the token ids that the head knows, None for all."""
+    if config.draft_vocab_size == config.vocab_size:
+        # The authors' code writes them here too, and reads neither.
+        tensors.pop("d2t", None)
+        tensors.pop("t2d", None)
+        return None
+    token_ids = draft_vocabulary_of(tensors, config.vocab_size, folder)
+    found = 0 if token_ids is None else len(token_ids)
+    if token_ids is None or found != config.draft_vocab_size:
+        raise ModelError(
+            f"{folder} has a head for {config.draft_vocab_size} of {config.vocab_size} tokens, and "
+            f"its d2t names {found}; use the files of one checkpoint"
+        )
+    return token_ids.tolist()

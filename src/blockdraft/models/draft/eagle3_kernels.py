@@ -1,0 +1,116 @@
+"""The forward of EAGLE-3 in few and large operations of a backend, for inference.
+
+The same computation as `Eagle3Model`. Sums are in float32 throughout, so values differ from it in
+the last bits; the choice of the target decides what is kept, so output never depends on them.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.interface import Backend, LayerParts, Norm
+from blockdraft.models.draft.attention import ScoreMask, attend
+from blockdraft.models.draft.context import ContextKV, LayerKV
+from blockdraft.models.draft.dflash import RMSNorm, rotate
+from blockdraft.models.draft.eagle3 import Eagle3Model
+from blockdraft.models.layers.layer import DecoderLayer
+from blockdraft.models.layers.packed import side_by_side
+
+
+class KernelEagle3:
+    """What a drafter asks of an `Eagle3Model`, from its weights of this moment."""
+
+    def __init__(self, model: Eagle3Model, backend: Backend, in_int8: bool) -> None:
+        layer, config = model.midlayer, model.config
+        joined = partial(side_by_side, in_int8=in_int8)
+        attention, mlp = layer.self_attn, layer.mlp
+        self._backend, self._config = backend, config
+        self._rotation = model.rotary
+        self._token_norm, self._hidden_norm = _norm(layer.input_layernorm), _norm(layer.hidden_norm)
+        self._final_norm = _norm(model.norm)
+        self._head_norms: tuple[Norm, Norm] | None = None
+        if isinstance(attention.q_norm, RMSNorm) and isinstance(attention.k_norm, RMSNorm):
+            self._head_norms = _norm(attention.q_norm), _norm(attention.k_norm)
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._layer = DecoderLayer(
+            backend,
+            LayerParts(
+                qkv=joined(attention.q_proj, attention.k_proj, attention.v_proj),
+                o=joined(attention.o_proj),
+                gate_up=joined(mlp.gate_proj, mlp.up_proj),
+                down=joined(mlp.down_proj),
+                norm=self._token_norm,
+                mlp_norm=_norm(layer.post_attention_layernorm),
+                head_norms=self._head_norms,
+                num_heads=(heads, kv_heads, kv_heads),
+                head_dim=config.head_dim,
+                activation=mlp.activation,
+            ),
+            is_usual=False,
+        )
+        # A context needs no queries, which would be most of its work.
+        self._kv = joined(attention.k_proj, attention.v_proj)
+        self.fuse = joined(model.fc)
+        self._head = joined(model.lm_head)
+
+    def keys_values(self, embeddings: Tensor, hidden: Tensor, positions: Tensor) -> LayerKV:
+        """See `Eagle3Model.keys_values`."""
+        kv = self._kv(self._input(embeddings, self._backend.norm(hidden, self._hidden_norm)))
+        k, v = kv.view(*kv.shape[:2], -1, self._config.head_dim).chunk(2, dim=2)
+        if self._head_norms is not None:
+            k = self._backend.norm(k.contiguous(), self._head_norms[1])
+        k = rotate(k, self._rotation(positions, k.dtype))
+        return k.transpose(1, 2), v.transpose(1, 2)
+
+    def __call__(
+        self,
+        embeddings: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        context: ContextKV,
+        mask: ScoreMask = None,
+    ) -> Tensor:
+        """See `Eagle3Model.forward`."""
+        backend, layer, sizes = self._backend, self._layer, hidden.shape[:2]
+        cos, signed_sin = self._rotation(positions, embeddings.dtype)
+        rotation = cos.flatten(0, 1), signed_sin.flatten(0, 1)
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (part.view(-1, *sizes, part.shape[-1]).transpose(0, 1) for part in (q, k, v))
+            out = attend(q, *context.extend(0, k, v), mask)
+            return out.transpose(1, 2).flatten(0, 1)
+
+        rows = hidden.flatten(0, 1)
+        normed = backend.norm(rows, self._hidden_norm)
+        x = self._input(embeddings.flatten(0, 1), normed)
+        residual = normed if self._config.norm_before_residual else rows
+        attended = layer.attention(x, rotation, attention)
+        rows, normed = backend.add_norm(attended, residual, layer.parts.mlp_norm)
+        return (rows + layer.mlp(normed)).view(hidden.shape)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Eagle3Model.logits`."""
+        return self._head(self._backend.norm(hidden, self._final_norm))
+
+    def _input(self, embeddings: Tensor, normed: Tensor) -> Tensor:
+        """Tokens and hidden states side by side, both normed."""
+        return torch.cat((self._backend.norm(embeddings, self._token_norm), normed), dim=-1)
+
+
+def kernel_eagle3(model: Eagle3Model, *, in_int8: bool = False) -> KernelEagle3 | None:
+    """The model's forward from packed weights; None where the backend packs none.
+
+    Uses the weights of this moment, or the closest in int8.
+    """
+    weight = model.fc.weight
+    backend = backend_for(weight.dtype, weight.device, [model.config.head_dim])
+    if not (backend.packs and backend.gates(model.midlayer.mlp.activation)):
+        return None
+    with torch.no_grad():
+        return KernelEagle3(model, backend, in_int8)
+
+
+def _norm(norm: RMSNorm) -> Norm:
+    return Norm(norm.weight.detach().contiguous(), norm.eps, rounds_first=False)

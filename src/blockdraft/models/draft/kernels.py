@@ -1,0 +1,151 @@
+"""The forward of a draft block over pages: few and large operations of a backend, for inference.
+
+The same computation as `DraftModel.forward`. Sums are in float32 throughout, so values differ from
+it in the last bits; the choice of the target decides what is kept, so output never depends on them.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from blockdraft.kernels.interface import Backend, LayerParts, Norm, Rotation, Scoring
+from blockdraft.models.attention.plan import LayerAttention, kinds_of
+from blockdraft.models.draft.config import DraftConfig
+from blockdraft.models.draft.convolution import DynamicConvolution, Layer, convolve, dynamic_taps
+from blockdraft.models.draft.dflash import DraftLayer, DraftModel, RMSNorm
+from blockdraft.models.draft.paged_context import PagedContexts
+from blockdraft.models.layers.layer import Attend, DecoderLayer, stack_of
+from blockdraft.models.layers.packed import side_by_side
+from blockdraft.models.layers.rotation_table import RotationTable
+
+
+class KernelDraft:
+    """The draft forward of blocks behind contexts in pages; see `kernel_draft`."""
+
+    def __init__(self, model: DraftModel, contexts: PagedContexts, in_int8: bool) -> None:
+        self._contexts = contexts
+        self._rotations = RotationTable(
+            lambda hidden, positions: model.rotary(positions, hidden.dtype)
+        )
+        config, scoring = model.config, Scoring(model.config.head_dim**-0.5)
+        self._layers = [
+            _layer(contexts.backend, own, config, in_int8) for own in model.draft_layers()
+        ]
+        self._is_convolved = config.dflash2 is not None
+        self._attentions = [
+            LayerAttention(scoring, config.visibility(kind)) for kind in config.layer_types
+        ]
+        self._norm = _norm(model.norm)
+        self._stack = stack_of(self._layers, self._attentions, contexts.kv)
+        self._kinds, _ = kinds_of(self._attentions)
+
+    def __call__(
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        keys: Sequence[int],
+        lengths: Sequence[int],
+        sizes: Sequence[int],
+    ) -> Tensor:
+        """Embeddings [b, q, D] at positions [b, q] -> hidden states [b, q, D], normed.
+
+        The blocks stand behind the first `lengths` tokens of the sequences `keys`; of each, the
+        first `sizes` slots count.
+        """
+        plan = self._contexts.blocks(keys, lengths, sizes)
+        end = max(lengths) + positions.shape[1]
+        rotation = self._rotations(embeddings, positions.flatten(), end)
+        # Rows of all blocks one behind another, unless somebody asks which block a row is of.
+        x = embeddings if self._is_convolved else embeddings.reshape(-1, embeddings.shape[-1])
+        if self._stack is not None:
+            _, x = plan.run_stack(self._stack, self._kinds, x, rotation)
+        else:
+            for index, layer in enumerate(self._layers):
+                x = layer.over_pages(plan, index, self._attentions[index], x, rotation)
+        return self._contexts.backend.norm(x, self._norm).view(embeddings.shape)
+
+
+class _Convolved(DecoderLayer):
+    """A layer of DFlash 2: of blocks [b, q, D], with convolutions around attention and MLP."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        parts: LayerParts,
+        attention_conv: DynamicConvolution,
+        mlp_conv: DynamicConvolution,
+    ) -> None:
+        super().__init__(backend, parts)
+        self.use_parts()
+        self._around_attention = _PackedConvolution(attention_conv)
+        self._around_mlp = _PackedConvolution(mlp_conv)
+
+    def attention(self, normed: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """See DecoderLayer."""
+        attention = super().attention
+        return self._around_attention(lambda x: attention(x, rotation, attend), normed)
+
+    def mlp(self, normed: Tensor) -> Tensor:
+        """See DecoderLayer."""
+        return self._around_mlp(super().mlp, normed)
+
+
+class _PackedConvolution:
+    """`DynamicConvolution.around` for blocks [b, q, D]; the layer gets their rows, [b * q, D]."""
+
+    def __init__(self, convolution: DynamicConvolution) -> None:
+        self._projection = side_by_side(convolution.kernel_projection)
+        self._base_kernel = convolution.base_kernel.detach()
+        self._group_size = convolution.group_size
+
+    def __call__(self, layer: Layer, x: Tensor) -> Tensor:
+        before, behind = dynamic_taps(self._projection(x), self._base_kernel, self._group_size)
+        inner = layer(convolve(x, before).flatten(0, 1))
+        return convolve(inner.view(x.shape), behind)
+
+
+def kernel_draft(
+    model: DraftModel, contexts: PagedContexts, *, in_int8: bool = False
+) -> KernelDraft | None:
+    """The model's block forward over pages; None if its backend does not read pages in place.
+
+    Uses the weights of this moment, or the closest in int8 for the layers' attention and MLP.
+    """
+    backend = contexts.backend
+    is_gated = all(backend.gates(layer.mlp.activation) for layer in model.draft_layers())
+    if not (backend.reads_pages and backend.packs and is_gated):
+        return None
+    with torch.no_grad():
+        return KernelDraft(model, contexts, in_int8)
+
+
+def _layer(backend: Backend, layer: DraftLayer, config: DraftConfig, in_int8: bool) -> DecoderLayer:
+    parts = _parts(layer, config, in_int8)
+    if layer.attention_conv is None or layer.mlp_conv is None:
+        return DecoderLayer(backend, parts)
+    return _Convolved(backend, parts, layer.attention_conv, layer.mlp_conv)
+
+
+def _parts(layer: DraftLayer, config: DraftConfig, in_int8: bool) -> LayerParts:
+    """Of a draft layer, from its weights of this moment."""
+    attention, mlp = layer.self_attn, layer.mlp
+    joined = partial(side_by_side, in_int8=in_int8)
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    return LayerParts(
+        qkv=joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        o=joined(attention.o_proj),
+        gate_up=joined(mlp.gate_proj, mlp.up_proj),
+        down=joined(mlp.down_proj),
+        norm=_norm(layer.input_layernorm),
+        mlp_norm=_norm(layer.post_attention_layernorm),
+        head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)),
+        num_heads=(heads, kv_heads, kv_heads),
+        head_dim=config.head_dim,
+        activation=mlp.activation,
+    )
+
+
+def _norm(norm: RMSNorm) -> Norm:
+    return Norm(norm.weight.detach().contiguous(), norm.eps, rounds_first=False)

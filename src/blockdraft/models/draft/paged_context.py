@@ -1,0 +1,168 @@
+"""The draft context of many sequences in pages, one page table for target and drafter."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from blockdraft.cache.paged_kv import LayerShape, PagedKV, page_bytes
+from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
+from blockdraft.kernels.backends import backend_for
+from blockdraft.kernels.interface import Norm, Rotation, Span
+from blockdraft.kernels.tables import even_tables
+from blockdraft.models.attention.plan import AttentionPlan
+from blockdraft.models.draft.context import ContextSpan, LayerKV
+from blockdraft.models.draft.eagle3_config import AnyDraftConfig
+from blockdraft.models.draft.waiting_features import Waiting, WaitingFeatures
+
+WAITING_SHARE = 1 / 16
+"""Of the tokens that fit, so many may have features that wait: a few percent more memory."""
+
+
+class PagedContexts:
+    """Draft keys and values that mirror the target's pages, for all sequences at once.
+
+    A page taken over from the prefix chain holds them already, or its features wait; whoever drafts
+    first writes them, for all who hold it.
+    """
+
+    together = True
+
+    def __init__(self, config: AnyDraftConfig, pages: Pages, weight: Tensor) -> None:
+        self.pages = pages
+        self.kv = PagedKV(
+            self.shapes(config), pages.num_pages, dtype=weight.dtype, device=weight.device
+        )
+        self._device = weight.device
+        self.backend = backend_for(weight.dtype, weight.device, [config.head_dim])
+        num_waiting = int(pages.num_tokens * WAITING_SHARE)
+        self.waiting = WaitingFeatures(max(PAGE_SIZE, num_waiting))
+        assert pages.on_forget is None, "these pages have draft contexts already"
+        pages.on_forget = self.waiting.drop
+
+    @staticmethod
+    def shapes(config: AnyDraftConfig) -> list[LayerShape]:
+        """kv_heads and head_dim of each layer."""
+        return [(config.num_key_value_heads, config.head_dim)] * config.num_hidden_layers
+
+    @staticmethod
+    def page_bytes(config: AnyDraftConfig, dtype: torch.dtype) -> float:
+        """Memory for each page: its keys and values, and its share of the features that wait."""
+        features = PAGE_SIZE * config.num_features * config.target_hidden_size * dtype.itemsize
+        return page_bytes(PagedContexts.shapes(config), dtype) + WAITING_SHARE * features
+
+    def parts(self, key: int, start: int, features: Tensor) -> list[Waiting]:
+        """See `DraftContexts.parts`: page by page."""
+        page_ids, end = self.pages.page_ids(key), start + features.shape[0]
+        parts, begin = list[Waiting](), start
+        while begin < end:
+            index = begin // PAGE_SIZE
+            stop = min(end, (index + 1) * PAGE_SIZE)
+            own = features[begin - start : stop - start]
+            parts.append(Waiting(page_ids[index], begin, stop, [own]))
+            begin = stop
+        return parts
+
+    def keep(self, key: int, start: int, features: Tensor) -> None:
+        """See `DraftContexts.keep`."""
+        index, place = divmod(start, PAGE_SIZE)
+        if place + features.shape[0] <= PAGE_SIZE:  # most are of one token
+            self.waiting.keep(self.pages.page_ids(key)[index], start, features)
+            return
+        for part in self.parts(key, start, features):
+            self.waiting.keep(part.holder, part.start, part.parts[0])
+
+    def due(self, span: ContextSpan) -> list[Waiting]:
+        """See `DraftContexts.due`."""
+        first, last = span.start // PAGE_SIZE, -(-span.end // PAGE_SIZE)
+        return self.waiting.of(self.pages.page_ids(span.key)[first:last])
+
+    def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
+        """See `DraftContexts.write`."""
+        slots = self._slots(due)
+        for layer, (k, v) in enumerate(context_kv):
+            self.kv.write(layer, slots, k[0], v[0])
+        self._drop(due)
+
+    def write_projected(
+        self, due: Sequence[Waiting], projected: Tensor, key_norms: Norm, rotation: Rotation
+    ) -> None:
+        """The same from one product of all layers; see `Backend.store_context`."""
+        slots = self._slots(due)
+        self.backend.store_context(self.kv, slots, projected, key_norms, rotation)
+        self._drop(due)
+
+    def _slots(self, due: Sequence[Waiting]) -> Tensor:
+        """Where what is due is about to be written."""
+        slots = [
+            waiting.holder * PAGE_SIZE + position % PAGE_SIZE
+            for waiting in due
+            for position in range(waiting.start, waiting.end)
+        ]
+        self.kv.clear_begun(slots)
+        return torch.tensor(slots, device=self._device)
+
+    def _drop(self, due: Sequence[Waiting]) -> None:
+        for waiting in due:
+            self.waiting.drop(waiting.holder)
+
+    def view(self, keys: Sequence[int], lengths: Sequence[int]) -> "PagedContextView":
+        """The first `lengths` tokens of each sequence, for one draft forward."""
+        own = [
+            self.pages.page_ids(key)[: -(-length // PAGE_SIZE)]
+            for key, length in zip(keys, lengths, strict=True)
+        ]
+        page_ids = torch.tensor(even_tables(own), device=self._device).flatten()
+        return PagedContextView(self.kv, page_ids, lengths)
+
+    def blocks(
+        self, keys: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
+    ) -> AttentionPlan:
+        """What a block of each sequence, behind its first `lengths` tokens, attends to.
+
+        A block has `sizes` slots that count, and is filled up to the longest. Its keys and values
+        are written behind the context, where there is room: the target will write its own to these
+        positions. What a block leaves there is overwritten when its tokens are committed, and seen
+        by nobody else until then. Slots that only fill up go to the scratch page, and are not seen.
+        """
+        width = max(sizes)
+        slots: list[int] = []
+        spans: list[Span] = []
+        for index, (key, length, size) in enumerate(zip(keys, lengths, sizes, strict=True)):
+            end = min(length + size, self.pages.room(key))
+            spans.append(Span(index * width, width, length, end, self.pages.page_ids(key)))
+            slots += self.pages.slots(key, length, end)
+            slots += [SCRATCH_PAGE * PAGE_SIZE] * (width - (end - length))
+        return AttentionPlan(self.backend, self.kv, spans, torch.tensor(slots, device=self._device))
+
+    def close(self, key: int) -> None:
+        """The pages belong to the target's memory, which forgets them."""
+
+
+class PagedContextView:
+    """ContextKV of several sequences, all filled up to the whole pages of the longest.
+
+    Masks must hide what is behind the end of a sequence. A sequence alone is not filled up.
+    """
+
+    def __init__(self, kv: PagedKV, page_ids: Tensor, lengths: Sequence[int]) -> None:
+        self._kv = kv
+        self._page_ids = page_ids
+        self._num_sequences = len(lengths)
+        whole = page_ids.shape[0] // len(lengths) * PAGE_SIZE
+        self._num_context = whole if len(lengths) > 1 else lengths[0]
+
+    @property
+    def num_context(self) -> int:
+        """Tokens in the context, filled up."""
+        return self._num_context
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> LayerKV:
+        """See `ContextKV.extend`."""
+        keys, values = self._kv.gather(layer, self._page_ids)
+        return self._behind(keys, k), self._behind(values, v)
+
+    def _behind(self, context: Tensor, block: Tensor) -> Tensor:
+        heads, _, head_dim = context.shape
+        by_sequence = context.view(heads, self._num_sequences, -1, head_dim).transpose(0, 1)
+        return torch.cat((by_sequence[:, :, : self._num_context], block), dim=2)

@@ -1,0 +1,368 @@
+"""Decoder layers of the common kind in fewer and larger operations.
+
+A step of a small model spends as long between its matrix products as in them. A fused layer makes
+one product of queries, keys and values, one of gate and up projection, and rotates queries and keys
+together. Every rounding stays where the model's own layer has it, and a layer is replaced only if
+it gave the same bits on a probe. With kernels the operations between the products are native; they
+replace torch's only if they then give nearly the same.
+"""
+
+import copy
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from blockdraft.cache.paged_kv import PagedKV
+from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.core.machine import give_back_memory
+from blockdraft.core.remembered import once
+from blockdraft.kernels.backends import backend_for, reference_for
+from blockdraft.kernels.interface import LayerParts, Rotation, Scoring, Span
+from blockdraft.models.attention.plan import AttentionPlan, LayerAttention, PlanInForce
+from blockdraft.models.attention.visibility import Visibility
+from blockdraft.models.layers.layer import DecoderLayer
+from blockdraft.models.layers.norms import llama_norm
+from blockdraft.models.layers.packed import (
+    can_pack_linear,
+    drop_weights,
+    is_plain,
+    pack_linears,
+    plain_linears,
+    replace_forward,
+    side_by_side,
+)
+from blockdraft.models.layers.quantized import QuantizedLinear, dequantize, is_linear
+from blockdraft.models.supported import decoder_layers
+
+FUSED_KINDS = frozenset(
+    f"transformers.models.{module}.modeling_{module}.{name}DecoderLayer"
+    for module, name in (
+        ("llama", "Llama"),
+        ("mistral", "Mistral"),
+        ("qwen2", "Qwen2"),
+        ("qwen3", "Qwen3"),
+    )
+)
+"""The kinds that `FusedLayer` was written for. A list, because equal bits on a probe do not show
+what another kind does to other numbers."""
+PROBE_ATTENTION = "blockdraft_probe"
+NUM_PROBE_TOKENS = 8
+KERNEL_ERROR = 16
+"""Units in the last place of the largest value in a layer's output, by which an output with kernels
+may differ from one without. A wrong formula differs by a thousand."""
+
+logger = logging.getLogger(__name__)
+
+
+class RotationSigns:
+    """Moves the sign of the rotated first half into the sine: once a forward, not once a layer."""
+
+    def __init__(self) -> None:
+        self._of: Rotation | None = None
+        self._signed: Rotation | None = None
+
+    def __call__(self, rotation: Rotation) -> Rotation:
+        """cos and signed sin, each [1, tokens, 1, head_dim]."""
+        if self._signed is None or rotation is not self._of:
+            self._of, self._signed = rotation, with_sign(rotation)
+        return self._signed
+
+
+def with_sign(rotation: Rotation) -> Rotation:
+    """cos and sin [1, tokens, head_dim] -> cos and signed sin, each [1, tokens, 1, head_dim]."""
+    cos, sin = rotation
+    first, second = sin.chunk(2, dim=-1)
+    signed = torch.cat((-first, second), dim=-1)
+    return cos.contiguous()[:, :, None], signed[:, :, None]
+
+
+class FusedLayer:
+    """Calls like a pre-norm decoder layer of transformers with rotated heads and a gated MLP.
+
+    Args:
+        layer: the decoder layer; its weights are copied. What happens between its products is
+            the reference's at first, see `self.layer`.
+        constants: what its attention module gives to the attention function beside the tensors.
+        signs: shared by the layers of a model.
+        in_force: the plan of the target whose layer it is.
+    """
+
+    def __init__(
+        self, layer: Any, constants: dict[str, Any], signs: RotationSigns, in_force: PlanInForce
+    ) -> None:
+        weight: Tensor = layer.self_attn.q_proj.weight
+        self.layer = DecoderLayer(reference_for(weight.dtype, weight.device), layer_parts(layer))
+        self.attention = LayerAttention(
+            Scoring(constants["scaling"], constants.get("softcap"), constants.get("s_aux")),
+            Visibility(window=constants.get("sliding_window")),
+        )
+        self._module = layer.self_attn
+        self._constants = constants
+        self._signs = signs
+        self._in_force = in_force
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        position_embeddings: Rotation,
+        **kwargs: Any,
+    ) -> Tensor:
+        """[1, tokens, hidden] -> [1, tokens, hidden], with the arguments of the model's own layer.
+
+        `kwargs` go to the attention function.
+        """
+        rotation, index = self._signs(position_embeddings), self._module.layer_idx
+        if (plan := self._in_force.plan) is not None:
+            return self.layer.over_pages(plan, index, self.attention, hidden_states, rotation)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if past_key_values is not None:
+                k, v = past_key_values.update(k, v, index)
+            function = AttentionInterface()[self._module.config._attn_implementation]
+            arguments = self._constants | kwargs
+            attended: Tensor = function(self._module, q, k, v, attention_mask, **arguments)[0]
+            return attended
+
+        return self.layer.in_parts(hidden_states, rotation, attend)
+
+
+def layer_parts(layer: Any) -> LayerParts:
+    """Those of a pre-norm decoder layer of transformers, its weights copied where they are packed.
+
+    Norms are read as Llama's.
+
+    Raises:
+        AttributeError: the layer keeps a part elsewhere.
+    """
+    attention, mlp = layer.self_attn, layer.mlp
+    q_proj, k_proj, v_proj = attention.q_proj, attention.k_proj, attention.v_proj
+    num_queries, num_keys, num_values = (
+        projection.out_features // attention.head_dim for projection in (q_proj, k_proj, v_proj)
+    )
+    head_norms = None
+    if hasattr(attention, "q_norm"):
+        head_norms = llama_norm(attention.q_norm), llama_norm(attention.k_norm)
+    return LayerParts(
+        qkv=side_by_side(q_proj, k_proj, v_proj),
+        o=side_by_side(attention.o_proj),
+        gate_up=side_by_side(mlp.gate_proj, mlp.up_proj),
+        down=side_by_side(mlp.down_proj),
+        norm=llama_norm(layer.input_layernorm),
+        mlp_norm=llama_norm(layer.post_attention_layernorm),
+        head_norms=head_norms,
+        num_heads=(num_queries, num_keys, num_values),
+        head_dim=attention.head_dim,
+        activation=mlp.act_fn,
+    )
+
+
+def speed_up(
+    model: PreTrainedModel, in_force: PlanInForce | None = None, *, keep_weights: bool = True
+) -> ExitStack:
+    """Let a model compute from packed weights, and fuse the layers that can be fused.
+
+    To be called in evaluation mode. The attention function may change afterwards, to any that is
+    registered with transformers' `AttentionInterface` ("eager" is not). Where nothing can be done
+    (`can_pack`) the model stays as it is. Fused layers follow the plan that is `in_force`.
+    Without `keep_weights` the weights that were copied into them are freed, for good.
+
+    Returns:
+        what gives the model back as it was when closed.
+    """
+    with ExitStack() as undo:
+        undo.enter_context(fuse_layers(model, in_force, keep_weights=keep_weights))
+        undo.enter_context(pack_linears(set(plain_linears(model)) - replaced_modules(model)))
+        return undo.pop_all()
+
+
+def replaced_modules(model: PreTrainedModel) -> set[nn.Module]:
+    """The parts of its fused layers, whose linear layers are not called any more."""
+    return {
+        module
+        for layer in decoder_layers(model)
+        if isinstance(vars(layer).get("forward"), FusedLayer)
+        for module in layer.modules()
+        if module is not layer
+    }
+
+
+def drop_quantized(model: PreTrainedModel) -> None:
+    """Free the quantized weights that a model which `speed_up` prepared has packed copies of."""
+    unused = replaced_modules(model)
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear) and (module in unused or "forward" in vars(module)):
+            module.quantized = None
+
+
+@torch.inference_mode()
+def fuse_layers(
+    model: PreTrainedModel, in_force: PlanInForce | None = None, *, keep_weights: bool = True
+) -> ExitStack:
+    """Replace the computation of those decoder layers that have a fused form of the same bits.
+
+    One after another: without `keep_weights` no more than one layer is in memory twice.
+    """
+    signs, in_force = RotationSigns(), in_force or PlanInForce()
+    with ExitStack() as undo, _probed(model) as constants:
+        for index, layer in enumerate(decoder_layers(model)):
+            if not _is_fusible(layer):
+                continue
+            fused = _fused_if_equal(layer, constants, signs, in_force)
+            if fused is None:
+                logger.info("layer %d of %s keeps its slower form", index, type(model).__name__)
+                continue
+            replace_forward(layer, fused, undo)
+            _check_whole(fused, layer.self_attn)
+            if not keep_weights:
+                drop_weights(layer)
+                give_back_memory()
+        return undo.pop_all()
+
+
+@contextmanager
+def _probed(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
+    """Attention that mixes nothing, and notes what it is given beside the tensors."""
+    constants: dict[str, Any] = {}
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        constants.clear()
+        constants.update(kwargs)
+        copies = query.shape[1] // key.shape[1]
+        mixed = query * key.repeat_interleave(copies, 1) + value.repeat_interleave(copies, 1)
+        return mixed.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(PROBE_ATTENTION, attend)
+    own = model.config._attn_implementation
+    model.set_attn_implementation(PROBE_ATTENTION)
+    try:
+        yield constants
+    finally:
+        model.set_attn_implementation(own)
+
+
+def _is_fusible(layer: nn.Module) -> bool:
+    """True for a known kind with plain parts: neither adapters nor hooks would be called."""
+    kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    parts = [module for module in layer.modules() if module is not layer]
+    linears = [module for module in parts if isinstance(module, nn.Linear)]
+    return (
+        kind in FUSED_KINDS
+        and "forward" not in vars(layer)
+        and all(is_plain(part) for part in parts)
+        and all(is_linear(linear) and can_pack_linear(linear) for linear in linears)
+    )
+
+
+def _fused_if_equal(
+    layer: Any, constants: dict[str, Any], signs: RotationSigns, in_force: PlanInForce
+) -> FusedLayer | None:
+    """The fused form of a layer if it gives the same bits; `constants` are noted by its attention.
+
+    The fastest backend computes it, if it computes the same function.
+    """
+    try:
+        hidden, rotation = _probe_input(layer.self_attn)
+        arguments: dict[str, Any] = {"attention_mask": None, "position_embeddings": rotation}
+        layer(hidden, **arguments)  # notes the constants
+        fused = FusedLayer(layer, dict(constants), signs, in_force)
+        by_reference = fused.layer
+        backend = backend_for(hidden.dtype, hidden.device)
+        by_backend = DecoderLayer(backend, by_reference.parts)
+
+        def form() -> str:
+            with pack_linears(plain_linears(layer)):  # what is compared is the order of operations
+                expected = layer(hidden, **arguments)
+            fused.layer = by_reference
+            if not torch.equal(fused(hidden, **arguments), expected):
+                return "its own"
+            is_same = _computes_the_same(layer, fused, by_backend, hidden, arguments)
+            return "backend" if is_same else "reference"
+
+        found = once("form of a layer", form)
+    # What a layer raises that another version of transformers calls or builds differently.
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+        logger.info("no fused form of %s: %s", type(layer).__name__, error)
+        return None
+    if found == "reference":
+        logger.info("%s keeps torch's operations: kernels give others", type(layer).__name__)
+    fused.layer = by_backend if found == "backend" else by_reference
+    return fused if found in ("backend", "reference") else None
+
+
+def _computes_the_same(
+    layer: nn.Module,
+    fused: FusedLayer,
+    by_backend: DecoderLayer,
+    hidden: Tensor,
+    arguments: dict[str, Any],
+) -> bool:
+    """Whether a backend computes what the reference does, but for the last bits.
+
+    A product with whole numbers jumps where the last bit decides how a value rounds. So a quantized
+    layer is tried with the plain weights that its own stand for; its products were tried before.
+    """
+    by_reference = fused.layer
+    if any(isinstance(part, QuantizedLinear) for part in layer.modules()):
+        plain = copy.deepcopy(layer)
+        dequantize(plain)
+        parts = layer_parts(plain)
+        by_reference = DecoderLayer(by_reference.backend, parts)
+        by_backend = DecoderLayer(by_backend.backend, parts)
+    outputs = []
+    for fused.layer in (by_reference, by_backend):
+        outputs.append(fused(hidden, **arguments))
+    return _is_close(outputs[1], outputs[0])
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    error = (found.float() - expected.float()).abs().max()
+    allowed = KERNEL_ERROR * torch.finfo(expected.dtype).eps * expected.abs().max()
+    return bool(error <= allowed)
+
+
+def _check_whole(fused: FusedLayer, attention: Any) -> None:
+    """Leave a layer in parts if in one call it has other bits."""
+    if fused.layer.whole is None:
+        return
+    if not once("whole layer right", lambda: _is_whole_right(fused, attention)):
+        logger.warning("a whole layer by kernels is wrong on this machine: it runs in parts")
+        fused.layer.use_parts()
+
+
+def _is_whole_right(fused: FusedLayer, attention: Any) -> bool:
+    """Whether a layer in one call has the bits of its parts. They run over a page each."""
+    layer = fused.layer
+    hidden, rotation = _probe_input(attention)
+    rotation = RotationSigns()(rotation)
+    shapes = [(layer.parts.num_heads[1], layer.parts.head_dim)]
+    in_parts, found = DecoderLayer(layer.backend, layer.parts), []
+    in_parts.use_parts()
+    for run in (layer, in_parts):
+        kv = PagedKV(shapes, 2, dtype=hidden.dtype, device=hidden.device)
+        slots = torch.arange(PAGE_SIZE, PAGE_SIZE + NUM_PROBE_TOKENS)
+        spans = [Span(0, NUM_PROBE_TOKENS, 0, NUM_PROBE_TOKENS, [1])]
+        plan = AttentionPlan(layer.backend, kv, spans, slots)
+        output = run.over_pages(plan, 0, fused.attention, hidden, rotation)
+        found.append(torch.cat([output.flatten(), kv.pools[0].flatten()]))
+    return torch.equal(*found)
+
+
+def _probe_input(attention: Any) -> tuple[Tensor, Rotation]:
+    """Hidden states [1, tokens, hidden] and a rotation: any numbers will do."""
+    weight: Tensor = attention.q_proj.weight
+    generator = torch.Generator().manual_seed(0)
+    hidden, cos, sin = (
+        torch.randn(1, NUM_PROBE_TOKENS, width, generator=generator).to(weight.device, weight.dtype)
+        for width in (weight.shape[1], attention.head_dim, attention.head_dim)
+    )
+    return hidden, (cos, sin)

@@ -1,0 +1,435 @@
+"""Many sequences in one forward: packed in one row, their K/V in pages."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from blockdraft.cache.paged_kv import Int8KV, PagedKV
+from blockdraft.cache.pages import PAGE_SIZE, SCRATCH_PAGE, Pages
+from blockdraft.core.errors import ModelError
+from blockdraft.core.plan import ForwardPlan, PlannedRow
+from blockdraft.kernels.backends import backend_for, reference_for
+from blockdraft.kernels.interface import Backend, Span
+from blockdraft.models.attention.paged import PAGED_ATTENTION, give_plan
+from blockdraft.models.attention.plan import AttentionPlan, PlanInForce, SpreadPlan
+from blockdraft.models.layers.fused import speed_up
+from blockdraft.models.layers.recurrent import is_recurrent
+from blockdraft.models.target.direct import direct_forward
+from blockdraft.models.target.exact import TAIL_SPLIT, Split
+from blockdraft.models.target.interface import RowFeatures, TargetOutput
+from blockdraft.models.target.packed_rows import PackedRows
+from blockdraft.models.target.paged_states import PagedStates
+from blockdraft.models.target.paged_support import layer_shapes
+from blockdraft.models.target.spread import layer_devices
+from blockdraft.models.target.static_forward import StaticForwards, StaticOutput, static_forwards
+from blockdraft.models.target.transformers import TransformersTarget, filled
+
+_PROBE, _NEIGHBOR = -1, -2
+"""Keys of the sequences of the self-test; those of the engine are not negative."""
+DEFAULT_STATE_BYTES = 2**28
+NEIGHBOR_LEN = 2 * PAGE_SIZE + 3
+
+NO_PLACES: Mapping[int, int] = {}
+"""Every position lies at its own place."""
+_NO_CACHE: Mapping[str, Any] = {"use_cache": False}
+"""Arguments for a model whose memory lies in pages alone."""
+
+
+class PagedTarget(TransformersTarget):
+    """A transformers model that runs all rows of a batch in one forward. See TransformersTarget.
+
+    `memory` says what fits. The nodes of a tree lie in the sequence's own pages behind its tokens,
+    in the order in which they are computed, until commit says which stay. Each branch is a span
+    that reads the keys of its path where they lie, in the order and the tiles of plain decoding.
+
+    A model with recurrent layers takes chains only. Each sequence has states beside its pages, and
+    rows of all sequences share the linear layers; see PagedStates.
+
+    state_bytes: for states at the borders of pages that are kept for other requests.
+    kv_in_int8: keys and values are rounded. Where no kernel takes these, attention is the
+    reference's.
+
+    Raises:
+        NotPaged: the model needs the sequential path.
+        ModelError: the model is not supported at all.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        memory: Pages,
+        *,
+        layer_ids: Sequence[int] = (),
+        exact: bool = True,
+        keep_weights: bool = True,
+        state_bytes: int = DEFAULT_STATE_BYTES,
+        kv_in_int8: bool = False,
+    ) -> None:
+        shapes = layer_shapes(model)
+        devices = layer_devices(model, len(shapes))
+        head_dims = {head_dim for _, head_dim in shapes if head_dim}
+        self._backends = {
+            device: _backend(model.dtype, device, head_dims, kv_in_int8)
+            for device in (model.device, *devices)
+        }
+        self._keep_weights = keep_weights
+        self._in_force = PlanInForce()
+        super().__init__(model, PAGED_ATTENTION, layer_ids=layer_ids, exact=exact)
+        self.memory: Pages = memory
+        memory.long_from = self._rotation.long_from
+        kv = Int8KV if kv_in_int8 else PagedKV
+        self.kv = kv(shapes, memory.num_pages, dtype=model.dtype, device=devices)
+        is_spread = len(self._backends) > 1
+        self._direct = None if is_spread else direct_forward(model, self.kv, self.layer_ids)
+        self._states = PagedStates(model, memory, state_bytes) if is_recurrent(model) else None
+        self.takes_trees = self._states is None
+        self._static: StaticForwards | None = None
+        # Some models for text and images compute the logits of all rows.
+        self._chooses_rows = "logits_to_keep" in signature(model.forward).parameters
+
+    def use_static_shapes(self) -> bool:
+        """Run forwards of few rows in fixed shapes, on a card as CUDA graphs, with the same bits.
+
+        Returns:
+            False if the model has recurrent layers, rotations that differ from text to text, or
+            layers on several devices, or the backend cannot, and nothing changes.
+        """
+        device = self.device
+        is_spread = len(self._backends) > 1
+        if self._states is None and self._rotation.long_from is None and not is_spread:
+            self._static = static_forwards(
+                self._backends[device], self.kv, self._static_forward, device
+            )
+        return self._static is not None
+
+    def _prepare(self, attention: str) -> None:
+        super()._prepare(attention)
+        self._undo.enter_context(give_plan(self.model, self._in_force))
+
+    def _speed_up(self) -> ExitStack:
+        return speed_up(self.model, self._in_force, keep_weights=self._keep_weights)
+
+    @torch.inference_mode()
+    def forward(self, plan: ForwardPlan) -> TargetOutput:
+        """See Target.forward. The scheduler has reserved the pages."""
+        with_features = plan.wants_features
+        if self._states is not None:
+            for planned in plan:
+                self._states.begin(planned)
+        logits: list[Tensor] = []
+        features: list[list[Tensor]] = [[] for _ in plan]
+        packed, order = list(self._packed(plan)), _order_of_logits(plan)
+        if order is not None and len(packed) == 1:
+            # The head puts them in order, which a copy of logits would do later.
+            packed[0].wanted, order = [packed[0].wanted[place] for place in order], None
+        for rows in packed:
+            own_logits, own_features = self._run(rows, with_features=with_features)
+            logits.append(own_logits)
+            if own_features is not None:
+                num_rows = rows.num_by_owner()
+                parts = torch.split(own_features, list(num_rows.values()))
+                for owner, part in zip(num_rows, parts, strict=True):
+                    features[owner].append(part)
+        joined = [
+            _row_features(planned, parts) for planned, parts in zip(plan, features, strict=True)
+        ]
+        found = _joined(logits)
+        assert found is not None
+        if order is not None:
+            found = found[torch.tensor(order, device=found.device)]
+        return TargetOutput(found, joined, num_forwards=len(logits))
+
+    def _packed(self, plan: ForwardPlan) -> Iterator[PackedRows]:
+        """Forwards of at most as many rows as the rule allows, in order; what is longer is cut."""
+        rows = PackedRows()
+        for owner, planned in enumerate(plan):
+            key, num_left = planned.row.sequence.key, planned.num_positions
+            for path in _paths(planned):
+                start, token_ids = path.start, path.token_ids
+                while token_ids:
+                    if len(rows) == self.rule.max_rows:
+                        yield rows
+                        rows = PackedRows()
+                    num = min(self.rule.max_rows - len(rows), len(token_ids))
+                    # Nodes come last, and all of them are wanted.
+                    num_wanted = min(num, max(0, num - (num_left - planned.num_logits)))
+                    self._add(rows, key, token_ids[:num], start, num_wanted, owner, path.places)
+                    start, token_ids, num_left = start + num, token_ids[num:], num_left - num
+        if len(rows):
+            yield rows
+
+    def _add(
+        self,
+        rows: PackedRows,
+        key: int,
+        token_ids: Sequence[int],
+        start: int,
+        num_wanted: int,
+        owner: int = 0,
+        places: Mapping[int, int] = NO_PLACES,
+    ) -> None:
+        """Add tokens of a sequence from position `start` on, the last `num_wanted` with logits.
+
+        places: the positions of a path that lie where others have their place; see _Path.
+        """
+        end = start + len(token_ids)
+        page_ids = self.memory.page_ids(key)
+        path_slots = self.memory.slots_at(key, [at for p, at in places.items() if p < end])
+        rows.spans.append(Span(len(rows), len(token_ids), start, end, page_ids, path_slots))
+        rows.owners.append(owner)
+        rows.keys.append(key)
+        rows.token_ids += token_ids
+        rows.positions += range(start, end)
+        rows.slots += self.memory.slots_at(key, [places.get(p, p) for p in range(start, end)])
+        rows.wanted += range(len(rows) - num_wanted, len(rows))
+
+    def _run(
+        self, rows: PackedRows, *, with_features: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits of the wanted rows and features of all rows of one forward."""
+        device, num_rows = self.device, len(rows)
+        self.kv.clear_begun(rows.slots)
+        if self._static is not None and (output := self._static(rows)) is not None:
+            self._captured = output.captured
+            features = self._take_features(num_rows, with_features)
+            return output.logits[: len(rows.wanted)], features
+        inputs = torch.tensor(self._filled(rows), device=device)
+        wanted, plan = self._head_rows(rows.wanted), self._plan(rows, inputs[2])
+        if self._rotation.long_from is not None:
+            self._rotation.follow(self._long_rows(rows), inputs.shape[1], device)
+        if self._direct is not None and self._direct.may_run():
+            logits, found = self._direct(plan, inputs, wanted, max(rows.positions) + 1)
+            features = found[:num_rows] if with_features and self.layer_ids else None
+        else:
+            cache, which = self._cache_arguments(rows), torch.tensor(wanted, device=device)
+            logits = self._by_transformers(plan, inputs[:1], inputs[1:2], which, cache)
+            features = self._take_features(num_rows, with_features)
+        return logits[: len(rows.wanted)], features
+
+    def _plan(self, rows: PackedRows, slots: Tensor) -> AttentionPlan:
+        plans = {
+            device: AttentionPlan(
+                backend, self.kv, rows.spans, slots.to(device), self.rule.row_multiple
+            )
+            for device, backend in self._backends.items()
+        }
+        return SpreadPlan(plans) if len(plans) > 1 else plans[self.device]
+
+    def _long_rows(self, rows: PackedRows) -> Iterator[bool]:
+        """Of each row whether its text is a long one."""
+        for key, span in zip(rows.keys, rows.spans, strict=True):
+            yield from repeat(self.memory.is_long(key), span.num_rows)
+
+    def _static_forward(
+        self, plan: AttentionPlan, token_ids: Tensor, positions: Tensor, wanted: Tensor
+    ) -> StaticOutput:
+        logits = self._by_transformers(plan, token_ids, positions, wanted, _NO_CACHE)
+        captured, self._captured = self._captured, {}
+        return StaticOutput(logits, captured)
+
+    def _cache_arguments(self, rows: PackedRows) -> Mapping[str, Any]:
+        """None for a model whose memory lies in pages alone."""
+        if self._states is None:
+            return _NO_CACHE
+        num_rows = [span.num_rows for span in rows.spans]
+        return self._states.arguments(list(zip(rows.keys, num_rows, strict=True)))
+
+    def _by_transformers(
+        self,
+        plan: AttentionPlan,
+        token_ids: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        cache: Mapping[str, Any],
+    ) -> Tensor:
+        """Logits of the rows `wanted` by the model's own forward; see DirectForward.__call__."""
+        given: dict[str, Any] = {"logits_to_keep": wanted} if self._chooses_rows else {}
+        with self._in_force.follow(plan):
+            logits: Tensor = self.model(
+                input_ids=token_ids, position_ids=positions, **given, **cache
+            ).logits[0]
+        return logits if self._chooses_rows else logits[wanted]
+
+    def _filled(self, rows: PackedRows) -> list[list[int]]:
+        """Token ids, positions and slots of all rows.
+
+        Rows that only fill up repeat the last one, and write to the scratch page.
+        """
+        num_fill = filled(len(rows), self.rule) - len(rows)
+        return [
+            rows.token_ids + rows.token_ids[-1:] * num_fill,
+            rows.positions + rows.positions[-1:] * num_fill,
+            rows.slots + [SCRATCH_PAGE * PAGE_SIZE] * num_fill,
+        ]
+
+    def _head_rows(self, wanted: list[int]) -> list[int]:
+        """The head is a linear layer like the others; it runs on a few rows even if none counts."""
+        return wanted + [0] * (filled(max(len(wanted), 1), self.rule) - len(wanted))
+
+    @property
+    def _num_memory_tokens(self) -> int:
+        return self.memory.num_tokens
+
+    def keep(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
+        """See Target.keep. The path moves to its places; all behind it is written before read."""
+        # A crowd's rows mostly keep none: entering torch's mode alone would take most of the time.
+        if self._states is not None:
+            with torch.inference_mode():
+                self._states.keep(planned, nodes)
+        if nodes:
+            self._move(planned, nodes)
+
+    @torch.inference_mode()
+    def _move(self, planned: PlannedRow, nodes: Sequence[int]) -> None:
+        """Move the keys and values of a path to its places."""
+        sequence, order = planned.row.sequence, planned.tree.order
+        base = sequence.num_cached + len(planned.row.new_ids)
+        moves = [(order[node], place) for place, node in enumerate(nodes) if order[node] != place]
+        if moves:
+            slots, to = (
+                self.memory.slots_at(sequence.key, [base + place for place in places])
+                for places in zip(*moves, strict=True)
+            )
+            self.kv.move(slots, to)
+
+    def truncate(self, key: int, length: int) -> None:
+        """See Target.truncate. Slots behind the end are written again before they are read."""
+        if self._states is not None:
+            self._states.go_back(key, length)
+
+    def close(self, key: int) -> None:
+        """Forget a sequence; unknown keys are fine, it may never have run."""
+        self.memory.close(key)
+        if self._states is not None:
+            self._states.close(key)
+
+    @torch.inference_mode()
+    def state_bytes(self) -> int:
+        """Of the recurrent states of a sequence; see `recurrent.copies_states` for candidates."""
+        if self._states is None:
+            return 0
+        with self._opened(_PROBE, 1):
+            rows = PackedRows()
+            self._add(rows, _PROBE, [0], 0, 0)
+            self._run(rows)
+            return self._states.num_bytes(_PROBE)
+
+    @torch.inference_mode()
+    def logits_of_split(self, token_ids: Sequence[int], split: Split) -> Tensor:
+        """See TransformersTarget.logits_of_split. Every second forward has other sequences too."""
+        with self._opened(_PROBE, len(token_ids)), self._opened(_NEIGHBOR, NEIGHBOR_LEN):
+            return self._logits_behind(token_ids, 0, split)
+
+    @torch.inference_mode()
+    def logits_at_border(self, token_ids: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
+        """See TransformersTarget.logits_at_border; the pages before are copies of one."""
+        tail, end = sum(TAIL_SPLIT), start + len(token_ids)
+        with self._opened(_PROBE, end), self._opened(_NEIGHBOR, NEIGHBOR_LEN):
+            first, whole = PackedRows(), PackedRows()
+            self._add(first, _PROBE, token_ids[:PAGE_SIZE], 0, 0)
+            self._run(first)
+            self.kv.repeat_first(self.memory.page_ids(_PROBE))
+            if self._states is not None:
+                self._states.pretend(_PROBE, start, end - tail)
+            self._add(whole, _PROBE, token_ids, start, tail)
+            together, _ = self._run(whole)
+            self.truncate(_PROBE, end - tail)
+            return together, self._logits_behind(token_ids[-tail:], end - tail, TAIL_SPLIT)
+
+    @contextmanager
+    def _opened(self, key: int, num_tokens: int) -> Iterator[None]:
+        # Long texts and others in one forward, where they differ.
+        longest = 2**31 if key == _NEIGHBOR else 0
+        self.memory.open(key, [0], with_context=False, longest=longest)
+        try:
+            if not self.memory.reserve(key, num_tokens):
+                raise ModelError(
+                    f"the K/V memory of {self.memory.num_tokens} tokens is too small to test the "
+                    "model in; give more --memory"
+                )
+            yield
+        finally:
+            self.close(key)
+
+    def _logits_behind(self, token_ids: Sequence[int], start: int, split: Split) -> Tensor:
+        logits: list[Tensor] = []
+        done = 0
+        for index, length in enumerate(split):
+            own, rows = token_ids[done : done + length], PackedRows()
+            if index % 2:
+                self._add(rows, _NEIGHBOR, [own[0]] * 3, NEIGHBOR_LEN - 3, 0)
+            self._add(rows, _PROBE, own, start + done, length)
+            if index % 2:
+                self._add(rows, _NEIGHBOR, own[:1], 5, 0)
+            logits.append(self._run(rows)[0])
+            done += length
+        return torch.cat(logits)
+
+
+def _backend(
+    dtype: torch.dtype, device: torch.device, head_dims: Collection[int], in_int8: bool
+) -> Backend:
+    """What computes attention over pages that may be in int8."""
+    backend = backend_for(dtype, device, head_dims)
+    is_right = backend.takes_int8_pages or not in_int8
+    return backend if is_right else reference_for(dtype, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """Tokens at positions from `start` on that are computed as one span.
+
+    places: of a branch, for each position under the anchor up to its leaf, in rising order, the
+    position of the sequence in whose slot the token of this path lies.
+    """
+
+    token_ids: list[int]
+    start: int
+    places: Mapping[int, int]
+
+
+def _paths(planned: PlannedRow) -> Iterator[_Path]:
+    """The new tokens and the first path of the tree, then what each branch has of its own."""
+    tree, new_ids = planned.tree, planned.row.new_ids
+    first, *branches = tree.runs
+    start = planned.row.sequence.num_cached
+    yield _Path([*new_ids, *(tree.tokens[node] for node in first)], start, NO_PLACES)
+    base = start + len(new_ids)
+    for nodes in branches:
+        path = [*tree.path(tree.parents[nodes[0]]), *nodes]
+        places = {base + depth: base + tree.order[node] for depth, node in enumerate(path)}
+        first_position = base + tree.depths[nodes[0]] - 1
+        yield _Path([tree.tokens[node] for node in nodes], first_position, places)
+
+
+def _row_features(planned: PlannedRow, parts: list[Tensor]) -> RowFeatures | None:
+    """Of a row whose features [positions, ..] were computed in these parts."""
+    values = _joined(parts)
+    if values is None or planned.tree.is_chain:
+        return None if values is None else RowFeatures(values)
+    num_new = len(planned.row.new_ids)
+    places = [*range(num_new), *(num_new + place for place in planned.tree.order)]
+    return RowFeatures(values, places)
+
+
+def _order_of_logits(plan: ForwardPlan) -> list[int] | None:
+    """Where logits were computed, in the order of each row; None if they are in it."""
+    if all(planned.tree.is_chain for planned in plan):
+        return None
+    order: list[int] = []
+    for planned in plan:
+        first_node = len(order) + planned.num_logits - len(planned.tree)
+        order += range(len(order), first_node)
+        order += [first_node + place for place in planned.tree.order]
+    return order
+
+
+def _joined(parts: list[Tensor]) -> Tensor | None:
+    return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
