@@ -11,14 +11,15 @@ What drafting may lose is bounded by an account, whatever is believed (`account.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 from blockdraft.allocation.account import Account
+from blockdraft.allocation.backoff import Backoff
 from blockdraft.allocation.calibration import Calibration
-from blockdraft.allocation.candidates import NO_CANDIDATES, Order, ordered
+from blockdraft.allocation.candidates import NO_CANDIDATES, FreeProposal, Order, by_key, ordered
 from blockdraft.allocation.costs import StepCosts
-from blockdraft.allocation.expectation import Expectation, Trust
+from blockdraft.allocation.expectation import Expectation, Expectations, Trust
 from blockdraft.allocation.free_worth import FreeWorth
+from blockdraft.allocation.offers import Offer, Offers
 from blockdraft.allocation.policy import Outcome
 from blockdraft.allocation.prices import Price, StepPrices
 from blockdraft.core.plan import NOTHING, Proposal
@@ -52,16 +53,10 @@ needed."""
 _DEEP_STEPS = 32
 """After so many drafted steps the whole first path of a sequence is verified, since what is never
 verified is never learned."""
-_FORGOTTEN_STEPS = 256
-"""A sequence that drafted nothing for so long is believed to be like all the others."""
 _REST_STEPS = 64
 """Where drafting does not pay, and nothing has changed, all is weighed again after so many."""
 _IDLE_STEPS = 4
 """Where nothing was weighed, one step of so many is learned from."""
-_WORTH_STEPS = 16
-"""Steps that the features of a prompt are worth being projected for."""
-_STEP_TOKENS = 4
-"""Features that one step leaves to be projected."""
 _OUTLIER = 4.0
 """A step loses at most so many plain ones: a machine that stood still tells nothing."""
 _LARGEST_AFTERMATH = 0.25
@@ -72,40 +67,6 @@ _FIRST_TRUST_BESIDE_FREE = 0.7
 and gives less there than elsewhere: the default drafter 0.64 of it sampled, and 0.71 greedy."""
 _CHEAP_BRANCHES = 0.05
 """Where branches add less than this share to a step, chains need not be priced apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """Rows that may draft. loss: what the step is expected to cost beyond its tokens' plain worth.
-
-    depth: of the drafts. num_slots: of each draft forward. draft: seconds of all of them. rate: of
-    tokens, where features that waited for long are paid in several steps. predicted: candidates
-    that are kept, if all of the prediction is believed. tokens: that the step is expected to give.
-    """
-
-    keys: list[int]
-    depth: int
-    num_slots: int
-    num_lagging: int
-    draft: float
-    drafting: float
-    rate: float
-    predicted: float
-    loss: float
-    tokens: float
-
-
-@dataclass(slots=True)
-class _Free:
-    """What is proposed for a sequence without a model.
-
-    num_tokens: that the sequence had. gains, branches: of the candidates, as in an order.
-    """
-
-    proposal: Proposal
-    num_tokens: int
-    gains: list[float]
-    branches: list[float]
 
 
 @dataclass(slots=True)
@@ -119,16 +80,12 @@ class _Step:
     """
 
     prices: StepPrices
-    free: dict[int, _Free]
+    free: dict[int, FreeProposal]
     of_free: tuple[Order, Price]
     least_rate: float
     is_plain: bool
     free_saves: float
-    with_model: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)
-    """By key: gains and branches that are expected if the model drafts; found when asked for."""
-    lags: dict[int, int] = field(default_factory=dict)
-    """By key: tokens that would have to be projected; found when asked for."""
-    offer: _Offer | None = None
+    offer: Offer | None = None
     is_idle: bool = False
     is_try: bool = False
     forced: dict[int, int] = field(default_factory=dict)
@@ -146,14 +103,6 @@ class _Step:
         """Of what is proposed for a sequence without the model."""
         own = self.free.get(key)
         return [] if own is None else own.gains
-
-
-@dataclass(slots=True)
-class _Known:
-    """One sequence: what its proposals hold, and the step of its last one."""
-
-    expectation: Expectation
-    drafted_at: int
 
 
 class BestRate:
@@ -177,17 +126,15 @@ class BestRate:
         self.calibration = Calibration()
         self.account = Account()
         self._costs, self._lag, self._model_kind = costs, lag, model_kind
-        self._max_nodes, self._max_depth = max_nodes, max_depth
-        self._of_all: dict[bool, Expectation] = {}
-        self._known: dict[int, _Known] = {}
+        self._expectations = Expectations(max_nodes, max_depth)
         self._trust_of_choices = Trust()
         self._trust_of_limits = {False: Trust(), True: Trust(_FIRST_TRUST_BESIDE_FREE)}
         self._free_worth = FreeWorth()
         self._step: _Step | None = None
         self._num_steps = self._num_drafted = 0
         self._behind_drafts = False
-        self._try_steps, self._next_try = _TRY_STEPS, 0
-        self._unweighed, self._next_weighed = 1, 0
+        self._tries = Backoff(_TRY_STEPS, _MOST_TRY_STEPS)
+        self._weighing = Backoff(1, _MOST_UNWEIGHED)
         self._rest: tuple[int, float, int] | None = None
         """Sequences that rest, in powers of two, the credit that ends it, the step that does."""
 
@@ -213,7 +160,7 @@ class BestRate:
         price = self._best(prices, order)
         self._step = step = _Step(
             prices,
-            _free(rows, free, order) if any(free) else {},
+            by_key(rows, free, order) if any(free) else {},
             of_free=(order, price),
             least_rate=price.rate,
             is_plain=self.account.wants_control or not self.account.may_lose,
@@ -231,7 +178,7 @@ class BestRate:
         ]
 
     def _is_unweighed(self, step: _Step) -> bool:
-        return step.prices.num > _CROWD and self._num_steps < self._next_weighed
+        return step.prices.num > _CROWD and not self._weighing.is_due(self._num_steps)
 
     def _is_resting(self, able: Sequence[Row]) -> bool:
         if self._rest is None:
@@ -244,130 +191,59 @@ class BestRate:
         """Who drafts: those with whom the most tokens per second are expected, or one to try."""
         promising = sorted(able, key=lambda row: -sum(self._expectation(row).gains))
         sizes = _sizes(len(able))
+        offers = self._offers(step)
         # Offers take time, and mostly there is none that could pay.
-        may_pay = [num for num in sizes if self._may_pay(step, promising[:num])]
-        offers = [self._offer(step, promising[:num]) for num in may_pay]
-        best = max(offers, key=lambda offer: offer.rate, default=None)
+        may_pay = [num for num in sizes if offers.may_pay(promising[:num])]
+        made = [offers.of(promising[:num]) for num in may_pay]
+        best = max(made, key=lambda offer: offer.rate, default=None)
         if best is not None and best.rate > step.least_rate and self.account.allows(best.loss):
             step.offer = best
-            self._try_steps, self._unweighed = _TRY_STEPS, 1
+            self._tries.succeed()
+            self._weighing.succeed()
             if self._num_drafted % _DEEP_STEPS == _DEEP_STEPS - 1:
                 row = promising[self._num_drafted // _DEEP_STEPS % len(best.keys)]
                 step.forced = {row.sequence.key: row.num_slots}
-                step.offer = self._offer(step, promising[: len(best.keys)], whole=True)
+                step.offer = offers.of(promising[: len(best.keys)], whole=True)
             return
-        self._next_weighed = self._num_steps + self._unweighed
-        self._unweighed = min(2 * self._unweighed, _MOST_UNWEIGHED)
+        self._weighing.attempt(self._num_steps)
         poor = [row for row in able if sum(step.gains_of(row.sequence.key)) <= _POOR]
-        if not poor or (step.has_free and self._num_steps < self._next_try):
+        if not poor or (step.has_free and not self._tries.is_due(self._num_steps)):
             return
         longest_ago = min(poor, key=self._drafted_at)
         if self._num_steps - self._drafted_at(longest_ago) < _TRY_STEPS:
             return
-        offers += [self._offer(step, promising[:num]) for num in sizes if num not in may_pay]
-        offer = min(offers, key=lambda offer: offer.loss)
+        made += [offers.of(promising[:num]) for num in sizes if num not in may_pay]
+        offer = min(made, key=lambda offer: offer.loss)
         if len(offer.keys) == 1:
-            offer = self._offer(step, [longest_ago], least=_TRY_DEPTH, whole=True)
+            offer = offers.of([longest_ago], least=_TRY_DEPTH, whole=True)
         # What the candidates of others would gain without it is lost as well.
         loss = offer.loss + offer.tokens * (1 / step.prices.plain_rate - 1 / step.least_rate)
         if self.account.allows_try(loss):
             step.offer = offer
             step.forced = {longest_ago.sequence.key: _TRY_DEPTH}
             step.is_try = True
-            self._next_try = self._num_steps + self._try_steps
-            self._try_steps = min(2 * self._try_steps, _MOST_TRY_STEPS)
+            self._tries.attempt(self._num_steps)
         else:
             credit = self.account.credit_for_try(loss)
             self._rest = len(able).bit_length(), credit, self._num_steps + _REST_STEPS
 
-    def _may_pay(self, step: _Step, rows: Sequence[Row]) -> bool:
-        """False if drafting for these rows cannot give a better rate, however cheap its rows."""
-        prices = step.prices
-        drafting = {row.sequence.key for row in rows}
-        gained = sum(sum(own.gains) for key, own in step.free.items() if key not in drafting)
-        gained += sum(sum(self._with_model(step, row)[0]) for row in rows)
-        tokens = prices.num + self._trust_of_limits[step.has_free](prices.num) * gained
-        draft = self._costs.draft(*self._costs.draft_forwards(len(rows), 1))
-        return tokens > step.least_rate * (prices.plain_seconds + draft)
-
     def _drafted_at(self, row: Row) -> int:
-        known = self._known.get(row.sequence.key)
-        return -_TRY_STEPS if known is None else known.drafted_at
+        step = self._expectations.drafted_at(row)
+        return -_TRY_STEPS if step is None else step
 
     def _expectation(self, row: Row) -> Expectation:
-        known = self._known.get(row.sequence.key)
-        if known is None or self._num_steps - known.drafted_at > _FORGOTTEN_STEPS:
-            return self._for_all(row)
-        return known.expectation
+        return self._expectations.of(row, self._num_steps)
 
-    def _for_all(self, row: Row) -> Expectation:
-        is_sampled = _is_sampled(row)
-        if is_sampled not in self._of_all:
-            self._of_all[is_sampled] = Expectation(self._max_nodes, self._max_depth)
-        return self._of_all[is_sampled]
-
-    def _offer(
-        self, step: _Step, rows: Sequence[Row], *, least: int = 0, whole: bool = False
-    ) -> _Offer:
-        """The model drafts for these rows, and the best of all proposals is verified.
-
-        whole: blocks are as deep as they may be, and not only as deep as is usually verified.
-        """
-        prices = step.prices
-        drafting = {row.sequence.key for row in rows}
-        found = [(own.gains, own.branches) for key, own in step.free.items() if key not in drafting]
-        found += [self._with_model(step, row) for row in rows]
-        candidates = [pair for own in found for pair in zip(*own, strict=True)]
-        candidates.sort(key=lambda pair: -pair[0])
-        num_lagging = sum(self._lag_of(step, row) for row in rows)
-        project = self._costs.project(num_lagging)
-        usual = min(project, self._costs.project(_STEP_TOKENS * len(rows)))
-        depth = max(row.num_slots for row in rows)
-        if not whole:
-            each = (self._expectation(row).survival[:depth] for row in rows)
-            depth = prices.best_depth([sum(own) for own in zip(*each, strict=True)], len(rows))
-        num_slots, num_forwards = self._costs.draft_forwards(len(rows), depth)
-        draft = self._costs.draft(num_slots, num_forwards)
-        trust = self._trust_of_limits[step.has_free](prices.num)
-        price = prices.best(
-            [gain for gain, _ in candidates],
-            [branch for _, branch in candidates],
-            draft + usual + (project - usual) / _WORTH_STEPS,
-            least=min(least, len(candidates)),
-            trust=trust,
+    def _offers(self, step: _Step) -> Offers:
+        return Offers(
+            self._costs,
+            step.prices,
+            self._expectation,
+            self._lag,
+            step.free,
+            trust=self._trust_of_limits[step.has_free](step.prices.num),
+            least_rate=step.least_rate,
         )
-        return _Offer(
-            keys=[row.sequence.key for row in rows],
-            depth=depth,
-            num_slots=num_slots,
-            num_lagging=num_lagging,
-            draft=draft,
-            drafting=draft + project,
-            rate=price.rate,
-            predicted=(price.tokens - prices.num) / trust,
-            loss=draft + project + price.forward - prices.plain_worth(price.tokens),
-            tokens=price.tokens,
-        )
-
-    def _lag_of(self, step: _Step, row: Row) -> int:
-        key = row.sequence.key
-        if key not in step.lags:
-            step.lags[key] = self._lag(row)
-        return step.lags[key]
-
-    def _with_model(self, step: _Step, row: Row) -> tuple[list[float], list[float]]:
-        """Gains and branches of a row's candidates that are expected if the model drafts too."""
-        key = row.sequence.key
-        if key not in step.with_model:
-            expectation, num = self._expectation(row), row.num_draft_tokens
-            known = step.gains_of(key)
-            # With the model there are no fewer good candidates than without.
-            pairs = zip_longest(expectation.gains[:num], known, fillvalue=0.0)
-            expected = [max(own, free) for own, free in pairs]
-            branch = self._costs.branch(row.sequence.num_cached)
-            added = [share * branch for share in expectation.branches[:num]]
-            step.with_model[key] = expected, added + [0.0] * (len(expected) - len(added))
-        return step.with_model[key]
 
     def choose(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> list[Proposal]:
         """See `Policy`. Where no model was to draft, `proposals` are what `limit` was given."""
@@ -419,7 +295,9 @@ class BestRate:
         self, rows: Sequence[Row], proposals: Sequence[Proposal], forced: Mapping[int, int]
     ) -> Order:
         chances = [
-            self.calibration.probabilities(row.sequence.key, own, sampled=_is_sampled(row))
+            self.calibration.probabilities(
+                row.sequence.key, own, sampled=row.sequence.params.is_sampled
+            )
             for row, own in zip(rows, proposals, strict=True)
         ]
         branch = [self._costs.branch(row.sequence.num_cached) for row in rows]
@@ -442,15 +320,9 @@ class BestRate:
                 continue
             gains = [order.gains[place] for place in own]
             branches = [order.branches[place] > 0 for place in own]
-            of_all = self._for_all(row)
-            expectation = self._expectation(row)
-            if expectation is of_all:
-                expectation = of_all.of_request()
             chances = dict(zip((order.nodes[place] for place in own), gains, strict=True))
             first = [chances[node] for node in proposal.tree.through([])]
-            for learning in (expectation, of_all):
-                learning.record(gains, branches, first)
-            self._known[row.sequence.key] = _Known(expectation, self._num_steps)
+            self._expectations.record(row, self._num_steps, gains, branches, first)
 
     def record(self, outcomes: Sequence[Outcome], seconds: Mapping[Phase, float]) -> None:
         """See `Policy`."""
@@ -507,7 +379,7 @@ class BestRate:
             nodes = [node for node, depth in enumerate(tree.depths) if depth == 1]
             token_id = sequence.token_ids[free.num_tokens]
             right = [index for index, node in enumerate(nodes) if tree.tokens[node] == token_id]
-            sampled = _is_sampled(outcome.row)
+            sampled = outcome.row.sequence.params.is_sampled
             self.calibration.record(sequence.key, proposal.only(nodes), right, sampled=sampled)
 
     def _record_verdicts(self, step: _Step, outcomes: Sequence[Outcome]) -> int:
@@ -519,7 +391,7 @@ class BestRate:
                     outcome.row.sequence.key,
                     outcome.proposal,
                     outcome.kept_nodes,
-                    sampled=_is_sampled(outcome.row),
+                    sampled=outcome.row.sequence.params.is_sampled,
                 )
                 num_kept += len(outcome.kept_nodes)
         num = step.prices.num
@@ -558,11 +430,11 @@ class BestRate:
         self.account.book(lost)
         if step.is_try and step.has_free:
             least = math.ceil(max(lost, 0.0) / (_TRY_SHARE * step.prices.plain_seconds))
-            self._next_try = max(self._next_try, self._num_steps + least)
+            self._tries.wait_until(self._num_steps + least)
 
     def close(self, key: int) -> None:
         """See `Policy`."""
-        self._known.pop(key, None)
+        self._expectations.close(key)
         self.calibration.close(key)
 
 
@@ -584,20 +456,6 @@ def _asleep(prices: StepPrices) -> _Step:
 def _able(rows: Sequence[Row]) -> list[Row]:
     """The rows that a model may draft for, as it sees them."""
     return [own for own in (row.for_model() for row in rows) if own.num_draft_tokens > 0]
-
-
-def _free(rows: Sequence[Row], free: Sequence[Proposal], order: Order) -> dict[int, _Free]:
-    found = [
-        _Free(own, len(row.sequence.token_ids), [], []) for row, own in zip(rows, free, strict=True)
-    ]
-    for index, gain, branch in zip(order.rows, order.gains, order.branches, strict=True):
-        found[index].gains.append(gain)
-        found[index].branches.append(branch)
-    return {row.sequence.key: own for row, own in zip(rows, found, strict=True)}
-
-
-def _is_sampled(row: Row) -> bool:
-    return row.sequence.params.temperature > 0.0
 
 
 def _sizes(num: int) -> list[int]:

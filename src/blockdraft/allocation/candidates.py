@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from blockdraft.core.plan import Proposal
+from blockdraft.core.sequence import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,31 @@ class Order:
 
 NO_CANDIDATES = Order([], [], [], [], 0)
 """Of a step in which nothing is proposed."""
+
+
+@dataclass(slots=True)
+class FreeProposal:
+    """What is proposed for a sequence without a model.
+
+    num_tokens: that the sequence had. gains, branches: of the candidates, as in an order.
+    """
+
+    proposal: Proposal
+    num_tokens: int
+    gains: list[float]
+    branches: list[float]
+
+
+def by_key(rows: Sequence[Row], free: Sequence[Proposal], order: Order) -> dict[int, FreeProposal]:
+    """What `order` has of each row's free proposal, by the key of its sequence."""
+    found = [
+        FreeProposal(own, len(row.sequence.token_ids), [], [])
+        for row, own in zip(rows, free, strict=True)
+    ]
+    for index, gain, branch in zip(order.rows, order.gains, order.branches, strict=True):
+        found[index].gains.append(gain)
+        found[index].branches.append(branch)
+    return {row.sequence.key: own for row, own in zip(rows, found, strict=True)}
 
 
 def ordered(

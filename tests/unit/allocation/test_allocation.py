@@ -10,11 +10,13 @@ import pytest
 
 from blockdraft.allocation.account import Account
 from blockdraft.allocation.allocator import Allocator
+from blockdraft.allocation.backoff import Backoff
 from blockdraft.allocation.best_rate import BestRate
 from blockdraft.allocation.candidates import ordered
 from blockdraft.allocation.costs import KeyCosts, StepCosts
 from blockdraft.allocation.expectation import Trust
 from blockdraft.allocation.free_worth import FreeWorth
+from blockdraft.allocation.offers import Offers
 from blockdraft.allocation.policy import Outcome, VerifyAll
 from blockdraft.allocation.prices import StepPrices
 from blockdraft.core.plan import NOTHING, ROOT, Proposal, Tree
@@ -763,17 +765,16 @@ def test_a_model_is_not_tried_where_much_is_known_without_it():
     assert tries(best_rate(CPU, 5), 0.95, 200) == []
 
 
-def test_an_offer_that_pays_ends_the_pause_between_tries():
+def test_an_offer_that_pays_ends_the_pause_between_tries(monkeypatch):
     policy = best_rate(CPU, 5)
     tries(policy, 0.1, 200)
     policy.account.allows = lambda loss: True
-    offer = policy._offer
-    policy._offer = lambda *given, **named: replace(offer(*given, **named), rate=1e9)
-    policy._may_pay = lambda *_: True
-    row = make_row(0, 8, 8).limited(5, 5)
-    policy.limit([row], 0, [free_chain(1, 0.1)])
+    row, offer = make_row(0, 8, 8).limited(5, 5), Offers.of
+    with monkeypatch.context() as patch:
+        patch.setattr(Offers, "of", lambda *own, **how: replace(offer(*own, **how), rate=1e9))
+        patch.setattr(Offers, "may_pay", lambda *_: True)
+        policy.limit([row], 0, [free_chain(1, 0.1)])
     assert policy._step.offer is not None
-    policy._offer = offer
     policy.choose([row], [NOTHING])
     policy.record([Outcome(row, NOTHING, [])], {"forward": CPU.base})
     pauses = np.diff(tries(policy, 0.1, 200))
@@ -793,14 +794,17 @@ def test_beside_what_is_known_without_a_model_tries_take_little_of_the_time():
     assert 4 / 0.002 <= pauses.min() <= pauses.max() < 5 / 0.002
 
 
-def test_in_a_crowd_weighing_pauses_where_it_finds_nothing():
+def test_in_a_crowd_weighing_pauses_where_it_finds_nothing(monkeypatch):
+    may_pay = Offers.may_pay
+
     def weighed(num: int, num_steps: int) -> list[int]:
         policy, found = best_rate(STEEP, 5), []
         rows = [make_row(key, 8, 8).limited(5, 5) for key in range(num)]
         free = [free_chain(1, 0.95) for _ in rows]
-        policy.account.allows, may_pay = lambda loss: False, policy._may_pay
+        policy.account.allows = lambda loss: False
         for step in range(num_steps):
-            policy._may_pay = lambda *own, step=step: found.append(step) or may_pay(*own)
+            noted = lambda *own, step=step: found.append(step) or may_pay(*own)  # noqa: E731
+            monkeypatch.setattr(Offers, "may_pay", noted)
             limited = policy.limit(rows, 0, free)
             assert not any(row.num_model_tokens for row in limited)
             chosen = policy.choose(rows, free)
@@ -815,6 +819,22 @@ def test_in_a_crowd_weighing_pauses_where_it_finds_nothing():
     assert np.diff(weighed(5, 120))[-3:].tolist() == [16, 16, 16]
 
 
+def test_attempts_that_lead_to_nothing_come_ever_more_seldom():
+    backoff, made = Backoff(2, 8), []
+    for step in range(40):
+        if backoff.is_due(step):
+            backoff.attempt(step)
+            made.append(step)
+    assert made == [0, 2, 6, 14, 22, 30, 38]
+    backoff.succeed()
+    backoff.attempt(46)
+    assert not backoff.is_due(47)
+    assert backoff.is_due(48)
+    backoff.wait_until(60)
+    assert not backoff.is_due(59)
+    assert backoff.is_due(60)
+
+
 def test_trust_starts_where_it_is_told():
     assert Trust()(1) == 1.0
     assert Trust(0.7)(1) == pytest.approx(0.7)
@@ -823,16 +843,16 @@ def test_trust_starts_where_it_is_told():
 def test_no_offer_that_is_not_looked_at_would_pay(monkeypatch):
     """Over plays of all kinds, and both answers come often."""
     seen = {False: 0, True: 0}
-    may_pay = BestRate._may_pay
+    may_pay = Offers.may_pay
 
-    def checked(policy: BestRate, step, rows):
-        answer = may_pay(policy, step, rows)
+    def checked(offers: Offers, rows):
+        answer = may_pay(offers, rows)
         seen[answer] += 1
         if not answer:
-            assert policy._offer(step, rows).rate <= step.least_rate * (1 + 1e-9)
+            assert offers.of(rows).rate <= policy._step.least_rate * (1 + 1e-9)
         return answer
 
-    monkeypatch.setattr(BestRate, "_may_pay", checked)
+    monkeypatch.setattr(Offers, "may_pay", checked)
     luck = random.Random(0)
     for machine in (CPU, STEEP):
         for num in (1, 2, 5):

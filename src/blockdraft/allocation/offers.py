@@ -1,0 +1,137 @@
+"""What a step costs and brings if a model drafts for some of its sequences. No torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from blockdraft.allocation.candidates import FreeProposal
+from blockdraft.allocation.costs import StepCosts
+from blockdraft.allocation.expectation import Expectation
+from blockdraft.allocation.prices import StepPrices
+from blockdraft.core.sequence import Row
+
+_WORTH_STEPS = 16
+"""Steps that the features of a prompt are worth being projected for."""
+_STEP_TOKENS = 4
+"""Features that one step leaves to be projected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Rows that may draft. loss: what the step is expected to cost beyond its tokens' plain worth.
+
+    depth: of the drafts. num_slots: of each draft forward. draft: seconds of all of them. rate: of
+    tokens, where features that waited for long are paid in several steps. predicted: candidates
+    that are kept, if all of the prediction is believed. tokens: that the step is expected to give.
+    """
+
+    keys: list[int]
+    depth: int
+    num_slots: int
+    num_lagging: int
+    draft: float
+    drafting: float
+    rate: float
+    predicted: float
+    loss: float
+    tokens: float
+
+
+class Offers:
+    """Makes offers for one step; what it has looked up of a sequence it keeps.
+
+    expectation, lag: what the model is expected to propose for a row, and the tokens whose features
+    it would have to project before. free: what is known without it, by key. trust: of what is
+    predicted, so much is believed. least_rate: tokens per second without the model.
+    """
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        prices: StepPrices,
+        expectation: Callable[[Row], Expectation],
+        lag: Callable[[Row], int],
+        free: Mapping[int, FreeProposal],
+        *,
+        trust: float,
+        least_rate: float,
+    ) -> None:
+        self._costs, self._prices = costs, prices
+        self._expectation, self._lag, self._free = expectation, lag, free
+        self._trust, self._least_rate = trust, least_rate
+        self._candidates: dict[int, tuple[list[float], list[float]]] = {}
+        self._lags: dict[int, int] = {}
+
+    def may_pay(self, rows: Sequence[Row]) -> bool:
+        """False if drafting for these rows cannot give a better rate, however cheap its rows."""
+        drafting = {row.sequence.key for row in rows}
+        gained = sum(sum(own.gains) for key, own in self._free.items() if key not in drafting)
+        gained += sum(sum(self._with_model(row)[0]) for row in rows)
+        tokens = self._prices.num + self._trust * gained
+        draft = self._costs.draft(*self._costs.draft_forwards(len(rows), 1))
+        return tokens > self._least_rate * (self._prices.plain_seconds + draft)
+
+    def of(self, rows: Sequence[Row], *, least: int = 0, whole: bool = False) -> Offer:
+        """The model drafts for these rows, and the best of all proposals is verified.
+
+        least: candidates that are verified in any case. whole: blocks are as deep as they may be,
+        and not only as deep as is usually verified.
+        """
+        prices = self._prices
+        drafting = {row.sequence.key for row in rows}
+        found = [
+            (own.gains, own.branches) for key, own in self._free.items() if key not in drafting
+        ]
+        found += [self._with_model(row) for row in rows]
+        candidates = [pair for own in found for pair in zip(*own, strict=True)]
+        candidates.sort(key=lambda pair: -pair[0])
+        num_lagging = sum(self._lag_of(row) for row in rows)
+        project = self._costs.project(num_lagging)
+        usual = min(project, self._costs.project(_STEP_TOKENS * len(rows)))
+        depth = max(row.num_slots for row in rows)
+        if not whole:
+            each = (self._expectation(row).survival[:depth] for row in rows)
+            depth = prices.best_depth([sum(own) for own in zip(*each, strict=True)], len(rows))
+        num_slots, num_forwards = self._costs.draft_forwards(len(rows), depth)
+        draft = self._costs.draft(num_slots, num_forwards)
+        price = prices.best(
+            [gain for gain, _ in candidates],
+            [branch for _, branch in candidates],
+            draft + usual + (project - usual) / _WORTH_STEPS,
+            least=min(least, len(candidates)),
+            trust=self._trust,
+        )
+        return Offer(
+            keys=[row.sequence.key for row in rows],
+            depth=depth,
+            num_slots=num_slots,
+            num_lagging=num_lagging,
+            draft=draft,
+            drafting=draft + project,
+            rate=price.rate,
+            predicted=(price.tokens - prices.num) / self._trust,
+            loss=draft + project + price.forward - prices.plain_worth(price.tokens),
+            tokens=price.tokens,
+        )
+
+    def _lag_of(self, row: Row) -> int:
+        key = row.sequence.key
+        if key not in self._lags:
+            self._lags[key] = self._lag(row)
+        return self._lags[key]
+
+    def _with_model(self, row: Row) -> tuple[list[float], list[float]]:
+        """Gains and branches of a row's candidates that are expected if the model drafts too."""
+        key = row.sequence.key
+        if key not in self._candidates:
+            expectation, num = self._expectation(row), row.num_draft_tokens
+            free = self._free.get(key)
+            # With the model there are no fewer good candidates than without.
+            pairs = zip_longest(
+                expectation.gains[:num], [] if free is None else free.gains, fillvalue=0.0
+            )
+            expected = [max(own, known) for own, known in pairs]
+            branch = self._costs.branch(row.sequence.num_cached)
+            added = [share * branch for share in expectation.branches[:num]]
+            self._candidates[key] = expected, added + [0.0] * (len(expected) - len(added))
+        return self._candidates[key]
