@@ -15,8 +15,8 @@ namespace blockdraft {
 // Weights are fetched so many bytes before few rows are multiplied with them, which memory binds: the
 // processor alone does not ask for enough of it at once. Panels lie one behind another.
 constexpr int64_t kFetchedAhead = 8192;
-// Lanes on others than AMD's processors fetch in two steps: Intel's first-level cache alone has room
-// for too few lines that are on their way. The second level asks for more by itself, on several pages
+// Where nothing is fetched past the caches, lanes fetch in two steps: Intel's first-level cache alone has
+// room for too few lines that are on their way. The second level asks for more by itself, on several pages
 // at once; so the lines of the pages of a window are fetched in turns, a window ahead.
 constexpr int64_t kFetchedNear = 3072;
 constexpr int64_t kPage = 4096;

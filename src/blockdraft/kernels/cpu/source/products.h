@@ -158,6 +158,7 @@ void multiply_rows(const Product& product, O* output, const Operand<T, Value>& o
   };
   constexpr int kAll = num_lines(kBytes), kHalf = num_lines(kBytes / 2), kThird = num_lines(kBytes / 3);
   if (num_blocks == 1 && P == 1) {
+    // The caches may hold it still; on Intel's processors this was not tried.
     if (is_on_amd() && product.is_read_again != 0)
       return fetch_ahead(FetchedLines<kAll, Into::kFirst>{}, kFetchedAhead);
     if (fetches_past_caches())
