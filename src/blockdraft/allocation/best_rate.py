@@ -422,7 +422,7 @@ class BestRate:
                 self._costs.record_project(offer.num_lagging, project)
         if price is not None and price.num_candidates:
             num_rows = prices.num + price.num_candidates
-            self._costs.record_forward(num_rows, expected, forward / slower)
+            self._costs.record_forward(prices.num, num_rows, expected, forward / slower)
         lost = min(forward + draft - worth * slower, _OUTLIER * prices.plain_seconds * slower)
         self._book(step, lost + project)
 

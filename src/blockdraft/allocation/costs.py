@@ -66,14 +66,14 @@ class CostCurve:
                 found += [start + slope * size for size in range(first, last)]
         return found
 
-    def record(self, size: int, seconds: float) -> None:
-        """Learn from one measurement.
+    def record(self, size: int, seconds: float, above: int | None = None) -> None:
+        """Learn from one measurement; `above`: see `record_shape`.
 
         The less a size was met lately, the more it is its own cost that was wrong, and the less the
         level: else costs of drafting that were believed too low would make plain steps seem dear.
         """
         known = self._known(size)
-        self.move_level(known * self.record_shape(size, seconds))
+        self.move_level(known * self.record_shape(size, seconds, above))
 
     def move_level(self, surprise: float) -> None:
         """Follow a measurement that was off by this share of what was expected."""
@@ -86,17 +86,18 @@ class CostCurve:
         weight = (1 - share) * weights[0] + share * weights[1]
         return min(weight / _SMALLEST_WEIGHT - 1, 1.0)
 
-    def record_shape(self, size: int, seconds: float) -> float:
-        """Learn from one measurement but its level; returns by what share it was off, in bounds."""
+    def record_shape(self, size: int, seconds: float, above: int | None = None) -> float:
+        """Learn from one measurement but its level; returns by what share it was off, in bounds.
+
+        above: a smaller size, if only what the rest takes was measured. Its own cost stays.
+        """
         # After every step of the engine, and right behind a forward: cheap, so no arrays.
         surprise = seconds / self.at(size) - 1
         surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
-        left, share = _place(size)
-        self._seconds[left] *= 1 + (1 - share) * surprise / self._weights[left]
-        self._seconds[left + 1] *= 1 + share * surprise / self._weights[left + 1]
         self._weights = [max(weight * _KEPT_WEIGHT, _SMALLEST_WEIGHT) for weight in self._weights]
-        self._weights[left] += 1 - share
-        self._weights[left + 1] += share
+        for knot, share in _shares(size, above):
+            self._seconds[knot] *= 1 + share * surprise / self._weights[knot]
+            self._weights[knot] += share
         self._monotone = _isotonic(self._seconds, self._weights)
         return surprise
 
@@ -141,9 +142,13 @@ class StepCosts:
         *,
         drafts_by_level: bool = False,
     ) -> None:
-        self._plain = CostCurve(plain_points)
-        self._num_plain = 0
+        plain_points, forward_points = (
+            sorted((size, seconds) for size, seconds in points)
+            for points in (plain_points, forward_points)
+        )
         self._forward = CostCurve(forward_points)
+        self._plain = CostCurve(_continued(plain_points, forward_points, self._forward))
+        self._num_plain = 0
         self._draft = CostCurve(draft_points)
         self._project = CostCurve(project_points) if project_points else None
         self._key_costs = key_costs
@@ -154,14 +159,13 @@ class StepCosts:
         keys = self._plain.level * self._key_costs.key * num_keys
         return self._forward.level * (self._plain.at(num_sequences) + keys)
 
-    def forward(self, num_rows: float, num_keys: int = 0) -> float:
-        """A target forward of so many rows, with all that a step does beside the draft."""
-        return self._forward.at(num_rows) + self._forward.level * self._key_costs.key * num_keys
+    def forward(self, num_rows: float) -> float:
+        """A target forward of so many rows of one sequence, with all that a step does beside it."""
+        return self._forward.at(num_rows)
 
-    def forwards(self, num_rows: range, num_keys: int = 0) -> list[float]:
+    def forwards(self, num_rows: range) -> list[float]:
         """The same for each number of rows."""
-        keys = self._forward.level * self._key_costs.key * num_keys
-        return [seconds + keys for seconds in self._forward.over(num_rows)]
+        return self._forward.over(num_rows)
 
     def branch(self, num_keys: int) -> float:
         """What another branch adds to a forward, of a sequence with so many keys."""
@@ -197,9 +201,12 @@ class StepCosts:
             self._plain.level *= 1 + surprise / (1 + self._num_plain)
         self._forward.move_level(surprise)
 
-    def record_forward(self, num_rows: int, expected: float, seconds: float) -> None:
+    def record_forward(
+        self, num_sequences: int, num_rows: int, expected: float, seconds: float
+    ) -> None:
         """Learn from the target's part of a step with drafts that should have taken `expected`."""
-        self._forward.record(num_rows, seconds / expected * self._forward.at(num_rows))
+        found = seconds / expected * self._forward.at(num_rows)
+        self._forward.record(num_rows, found, above=num_sequences)
 
     def record_draft(self, num_slots: int, expected: float, seconds: float) -> None:
         """Learn from draft forwards of so many slots that should have taken `expected` together."""
@@ -230,6 +237,33 @@ def _place(size: float) -> tuple[int, float]:
     """The knot at or before a size, and how far it is to the next one, 1 at most."""
     left = min(max(bisect_left(_KNOTS, size) - 1, 0), len(_KNOTS) - 2)
     return left, min((size - _KNOTS[left]) / (_KNOTS[left + 1] - _KNOTS[left]), 1.0)
+
+
+def _shares(size: float, above: float | None) -> list[tuple[int, float]]:
+    """The knots around a size, and how much each says of it; less, if it says the same of `above`.
+
+    So whatever is learned of a size moves the difference of the two.
+    """
+    left, share = _place(size)
+    if above is None:
+        return [(left, 1 - share), (left + 1, share)]
+    begin, part = _place(above)
+    held = {begin: 1 - part, begin + 1: part}
+    return [
+        (knot, max(own - held.get(knot, 0.0), 0.0))
+        for knot, own in ((left, 1 - share), (left + 1, share))
+    ]
+
+
+def _continued(
+    plain_points: list[tuple[int, float]],
+    forward_points: list[tuple[int, float]],
+    forward: CostCurve,
+) -> list[tuple[int, float]]:
+    """Plain steps of more sequences than were measured take as much more as rows of one do."""
+    last, seconds = plain_points[-1]
+    beyond = [(num, of_rows) for num, of_rows in forward_points if num > last]
+    return [*plain_points, *((num, seconds + more - forward.at(last)) for num, more in beyond)]
 
 
 def _through(points: Sequence[tuple[int, float]]) -> list[float]:

@@ -42,12 +42,12 @@ class StepPrices:
     def __init__(self, costs: StepCosts, num: int, num_keys: int, num_other_rows: int) -> None:
         self.num, self.num_other_rows = num, num_other_rows
         self.plain_seconds = costs.plain(num, num_keys)
-        self._costs, self.num_keys = costs, num_keys
-        # Without candidates it is plain decoding, whose cost is known better.
+        self.num_keys = num_keys
+        self._costs = costs
+        # What candidates add is added to plain decoding, whose cost is known better: sequences have
+        # each a context, and take longer than as many rows of one.
         self._known_forward = [self.plain_seconds]
-        self._beside = 0.0
-        if num_other_rows:
-            self._beside = costs.forward(num + num_other_rows) - costs.forward(num)
+        self._of_rows = costs.forward(num + num_other_rows)
 
     @property
     def plain_rate(self) -> float:
@@ -94,9 +94,10 @@ class StepPrices:
         survival: [depth] chains that reach it, of all sequences together.
         """
         tokens, rates = float(self.num), []
+        beside = self.plain_seconds - self._costs.forward(self.num)
         for depth, reached in enumerate(survival, start=1):
             tokens += reached
-            seconds = self._costs.forward(tokens + num_drafting)
+            seconds = beside + self._costs.forward(tokens + num_drafting)
             seconds += self._costs.draft(*self._costs.draft_forwards(num_drafting, depth))
             rates.append(tokens / seconds)
         best = 1 + rates.index(max(rates))
@@ -106,6 +107,6 @@ class StepPrices:
         """Seconds of the target for each number of candidates from 0 on."""
         known, start = self._known_forward, self.num + self.num_other_rows
         missing = range(start + len(known), start + num_candidates + 1)
-        for seconds in self._costs.forwards(missing, self.num_keys):
-            known.append(max(seconds - self._beside, self.plain_seconds))
+        for seconds in self._costs.forwards(missing):
+            known.append(self.plain_seconds + seconds - self._of_rows)
         return known[: num_candidates + 1]

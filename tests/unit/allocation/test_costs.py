@@ -21,8 +21,14 @@ def make_costs(**changes: list[tuple[int, float]]) -> StepCosts:
 
 
 def forwarded(costs: StepCosts, num_rows: int, seconds: float) -> None:
-    """A forward of chains behind short contexts."""
-    costs.record_forward(num_rows, costs.forward(num_rows), seconds)
+    """One sequence with candidates, behind a short context."""
+    costs.record_forward(1, num_rows, costs.forward(num_rows), seconds)
+
+
+def price(costs: StepCosts, num_sequences: int, num_keys: int, *candidates: int) -> list[float]:
+    """Seconds of steps with so many candidates."""
+    prices = StepPrices(costs, num_sequences, num_keys, 0)
+    return [prices.best([0.0] * num, [0.0] * num, 0.0, least=num).seconds for num in candidates]
 
 
 def test_a_curve_goes_through_its_points_and_on_with_the_last_slope():
@@ -56,11 +62,11 @@ def test_noise_in_a_calibration_never_makes_more_rows_cheaper():
 def test_a_busier_machine_moves_the_costs_that_nobody_measures():
     costs = make_costs()
     for _ in range(300):
-        forwarded(costs, 1, 0.016)
+        forwarded(costs, 2, 0.0165)
     before = costs.forward(8), costs.draft(12)
     for _ in range(150):
-        forwarded(costs, 1, 0.032)
-    assert costs.forward(1) == pytest.approx(0.032, rel=0.02)
+        forwarded(costs, 2, 0.033)
+    assert costs.forward(2) == pytest.approx(0.033, rel=0.02)
     after = costs.forward(8), costs.draft(12)
     assert all(1.6 < new / old < 2.05 for old, new in zip(before, after, strict=True))
 
@@ -68,10 +74,10 @@ def test_a_busier_machine_moves_the_costs_that_nobody_measures():
 def test_a_wrong_calibration_is_corrected_where_the_curve_is_met():
     costs = make_costs()
     for _ in range(150):
-        forwarded(costs, 1, 0.016)
+        forwarded(costs, 2, 0.0165)
         forwarded(costs, 6, 0.027)
         costs.record_draft(6, costs.draft(6), 0.003)
-    assert costs.forward(1) == pytest.approx(0.016, rel=0.02)
+    assert costs.forward(2) == pytest.approx(0.0165, rel=0.02)
     assert costs.forward(6) == pytest.approx(0.027, rel=0.02)
     assert costs.draft(6) == pytest.approx(0.003, rel=0.03)
 
@@ -118,7 +124,7 @@ def test_plain_steps_that_were_measured_wrongly_are_known_after_a_few():
     for _ in range(4):
         costs.record_plain(1, 1000, 0.8 * 0.017)
     assert costs.plain(1, 1000) == pytest.approx(0.8 * 0.017, rel=0.05)
-    assert costs.forward(1, 1000) > 0.95 * 0.017  # which nobody has measured since
+    assert costs.forward(1) > 0.95 * 0.016  # which nobody has measured since
 
 
 def test_one_outlier_moves_a_cost_by_a_few_percent_at_most():
@@ -143,6 +149,35 @@ def test_a_plain_step_and_a_forward_with_drafts_have_costs_of_their_own():
     assert 0.028 < costs.forward(8) < 0.038
 
 
+def test_candidates_cost_what_they_add_to_a_plain_step_of_as_many_sequences():
+    """Sequences take longer than rows of one; what more rows take is all that candidates add."""
+    costs = make_costs(plain_points=[(1, 0.017), (8, 0.022), (16, 0.030)])
+    assert price(costs, 16, 0, 0, 16) == pytest.approx([0.030, 0.030 + 0.008])
+    assert price(costs, 1, 0, 3, 15) == pytest.approx([0.017 + 0.0015, 0.017 + 0.006])
+    for num, few, many in ((16, 17, 20), (23, 25, 31), (7, 9, 40), (1, 2, 9)):
+        costs = make_costs()
+        for num_rows in (few, many):
+            before = price(costs, num, 0, few - num, many - num)
+            expected = before[num_rows == many]
+            costs.record_forward(num, num_rows, expected, 1.2 * expected)
+            plain = costs.plain(num)
+            after = price(costs, num, 0, few - num, many - num)
+            # What a step took beyond its prediction is what its candidates took.
+            assert after[num_rows == many] / plain > expected / make_costs().plain(num)
+    for _ in range(400):
+        for num_rows, took in ((17, 0.033), (20, 0.036), (32, 0.048)):
+            (expected,) = price(costs, 16, 0, num_rows - 16)
+            costs.record_forward(16, num_rows, expected, took)
+            costs.record_plain(16, 0, 0.030)
+    assert price(costs, 16, 0, 0, 1, 4, 16) == pytest.approx([0.030, 0.033, 0.036, 0.048], rel=0.05)
+
+
+def test_more_sequences_than_were_measured_take_longer_as_rows_do():
+    costs = make_costs(plain_points=[(1, 0.017), (4, 0.018)])
+    assert costs.plain(16) == pytest.approx(0.018 + 0.022 - 0.0175)
+    assert costs.plain(64) == pytest.approx(0.018 + 0.046 - 0.0175)
+
+
 def test_measuring_takes_turns_and_the_median():
     ticks, runs = itertools.count(), []
     points = measure_points(runs.append, [1, 8], clock=lambda: float(next(ticks)))
@@ -156,7 +191,6 @@ def test_measuring_takes_turns_and_the_median():
 def test_keys_and_branches_cost_what_they_were_measured_to():
     costs = StepCosts(FORWARD, FORWARD, [(6, 0.006)], [], KeyCosts(1e-6, 1e-4, 2e-6))
     assert costs.plain(1, 1000) == pytest.approx(0.017)
-    assert costs.forward(4, 1000) == pytest.approx(0.0185)
     assert costs.branch(1000) == pytest.approx(0.0021)
     for _ in range(8):  # from these is learned what the measurement left out
         costs.record_plain(1, 1000, 0.017)
@@ -170,8 +204,8 @@ def test_longer_contexts_are_no_slower_machine():
     before = costs.draft(6)
     for num_keys in range(0, 3000, 10):
         costs.record_plain(1, num_keys, 0.016 + 1e-5 * num_keys)
-        expected = costs.forward(4, num_keys)
-        costs.record_forward(4, expected, 0.0175 + 1e-5 * num_keys)
+        (expected,) = price(costs, 1, num_keys, 3)
+        costs.record_forward(1, 4, expected, 0.0175 + 1e-5 * num_keys)
     assert costs.draft(6) == pytest.approx(before, rel=0.01)
 
 
@@ -201,7 +235,7 @@ def test_what_slows_target_and_drafter_alike_is_the_machine():
         forward, draft = costs.forward(6), costs.draft(6)
         slower = costs.record_slowdown(0.054 / forward, 0.018 / draft)
         costs.record_draft(6, draft, 0.018 / slower)
-        costs.record_forward(6, forward, 0.054 / slower)
+        costs.record_forward(1, 6, forward, 0.054 / slower)
     after = costs.plain(1), costs.draft(6), costs.forward(64)
     assert all(2.6 < new / old < 3.1 for old, new in zip(before, after, strict=True))
     for _ in range(12):
