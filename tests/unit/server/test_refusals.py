@@ -7,6 +7,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
+from blockdraft.server.json_route import MAX_OBJECTS
 from blockdraft.server.messages_api.schema import MessagesRequest
 from blockdraft.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from blockdraft.server.responses_api.schema import ResponsesRequest
@@ -390,6 +391,20 @@ def test_it_is_said_why_a_body_cannot_be_read(server, body, reason):
     error = error_of(server.client.post(TEXT, content=body, headers=headers), 400)
     assert reason in error["message"]
     assert error["code"] == "invalid_json"
+
+
+def test_a_body_of_many_small_parts_is_refused_before_it_is_checked(server):
+    parts = [{"type": "text", "text": "a"}] * (MAX_OBJECTS - 2)
+    sent = {"messages": [{"role": "user", "content": parts}]}
+    response = server.client.post(CHAT, json=sent)
+    assert "context" in error_of(response, 400)["message"]  # and not its number of objects
+    parts.append(parts[0])
+    error = error_of(server.client.post(CHAT, json=sent), 413)
+    assert error["code"] == "body_too_large"
+    assert "more than 32768 JSON objects; send fewer turns" in error["message"]
+    # Braces of a text are no objects.
+    text = {"messages": [{"role": "user", "content": "{" * (MAX_OBJECTS + 1)}]}
+    assert "context" in error_of(server.client.post(CHAT, json=text), 400)["message"]
 
 
 MANY = 10_000
