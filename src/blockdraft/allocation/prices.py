@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from blockdraft.allocation.costs import StepCosts
 
-_LEAST_GAIN = 0.10
+_LEAST_GAIN = 0.03
 """Share by which candidates must raise the rate where sequences share a step. Sequences that
 advance unevenly end at different times and share fewer steps, which no price includes."""
 _CROWD, _LEAST_GAIN_OF_CROWD = 8, 0.20

@@ -124,11 +124,11 @@ def test_every_number_is_looked_at():
 def test_crowds_leave_out_candidates_that_raise_the_rate_by_next_to_nothing():
     points = [(1, 0.010), (2, 0.0105), (3, 0.011), (4, 0.0115)]
     costs = StepCosts(points, points, [(6, 1e-6)])
-    for num, gain, taken in ((2, 0.3, 0), (2, 0.4, 1), (1, 0.06, 1)):  # 1.10, 1.15, 1.01 times
+    for num, gain, taken in ((2, 0.14, 0), (2, 0.18, 1), (1, 0.06, 1)):  # 1.02, 1.04, 1.01 times
         price = StepPrices(costs, num, 0, 0).best([gain], [0.0], 0.0)
         assert price.num_candidates == taken
     # Of those that are verified in any case it is not asked what they raise.
-    forced = StepPrices(costs, 2, 0, 0).best([0.3, 0.3], [0.0, 0.0], 0.0, least=1)
+    forced = StepPrices(costs, 2, 0, 0).best([0.3, 0.15], [0.0, 0.0], 0.0, least=1)
     assert forced.num_candidates == 1
     more = StepPrices(costs, 2, 0, 0).best([0.3, 0.5], [0.0, 0.0], 0.0, least=1)
     assert more.num_candidates == 2
