@@ -89,7 +89,7 @@ class CostCurve:
     def record_shape(self, size: int, seconds: float, above: int | None = None) -> float:
         """Learn from one measurement but its level; returns by what share it was off, in bounds.
 
-        above: a smaller size, if only what the rest takes was measured. Its own cost stays.
+        above: a smaller size, if only what is beyond it was measured. No knot up to it moves.
         """
         # After every step of the engine, and right behind a forward: cheap, so no arrays.
         surprise = seconds / self.at(size) - 1
@@ -160,7 +160,7 @@ class StepCosts:
         return self._forward.level * (self._plain.at(num_sequences) + keys)
 
     def forward(self, num_rows: float) -> float:
-        """A target forward of so many rows of one sequence, with all that a step does beside it."""
+        """Of so many rows of one sequence, with all that a step does beside the draft."""
         return self._forward.at(num_rows)
 
     def forwards(self, num_rows: range) -> list[float]:
@@ -240,9 +240,9 @@ def _place(size: float) -> tuple[int, float]:
 
 
 def _shares(size: float, above: float | None) -> list[tuple[int, float]]:
-    """The knots around a size, and how much each says of it; less, if it says the same of `above`.
+    """The knots around a size, and how much each says of it; less, where it says as much of `above`.
 
-    So whatever is learned of a size moves the difference of the two.
+    So whatever is learned moves the difference of the two sizes the same way.
     """
     left, share = _place(size)
     if above is None:

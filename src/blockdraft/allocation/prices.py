@@ -42,8 +42,7 @@ class StepPrices:
     def __init__(self, costs: StepCosts, num: int, num_keys: int, num_other_rows: int) -> None:
         self.num, self.num_other_rows = num, num_other_rows
         self.plain_seconds = costs.plain(num, num_keys)
-        self.num_keys = num_keys
-        self._costs = costs
+        self._costs, self.num_keys = costs, num_keys
         # What candidates add is added to plain decoding, whose cost is known better: sequences have
         # each a context, and take longer than as many rows of one.
         self._known_forward = [self.plain_seconds]
