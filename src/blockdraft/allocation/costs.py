@@ -240,7 +240,7 @@ def _place(size: float) -> tuple[int, float]:
 
 
 def _shares(size: float, above: float | None) -> list[tuple[int, float]]:
-    """The knots around a size, and how much each says of it; less, where it says as much of `above`.
+    """The knots around a size, and how much each says of it; what it says of `above` is taken off.
 
     So whatever is learned moves the difference of the two sizes the same way.
     """
