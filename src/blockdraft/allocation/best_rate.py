@@ -109,9 +109,10 @@ class BestRate:
     """Takes the candidates that give the most tokens per second, and none where that is best.
 
     max_nodes, max_depth: the most candidates that a model proposes for a sequence, and on its
-    longest path. lag: tokens whose features it would have to project before it drafts for a row.
-    model_kind: its name as a source. What other drafters propose costs nothing and is known before:
-    a model drafts where that gives more tokens per second than their candidates alone.
+    longest path. lag: tokens whose features it would have to project before it drafts for a row,
+    None if it cannot draft now. model_kind: its name as a source. What other drafters propose costs
+    nothing and is known before: a model drafts where that gives more tokens per second than their
+    candidates alone.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class BestRate:
         costs: StepCosts,
         max_nodes: int,
         max_depth: int,
-        lag: Callable[[Row], int] = lambda row: 0,
+        lag: Callable[[Row], int | None] = lambda row: 0,
         *,
         model_kind: str,
     ) -> None:
@@ -166,7 +167,7 @@ class BestRate:
             is_plain=self.account.wants_control or not self.account.may_lose,
             free_saves=prices.plain_worth(price.tokens) - price.seconds,
         )
-        able = [] if self._is_unweighed(step) else _able(rows)
+        able = [] if self._is_unweighed(step) else self._able(rows)
         step.is_idle = not able or self._is_resting(able)
         if not step.is_idle and not self.account.wants_control:
             self._decide(step, able)
@@ -226,6 +227,11 @@ class BestRate:
         else:
             credit = self.account.credit_for_try(loss)
             self._rest = len(able).bit_length(), credit, self._num_steps + _REST_STEPS
+
+    def _able(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows that a model may draft for, as it sees them."""
+        as_seen = [row.for_model() for row in rows]
+        return [row for row in as_seen if row.num_draft_tokens > 0 and self._lag(row) is not None]
 
     def _drafted_at(self, row: Row) -> int:
         step = self._expectations.drafted_at(row)
@@ -451,11 +457,6 @@ def _asleep(prices: StepPrices) -> _Step:
         free_saves=0.0,
         is_idle=True,
     )
-
-
-def _able(rows: Sequence[Row]) -> list[Row]:
-    """The rows that a model may draft for, as it sees them."""
-    return [own for own in (row.for_model() for row in rows) if own.num_draft_tokens > 0]
 
 
 def _sizes(num: int) -> list[int]:

@@ -50,7 +50,7 @@ class Offers:
         costs: StepCosts,
         prices: StepPrices,
         expectation: Callable[[Row], Expectation],
-        lag: Callable[[Row], int],
+        lag: Callable[[Row], int | None],
         free: Mapping[int, FreeProposal],
         *,
         trust: float,
@@ -117,7 +117,7 @@ class Offers:
     def _lag_of(self, row: Row) -> int:
         key = row.sequence.key
         if key not in self._lags:
-            self._lags[key] = self._lag(row)
+            self._lags[key] = self._lag(row) or 0
         return self._lags[key]
 
     def _with_model(self, row: Row) -> tuple[list[float], list[float]]:

@@ -171,6 +171,10 @@ class Pages:
         """Tokens that the pages of a sequence can hold."""
         return len(self._tables[key].page_ids) * PAGE_SIZE
 
+    def is_held(self, page_id: int) -> bool:
+        """True if a sequence has the page; else only the prefix chain keeps it, if anything."""
+        return self._num_holders[page_id] > 0
+
     def page_ids(self, key: int) -> Sequence[int]:
         """The page table of a sequence."""
         return self._tables[key].page_ids

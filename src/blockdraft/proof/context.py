@@ -6,6 +6,7 @@ those of the features of one forward over the same tokens, or, where a drafter r
 of the tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,20 +66,21 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
     key = engine.add(case.prompt_ids, params)
     sequence = engine.progress[key].sequence
     held: list[LayerKV] = []
+    positions: Sequence[int] = ()
     try:
         while engine.has_work:
             engine.step()
             if sequence.finish_reason is None and drafter.num_written(key):
                 held = _held(drafter, key)
+                positions = drafter.contexts.positions(key, drafter.num_written(key))
     finally:
         engine.take(key)
-    num_tokens = held[0][0].shape[2] if held else 0
     deviation = bound = 0.0
-    if num_tokens:
-        expected = _computed(engine, drafter, sequence, num_tokens)
+    if held:
+        expected = _computed(engine, drafter, sequence, positions)
         deviation = max(_deviation(one, other) for one, other in zip(held, expected, strict=True))
         bound = BOUNDS[held[0][0].dtype]
-    return ContextCheck(case.id, num_tokens, deviation, bound)
+    return ContextCheck(case.id, len(positions), deviation, bound)
 
 
 @torch.inference_mode()
@@ -95,15 +97,17 @@ def _held(drafter: LazyContext, key: int) -> list[LayerKV]:
 
 @torch.inference_mode()
 def _computed(
-    engine: Engine, drafter: LazyContext, decoded: Tokens, num_tokens: int
+    engine: Engine, drafter: LazyContext, decoded: Tokens, positions: Sequence[int]
 ) -> list[LayerKV]:
-    """Keys and values of each draft layer for the first tokens, which the target reads at once."""
-    token_ids = decoded.token_ids[:num_tokens]
-    num_left = decoded.longest - num_tokens
+    """Keys and values of each draft layer at rising positions; the target reads all at once."""
+    token_ids = decoded.token_ids[: positions[-1] + 1]
+    num_left = decoded.longest - len(token_ids)
     with lone_sequence(engine, token_ids, num_left, features=True) as sequence:
         row = Row(sequence, token_ids, 0)
         features = engine.target.forward(ForwardPlan([PlannedRow(row)])).features_of(0)
-    return drafter.fresh_context(token_ids, features)
+    found = drafter.fresh_context(token_ids, features)
+    places = torch.tensor(positions, device=found[0][0].device)
+    return [(k[:, :, places], v[:, :, places]) for k, v in found]
 
 
 def _deviation(found: LayerKV, expected: LayerKV) -> float:

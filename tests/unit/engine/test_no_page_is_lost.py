@@ -109,10 +109,11 @@ class SlotContexts(PagedContexts):
     """Draft contexts of all sequences; keys are tokens, values positions."""
 
     def __init__(self, pages: Pages, limit: int) -> None:
-        self.token_ids, self.positions = Slots(pages), Slots(pages)
+        self.token_ids, self.places = Slots(pages), Slots(pages)
         self.pages = pages
         self.waiting = WaitingFeatures(limit)
-        pages.on_forget = self.waiting.drop
+        self._given_up = set()
+        pages.on_forget = self._forget
 
     def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
         token_ids, positions = (t.flatten().tolist() for t in context_kv[0])
@@ -120,7 +121,7 @@ class SlotContexts(PagedContexts):
         for waiting in due:
             end = done + len(waiting)
             first = waiting.holder * PAGE_SIZE + waiting.start % PAGE_SIZE
-            for slots, values in ((self.token_ids, token_ids), (self.positions, positions)):
+            for slots, values in ((self.token_ids, token_ids), (self.places, positions)):
                 slots.write_at(range(first, first + end - done), values[done:end])
             done = end
             self.waiting.drop(waiting.holder)
@@ -138,9 +139,14 @@ class SlotDrafter(DFlashDrafter):
         self.draw = draw
         self.recorder = NO_RECORDER
         self._known = {}
+        self._share_asked = 1.0
+        self.num_given_up = 0
 
     def _write(self, piece: list[Waiting]) -> None:
         self.contexts.write(piece, [self._inputs(piece)])
+
+    def _gives_up(self, row: Row) -> bool:
+        return self.draw.random() < 0.005
 
     def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
         return [Proposal.chain(self._guess_row(row), self.kind) for row in rows]
@@ -148,9 +154,13 @@ class SlotDrafter(DFlashDrafter):
     def _guess_row(self, row: Row) -> list[int]:
         sequence, length = row.sequence, row.sequence.num_cached
         assert self.num_written(sequence.key) == length == len(sequence.token_ids) - 1
-        known = sequence.token_ids[:length]
-        assert self.contexts.token_ids.read(sequence.key, length) == known
-        assert self.contexts.positions.read(sequence.key, length) == list(range(length))
+        token_ids = self.contexts.token_ids.read(sequence.key, length)
+        held_at = self.contexts.places.read(sequence.key, length)
+        known = self.contexts.positions(sequence.key, length)
+        self.num_given_up += length - len(known)
+        for position in known:
+            assert token_ids[position] == sequence.token_ids[position]
+            assert held_at[position] == position
         guesses = plain_output(sequence.token_ids, row.num_draft_tokens)
         return [g if self.draw.random() < 0.8 else 0 for g in guesses]
 
@@ -263,6 +273,10 @@ def test_no_page_is_lost(seed: int, num_pages: int, reuse: bool, drafts: bool) -
         waiting = traffic.engine.drafter.contexts.waiting
         assert set(waiting._of) <= set(traffic.pages._digest_of)  # nobody holds any page now
         assert waiting.num_tokens == sum(map(len, waiting._of.values()))
+        given_up = traffic.engine.drafter.contexts._given_up
+        assert given_up <= set(traffic.pages._digest_of)
+        assert traffic.engine.drafter.num_given_up > 0
+        assert not given_up & set(waiting._of)
 
 
 def test_all_but_the_anchor_of_a_preempted_sequence_is_taken_over() -> None:

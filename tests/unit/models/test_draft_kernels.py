@@ -28,9 +28,13 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 class Case:
-    """Sequences with random features as context, and a block of random embeddings each."""
+    """Sequences with random features as context, and a block of random embeddings each.
 
-    def __init__(self, model: DraftModel) -> None:
+    given_up: the first pages of long sequences have no context.
+    """
+
+    def __init__(self, model: DraftModel, *, given_up: bool = False) -> None:
+        self.given_up = given_up
         self.model, dtype = model, model.fc.weight.dtype
         self.features = [
             draw(1, length, model.fc.in_features, seed=i).to(dtype)
@@ -42,10 +46,15 @@ class Case:
         """By the model's own forward, alone and no wider than its block."""
         length, size = LENGTHS[index], SIZES[index]
         context = self.model.new_context()
-        context.append(self.model.project_context(self.features[index], torch.arange(length)[None]))
+        known = torch.arange(PAGE_SIZE if self.gives_up(index) else 0, length)
+        features = self.features[index][:, known]
+        context.append(self.model.project_context(features, known[None]))
         positions = torch.arange(length, length + size)[None]
-        masks = self.model.block_masks(length, size)
+        masks = self.model.block_masks(len(known), size)
         return self.model(self.embeddings[index : index + 1, :size], positions, context, masks)[0]
+
+    def gives_up(self, index: int) -> bool:
+        return self.given_up and LENGTHS[index] > PAGE_SIZE
 
     def found(self, chosen: list[int]) -> list[Tensor]:
         """By kernels, in one forward; in pages where others left what is no number."""
@@ -57,10 +66,13 @@ class Case:
             assert pages.reserve(index, length + SIZES[index])
             for pool in contexts.kv.pools:
                 pool[:, :, list(pages.page_ids(index))] = torch.nan
+            if self.gives_up(index):
+                contexts.give_up(index, 0, 1)
             contexts.keep(index, 0, self.features[index][0])
             due = contexts.due(ContextSpan(index, 0, length))
-            positions = torch.arange(length)[None]
-            contexts.write(due, self.model.project_context(self.features[index], positions))
+            known = torch.tensor(contexts.positions(index, length))
+            features = self.features[index][:, known]
+            contexts.write(due, self.model.project_context(features, known[None]))
         lengths, sizes = ([values[i] for i in chosen] for values in (LENGTHS, SIZES))
         width = max(sizes)
         draft = kernel_draft(self.model, contexts)
@@ -92,8 +104,14 @@ def test_blocks_by_kernels_are_those_of_the_model(
     check_blocks(options, dtype)
 
 
-def check_blocks(options: dict[str, Any], dtype: torch.dtype) -> None:
-    case = Case(tiny_drafter(dtype, **options))
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@torch.inference_mode()
+def test_blocks_do_without_pages_that_were_given_up(options: dict[str, Any]) -> None:
+    check_blocks(options, torch.float32, given_up=True)
+
+
+def check_blocks(options: dict[str, Any], dtype: torch.dtype, *, given_up: bool = False) -> None:
+    case = Case(tiny_drafter(dtype, **options), given_up=given_up)
     alone = [case.found([index])[0] for index in range(len(SIZES))]
     for index, found in enumerate(alone):
         expected = case.expected(index)

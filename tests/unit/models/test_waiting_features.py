@@ -82,6 +82,55 @@ def test_the_oldest_are_due_when_too_many_wait() -> None:
     assert [due.holder for due in waiting.excess()] == [3]
 
 
+def test_of_too_many_those_that_nobody_is_likely_to_draft_from_are_given_up() -> None:
+    contexts = open_contexts(8, 2 * PAGE_SIZE)
+    ids = list(range(2 * PAGE_SIZE))
+    contexts.keep(1, 0, features(0, 2 * PAGE_SIZE))
+    contexts.pages.publish(1, ids, 2 * PAGE_SIZE)
+    contexts.waiting.limit = 10
+    first, second = contexts.pages.page_ids(1)
+    assert [due.holder for due in contexts.excess()] == [first, second]  # they are held
+    # Another sequence begins with the first page only, and both end.
+    assert contexts.pages.open(2, [*ids[:PAGE_SIZE], 7], with_context=True) == PAGE_SIZE
+    contexts.reused(2, PAGE_SIZE)
+    for key in (1, 2):
+        contexts.pages.close(key)
+    assert [due.holder for due in contexts.excess()] == [first]
+    assert contexts.waiting.num_tokens == PAGE_SIZE
+    assert contexts.pages.open(3, [*ids, 7], with_context=True) == 2 * PAGE_SIZE
+    assert contexts.positions(3, 2 * PAGE_SIZE) == list(range(PAGE_SIZE))
+    # What takes the memory over has a context again.
+    contexts.pages.close(3)
+    contexts.pages.open(4, [9], with_context=True)
+    assert contexts.pages.reserve(4, 7 * PAGE_SIZE)
+    assert contexts.positions(4, 7 * PAGE_SIZE) == range(7 * PAGE_SIZE)
+
+
+def test_a_sequence_goes_on_without_a_page_that_was_given_up() -> None:
+    contexts = open_contexts(8, 300)
+    contexts.keep(1, 0, features(0, 70))
+    contexts.give_up(1, 70, 71)
+    assert not contexts.may_draft(1, 71)
+    contexts.keep(1, 71, features(71, 200))
+    assert not contexts.may_draft(1, 100)
+    assert contexts.may_draft(1, 128)
+    assert contexts.may_draft(1, 200)
+    assert contexts.waiting.num_tokens == 64 + 72
+    known = [*range(64), *range(128, 200)]
+    assert contexts.positions(1, 200) == known
+    config = MODEL.config
+    shape = (1, config.num_key_value_heads, len(known), config.head_dim)
+    numbers = torch.tensor(known)[None, None, :, None].expand(shape).float()
+    due = contexts.due(ContextSpan(1, 0, 200))
+    contexts.write(due, [(numbers, -numbers)] * config.num_hidden_layers)
+    view = contexts.view([1], [200])
+    assert view.num_context == len(known)
+    block = torch.full((1, config.num_key_value_heads, 2, config.head_dim), 900.0)
+    keys, values = view.extend(0, block, block)
+    assert torch.equal(keys, torch.cat((numbers, block), dim=2))
+    assert torch.equal(values, torch.cat((-numbers, block), dim=2))
+
+
 def test_what_may_wait_is_planned_with_the_pages() -> None:
     contexts = open_contexts(129, PAGE_SIZE)
     assert contexts.waiting.limit == 128 * PAGE_SIZE * WAITING_SHARE

@@ -18,6 +18,12 @@ class Contexts:
     def __init__(self) -> None:
         self.waiting = WaitingFeatures(1000)
 
+    def reused(self, key: int, num_tokens: int) -> None:
+        """Nobody asks."""
+
+    def may_draft(self, key: int, length: int) -> bool:
+        return True
+
     def due(self, span: ContextSpan) -> list[Waiting]:
         return self.waiting.of(range(span.start // 10, -(-span.end // 10)))
 

@@ -53,20 +53,43 @@ class ContextKV(Protocol):
 class DraftContexts(Protocol):
     """The contexts of all sequences, addressed by their keys, and the features that wait for them.
 
-    `together`: several sequences may share a draft forward.
+    `together`: several sequences may share a draft forward. `may_give_up`: a sequence may go on
+    without the context of some tokens.
     """
 
     together: bool
+    may_give_up: bool
     waiting: WaitingFeatures
 
     def parts(self, key: int, start: int, features: Tensor) -> list[Waiting]:
         """Features [new, width] of the tokens from `start` on, by what will hold their keys."""
 
     def keep(self, key: int, start: int, features: Tensor) -> None:
-        """Let features [new, width] wait, of the tokens from `start` on."""
+        """Let features [new, width] wait, of the tokens from `start` on.
+
+        But for those that share a page with tokens that were given up.
+        """
+
+    def give_up(self, key: int, start: int, end: int) -> None:
+        """Do without these tokens, and without all that share a page with them."""
+
+    def may_draft(self, key: int, length: int) -> bool:
+        """True if a block behind the first `length` tokens of a sequence has a place."""
 
     def due(self, span: ContextSpan) -> list[Waiting]:
         """What must be written before someone drafts from these tokens."""
+
+    def excess(self) -> list[Waiting]:
+        """What must be written, or else more would wait than may.
+
+        What nobody is likely to draft from is given up instead, and waits no longer.
+        """
+
+    def reused(self, key: int, num_tokens: int) -> None:
+        """A sequence has taken over the context of so many tokens from others."""
+
+    def positions(self, key: int, length: int) -> Sequence[int]:
+        """Of the first `length` tokens of a sequence those whose context was not given up."""
 
     def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
         """Write per layer (k, v), each [1, kv_heads, tokens, head_dim]; they wait no longer."""
@@ -173,6 +196,7 @@ class SeparateContexts:
     """A context of its own for every sequence, one sequence a draft forward."""
 
     together = False
+    may_give_up = False
 
     def __init__(self, new_context: Callable[[], DraftContext]) -> None:
         self.waiting = WaitingFeatures(MAX_WAITING)
@@ -187,9 +211,28 @@ class SeparateContexts:
         """See `DraftContexts.keep`."""
         self.waiting.keep(key, start, features)
 
+    def give_up(self, key: int, start: int, end: int) -> None:
+        """See `DraftContexts.give_up`: not here."""
+        raise NotImplementedError
+
+    def may_draft(self, key: int, length: int) -> bool:
+        """See `DraftContexts.may_draft`."""
+        return True
+
     def due(self, span: ContextSpan) -> list[Waiting]:
         """See `DraftContexts.due`."""
         return self.waiting.of([span.key])
+
+    def excess(self) -> list[Waiting]:
+        """See `DraftContexts.excess`. Their sequences run, so nothing is given up."""
+        return self.waiting.excess()
+
+    def reused(self, key: int, num_tokens: int) -> None:
+        """See `DraftContexts.reused`. Nobody takes over what belongs to a sequence."""
+
+    def positions(self, key: int, length: int) -> Sequence[int]:
+        """See `DraftContexts.positions`: all of them."""
+        return range(length)
 
     def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
         """See `DraftContexts.write`."""

@@ -23,10 +23,14 @@ class PagedContexts:
     """Draft keys and values that mirror the target's pages, for all sequences at once.
 
     A page taken over from the prefix chain holds them already, or its features wait; whoever drafts
-    first writes them, for all who hold it.
+    first writes them, for all who hold it. To keep and to project what nobody drafts from takes a
+    few percent of a crowd's time. So pages may be given up, and drafts do without their tokens:
+    those that `give_up` names, and, where too many features wait, pages that no sequence holds and
+    that none has taken over.
     """
 
     together = True
+    may_give_up = True
 
     def __init__(self, config: AnyDraftConfig, pages: Pages, weight: Tensor) -> None:
         self.pages = pages
@@ -37,8 +41,10 @@ class PagedContexts:
         self.backend = backend_for(weight.dtype, weight.device, [config.head_dim])
         num_waiting = int(pages.num_tokens * WAITING_SHARE)
         self.waiting = WaitingFeatures(max(PAGE_SIZE, num_waiting))
+        self._given_up: set[int] = set()
+        """Pages without a context, until they hold other tokens."""
         assert pages.on_forget is None, "these pages have draft contexts already"
-        pages.on_forget = self.waiting.drop
+        pages.on_forget = self._forget
 
     @staticmethod
     def shapes(config: AnyDraftConfig) -> list[LayerShape]:
@@ -67,15 +73,70 @@ class PagedContexts:
         """See `DraftContexts.keep`."""
         index, place = divmod(start, PAGE_SIZE)
         if place + features.shape[0] <= PAGE_SIZE:  # most are of one token
-            self.waiting.keep(self.pages.page_ids(key)[index], start, features)
+            self._keep(self.pages.page_ids(key)[index], start, features)
             return
         for part in self.parts(key, start, features):
-            self.waiting.keep(part.holder, part.start, part.parts[0])
+            self._keep(part.holder, part.start, part.parts[0])
+
+    def _keep(self, page_id: int, start: int, features: Tensor) -> None:
+        if page_id not in self._given_up:
+            self.waiting.keep(page_id, start, features)
+
+    def give_up(self, key: int, start: int, end: int) -> None:
+        """See `DraftContexts.give_up`."""
+        for index in range(start // PAGE_SIZE, -(-end // PAGE_SIZE)):
+            self._give_up(self.pages.page_ids(key)[index])
+
+    def _give_up(self, page_id: int) -> None:
+        if page_id not in self._given_up:
+            self.waiting.drop(page_id)
+            self._given_up.add(page_id)
+
+    def may_draft(self, key: int, length: int) -> bool:
+        """See `DraftContexts.may_draft`. A block begins in the page of the last tokens."""
+        index, place = divmod(length, PAGE_SIZE)
+        return place == 0 or self.pages.page_ids(key)[index] not in self._given_up
 
     def due(self, span: ContextSpan) -> list[Waiting]:
         """See `DraftContexts.due`."""
         first, last = span.start // PAGE_SIZE, -(-span.end // PAGE_SIZE)
         return self.waiting.of(self.pages.page_ids(span.key)[first:last])
+
+    def excess(self) -> list[Waiting]:
+        """See `DraftContexts.excess`."""
+        due = []
+        for waiting in self.waiting.excess():
+            if waiting.is_shared or self.pages.is_held(waiting.holder):
+                due.append(waiting)
+            else:
+                self._give_up(waiting.holder)
+        return due
+
+    def reused(self, key: int, num_tokens: int) -> None:
+        """See `DraftContexts.reused`."""
+        for waiting in self.due(ContextSpan(key, 0, num_tokens)):
+            waiting.is_shared = True
+
+    def positions(self, key: int, length: int) -> Sequence[int]:
+        """See `DraftContexts.positions`."""
+        page_ids, num_tokens = self._table(key, length)
+        if num_tokens == length:
+            return range(length)
+        known = set(page_ids)
+        of_page = self.pages.page_ids(key)
+        return [p for p in range(length) if of_page[p // PAGE_SIZE] in known]
+
+    def _table(self, key: int, length: int) -> tuple[Sequence[int], int]:
+        """Of the first `length` tokens the pages with a context, and how many tokens they hold."""
+        page_ids = self.pages.page_ids(key)[: -(-length // PAGE_SIZE)]
+        if self._given_up.isdisjoint(page_ids):
+            return page_ids, length
+        known = [page_id for page_id in page_ids if page_id not in self._given_up]
+        return known, length - PAGE_SIZE * (len(page_ids) - len(known))
+
+    def _forget(self, page_id: int) -> None:
+        self.waiting.drop(page_id)
+        self._given_up.discard(page_id)
 
     def write(self, due: Sequence[Waiting], context_kv: Sequence[LayerKV]) -> None:
         """See `DraftContexts.write`."""
@@ -108,12 +169,10 @@ class PagedContexts:
 
     def view(self, keys: Sequence[int], lengths: Sequence[int]) -> "PagedContextView":
         """The first `lengths` tokens of each sequence, for one draft forward."""
-        own = [
-            self.pages.page_ids(key)[: -(-length // PAGE_SIZE)]
-            for key, length in zip(keys, lengths, strict=True)
-        ]
-        page_ids = torch.tensor(even_tables(own), device=self._device).flatten()
-        return PagedContextView(self.kv, page_ids, lengths)
+        own = [self._table(key, length) for key, length in zip(keys, lengths, strict=True)]
+        tables = even_tables([page_ids for page_ids, _ in own])
+        page_ids = torch.tensor(tables, device=self._device).flatten()
+        return PagedContextView(self.kv, page_ids, [num_tokens for _, num_tokens in own])
 
     def blocks(
         self, keys: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
@@ -130,7 +189,10 @@ class PagedContexts:
         spans: list[Span] = []
         for index, (key, length, size) in enumerate(zip(keys, lengths, sizes, strict=True)):
             end = min(length + size, self.pages.room(key))
-            spans.append(Span(index * width, width, length, end, self.pages.page_ids(key)))
+            page_ids, num_tokens = self._table(key, end)
+            num_given_up = end - num_tokens
+            start, stop = length - num_given_up, num_tokens
+            spans.append(Span(index * width, width, start, stop, page_ids))
             slots += self.pages.slots(key, length, end)
             slots += [SCRATCH_PAGE * PAGE_SIZE] * (width - (end - length))
         return AttentionPlan(self.backend, self.kv, spans, torch.tensor(slots, device=self._device))

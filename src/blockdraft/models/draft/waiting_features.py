@@ -27,6 +27,8 @@ class Waiting:
     """Parts that are copies."""
     num_viewed: int = 0
     """Tokens in the others."""
+    is_shared: bool = False
+    """Others have taken the holder over."""
 
     def __len__(self) -> int:
         return self.end - self.start

@@ -37,8 +37,11 @@ class Drafter(Protocol):
         """
         ...
 
-    def lag(self, row: Row) -> int:
-        """Cached tokens that a proposal for this row would have to catch up with first."""
+    def lag(self, row: Row) -> int | None:
+        """Cached tokens that a proposal for this row would have to catch up with first.
+
+        None: there can be no proposal for it now.
+        """
         ...
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:

@@ -146,12 +146,14 @@ class DFlashDrafter(LazyContext):
 
     def _by_torch(self, rows: list[Row], lengths: list[int], ids: Tensor) -> Tensor:
         """The same, filled up blocks visible."""
-        context = self.contexts.view([row.sequence.key for row in rows], lengths)
+        keys = [row.sequence.key for row in rows]
+        context = self.contexts.view(keys, lengths)
         size = ids.shape[2]
         if len(rows) == 1:
-            masks = self.model.block_masks(lengths[0], size, ids.device)
+            masks = self.model.block_masks(context.num_context, size, ids.device)
         else:
-            anchors = ids[1, :, :1]
+            known = map(self.contexts.positions, keys, lengths)
+            anchors = torch.tensor([[len(own)] for own in known], device=ids.device)
             masks = block_masks(self.model.config, anchors, size, context.num_context)
         hidden: Tensor = self.model(
             self.model.embed(ids[0], self.embed_weight), ids[1], context, masks
@@ -239,11 +241,8 @@ class DFlashDrafter(LazyContext):
 
     def committed(self, row: Row, token_ids: Sequence[int], features: Tensor | None) -> None:
         """See Drafter.committed. Features wait until someone drafts behind them."""
-        if features is None:
-            return
-        with self._capturing():
-            self.contexts.keep(row.sequence.key, row.sequence.num_cached, features)
-        self._extend(row, features.shape[0])
+        if features is not None:
+            self._keep(row, features)
 
     @property
     def context_shapes(self) -> list[LayerShape]:

@@ -153,12 +153,14 @@ class _Forwards:
         room = drafter.model.fc.weight.new_zeros(
             num, config.num_key_value_heads, 1 + (num_levels - 1) * WIDTH, config.head_dim
         )
-        context = drafter.contexts.view([row.sequence.key for row in rows], self._lengths)
+        keys = [row.sequence.key for row in rows]
+        context = drafter.contexts.view(keys, self._lengths)
         self._keys, self._values = context.extend(0, room, room)
         self.num_context = context.num_context
         self._num_used = self.num_context
         places = torch.arange(self.num_context, device=self._device)
-        lengths = torch.tensor(self._lengths, device=self._device)[:, None]
+        known = map(drafter.contexts.positions, keys, self._lengths)
+        lengths = torch.tensor([[len(own)] for own in known], device=self._device)
         # Position 0 holds no pair; behind a context are those of others.
         self._sees = ((places > 0) & (places < lengths))[:, None]
         self._hidden = torch.empty(0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blockdraft.cache.paged_kv import LayerShape
-from blockdraft.core.plan import Proposal
+from blockdraft.core.plan import NOTHING, Proposal
 from blockdraft.core.recorder import NO_RECORDER, Recorder, Work
 from blockdraft.core.sequence import Row
 from blockdraft.models.draft.context import ContextSpan, DraftContexts, LayerKV
@@ -21,6 +21,14 @@ from blockdraft.models.draft.waiting_features import Waiting
 
 MAX_PROJECTED = 512
 """Tokens whose features are projected at once, if one page or sequence alone has no more."""
+CROWD = 8
+"""With more sequences features are given up unless somebody drafts from them."""
+_IDLE_SHARE = 1 / 16
+"""Of the sequences: if no more are asked to draft, nobody does; tries are fewer. The mean of about
+_ASKED_STEPS steps."""
+_ASKED_STEPS = 32
+_TRIED = 8
+"""One sequence of so many keeps its context in any crowd, or nobody could be tried."""
 _NOTHING = nullcontext()
 
 
@@ -40,6 +48,7 @@ class LazyContext(ABC):
     def __init__(self) -> None:
         self.recorder: Recorder = NO_RECORDER
         self._known: dict[int, _Context] = {}
+        self._share_asked = 1.0
 
     @abstractmethod
     def _draft_rows(self, rows: list[Row]) -> list[Proposal]:
@@ -70,20 +79,31 @@ class LazyContext(ABC):
     def open(self, row: Row, num_reused: int) -> None:
         """See Drafter.open. Features of what was reused are written, or wait with their page."""
         self._known[row.sequence.key] = _Context(0, num_reused)
+        self.contexts.reused(row.sequence.key, num_reused)
 
     def propose(self, rows: Sequence[Row]) -> list[Proposal]:
         """See Drafter.propose."""
+        share = len(rows) / max(1, len(self._known))
+        self._share_asked += (share - self._share_asked) / _ASKED_STEPS
         # Most steps ask nobody who has a model; to begin in vain takes as long as other decisions.
         if not rows and not self.recorder.measures and not self.contexts.waiting.is_over:
             return []
+        able = [row for row in rows if self._may_draft(row)]
         with torch.inference_mode():
             with self.recorder.phase("project"):
-                self._catch_up(rows)
-            parts = [list(rows)] if self.contexts.together else [[row] for row in rows]
-            return [proposal for part in parts if part for proposal in self._draft_rows(part)]
+                self._catch_up(able)
+            parts = [able] if self.contexts.together else [[row] for row in able]
+            drafted = [own for part in parts if part for own in self._draft_rows(part)]
+        proposals = dict(zip((row.sequence.key for row in able), drafted, strict=True))
+        return [proposals.get(row.sequence.key, NOTHING) for row in rows]
 
-    def lag(self, row: Row) -> int:
+    def _may_draft(self, row: Row) -> bool:
+        return self.contexts.may_draft(row.sequence.key, row.sequence.num_cached)
+
+    def lag(self, row: Row) -> int | None:
         """See Drafter.lag. Of what was reused most is written already."""
+        if not self._may_draft(row):
+            return None
         key = row.sequence.key
         known = self._known[key]
         if known.num_written == known.end:
@@ -105,6 +125,25 @@ class LazyContext(ABC):
         A phase of its own for each row takes a tenth of a crowd's commit.
         """
         return self.recorder.phase("capture") if self.recorder.measures else _NOTHING
+
+    def _keep(self, row: Row, features: Tensor) -> None:
+        """Let features [new, ..] of the tokens behind what is cached wait, or do without them."""
+        key, start = row.sequence.key, row.sequence.num_cached
+        with self._capturing():
+            if self._gives_up(row):
+                self.contexts.give_up(key, start, start + features.shape[0])
+            else:
+                self.contexts.keep(key, start, features)
+        self._extend(row, features.shape[0])
+
+    def _gives_up(self, row: Row) -> bool:
+        """True for most outputs in a crowd in which nobody drafts.
+
+        What prompts have in common is of use to those who come later.
+        """
+        is_idle = len(self._known) > CROWD and self._share_asked < _IDLE_SHARE
+        is_kept = row.is_prompt or row.sequence.key % _TRIED == 0
+        return is_idle and not is_kept and self.contexts.may_give_up
 
     def _extend(self, row: Row, num_new: int) -> None:
         """So many more tokens wait, the first at the end of what was there."""
@@ -142,7 +181,7 @@ class LazyContext(ABC):
                     due[waiting.holder] = waiting
                     end = min(waiting.end, row.sequence.num_prompt)
                     num_prompt += max(0, end - waiting.start)
-        for waiting in self.contexts.waiting.excess():
+        for waiting in self.contexts.excess():
             due.setdefault(waiting.holder, waiting)
         return list(due.values()), num_prompt
 

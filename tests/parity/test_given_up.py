@@ -1,0 +1,113 @@
+"""In a crowd in which nobody drafts most outputs leave the drafter no features; answers stay."""
+
+import pytest
+
+from blockdraft.cache.pages import PAGE_SIZE
+from blockdraft.core.plan import NOTHING
+from blockdraft.core.request import SamplingParams
+from blockdraft.engine.engine import Engine
+from blockdraft.speculate.drafters import lazy_context
+from blockdraft.speculate.drafters.dflash import DFlashDrafter
+from blockdraft.speculate.drafters.eagle3 import Eagle3Drafter
+from tests.parity.checks import generate_plain
+from tests.parity.targets import make_dflash, make_eagle, make_target
+from tests.parity.test_eagle3 import make_model
+from tests.tiny import tiny_drafter, tiny_target
+
+NUM_SEQUENCES = lazy_context.CROWD + 1
+PARAMS = SamplingParams(max_tokens=3 * PAGE_SIZE, ignore_eos=True)
+PROMPTS = [[3, index, 5] for index in range(NUM_SEQUENCES)]
+IDLE_STEPS = 4 * lazy_context._ASKED_STEPS
+
+
+class Crowd:
+    """A crowd of which nobody is asked at first."""
+
+    def __init__(self) -> None:
+        self.target = make_target("paged", tiny_target())
+        self.drafter = make_dflash(self.target, tiny_drafter())
+        self.engine = Engine(self.target, self.drafter, max_running=NUM_SEQUENCES)
+        self.engine.use_fixed_drafting(0)
+        self.keys = [self.engine.add(prompt, PARAMS) for prompt in PROMPTS]
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.engine.step()
+
+    def num_known(self, key: int) -> int:
+        length = self.engine.progress[key].sequence.num_cached
+        return len(self.drafter.contexts.positions(key, length))
+
+
+def test_most_outputs_are_given_up_while_nobody_drafts() -> None:
+    crowd = Crowd()
+    crowd.run(IDLE_STEPS)
+    # It takes some steps until it is sure that nobody drafts; one in eight keeps all.
+    lengths = [crowd.engine.progress[key].sequence.num_cached for key in crowd.keys]
+    known = [crowd.num_known(key) for key in crowd.keys]
+    tried = [key % lazy_context._TRIED == 0 for key in crowd.keys]
+    assert any(tried)
+    assert not all(tried)
+    for key, length, num_known in zip(crowd.keys, lengths, known, strict=True):
+        if key % lazy_context._TRIED == 0:
+            assert num_known == length
+        else:
+            assert num_known <= length - PAGE_SIZE // 2
+    # Prompts are kept: what they have in common is of use to others.
+    late = crowd.engine.take(crowd.keys[1])
+    prompt = [*late.sequence.token_ids[: 2 * PAGE_SIZE], 7]
+    key = crowd.engine.add([9, *prompt], PARAMS)
+    crowd.run(1)
+    assert crowd.num_known(key) == len(prompt) + 1
+
+
+def test_those_that_were_given_up_draft_again_behind_the_page() -> None:
+    crowd = Crowd()
+    crowd.run(IDLE_STEPS)
+    crowd.engine.use_fixed_drafting(5)
+    batch = crowd.engine.scheduler.schedule()
+    may_draft = [crowd.drafter.lag(row) is not None for row in batch]
+    assert any(may_draft)
+    assert not all(may_draft)
+    proposals = crowd.drafter.propose(batch)
+    assert [proposal != NOTHING for proposal in proposals] == may_draft
+    while crowd.engine.has_work:
+        crowd.engine.step()
+    for key, prompt in zip(crowd.keys, PROMPTS, strict=True):
+        record = crowd.engine.take(key)
+        plain = generate_plain(crowd.target, prompt, PARAMS)
+        assert record.sequence.output_ids == plain.token_ids
+        assert record.acceptance.num_drafted > 0
+    assert crowd.engine.proposer.failures.num_failures == 0
+
+
+def test_an_asked_crowd_gives_nothing_up() -> None:
+    crowd = Crowd()
+    crowd.engine.use_fixed_drafting(1)
+    crowd.run(20)
+    assert not crowd.drafter.contexts._given_up
+
+
+@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+def test_drafts_go_on_without_a_page(kind: str) -> None:
+    """Any page of any drafter: proposals are found, and the answer is that of plain decoding."""
+    with make_target("paged", tiny_target()).released_after() as target:
+        drafter: DFlashDrafter | Eagle3Drafter
+        if kind == "dflash":
+            drafter = make_dflash(target, tiny_drafter())
+        else:
+            drafter = make_eagle(target, make_model())
+        engine = Engine(target, drafter, max_running=2)
+        engine.use_fixed_drafting(3)
+        prompts = [[length % 11, *(i % 7 for i in range(length))] for length in (70, 150)]
+        keys = [engine.add(prompt, PARAMS) for prompt in prompts]
+        engine.step()
+        for key in keys:
+            drafter.contexts.give_up(key, 0, 1)
+        while engine.has_work:
+            engine.step()
+        for key, prompt in zip(keys, prompts, strict=True):
+            record = engine.take(key)
+            assert record.sequence.output_ids == generate_plain(target, prompt, PARAMS).token_ids
+            assert record.acceptance.num_drafted > 50
+        assert engine.proposer.failures.num_failures == 0
