@@ -76,7 +76,7 @@ def check_context(engine: Engine, case: Case) -> ContextCheck:
     finally:
         engine.take(key)
     deviation = bound = 0.0
-    if held:
+    if positions:
         expected = _computed(engine, drafter, sequence, positions)
         deviation = max(_deviation(one, other) for one, other in zip(held, expected, strict=True))
         bound = BOUNDS[held[0][0].dtype]

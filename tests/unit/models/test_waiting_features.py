@@ -131,6 +131,14 @@ def test_a_sequence_goes_on_without_a_page_that_was_given_up() -> None:
     assert torch.equal(values, torch.cat((-numbers, block), dim=2))
 
 
+def test_nobody_drafts_behind_nothing() -> None:
+    contexts = open_contexts(8, PAGE_SIZE + 1)
+    contexts.give_up(1, 0, 1)
+    assert not contexts.may_draft(1, PAGE_SIZE)
+    contexts.keep(1, PAGE_SIZE, features(PAGE_SIZE, PAGE_SIZE + 1))
+    assert contexts.may_draft(1, PAGE_SIZE + 1)
+
+
 def test_what_may_wait_is_planned_with_the_pages() -> None:
     contexts = open_contexts(129, PAGE_SIZE)
     assert contexts.waiting.limit == 128 * PAGE_SIZE * WAITING_SHARE

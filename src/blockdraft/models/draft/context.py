@@ -74,7 +74,7 @@ class DraftContexts(Protocol):
         """Do without these tokens, and without all that share a page with them."""
 
     def may_draft(self, key: int, length: int) -> bool:
-        """True if a block behind the first `length` tokens of a sequence has a place."""
+        """True if a block behind the first `length` tokens has a place, and a context."""
 
     def due(self, span: ContextSpan) -> list[Waiting]:
         """What must be written before someone drafts from these tokens."""

@@ -95,7 +95,9 @@ class PagedContexts:
     def may_draft(self, key: int, length: int) -> bool:
         """See `DraftContexts.may_draft`. A block begins in the page of the last tokens."""
         index, place = divmod(length, PAGE_SIZE)
-        return place == 0 or self.pages.page_ids(key)[index] not in self._given_up
+        if place and self.pages.page_ids(key)[index] in self._given_up:
+            return False
+        return self._table(key, length)[1] > 0
 
     def due(self, span: ContextSpan) -> list[Waiting]:
         """See `DraftContexts.due`."""
